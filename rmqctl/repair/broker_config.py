@@ -36,7 +36,8 @@ class Configured:
     index_unknown: str = ""
 
     def with_batches(self, store: Store, topics: Iterable[str]) -> Configured:
-        """Add ``topics`` whose messages are inner batches, if the configuration does not name them.
+        """Return the configuration with ``topics`` whose messages are inner batches, if it does not
+        name them.
 
         A topic with plain consume queue files keeps them.
         """

@@ -346,7 +346,7 @@ def _first_of_batch(batch: BatchQueue, physical: int) -> int:
 
 def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
               after: int) -> list[StoreFile]:
-    """Yield the extension files that end before the unit of the queue's first entry (spec §8).
+    """Return the extension files that end before the unit of the queue's first entry (spec §8).
 
     As a broker does, this looks at the first remaining queue file only, and keeps a file that ends
     exactly where that unit begins.

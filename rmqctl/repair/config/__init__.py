@@ -1,1 +1,1 @@
-"""Configuration files that are gone or unreadable: made whole again, as far as anything tells."""
+"""Restore of configuration files that are missing or unreadable, as far as any evidence goes."""

@@ -1,8 +1,8 @@
-"""Topics, groups and positions from JSON files into RocksDB, from there into JSON, or from one form
-of RocksDB into the other (spec: rocksdb.md §7).
+"""Conversion of topics, groups and consumer offsets from JSON files into RocksDB, from RocksDB into
+JSON, or from one form in RocksDB into the other (spec: rocksdb.md §7).
 
-What is in force is taken whole. What held it goes aside, and so does all that a broker would read
-before the new form, or take over into it.
+All that is in force is converted. The old form is moved aside, and so is everything that a broker
+would read before the new form, or import into it.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ _SETTINGS = {
     "rocksdb-v1": "storeType=defaultRocksDB and without configManagerVersion=v2",
     "rocksdb-v2": "configManagerVersion=v2 (5.3.2 or later)"}
 _BROADCAST = "@broadcast"
-"""Ends the group under which a 5.x broker keeps the least offset of broadcasting consumers."""
+"""Ends the group name under which a 5.x broker keeps the least broadcast offset."""
 _LMQ = "lmqConsumerOffset.json"
 Entries = Iterator[tuple[bytes, bytes]]
 
 
 def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: bool = True) -> Plan:
-    """Return the plan that puts the configuration of ``store`` into the form ``to``; new databases
-    are made in ``scratch``. ``alone``: nothing else is converted with it. RefusedError where it
-    cannot be read in full, MissingExtraError, StoreIOError.
+    """Return the plan that converts the configuration of ``store`` to the form ``to``; new
+    databases are built in ``scratch``. ``alone``: nothing else is converted with it.
+    Raises: RefusedError if it cannot be read in full; MissingExtraError, StoreIOError.
     """
     store.layout.require(store.root, "config")
     if store.layout.config == to:
@@ -91,9 +91,7 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 
 def _move_aside(store: Store, changes: Changes) -> None:
-    """Move aside what holds the configuration now, and what a broker would read instead of the new
-    form.
-    """
+    """Move aside the present configuration, and what a broker would read before the new form."""
     why = "the configuration moves to another form"
     folders = dict.fromkeys((*CONFIG_DATABASES["rocksdb-v2"].values(),
                              *CONFIG_DATABASES["rocksdb-v1"].values()))
@@ -137,7 +135,7 @@ def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Cha
 
 
 def _databases(form: ConfigLayout) -> dict[str, list[str]]:
-    """Return which files each database replaces."""
+    """Return the files that each database replaces."""
     inside: dict[str, list[str]] = {}
     for name, folder in CONFIG_DATABASES[form].items():
         inside.setdefault(folder, []).append(name)
@@ -146,9 +144,10 @@ def _databases(form: ConfigLayout) -> dict[str, list[str]]:
 
 def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str, Any]],
                  scratch: Scratch) -> list[Create]:
-    """Return the files of a database with ``values``, by the names of the JSON files, to be created
-    in ``folder`` (relative to the root), made in ``scratch``; the file that makes it a database is
-    the last. MissingExtraError, StoreIOError.
+    """Return the files of a database with ``values`` (by the names of the JSON files), to be
+    created in ``folder`` (relative to the root) and built in ``scratch``; the last file makes it a
+    database.
+    Raises: MissingExtraError, StoreIOError.
     """
     os.makedirs(scratch.path(FOLDER), exist_ok=True)
     families = _second(values) if form == "rocksdb-v2" else _first(*values.items())
@@ -158,9 +157,9 @@ def new_database(form: ConfigLayout, folder: str, values: Mapping[str, dict[str,
 
 def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
              scratch: Scratch) -> list[Step]:
-    """Return the steps that put databases with these values, by the names of the JSON files, in the
-    place of those that replace the files, which are kept aside; what else they hold stays.
-    RefusedError where not all of it can be read, MissingExtraError, StoreIOError.
+    """Return the steps that replace databases by ones with ``changed`` values (by the names of the
+    JSON files); the old ones are kept aside, and their other values are taken over.
+    Raises: RefusedError if not all of them can be read; MissingExtraError, StoreIOError.
     """
     form = store.layout.config
     steps: list[Step] = []
@@ -175,8 +174,9 @@ def replaced(store: Store, changed: Mapping[str, dict[str, Any]],
 
 
 def _topic_and_group(key: str) -> tuple[str, str]:
-    """Topic and group of a key of the offset table, as 5.3.3 has them in the new form: the group of
-    ``topic@group@broadcast`` is ``group@broadcast`` (`BroadcastOffsetManager`). RefusedError.
+    """Return topic and group of a key of the offset table, as 5.3.3 splits it for the new form: the
+    group of ``topic@group@broadcast`` is ``group@broadcast`` (`BroadcastOffsetManager`). Raises:
+    RefusedError.
     """
     topic, separator, group = key.partition("@")
     if not separator or "@" in group.removesuffix(_BROADCAST):

@@ -1,7 +1,7 @@
-"""Lost files of ``config/``, taken from another store of the same log.
+"""Lost files of ``config/``, copied from another store of the same log.
 
-A file is lost where a broker would start without what it said: neither it nor its ``.bak`` can be
-loaded. A source's is taken as a broker would load it.
+A file is lost if neither it nor its ``.bak`` can be loaded, so that a broker would start without
+its content. The copy is the one that a broker would load from the other store.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ _KINDS = {
     "lmq-offsets": "later messages are delivered again",
     "delay": "later messages are delivered again",
 }
-"""Kinds of files that are taken, and what it means that a source's are older."""
+"""Kinds of files that are copied, and what follows from an older copy."""
 
 
 def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
-    """Return the steps that bring lost configuration back; of several sources the first has it."""
+    """Return the steps that restore lost configuration; the first source that has a file counts."""
     steps: list[Step] = []
     actions: list[Action] = []
     done: set[str] = set()
@@ -51,8 +51,8 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
 
 
 def newer_offsets_of(store: Store, sources: Iterable[Source], taken: Planned) -> list[str]:
-    """Return what to say of sources with greater committed offsets: which are right, nothing
-    proves. ``taken``: lost files that come from sources, whose offsets are the store's then.
+    """Return notes on sources with greater consumer offsets; it is unknown which offsets are right.
+    ``taken``: the lost files that are copied from sources.
     """
     origins = {action.proof["source"] for action in taken[1]
                if action.proof and action.target == f"{FOLDER}/{OFFSETS}"}

@@ -1,9 +1,9 @@
 """``config merge`` and ``topic restore``: single entries of the tables in ``config/``.
 
 Everything else in a file stays as it is, in its order; new entries come last. Progress (offsets,
-ordered POP) is not configuration. SQL92 filters are not merged: one whose bloom filter has other
-sizes makes a broker drop all (`ConsumerFilterManager.decode`), and consumers register them again.
-Queue mappings of static topics name the broker that they belong to.
+ordered POP) is not configuration. SQL92 filters are not merged: a broker drops all of them for one
+with a bloom filter of another size (`ConsumerFilterManager.decode`), and consumers register them
+again. Queue mappings of static topics contain the name of their broker.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ MERGE, RESTORE = "config-merge", "topic-restore"
 _TOPICS, _GROUPS, _FORBIDDEN = "topicConfigTable", "subscriptionGroupTable", "forbiddenTable"
 _TABLES = {TOPICS: (_TOPICS,), GROUPS: (_GROUPS, _FORBIDDEN),
            "messageRequestMode.json": ("messageRequestModeMap",)}
-"""The tables of names, by their file."""
+"""The tables of names, by file."""
 _DEFAULTS: dict[str, dict[str, Any]] = {
     _TOPICS: {"attributes": {}, "order": False, "topicFilterType": "SINGLE_TAG",
               "topicSysFlag": 0},
     _GROUPS: {"attributes": {}, "consumeMessageOrderly": False, "consumeTimeoutMinute": 15,
               "groupRetryPolicy": {"type": "CUSTOMIZED"}, "groupSysFlag": 0}}
-"""The values that a broker assumes for an entry without the field."""
+"""The values that a broker assumes if an entry lacks the field."""
 _NAMED = 5
 Table = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """An entry that both sides have, and its fields that differ: (here, in the source)."""
+    """An entry that both sides have, and its fields that differ: (in this store, in the source)."""
 
     file: str
     name: str
@@ -80,8 +80,9 @@ class Merge:
 
 def read_source(path: str) -> tuple[Exported, list[str]]:
     """Return (the tables of a store, of a folder with configuration files, of one of these files,
-    or of an export of mqadmin; notes). RefusedError where it has none, or one that cannot be read;
-    UsageError for a torn file, StoreIOError.
+    or of an export of mqadmin; notes).
+    Raises: RefusedError if there are none or one cannot be read; UsageError for a torn file;
+    StoreIOError.
     """
     if not os.path.isdir(path):
         single = read_export(path)
@@ -122,9 +123,10 @@ def read_source(path: str) -> tuple[Exported, list[str]]:
 
 def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scratch, *,
                replace: bool = False) -> Merge:
-    """Return the plan that brings over the entries that the store lacks; with ``replace`` also
-    those that differ. Databases are made in ``scratch``. ``clock``: epoch ms. RefusedError where a
-    file cannot be read or changed without loss, UsageError, MissingExtraError, StoreIOError.
+    """Return the plan that copies the entries that the store lacks; with ``replace`` also those
+    that differ. Databases are built in ``scratch``. ``clock``: epoch ms.
+    Raises: RefusedError if a file cannot be read or changed without loss; UsageError,
+    MissingExtraError, StoreIOError.
     """
     # What the source has, and what speaks against it.
     store.layout.require(store.root, "config")
@@ -216,7 +218,7 @@ def _shown(value: Any) -> str:
 
 
 def _unreachable(store: Store, taken: Table) -> list[str]:
-    """Topics with more queues in the store than consumers will read."""
+    """Return notes on topics with more queues in the store than consumers read."""
     notes = []
     for topic in sorted(taken):
         seen = max((queue_id for name, queue_id in {**store.queues, **store.batch_queues}
@@ -234,7 +236,6 @@ def _unreachable(store: Store, taken: Table) -> list[str]:
 def plan_restore(store: Store, topic: str, clock: Callable[[], int], scratch: Scratch) -> Plan:
     """Return the plan that adds a missing topic as topics.json.bak has it, or else as messages and
     queues show it (`inferred.topic`).
-
     Raises: RefusedError if nothing is known of the topic or the file cannot be changed without
     loss; MissingExtraError, StoreIOError.
     """
@@ -291,7 +292,7 @@ def _target(file: ConfigFile) -> str:
 
 
 def _refuse_damage(store: Store, file: ConfigFile) -> None:
-    """RefusedError where writing the file would lose an entry."""
+    """Raise RefusedError if writing the file would lose an entry."""
     used = file.used
     if used is None and not {file.main.state, file.backup.state} <= {MISSING, EMPTY}:
         raise RefusedError(f"{store.root}: {file.main.fault()}; its backup cannot be read either: "
@@ -303,7 +304,7 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 def _changed(store: Store, files: Iterable[tuple[ConfigFile, Mapping[str, Table]]],
              clock: Callable[[], int], scratch: Scratch) -> list[Step]:
-    """Return the steps that give the files these tables, and the next data version."""
+    """Return the steps that give the files these tables and the next data version."""
     steps: list[Step] = []
     databases: dict[str, dict[str, Any]] = {}
     for file, tables in files:

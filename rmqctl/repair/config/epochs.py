@@ -11,11 +11,11 @@ from rmqctl.store.store import Store
 
 
 def mend_epochs(store: Store) -> Planned:
-    """Return the steps that put a good backup into the place of an epoch file that is damaged or
-    missing.
+    """Return the steps that replace a damaged or missing epoch file by its backup, if that is
+    intact.
 
-    A broker reads the backup after a wrong count or CRC, and exits where the file is empty or cut.
-    A backup is good where its epochs are in order and begin within the log.
+    A broker reads the backup after a wrong count or CRC, and exits if the file is empty or
+    truncated. A backup is intact if its epochs are in order and begin within the log.
     """
     file = read_epochs(store)
     main, backup = file.main, file.backup

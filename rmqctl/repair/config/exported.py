@@ -1,10 +1,10 @@
 """Output of ``mqadmin`` with a broker's topics and groups: a source of lost configuration.
 
-``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both,
-their entries as in ``config/topics.json`` and ``config/subscriptionGroup.json`` (which are of this
-form, too): of one broker (``-b``), or with ``exportTime`` of a whole cluster (``-c``), which adds
-up the queues of several masters. ``exportMetadataInRocksDB`` prints one of the tables.
-``exportConfigs`` writes how brokers are set up, which is in no store.
+``exportMetadata`` writes one object with ``topicConfigTable``, ``subscriptionGroupTable`` or both;
+entries are as in ``config/topics.json`` and ``config/subscriptionGroup.json``, which have this
+form, too. It covers one broker (``-b``), or with ``exportTime`` a whole cluster (``-c``), adding up
+the queues of several masters. ``exportMetadataInRocksDB`` prints one of the tables.
+``exportConfigs`` writes broker settings, which no store contains.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rmqctl.store.store import Store
 
 class _Table(NamedTuple):
     """``key``: the field that repeats an entry's name. ``needed``: fields without which an entry
-    says less than the store itself. ``value_type``: the type of every value of an entry.
+    says less than the store itself. ``value_type``: the type of all values of an entry.
     """
 
     key: str
@@ -56,8 +56,8 @@ _MAX_NAME_LENGTH = 255
 
 @dataclass(slots=True)
 class Exported:
-    """Such a file. ``tables``: entries by name, by the name of their table, without those that no
-    broker would have written (``refused``: how many). ``time``: epoch ms, of a cluster's only.
+    """An export. ``tables``: entries by the name of their table and their own name, without those
+    that no broker writes (``refused``: their number). ``time``: epoch ms, for a cluster only.
     """
 
     name: str
@@ -77,8 +77,8 @@ class Exported:
 
 
 def read_export(name: str) -> Exported | None:
-    """None for a file of another kind. StoreIOError; UsageError for a torn one, and for the output
-    of ``exportConfigs``.
+    """Read an export; return None for another kind of file.
+    Raises: UsageError for a torn file, and for the output of ``exportConfigs``; StoreIOError.
     """
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, 100).lstrip().startswith(b"{"):
@@ -103,7 +103,7 @@ def read_export(name: str) -> Exported | None:
 
 
 def refuse_foreign(export: Exported, topics: Iterable[str]) -> None:
-    """RefusedError where it tells of topics, and of none of these, which the store has."""
+    """Raise RefusedError if the export has topics, but none of ``topics``, which the store has."""
     theirs = export.tables.get("topicConfigTable")
     mine = {topic: 0 for topic in sorted(topics)
             if not topic.startswith((DLQ_PREFIX, RETRY_PREFIX))}
@@ -138,7 +138,7 @@ def is_batch(entry: dict[str, Any]) -> bool:
 
 
 def _is_sound(table: _Table, key: str, entry: Any) -> bool:
-    """Return whether a broker that reads such an entry takes it for that of ``key``."""
+    """Return whether a broker that reads such an entry accepts it as that of ``key``."""
     if not isinstance(entry, dict) or not key or entry.get(table.key, key) != key:
         return False
     if entry.get("topicFilterType") not in _FILTERS or "\ufffd" in key:

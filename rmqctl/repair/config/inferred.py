@@ -1,5 +1,5 @@
-"""Configuration derived from the store itself: topics and groups by names of queues and offsets,
-progress of the delay service by what was delivered.
+"""Configuration inferred from the store itself: topics and groups from the names of queues and from
+offsets, the progress of the delay service from delivered messages.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ _MESSAGE_TYPES = {
     "TRANSACTION": (props.PREPARED,),
     "DELAY": (props.DELAY, "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
     "FIFO": ("__SHARDINGKEY",)}
-"""By the properties that show it, the first that fits (`TopicMessageType`); else NORMAL."""
+"""Types by the properties that show them, the first that fits (`TopicMessageType`); else NORMAL."""
 _MIXED_SINCE = "5.1.4"
 _WAIT = (SCHEDULE_TOPIC, HALF_TOPIC, TIMER_TOPIC)
-"""Topics in which messages wait for the one that REAL_TOPIC names."""
+"""Topics in which messages wait for delivery to their REAL_TOPIC."""
 _MAX_QUEUES = 1 << 10
-"""A greater queue id counts only where the queue itself exists."""
+"""A greater queue id counts only if the queue itself exists."""
 _ID_DIGITS, _SINCE = 11, 5
 
 
 def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, dict[str, int]]:
-    """Return (topics by name as a broker would keep them, how many queues are seen of each).
+    """Return (topics by name as a broker would keep them, the number of queues seen of each).
 
-    ``table``: queues that the log knows (``TopicTest-3``). Groups' offsets tell of queues, too.
-    What nothing shows has the values of a topic made by sending: 4 queues, perm 6; 1 queue in
-    retry and dead letter topics. System topics, which a broker makes by itself, are left out.
+    ``table``: queues that the log shows (``TopicTest-3``). Consumer offsets show queues, too. All
+    other values are those of a topic created by sending: 4 queues, perm 6; 1 queue for retry and
+    dead letter topics. System topics, which a broker creates itself, are left out.
     """
     seen: dict[str, int] = {}
     batch = {topic for topic, _ in store.batch_queues}
@@ -91,7 +91,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
 
 
 class InferredTopic(NamedTuple):
-    """An entry, what is not known of it, and what shows the rest."""
+    """An entry, notes on unknown values, and the evidence for the others."""
 
     entry: dict[str, Any]
     notes: list[str]
@@ -99,8 +99,8 @@ class InferredTopic(NamedTuple):
 
 
 def topic(store: Store, name: str) -> InferredTopic | None:
-    """Return a topic as `topics` has it, with the queues that are seen, and the type of its
-    messages; None where neither log nor queues know it. One walk over the log. StoreIOError.
+    """Return a topic as `topics` has it, with the queues that are seen and the type of its
+    messages; None if neither log nor queues show it. Reads the log once. Raises: StoreIOError.
     """
     # What its messages show, delivered or waiting.
     queues: set[int] = set()
@@ -156,8 +156,8 @@ def topic(store: Store, name: str) -> InferredTopic | None:
 
 def groups(store: Store, generation: int, table: Iterable[str],
            more: Iterable[str] = ()) -> tuple[Table, dict[str, str]]:
-    """Return (groups by name with a broker's defaults, what tells of each). ``more``: groups of
-    which offsets are known otherwise.
+    """Return (groups by name with a broker's defaults, the evidence for each). ``more``: groups
+    whose offsets are known otherwise.
     """
     evidence: dict[str, str] = {}
     for group in [*(commit.group for commit in ConsumerProgress.of(store).commits), *more]:
@@ -184,13 +184,13 @@ def groups(store: Store, generation: int, table: Iterable[str],
 
 
 def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int, int, int]]:
-    """By delay level: (the first delayed message of which no delivered copy is in the log, as a
-    queue offset; how many before it were delivered, all of them). One walk over the log; 8 bytes
-    are kept for each delayed message. StoreIOError.
+    """Return by delay level: (the queue offset of the first delayed message without a delivered
+    copy in the log; the number of delivered messages before it; the number of messages). Reads the
+    log once and keeps 8 bytes for each delayed message. Raises: StoreIOError.
 
-    A delivered copy keeps ``UNIQ_KEY``, ``DELAY``, body, born time and how often it was tried
-    (spec: recovery.md §9). A copy that is damaged counts for nothing: the message comes twice
-    rather than not at all.
+    A delivered copy has the same ``UNIQ_KEY``, ``DELAY``, body, born time and number of tries
+    (spec: recovery.md §9). A damaged copy does not count: the message is delivered twice rather
+    than not at all.
     """
     waiting: dict[int, tuple[array[int], array[int]]] = {}
     delivered: set[int] = set()
@@ -234,7 +234,7 @@ def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
 
 
 def text_of(counts: Mapping[str, object], most: int = 5) -> str:
-    """Return the first few names, and how many more there are."""
+    """Return the first few names, and the number of further ones."""
     names = list(counts)
     more = f" and {len(names) - most} more" if len(names) > most else ""
     return ", ".join(names[:most]) + more

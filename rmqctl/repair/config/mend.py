@@ -1,9 +1,9 @@
 """``recover --only config``: topics, groups and offsets in ``config/`` repaired.
 
-A file that a broker would not take is made of what can be read of it (brokers write in place, so a
-crash leaves the beginning of the new content), of its backup for what is missing then, and where
-neither tells anything, of what ``mqadmin exportMetadata`` wrote of topics and groups, if that is
-given, and of what the store itself knows. What nothing shows is said.
+A file that a broker would reject is put together from what can be read of it (brokers write in
+place, so a crash leaves the start of the new content) and from its backup. If neither has an entry,
+it is built from the output of ``mqadmin exportMetadata``, if given, and from what the store itself
+shows. Notes name what is unknown.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SINCE = 5
 
 
 class _Kind(NamedTuple):
-    """A file: the name of its table, what an entry and entries are called, and whether they are
+    """A file: the name of its table, the words for an entry and for entries, and whether they are
     objects whose keys are numbers (``{0:5}``), objects with names, or numbers by number.
     """
 
@@ -71,13 +71,14 @@ _BY_ITSELF = {
     "messageRequestMode.json": "groups return to the broker's default of pull or POP",
     "lmqConsumerOffset.json": "groups of light queues start by consumeFromWhere",
 }
-"""Files that are restored from their backup alone, and what follows without them: most keep a
-broker from starting when neither copy can be read."""
+"""Files that are restored from their backup only, and what follows without them: most keep a broker
+from starting if neither copy can be read.
+"""
 
 
 @dataclass(slots=True)
 class ConfigMended:
-    """Steps and actions of a plan, and what cannot be known (``notes``)."""
+    """Steps and actions of a plan, and what is unknown (``notes``)."""
 
     steps: list[Step] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
@@ -87,10 +88,10 @@ class ConfigMended:
 def mend_config(store: Store, generation: int, table: Iterable[str], clock: Callable[[], int],
                 watch: Watch, *, missing: bool, settled: Collection[str] = (),
                 exports: Sequence[Exported] = ()) -> ConfigMended:
-    """Return what makes the files whole. ``table``: queues that the log knows (``TopicTest-3``).
-    ``missing``: files of which neither copy is there are made, too; else a note says that they can
-    be. ``settled``: targets that the plan has brought back already, from another store. ``clock``:
-    epoch ms. ``exports``: what the first of them has of a file counts. StoreIOError.
+    """Return the repair of all files. ``table``: queues that the log shows (``TopicTest-3``).
+    ``missing``: files of which no copy exists are created, too; else a note offers that.
+    ``settled``: targets that the plan has restored already, from another store. ``clock``: epoch
+    ms. ``exports``: the first that has entries of a file counts. Raises: StoreIOError.
     """
     mender = _Mender(store, generation, list(table), clock, watch, missing, exports)
     for kind in _KINDS:
@@ -114,7 +115,7 @@ class _Mender:
         self._exports, self._used = exports, set[str]()
         self.mended = ConfigMended()
         self._groups: set[str] = set()
-        """Those of which offsets could be read before a break."""
+        """Groups whose offsets could be read before the damage."""
         self._judged = judge(store)
 
     def mend(self, kind: _Kind) -> None:
@@ -144,7 +145,7 @@ class _Mender:
         self._of_copies(kind, file, read, of_backup)
 
     def free(self, file: ConfigFile, what_follows: str) -> None:
-        """Restore a file from its backup, or move it aside where neither copy can be read."""
+        """Restore a file from its backup, or move it aside if neither copy can be read."""
         main, backup = file.main, file.backup
         if (main.usable and not main.damaged) or main.state == backup.state == MISSING:
             return
@@ -164,7 +165,7 @@ class _Mender:
     # -- of what can be read --------------------------------------------------------------------
 
     def _readable(self, kind: _Kind, copy: Copy) -> tuple[dict[str, Any], int] | None:
-        """Return (the object, bytes read) of what is whole in a copy; None without any entry."""
+        """Return (the object, bytes read) of the intact start of a copy; None without any entry."""
         if copy.state not in (UNREADABLE, ODDITY):
             return None
         data = self._store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
@@ -218,7 +219,7 @@ class _Mender:
         return next((export for export in self._exports if export.tables.get(kind.table)), None)
 
     def _taken(self, export: Exported, kind: _Kind) -> dict[str, Any]:
-        """Its entries. RefusedError where it has none of the store's topics."""
+        """Return the entries of an export; RefusedError if it has none of the store's topics."""
         refuse_foreign(export, inferred.topics(self._store, self._generation, self._table)[0])
         self._used.add(export.name)
         good, notes = fitting(self._store, export, kind.table)
@@ -238,7 +239,7 @@ class _Mender:
     # -- of a file that lost its entries --------------------------------------------------------
 
     def _emptied(self, kind: _Kind, file: ConfigFile) -> None:
-        """A file that a broker loads, and that has less than its backup or the store."""
+        """Restore entries of a file that loads, but has fewer than its backup or the store."""
         if not any(defect.category in REPORTED and defect.loss.file == file.main.path
                    for defect in self._judged.defects):
             return
@@ -259,7 +260,7 @@ class _Mender:
     # -- of what the store knows ----------------------------------------------------------------
 
     def _anew(self, kind: _Kind, file: ConfigFile) -> None:
-        """Neither copy tells anything."""
+        """Build a file of which neither copy can be read."""
         never = file.main.state == MISSING and file.backup.state in (MISSING, EMPTY)
         export = self._export(kind)
         if never and export is None and not self._missing:
@@ -283,7 +284,7 @@ class _Mender:
 
     def _inferred(self, kind: _Kind, file: ConfigFile,
                   export: Exported | None) -> tuple[dict[Any, Any], dict[str, Any]]:
-        """Return (entries, what tells of them). ``export``: has this file's table."""
+        """Return (inferred entries, the evidence for them). ``export``: has this file's table."""
         # Topics and groups: from the queues and the log.
         path = file.main.path
         if kind.name == "topics.json":
@@ -315,8 +316,8 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
-        """Return the store's entries under those of an export. ``unknown``: what is not known of
-        the former, with room for their names.
+        """Return the store's entries, overridden by those of an export. ``unknown``: a note on the
+        values of the former that are unknown, with a place for their names.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))
@@ -354,7 +355,7 @@ class _Mender:
 
     def _put(self, kind: _Kind, file: ConfigFile, value: dict[str, Any], verb: str, reason: str,
              proof: dict[str, Any], taken: Copy | None = None) -> None:
-        """``taken``: the copy whose very bytes are taken."""
+        """Add the step for a file. ``taken``: the copy whose bytes are used unchanged."""
         entries = _entries(kind, value)
         value = {**value, kind.table: {
             int(key) if kind.shape == "number" else key:
@@ -373,7 +374,7 @@ class _Mender:
 
 
 def _furthest(ours: Any, theirs: Any) -> dict[str, Any]:
-    """Offsets by queue: the greater of the two."""
+    """Return the greater of the two offsets, by queue."""
     offsets = {str(queue): offset for queue, offset in ours.items()}
     for queue, offset in theirs.items():
         offsets[str(queue)] = max(offset, offsets.get(str(queue), 0))
@@ -385,7 +386,7 @@ def _proof(export: Exported, taken: int) -> dict[str, Any]:
 
 
 def _entries(kind: _Kind, value: dict[str, Any]) -> dict[str, Any]:
-    """Return the entries of a table that have their shape."""
+    """Return the entries of a table that have the right shape."""
     table = value.get(kind.table)
     if not isinstance(table, dict):
         return {}

@@ -1,7 +1,7 @@
-"""Positions of groups and of the delay service in files that were saved elsewhere.
+"""Offsets of groups and of the delay service in files that were saved elsewhere.
 
-Nothing in such a file says of which broker it is. What speaks for this one: its topics are here,
-and its positions are within their queues.
+Such a file does not name its broker. It fits this store if its topics exist here and its offsets
+are within their queues.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """Such a file, for ``target`` (`POSITIONS` or `DELAYS`). ``positions``: (topic, queue id, next
-    queue offset) of each.
+    """A saved file, for ``target`` (`POSITIONS` or `DELAYS`). ``positions``: (topic, queue id, next
+    queue offset) of each entry.
     """
 
     name: str
@@ -41,8 +41,8 @@ class Saved:
 
 
 def expanded(names: Iterable[str]) -> list[str]:
-    """Return the names; in the place of a folder that has configuration files and no log these
-    files, or the backup where nothing else exists.
+    """Return the names; a folder with configuration files but no log is replaced by these files, or
+    their backups where no file exists.
     """
     paths: list[str] = []
     for name in names:
@@ -59,8 +59,8 @@ def expanded(names: Iterable[str]) -> list[str]:
 
 
 def _has_log(root: str) -> bool:
-    """Return whether a folder is a store with a log: of a DLedger member, or one of several paths
-    too.
+    """Return whether a folder is a store with a log, including DLedger members and logs in several
+    folders.
     """
     if os.path.isdir(os.path.join(root, "commitlog")):
         return True
@@ -72,7 +72,7 @@ def _has_log(root: str) -> bool:
 
 
 def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T], list[str]]:
-    """Return (what ``read`` makes of those of ``names`` that are files of its kind, the others)."""
+    """Return (the contents that ``read`` returns for ``names``, the names of other kinds)."""
     contents: list[T] = []
     others: list[str] = []
     for name in names:
@@ -85,7 +85,7 @@ def taken(names: Iterable[str], read: Callable[[str], T | None]) -> tuple[list[T
 
 
 def read_saved(name: str) -> Saved | None:
-    """None for a file of another kind. StoreIOError; UsageError for one no broker would load."""
+    """Read a saved file; None for another kind. Raises: UsageError if no broker would load it."""
     with FileSource(name) as source:
         if source.size > MAX_SIZE or not source.read(0, _START).lstrip().startswith(b"{"):
             return None
@@ -110,7 +110,7 @@ def read_saved(name: str) -> Saved | None:
 
 
 def _is_line(data: bytes) -> bool:
-    """Return whether the first line is an object by itself, as in JSON lines, and no such file."""
+    """Return whether the first line is an object by itself, as in JSON lines."""
     try:
         value = config_json.parse(data.partition(b"\n")[0]).value
     except FormatError:
@@ -120,8 +120,9 @@ def _is_line(data: bytes) -> bool:
 
 def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int]) -> tuple[
         Planned, list[str]]:
-    """Return (the steps that bring lost files back, notes). ``table``: the ends of our queues by
-    the log (``TopicTest-3``). RefusedError for a file of another broker.
+    """Return (the steps that restore lost files, notes). ``table``: the ends of the store's queues
+    by the log (``TopicTest-3``).
+    Raises: RefusedError for a file of another broker.
     """
     steps: list[Step] = []
     actions: list[Action] = []
@@ -150,7 +151,9 @@ def saved_config(store: Store, saved: Iterable[Saved], table: Mapping[str, int])
 
 
 def _refuse_foreign(saved: Saved, in_queues: Sequence[object], beyond: Sequence[object]) -> None:
-    """A position that was committed was within its queue; the queue may have lost its end."""
+    """Raise RefusedError if most offsets are outside of their queues: an offset was within its
+    queue when it was committed, although the queue may have lost its end since.
+    """
     if not in_queues and any(offset for _, _, offset in saved.positions):
         raise RefusedError(f"--from {saved.name}: has no offset for any queue of the store: it "
                            "belongs to another broker")
@@ -162,7 +165,7 @@ def _refuse_foreign(saved: Saved, in_queues: Sequence[object], beyond: Sequence[
 
 
 def _end(store: Store, table: Mapping[str, int], topic: str, queue_id: int) -> int | None:
-    """After the last message of a queue, by the log or by its rows; None for one not known."""
+    """Return the end of a queue by the log or by its entries; None for an unknown queue."""
     queue = store.known_queues.get((topic, queue_id))
     ends = [table.get(f"{topic}-{queue_id}"), None if queue is None else queue.disk_end]
     return max((end for end in ends if end is not None), default=None)

@@ -1,1 +1,1 @@
-"""Consumequeues and index rebuilt from the log, and what that changes in a store."""
+"""Consume queues and index rebuilt from the log, and the resulting changes to a store."""

@@ -19,7 +19,7 @@ from rmqctl.store.log.ranges import Range
 from rmqctl.store.store import Store
 
 RANGE_SIZE = 32 << 20
-"""Bytes of log whose rows are made at a time. A quarter of it takes an eighth more CPU or so."""
+"""Bytes of log whose entries are derived at a time. A quarter of it takes an eighth more CPU."""
 _BAD_BODY = "the body does not match its CRC"
 
 
@@ -32,10 +32,10 @@ def log_as_it_is(store: Store) -> list[LogPart]:
 
 @dataclass(slots=True)
 class LogSummary:
-    """Findings of a walk over a part of the log.
+    """Figures of a part of the log that was read.
 
-    ``last`` and ``end``: physical offsets of the last intact message and after it, -1 without
-    any; ``newest`` the greatest store time (ms), 0 without any.
+    ``last`` and ``end``: physical offsets of the last intact message and of its end, -1 without
+    any; ``newest``: the greatest store time (ms), 0 without any.
     """
 
     messages: int = 0
@@ -45,7 +45,7 @@ class LogSummary:
     damage: Damage = field(default_factory=Damage)
 
     def append(self, later: LogSummary) -> None:
-        """Take in what was found of the log behind."""
+        """Add the figures of the part of the log that follows."""
         self.messages += later.messages
         if later.messages:
             self.last, self.end = later.last, later.end
@@ -55,8 +55,8 @@ class LogSummary:
 
 @dataclass(slots=True)
 class DerivedRange(LogSummary):
-    """The entries that one range gives. ``first`` and ``position``: what it covered (positions in
-    the part).
+    """The derived entries of a range. ``first`` and ``position``: the range that it covers
+    (positions in the part).
     """
 
     first: int = 0
@@ -66,12 +66,13 @@ class DerivedRange(LogSummary):
 
 def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
            part: Range[LogPart], sink: Callable[[Derived], None] | None = None) -> DerivedRange:
-    """Return the intact messages of a range that end at or before physical offset ``limit``.
+    """Derive the entries of the intact messages of a range that end at or before physical offset
+    ``limit``.
 
-    ``rows``: columns for the consumequeues are wanted. ``kept``: entries of the store, which know
-    more of damaged messages. ``sink`` takes what was derived, batch by
-    batch and with one numbering of topics, instead of the result. What the system does not give
-    is damage. StoreIOError for a file that cannot be opened.
+    ``rows``: derive columns for the consume queues. ``kept``: entries of the store, which have more
+    of damaged messages. ``sink`` gets the derived batches, with one numbering of topics, instead of
+    the result. Bytes that the system cannot read count as damage.
+    Raises: StoreIOError for a file that cannot be opened.
     """
     deriver = deriver_for(settings, rows=rows)
     result = DerivedRange()
@@ -108,7 +109,7 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
 
 
 def _intact(batch: Batch, limit: int | None, damage: Damage) -> Batch:
-    """Return the messages that may be dispatched; bodies that were changed are noted as damage."""
+    """Return the messages that may be dispatched; changed bodies are noted as damage."""
     good = batch.crc_ok()
     if limit is not None:
         inside = batch.offset + batch.column("total_size") <= limit

@@ -1,23 +1,24 @@
 """Properties of messages that an entry of a consume queue or of the index contradicts.
 
-No CRC covers properties. An entry was made when the message was intact, so what is rebuilt from a
-damaged property would destroy the only proof of what it was. Where the place and the size of an
-entry are the message's and its hash is not:
+No CRC covers properties. An entry was written when the message was intact, so a rebuild from a
+damaged property would destroy the only proof of its value. If place and size of an entry match the
+message, but its hash does not:
 
-* One changed byte of the property explains the hash, and only one, and the entry is proven: the
-  message is corrected. An index entry is, where it hangs in the chain of its own hash's slot, and
-  that of the message's key is another one; a tag's hash, where other entries of the queue have it.
-* One changed byte of the hash in the entry would explain it, and nothing in the message: the entry
-  is corrected.
-* Both do, or several changes of the message: it is undecided, and neither is touched.
-* Nothing does: where the index has another key of the message, or the second in which it was
-  stored and the queue its entry, the entry is right and the message is not, and neither is
-  touched. Else the entry is another message's, of another history of the log, and rebuilt.
+* If exactly one change of one byte of the property explains the hash, and the entry is proven, the
+  message is corrected. An index entry is proven if it is in the chain of its own hash's slot, and
+  the hash of the message's key has another slot; a tag's hash, if other entries of the queue have
+  it.
+* If one changed byte of the hash in the entry explains it, and no change of the message does, the
+  entry is corrected.
+* If both do, or several changes of the message, it is undecided, and neither is changed.
+* If nothing does, the entry is right if the index has another key of the message, or if the index
+  has the second in which it was stored and its queue has its entry; then neither is changed. Else
+  the entry belongs to another message, of another history of the log, and is rebuilt.
 
 Damaged properties, and those that a repair has marked so, are not disputes: their entries are right
 (`rmqctl.repair.rebuild.kept`).
 
-Index entries have to stand where the order of messages has them.
+Index entries have to be in the order of the messages.
 
 Yield (benchmarks/stage_yields.py): 53 of 59 messages with one changed byte in a key or a tag.
 """
@@ -49,20 +50,20 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _MAX_DISPUTES = 1000
-"""Entries that are looked at: where more contradict the log, it is not a message that was hit."""
+"""The largest number of entries examined: more of them are not due to damaged messages."""
 _MAX_STEPS = 10_000
 _SECOND = 1000
 _PAGE = 1 << 20
 """Entries of an index file that are read at a time."""
 _WORD = (1 << 64) - 1
 _SPACE = 32
-"""Bytes below are control characters: separators, or no text."""
+"""Bytes below are control characters: separators, or not text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Changed:
-    """A byte of the ``message`` at a physical offset that is corrected: its ``place``, what it was
-    and will be.
+    """A corrected byte of the ``message`` at a physical offset: its ``place``, its value ``before``
+    and ``after``.
     """
 
     message: int
@@ -74,8 +75,9 @@ class Changed:
 
 @dataclass(slots=True)
 class Disputes:
-    """By place of messages the hash of the ``tags``, and those of the ``keys``, that their entries
-    keep; ``corrected``: what makes messages agree with theirs; ``open``: places of the others.
+    """Hashes that entries keep, by the physical offset of their message: of the ``tags``, and of
+    the ``keys``. ``corrected``: bytes that make messages match their entries; ``open``: offsets of
+    the other messages.
     """
 
     tags: dict[int, int] = field(default_factory=dict)
@@ -86,8 +88,8 @@ class Disputes:
 
 def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: set[QueueKey], *,
              index: bool) -> Disputes:
-    """Return what the entries of some queues that differ from the log say, and those of the index,
-    of messages that are in ``parts`` as they are in the store. StoreIOError.
+    """Return the disputes between messages of ``parts`` that are as they are in the store, and the
+    entries of some queues and of the index that differ from the log. Raises: StoreIOError.
     """
     settled = Disputes()
     records = IntactRecords(store, parts)
@@ -103,8 +105,8 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
 
 
 class IntactRecords:
-    """Intact messages by place; none that a repair has made, and none with a CRC of its properties:
-    that tells what is right.
+    """Intact messages by physical offset, without those that a repair wrote and those with a CRC of
+    their properties, which proves the properties.
     """
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
@@ -127,8 +129,8 @@ class IntactRecords:
 
 def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> Iterator[
         tuple[int, Record, bool]]:
-    """Yield (the hash in its entry, the message, whether other entries have it) where that is
-    another one's.
+    """Yield (the hash in the entry, the message, whether other entries have that hash) for entries
+    with a wrong hash.
     """
     present, rebuilt_queues = rebuilt.present, rebuilt.scratch_store.plain_queues
     left = _MAX_DISPUTES
@@ -183,7 +185,7 @@ def _judge_tags(settled: Disputes, code: int, record: Record, *, common: bool) -
 
 
 class _IndexEntries(NamedTuple):
-    """The index entries of a message: their hashes, the times (ms) they state, the file's slots."""
+    """The index entries of a message: hashes, times (ms), and the number of slots of the file."""
 
     hashes: tuple[int, ...]
     times: tuple[int, ...]
@@ -191,8 +193,8 @@ class _IndexEntries(NamedTuple):
 
 
 def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
-    """Return all that the index has for messages, by place, where any is of no key of theirs. Each
-    entry hangs in the chain of its slot, and is in the messages' order.
+    """Return the index entries of each message, by physical offset, of which at least one matches
+    no key of the message. All entries are in the chain of their slot, and in the messages' order.
     """
     if not store.index_listing.files:
         return {}
@@ -234,7 +236,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
 
 
 def _indexes(store: Store) -> Iterator[IndexFile]:
-    """Yield the index files that can be read, each open until the next one."""
+    """Yield the readable index files, each open until the next one."""
     for file in store.index_listing.files:
         try:
             index = store.open_index(file)
@@ -245,8 +247,8 @@ def _indexes(store: Store) -> Iterator[IndexFile]:
 
 
 def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
-    """Yield (number of the first entry, places, hashes, which are of messages), page by page; the
-    entries next to a page come along, as of none.
+    """Yield (number of the first entry, physical offsets, hashes, which entries are of messages) of
+    each page, together with the entries next to the page, which count as of no message.
     """
     count = index.header.entries
     for begin in range(0, count, _PAGE):
@@ -261,7 +263,7 @@ def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
 
 
 class _RebuiltKeys:
-    """Pairs of a place and a key's hash: all that a rebuilt index has."""
+    """All pairs of a physical offset and a key's hash in a rebuilt index."""
 
     def __init__(self, offsets: Array, hashes: Array) -> None:
         # An index is in the order of the log: what is almost sorted, a stable sort leaves soon.
@@ -278,7 +280,7 @@ class _RebuiltKeys:
         return np.asarray(self._codes[at] == codes)
 
     def _coded(self, places: Array, hashes: Array) -> Array:
-        """Return a pair as one number: that of its place, and the hash; -1 for an unknown place."""
+        """Return each pair as one number, of its place and its hash; -1 for an unknown place."""
         places = places.astype(np.int64)
         if not len(self._places):
             return np.full(len(places), -1, np.int64)
@@ -345,8 +347,8 @@ def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *, is
 
 def single_changes(record: Record, names: Sequence[str],
                    fits: Callable[[bytes], bool]) -> Iterator[Changed]:
-    """Single bytes in the values of some properties whose change makes the properties fit; those
-    that turn one bit alone, if there are any.
+    """Yield the changes of a single byte in the values of some properties that make the properties
+    fit; only the changes of one bit, if there are any.
     """
     raw = record.properties
     start = record.physical_offset + record.total_size - len(raw)
@@ -361,7 +363,7 @@ def single_changes(record: Record, names: Sequence[str],
 
 
 def value_range(raw: bytes, name: str) -> range:
-    """Return where the value of a property stands."""
+    """Return the range of a property's value in ``raw``."""
     head = (name + props.NAME_VALUE_SEPARATOR).encode()
     mark = props.PROPERTY_SEPARATOR.encode()
     at = 0 if raw.startswith(head) else raw.find(mark + head) + 1

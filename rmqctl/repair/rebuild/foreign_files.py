@@ -1,9 +1,9 @@
-"""Files that are not data and keep a broker from starting: strange names among a store's files.
+"""Foreign files among a store's files, which keep a broker from starting.
 
-A broker takes every entry of these folders for one of its files (recovery.md §2): a name that is
-not a number, another length, for 4.x also a folder, and it does not start. Its index folder is
-different: names that are no number are skipped (`IndexService.load` catches that), but whatever has
-a number for a name is taken for an index file.
+A broker takes every entry of these folders for one of its files (recovery.md §2). A name that is
+not a number, another length, and for 4.x also a folder keep it from starting. In the index folder
+it skips names that are not numbers (`IndexService.load` catches the error), but takes any number
+for an index file.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ WHY = "a broker does not start on it"
 _TAKEN = "a broker treats it as an index file"
 _NO_INDEX = "not an index file"
 _NUMBER = re.compile(r"[+-]?[0-9]{1,19}")
-"""Numbers that Long.parseLong accepts, except other scripts' digits and numbers that are too
-large.
+"""Numbers that Long.parseLong accepts, except other scripts' digits and numbers that are
+too large.
 """
 _QUEUES = ("consumequeue", "consumequeue_ext")
 _NAMED = 5
 
 
 def foreign_log_entries(store: Store, generation: int) -> Planned:
-    """Strange entries of the log's folders go aside. ``generation``: 4 or 5, whose rules decide."""
+    """Return the steps that move foreign entries of the log's folders aside. ``generation``: 4 or
+    5.
+    """
     return _moved_aside(store, (path for folder in store.log_folders
                           for path in _strange(folder, listing(folder), generation)))
 
 
 def foreign_queue_entries(store: Store, generation: int) -> Planned:
-    """Strange entries of the folders of plain, extended and (5.x) batch queues go aside."""
+    """Return the steps for foreign entries of the folders of plain, extended and (5.x) batch
+    queues.
+    """
     tops = _QUEUES if generation < 5 else (*_QUEUES, "batchconsumequeue")
 
     def every() -> Iterator[str]:
@@ -54,7 +58,7 @@ def foreign_queue_entries(store: Store, generation: int) -> Planned:
 
 
 def foreign_index_entries(store: Store) -> Planned:
-    """Move aside what is not an index file."""
+    """Return the steps that move everything aside that is not an index file."""
     folder = store.path("index")
     index_listing = listing(folder, names.INDEX_DIGITS)
     folders = [os.path.join(folder, name) for name in index_listing.folders]
@@ -70,9 +74,7 @@ def foreign_index_entries(store: Store) -> Planned:
 
 
 def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -> Planned:
-    """Return the steps and actions for derived files with those for strays, each thing
-    moved once.
-    """
+    """Return the steps and actions for derived and for foreign files, moving each target once."""
     done = {step.target for step in steps}
     gone = [step.target for step in foreign[0] if step.target not in done]
     left = [step for step in steps
@@ -90,9 +92,9 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
-    """Return the sentence why a broker still does not start after the steps were carried out.
+    """Return a sentence on why a broker still does not start after the steps, if so.
 
-    It covers only names, sizes and configuration. StoreIOError.
+    It covers only names, sizes and configuration. Raises: StoreIOError.
     """
     cured = set(_repaired(store, steps))
     left = [refusal for refusal in load(store, version_for(generation)).refusals
@@ -148,6 +150,6 @@ def _moved_aside(store: Store, paths: Iterable[str], why: str = WHY) -> Planned:
 
 
 def _bytes_of(path: str) -> int | None:
-    """None for a folder, a link and whatever else is not a file."""
+    """Return the length of a file; None for a folder, a link and other kinds."""
     return _size(path) if os.path.isfile(path) and not os.path.islink(path) else None
 

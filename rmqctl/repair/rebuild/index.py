@@ -1,7 +1,7 @@
-"""Index files in a rebuild: what stays of expired messages, and the names of the new files.
+"""Index files in a rebuild: the entries of expired messages, and the names of the new files.
 
-An index file holds entries of expired messages as long as its last one is alive. Rebuilding goes
-on from them, so that a file which is right comes out as it was (spec: index.md §2-§7).
+An index file keeps entries of expired messages until its last entry expires. A rebuild appends to
+these entries, so that a valid file is rebuilt unchanged (spec: index.md §2-§7).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _SLOTS = layout.slot_dtype()["entry"]
 class Expired:
     """Index files with entries of messages before the log's start.
 
-    ``whole``: full files of nothing else, oldest first, which stay as they are. ``part``: the
-    file after them, of which ``entries`` are such (None: no such file).
+    ``whole``: full files of nothing else, oldest first, which stay as they are. ``part``: the file
+    after them, with so many such ``entries`` (None: no such file).
     """
 
     whole: tuple[StoreFile, ...] = ()
@@ -44,7 +44,7 @@ class Expired:
 
     @property
     def stays(self) -> frozenset[str]:
-        """Names of the files that stay untouched."""
+        """Return the names of the files that stay untouched."""
         return frozenset(file.name for file in self.whole)
 
     @property
@@ -53,9 +53,9 @@ class Expired:
 
 
 def expired(root: str, shape: Shape, log_min: int) -> Expired:
-    """Return what of the store's index tells of messages before physical offset ``log_min``.
+    """Return the part of the store's index that covers messages before physical offset ``log_min``.
 
-    It ends with the first file that is damaged. StoreIOError.
+    It ends with the first damaged file. Raises: StoreIOError.
     """
     whole_files: list[StoreFile] = []
     last = -1
@@ -79,10 +79,10 @@ def expired(root: str, shape: Shape, log_min: int) -> Expired:
 
 
 def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
-    """Lay into the scratch folder what a writer goes on from.
+    """Put into the scratch folder what a writer appends to.
 
-    Of the last whole file that is its head alone, which the next file's first entry counts from.
-    StoreIOError.
+    Of the last full file that is only its header, from which the next file's first entry counts.
+    Raises: StoreIOError.
     """
     if expired_files.whole:
         file = expired_files.whole[-1]
@@ -96,8 +96,8 @@ def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -
 
 def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
         tuple[int, bytes]]:
-    """Yield (position, bytes) of the file as it was before the first living entry, without
-    overwritten entries: what is after one moves up.
+    """Yield (position, bytes) of the file as it was before the first entry of a living message;
+    later entries move up over overwritten ones.
     """
     table: Any = np.zeros(shape.slots, _SLOTS)
     number, fresh, first, last = 1, 0, None, None
@@ -128,8 +128,9 @@ def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterato
 
 
 def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array) -> Array:
-    """Entries as they are from ``number`` on, where those with the numbers ``gone`` (ascending) are
-    left out: a link to one of these leads to the entry of its slot before it, if there is one.
+    """Return entries, numbered from ``number`` on, after the entries ``gone`` (ascending numbers)
+    are left out: a link to one of these becomes a link to the entry before it in its slot, if there
+    is one.
     """
     # For each entry the one before it in its slot: on this page, else as the table has it.
     order = np.argsort(slots, kind="stable")
@@ -147,9 +148,9 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
 
 def _pages(file: StoreFile, shape: Shape, header: Header,
            log_min: int) -> Iterator[tuple[Array, Any]]:
-    """Yield (numbers, entries) of the leading entries that lead before ``log_min``, up to the first
-    that cannot be right. Overwritten ones are left out: without a hash, which no key has but for
-    one of 4 billion, or which lead before the entry before.
+    """Yield (numbers, entries) of the leading entries that point before ``log_min``, up to the
+    first invalid one. Overwritten entries are left out: those without a hash (of which a key has a
+    chance of 1 in 4 billion), and those that point before the previous entry.
     """
     number, before = 1, -1
     with FileSource(file.path) as source:
@@ -177,12 +178,12 @@ def _pages(file: StoreFile, shape: Shape, header: Header,
 
 
 def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: str) -> list[str]:
-    """Return the name each made file gets in the store (both oldest first), ascending, after
+    """Return the name of each rebuilt file in the store (both oldest first), ascending, later than
     ``after``.
 
-    A file that begins with the same message keeps its name; others take the next name of a file
-    there, or their own one, if it is between those of their neighbours. A file that is right as
-    it is keeps its name in any order: a broker names them by its clock, which may be set back.
+    A file that begins with the same message keeps its name; others get the next name of a present
+    file, or their own, if it is between those of their neighbours. A file that needs no change
+    keeps its name in any order: a broker names files by its clock, which may be set back.
     """
     begins: dict[int, StoreFile] = {}
     for file in existing:
@@ -210,7 +211,7 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
 def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], after: str, *,
                right_ones: bool) -> list[str | None]:
     """Return the names of the files that begin with the ``same`` messages, where they ascend; with
-    ``right_ones`` of those with the same content in any order.
+    ``right_ones``, of those with the same content in any order.
     """
     sure: list[str | None] = []
     low = after
@@ -226,8 +227,8 @@ def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], aft
 
 def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
-    """``sure`` with a name between those of its neighbours for each file that has none; None
-    without space for one.
+    """Return ``sure`` with a name between those of its neighbours for each file without one; None
+    without space for a name.
     """
     out: list[str] = []
     taken = {name for name in sure if name}
@@ -249,6 +250,6 @@ def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str
 
 
 def _own(file: StoreFile) -> str:
-    """Return the name after the store time of the first entry: it follows from the log alone."""
+    """Return the name after the store time of the first entry, which depends on the log alone."""
     header = header_of(file.path)
     return name_at(header.begin_timestamp) if header.index_count > 1 else file.name

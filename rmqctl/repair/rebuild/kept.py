@@ -1,8 +1,8 @@
 """Knowledge of consume queue and index entries about messages with damaged properties.
 
-No CRC covers properties. The entries were made when the message was intact, so where properties are
-damaged, or a repair has marked them so, a rebuild keeps what the entries have: the tags code, the
-hashes of the keys, and the rows in further queues. Nothing is rewritten to agree with damage.
+No CRC covers properties. The entries were written when the message was intact. So if properties are
+damaged, or a repair has marked them so, a rebuild keeps the values of the entries: the tags code,
+the hashes of the keys, and the entries in further queues.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rmqctl.store.queue.search import first_from
 from rmqctl.store.store import Sizes, Store
 
 _NEAR = 1 << 14
-"""Queue offsets before and after a message at which others with its tags are looked for."""
+"""The distance, in queue offsets, up to which messages with the same tags are looked for."""
 _TRIED = 16
 
 
@@ -73,8 +73,8 @@ class StoreEntries:
         return self._of_ext(key, unit.tags_code) if is_address(unit.tags_code) else unit.tags_code
 
     def tags(self, message: EntryPlace, code: int) -> str | None:
-        """Return the tags of a message near to this one in its queue that has the same tags code;
-        None without one.
+        """Return the tags of a nearby message in the queue with the same tags code; None without
+        one.
         """
         queue = self.store.known_queues.get((message.topic, message.queue_id))
         if queue is None or not queue.exists or message.topic == SCHEDULE_TOPIC or not code:
@@ -109,14 +109,14 @@ class StoreEntries:
         return None if unit is None else unit.tags_code
 
     def keys(self, places: Iterable[int]) -> dict[int, tuple[int, ...]]:
-        """Return the hashes which the index has of messages, in its order, by place; 0 for an
-        overwritten one.
+        """Return the key hashes that the index has of messages, in its order, by physical offset;
+        an overwritten hash is left out.
         """
         return {place: tuple(key.key_hash for key in keys if key.key_hash)
                 for place, keys in keys_of_places(self.store, places).items()}
 
     def further(self, place: int, size: int) -> tuple[tuple[str, int], ...]:
-        """Return (light queue, queue offset) of the rows that point to a message."""
+        """Return (light queue, queue offset) of the entries that point to a message."""
         pointing = []
         for (name, _), queue in self.store.known_queues.items():
             if not name.startswith(LMQ_PREFIX) or not queue.exists:
@@ -135,14 +135,14 @@ class StoreEntries:
 
 @dataclass(slots=True)
 class KeptEntries(Closing):
-    """The entries of the store at ``root``, which is opened once something is asked for. Threads
-    may share it, and it may be sent to another process.
+    """The entries of the store at ``root``, which is opened at the first use. Threads may share
+    this object, and it may be sent to another process.
     """
 
     root: str
     sizes: Sizes
     further: bool
-    """True if messages may have rows in light queues."""
+    """True if messages may have entries in light queues."""
     _entries: StoreEntries | None = field(default=None, compare=False)
     _lock: Any = field(default_factory=Lock, compare=False)
 
@@ -151,15 +151,13 @@ class KeptEntries(Closing):
 
     @classmethod
     def of(cls, root: str, settings: Settings) -> KeptEntries:
-        """Return those of a store that is rebuilt with these settings."""
+        """Return the entries of a store that is rebuilt with these settings."""
         return cls(root, Sizes(consumequeue_file=settings.consumequeue_file_size,
                                index_slots=settings.index_slots, index_max=settings.index_max),
                    settings.multi_dispatch)
 
     def kept(self, batch: Batch, derived: Derived) -> Derived:
-        """Return what the messages of a batch lead to, with what their entries know of damaged
-        ones.
-        """
+        """Return the entries of a batch, with those of damaged messages as the store has them."""
         odd = kept_damaged(batch) | damaged_properties(batch)
         if not odd.any():
             return derived

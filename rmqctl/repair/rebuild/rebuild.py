@@ -1,17 +1,17 @@
-"""Consumequeues and index rebuilt from the log alone, in a scratch folder.
+"""Consume queues and index rebuilt from the log alone, in a scratch folder.
 
-The engine's own dispatcher writes them, so they are the bytes a broker would have written that
-dispatched this log from its first to its last message. `rmqctl.repair.rebuild.steps` says what
-has to change in the store.
+The engine's own dispatcher writes them, so they have the bytes that a broker would have written
+that dispatched this log from its first to its last message. `rmqctl.repair.rebuild.steps` compares
+them with the store.
 
-What no log tells stays as the store has it: rows and entries of expired messages, filter bit maps
-(where the extension files are there), names of index files. Damage in the log is skipped; a row
-whose queue offset leaves a gap then lands at the queue's end, as at a broker (spec: consumequeue.md
-§4), and is counted in ``gaps``.
+What no log contains stays as the store has it: entries of expired messages, filter bit maps (if the
+extension files exist), names of index files. Damage in the log is skipped; an entry whose queue
+offset leaves a gap is put at the queue's end, as a broker does (spec: consumequeue.md §4), and is
+counted in ``gaps``.
 
-How far a rebuild came is noted in a small file of the scratch folder, so that it can go on later.
-What is there is fsynced only when a run ends: after the machine went down nothing in it is
-relied on, after a kill everything is.
+A small file in the scratch folder notes the progress of a rebuild, so that it can be continued. The
+files are fsynced only when a run ends: after a crash of the machine none of them is trusted, after
+a kill all are.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
 _MAX_PENDING = 1 << 25
 SAVE_EVERY = 5.0
-"""Seconds after which a run that is killed has to be done again, at most."""
+"""The largest part of a killed run, in seconds, that has to be repeated."""
 NAME = "rebuild.json"
 _VERSION = 1
 _MAX_STATE_SIZE = 1 << 20
@@ -67,7 +67,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class KeptHashes:
-    """By physical place of a message: the hash of its ``tags``, and those of its ``keys``."""
+    """Hashes by the physical offset of a message: of its ``tags``, and of its ``keys``."""
 
     tags: Mapping[int, int] = field(default_factory=dict)
     keys: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -75,16 +75,16 @@ class KeptHashes:
 
 @dataclass(frozen=True, slots=True)
 class Rebuilt:
-    """The files that a rebuild made below ``scratch``, from the log that begins at ``log_min``.
+    """The files that a rebuild created below ``scratch``, from the log that begins at ``log_min``.
 
-    Offsets are physical, times are store times (ms). ``log_end`` is where the log ends; ``last``
-    the start of its last intact message (-1 without any) and ``newest`` the greatest store time.
-    ``logics_timestamp`` belongs to the last message with a row, ``index_timestamp`` to the newest
-    full index file; 0 without one. ``next_offsets``: the next queue offset of every queue the log
-    holds a message of (without the queues that were not wanted). ``gaps``, ``refused``,
-    ``unplaceable`` and ``repeated`` count rows as `Dispatcher` does. ``damage`` is what was
-    skipped. ``void_from``: from where on the log is another store's than the one that wrote the
-    rows. ``same`` queues are those of the ``store``, and were not made.
+    Offsets are physical, times are store times (ms). ``log_end``: the end of the log; ``last``: the
+    start of its last intact message (-1 without any); ``newest``: the greatest store time.
+    ``logics_timestamp``: of the last message with an entry; ``index_timestamp``: of the newest full
+    index file; 0 without one. ``next_offsets``: the next queue offset of every queue with a message
+    in the log (of the selected queues). ``gaps``, ``refused``, ``unplaceable`` and ``repeated``
+    count entries as `Dispatcher` does. ``damage``: what was skipped. ``void_from``: from here on
+    the log is of another store than the entries. ``same``: queues of the ``store`` that need no
+    rebuild and were not rebuilt.
     """
 
     root: str
@@ -127,8 +127,8 @@ class Rebuilt:
 
     @property
     def rows_end(self) -> int:
-        """Rows that lead there or further, of a queue without any message in the log, lead to
-        nothing.
+        """Return the physical offset from which on entries are invalid in a queue without any
+        message in the log.
         """
         return self.log_end if self.void_from is None else min(self.log_end, self.void_from)
 
@@ -147,12 +147,12 @@ class Rebuilt:
                 others["scratch"].root, others["settings"].consumequeue_file_size), **others)
 
     def wants(self, key: QueueKey) -> bool:
-        """Return whether a queue was asked for."""
+        """Return whether a queue was selected."""
         return CONSUMEQUEUE in self.only and wants(self.topic, self.queue, key)
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """Return what a person should know of it."""
+        """Return notes for the user."""
         notes = []
         if self.damage.count:
             first = self.damage.spans[0]
@@ -184,20 +184,21 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
             batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
             save_every: float = SAVE_EVERY, kept: KeptHashes | None = None,
             opened: Store | None = None, twins: bool = True) -> Rebuilt:
-    """Make the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
+    """Rebuild the derived structures of a log (its ``parts`` in order) in an empty scratch folder.
 
-    ``root`` is the store they are for, which is only read. ``only``: ``consumequeue`` (plain,
+    ``root``: the store that they are for, which is only read. ``only``: ``consumequeue`` (plain,
     extended, batch, light) and ``index``. With ``topic`` (and ``queue``) only these queues are
-    made, and no index. Messages that do not end at or before ``log_end`` are left out.
-    ``progress`` hears of the bytes done. ``batch_topics`` have batch queues. ``kept``: what entries
-    of some messages have, whatever these say. ``opened``: the store at ``root``; then messages
-    of earlier queues are left out, and with ``twins`` plain queues that it has just so are not
-    made, unless the scratch folder is kept.
+    rebuilt, and no index. Messages that do not end at or before ``log_end`` are left out.
+    ``progress`` is called with the bytes done. ``batch_topics`` have batch queues. ``kept``: the
+    hashes that entries of some messages keep, whatever the messages contain. ``opened``: the store
+    at ``root``; then messages of earlier queues are left out, and with ``twins`` plain queues that
+    are right already are not rebuilt, unless the scratch folder is kept.
 
-    Interrupted by any exception, the same call with the same scratch folder (one that is kept)
-    goes on where it stopped, and ends with the same bytes; a scratch folder that belongs to
-    another log, or to other options, is emptied first. StoreIOError, RefusedError (files of the
-    store have other sizes than ``settings``), UsageError.
+    After an interruption by any exception, the same call with the same scratch folder (one that is
+    kept) continues there, with the same result; a scratch folder of another log, or of other
+    options, is emptied first.
+    Raises: RefusedError if files of the store have other sizes than ``settings``; UsageError,
+    StoreIOError.
     """
     wanted = wanted_parts(only, topic, settings)
     job = _Job(parts, root, replace(settings, message_index=INDEX in wanted), scratch, wanted,
@@ -206,7 +207,7 @@ def rebuild(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Sc
 
 
 def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -> frozenset[str]:
-    """Return what of ``only`` can be rebuilt. RefusedError where that is nothing."""
+    """Return the part of ``only`` that can be rebuilt. Raises: RefusedError if there is none."""
     wanted = frozenset(only) & BOTH
     if topic is not None or not settings.message_index:
         wanted -= {INDEX}
@@ -217,13 +218,13 @@ def wanted_parts(only: Collection[str], topic: str | None, settings: Settings) -
 
 
 def log_size(parts: Sequence[LogPart], log_end: int | None = None) -> int:
-    """Return the bytes that ``progress`` will hear of in all."""
+    """Return the total of the bytes with which ``progress`` is called."""
     return sum(max(0, min(part.end, log_end if log_end is not None else part.end) - part.base)
                for part in parts)
 
 
 class _Job:
-    """One rebuild: where it stands, and what it writes with."""
+    """One rebuild: its position, and what it writes with."""
 
     def __init__(self, parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scratch,
                  wanted: frozenset[str], topic: str | None, queue: int | None,
@@ -307,7 +308,7 @@ class _Job:
                               self._begun))
 
     def _begun(self, key: QueueKey, place: int) -> int:
-        """Return where a queue of the store began, if that is after ``place``, else 0."""
+        """Return the start of a queue of the store, if that is after ``place``, else 0."""
         queue = None if self._store is None else self._store.known_queues.get(key)
         if self._store is None or queue is None:
             return 0
@@ -318,9 +319,9 @@ class _Job:
 
     @property
     def _twin_store(self) -> Store | None:
-        """Return the store whose queues need not be made again; None where all have to be.
+        """Return the store whose valid queues need no rebuild; None if all are rebuilt.
 
-        Who goes on later needs all of them, and of a store in use files grow.
+        A run that is continued later needs all of them, and in a store in use files grow.
         """
         store, settings = self._store, self._settings
         if self._scratch.keep or not self._twins or settings.consumequeue_ext or store is None or (
@@ -329,10 +330,10 @@ class _Job:
         return store
 
     def _queue_ids(self, held: ExitStack) -> QueueIds | None:
-        """Return a chooser that keeps each row in its queue, if the store has light queues of both
-        kinds.
+        """Return a chooser that keeps each entry in its queue, if the store has light queues of
+        both kinds.
 
-        None where the settings say it all.
+        None if the settings decide it.
         """
         if CONSUMEQUEUE not in self._only or not os.path.isdir(
                 os.path.join(self._root, "consumequeue")):
@@ -345,7 +346,7 @@ class _Job:
 
     def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, ...],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
-        """Dispatch what is left. Interrupted, it notes how far it came."""
+        """Dispatch the rest of the log; save the progress if interrupted."""
         # `complete`: between two parts, so that what is saved is of whole parts.
         complete = True
         saved = time.monotonic()
@@ -388,7 +389,7 @@ class _Job:
 
 
 def _lone_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
-    """Yield the plain queues of a store that are in the one folder which a broker has for them, and
+    """Yield the plain queues of a store that are in the one folder that a broker uses for them, and
     share it with no other folder.
     """
     for key, queue in store.plain_queues.items():
@@ -409,7 +410,7 @@ def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
 class RebuildProgress(LogSummary):
     """``done``: everything before this physical offset is dispatched; -1 before the beginning.
 
-    The other figures are sums over what was dispatched; see `Rebuilt`.
+    The other figures are sums over the dispatched messages; see `Rebuilt`.
     """
 
     done: int = -1
@@ -419,18 +420,18 @@ class RebuildProgress(LogSummary):
     unplaceable: int = 0
     repeated: int = 0
     finished: str = ""
-    """Represents the files that were there at the end; empty before."""
+    """A digest of the files at the end of the run; empty before."""
 
 
 class StateFile:
-    """The state in ``scratch``, of the log and the options that ``identity`` represents."""
+    """The saved state in ``scratch``, for the log and the options with this ``identity``."""
 
     def __init__(self, scratch: Scratch, identity: str) -> None:
         self._scratch, self._identity = scratch, identity
         self._path = scratch.path(NAME)
 
     def load(self) -> RebuildProgress | None:
-        """Return how far an earlier run came; None if it cannot be continued."""
+        """Return the progress of an earlier run; None if it cannot be continued."""
         try:
             with FileSource(self._path) as source:
                 document: Any = json.loads(source.read(0, _MAX_STATE_SIZE))
@@ -448,7 +449,7 @@ class StateFile:
             return None
 
     def finish(self, progress: RebuildProgress) -> None:
-        """Note that nothing is left to do. StoreIOError."""
+        """Save that nothing is left to do. Raises: StoreIOError."""
         progress.finished = self._files()
         self.save(progress)
 
@@ -463,7 +464,7 @@ class StateFile:
         return digest.hexdigest()
 
     def save(self, progress: RebuildProgress, *, durable: bool = False) -> None:
-        """Note the state. ``durable``: what it tells of was fsynced. StoreIOError."""
+        """Save the state. ``durable``: the covered files were fsynced. Raises: StoreIOError."""
         text = json.dumps({"version": _VERSION, "identity": self._identity, "boot": _boot(),
                            "durable": durable, "progress": asdict(progress)}).encode()
         replace_file(self._path, text, staged=f"{self._path}.new", doing="write", durable=durable)
@@ -471,7 +472,7 @@ class StateFile:
 
 def identity(parts: Sequence[LogPart], settings: Settings, wanted: object,
              seeds: Iterable[StoreFile]) -> str:
-    """Represents a log as it is now, what is to be made of it, and what it is made upon."""
+    """Return a digest of the log, of what is rebuilt, and of the files that it is appended to."""
     digest = hashlib.sha256(repr((settings, wanted)).encode("utf-8", "surrogateescape"))
     for part in parts:
         digest.update(repr((part.base, part.size, _about(part.path))).encode(

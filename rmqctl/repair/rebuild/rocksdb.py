@@ -1,8 +1,8 @@
-"""Consumequeues in RocksDB rebuilt from the log, in a scratch folder (spec: rocksdb.md §2-§4).
+"""Consume queues in RocksDB rebuilt from the log, in a scratch folder (spec: rocksdb.md §2-§4).
 
-Rows go to the queue offsets of their messages, as a broker puts them, so nothing of what is there
-is needed but where queues stand whose messages have all expired. The tables are written in the
-format version of brokers; what RocksDB writes beside them for itself is left out.
+Entries go to the queue offsets of their messages, as a broker puts them. So the only thing needed
+from the present database is the position of queues whose messages have all expired. The tables have
+the format version of brokers; RocksDB's own further files are left out.
 """
 
 from __future__ import annotations
@@ -59,7 +59,8 @@ _OFFSET = struct.Struct(">q")
 @dataclass(slots=True)
 class BuiltDatabase:
     """The database: ``files`` in ``folder``. ``ends``: the next queue offset of every queue that
-    has one; ``rows``: how many. ``refused``: messages whose queue offset no queue can have.
+    has one; ``rows``: the number of entries. ``refused``: messages with a queue offset that is
+    impossible.
     """
 
     folder: str
@@ -74,14 +75,14 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
          progress: Callable[[int], None] | None = None, others: RocksQueues | None = None,
          wants: Callable[[QueueKey], bool] | None = None,
          log: CommitLog | None = None) -> BuiltDatabase:
-    """Write the database that a broker would have of the log ``parts`` of the store at ``root``
-    into a scratch folder.
+    """Write into a scratch folder the database that a broker would have for the log ``parts`` of
+    the store at ``root``.
 
-    ``present`` are the queues that the store has: one without any message in the log goes on where
-    it stood. Messages that do not end at or before ``log_end`` are left out. ``wants``: only these
-    queues are made of the log; all else is that of ``others``, a FormatError where it cannot be
-    read. ``log``: of the store, which tells messages of an earlier queue. StoreIOError,
-    MissingExtraError.
+    ``present``: the queues of the store; a queue without any message in the log keeps its position.
+    Messages that do not end at or before ``log_end`` are left out. ``wants``: only these queues are
+    rebuilt from the log; all others are copied from ``others``. ``log``: of the store, to recognise
+    messages of an earlier queue.
+    Raises: FormatError if ``others`` cannot be read; StoreIOError, MissingExtraError.
     """
     @cache
     def begun(key: QueueKey) -> int:
@@ -116,10 +117,10 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
 
 def stands_at(queue: ConsumeQueue, log_min: int,
               log_end: int | None = None) -> PositionRecord | None:
-    """Return the last row of a queue whose messages have all expired; None for any other.
+    """Return the last entry of a queue whose messages have all expired; None for any other.
 
-    ``log_end``: rows that lead there or after are cut off; where others have expired the queue
-    goes on at the first of these.
+    ``log_end``: entries that point there or later are removed; a queue whose other messages have
+    expired continues at the first of these.
     """
     last = queue.last if isinstance(queue, RocksQueue) else None
     if last is None and not isinstance(queue, RocksQueue) and queue.disk_end:
@@ -134,8 +135,8 @@ def stands_at(queue: ConsumeQueue, log_min: int,
 
 
 class Writer:
-    """A database being written. Messages of a queue before the place that ``begun`` gives belong
-    to an earlier one.
+    """A database being written. Messages of a queue before the offset that ``begun`` returns belong
+    to an earlier queue.
     """
 
     def __init__(self, folder: str, wants: Callable[[QueueKey], bool] | None,
@@ -149,7 +150,7 @@ class Writer:
         self._rows = self._database.handle(ROWS)
 
     def add(self, derived: Derived, *, lmq: bool) -> None:
-        """Rows of messages in log order."""
+        """Add the entries of messages in log order."""
         own = np.flatnonzero(derived.rowed)
         if not len(own):
             return
@@ -221,13 +222,13 @@ class Writer:
         self.last[key] = max(self.last.get(key, last), last, key=offset_of)
 
     def keep(self, key: QueueKey, last: PositionRecord | None) -> None:
-        """Set the position of a queue without rows."""
+        """Set the position of a queue without entries."""
         if last is not None:
             self.last[key] = last
 
     def carry_over(self, others: RocksQueues) -> None:
-        """The rows of a database, and what it notes, of all queues that are not made of the log;
-        its checkpoint too, as they may be older. FormatError.
+        """Copy the entries and positions of all queues that are not rebuilt from the log; the
+        checkpoint too, as they may be older. Raises: FormatError.
         """
         from rocksdict import WriteBatch
 
@@ -249,7 +250,7 @@ class Writer:
                 self.first[topic, queue_id] = queue.least
 
     def finish(self) -> BuiltDatabase:
-        """Bring all of it into files and close them."""
+        """Write everything into files and close them; return the database."""
         from rocksdict import WriteBatch
 
         offsets = self._database.handle(OFFSETS)
@@ -267,8 +268,8 @@ class Writer:
 
 
 def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey, int]]:
-    """Return ((steps, actions), the next queue offset of every queue) of a database whose log ends
-    at the physical offset ``to``. StoreIOError, MissingExtraError.
+    """Return ((steps, actions), the next queue offset of every queue) for a database whose log is
+    truncated at the physical offset ``to``. Raises: StoreIOError, MissingExtraError.
     """
     present, parts = store.rocksdb, log_as_it_is(store)
     queues = {} if present is None else present.queues
@@ -286,9 +287,9 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 
 def is_right(present: RocksQueues | None, database: BuiltDatabase, log_min: int,
              wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
-    """Return whether the database of a store has just the rows that were made of its log, and those
-    of expired messages at most. One of which a part cannot be read is wrong. ``wants``: which
-    queues are compared.
+    """Return whether the database of a store has exactly the entries rebuilt from its log, and at
+    most those of expired messages besides. A database that is partly unreadable is wrong.
+    ``wants``: which queues are compared.
     """
     if present is None or present.damage or present.odd_count:
         return False
@@ -317,8 +318,8 @@ def _same(present: RocksQueue | None, fresh: RocksQueue, log_min: int) -> bool:
 
 
 def steps(root: str, database: BuiltDatabase, before: int | None, why: str) -> Planned:
-    """Return (steps, actions) that put the database in the place of ``consumequeue/``, which is
-    kept aside. ``before``: its rows until now, None where nobody knows.
+    """Return (steps, actions) that replace ``consumequeue/`` by the database; the old one is kept
+    aside. ``before``: its number of entries, None if unknown.
     """
     planned: list[Step] = []
     if os.path.lexists(os.path.join(root, FOLDER)):

@@ -1,7 +1,7 @@
 """The copy in RocksDB of consume queues that a broker writes twice (spec: rocksdb.md §5).
 
 The broker reads the files. The copy has no write-ahead log and begins when it was switched on, so
-entries that it lacks are no damage; wrong ones, and a copy that cannot be read, are replaced.
+missing entries are not damage; wrong entries, and a copy that cannot be read, are replaced.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from rmqctl.store.store import Store
 def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scratch: Scratch, *,
                log_end: int | None, jobs: int,
                progress: Callable[[int], None] | None = None) -> Planned:
-    """Return (steps, actions) that put a copy made of the log ``parts`` in the place of a wrong
-    one; nothing for one that agrees with the log. StoreIOError, MissingExtraError.
+    """Return (steps, actions) that replace a wrong copy by one rebuilt from the log ``parts``;
+    nothing for a copy that matches the log. Raises: StoreIOError, MissingExtraError.
     """
     why, present = "", None
     try:
@@ -55,7 +55,7 @@ def copy_steps(store: Store, parts: Sequence[LogPart], settings: Settings, scrat
 
 
 def _agrees(present: RocksQueues, database: BuiltDatabase, log_min: int) -> bool:
-    """Return whether each entry of the copy is one that follows from the log."""
+    """Return whether each entry of the copy is also in the rebuilt database."""
     with RocksQueues(database.folder) as fresh:
         for key, queue in present.queues.items():
             other = fresh.queues.get(key)
@@ -74,7 +74,7 @@ def _agrees(present: RocksQueues, database: BuiltDatabase, log_min: int) -> bool
 
 
 def _replaced(store: Store, database: BuiltDatabase) -> list[Step]:
-    """Return the files of the database alone: those of the queues are beside them."""
+    """Return the steps that replace the database's files, but not those of the queues beside."""
     present = {name for name in os.listdir(store.path(FOLDER)) if DATABASE_FILE.fullmatch(name)}
     steps: list[Step] = [MoveAside(f"{FOLDER}/{name}")
                          for name in sorted(present - {*database.files})]

@@ -1,8 +1,8 @@
 """Consume queues in RocksDB as a broker's start leaves them (spec: rocksdb.md §3, §4).
 
-A start deletes no entry: it puts those of the messages that it dispatches again at their queue
-offsets, over what is there, and notes per queue which entry is the last one, and how far the log
-was dispatched. What it notes is `rmqctl.checks.preflight`'s prediction, faults included.
+A start deletes no entry. It puts the entries of the messages that it dispatches again at their
+queue offsets, over the present ones, and notes the last entry of each queue and the end of the
+dispatched log. The noted values are predicted by `rmqctl.checks.preflight`, faults included.
 """
 
 from __future__ import annotations
@@ -31,10 +31,9 @@ _MADE = "rocksdb-start"
 
 def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, settings: Settings,
                 scratch: Scratch) -> list[Step]:
-    """Return the steps that put the database in the place of the present one; none where it is the
-    same.
-
-    RefusedError where a part of the present one cannot be read, StoreIOError, MissingExtraError.
+    """Return the steps that replace the present database; none if it does not change.
+    Raises: RefusedError if a part of the present one cannot be read; StoreIOError,
+    MissingExtraError.
     """
     present = store.rocksdb
     try:

@@ -1,11 +1,11 @@
-"""Parts that a rebuild takes over from the store, because the log does not contain them.
+"""Parts that a rebuild copies from the store, because the log does not contain them.
 
-Rows of expired messages stay. Batch queues and the index go on after them. A plain queue is rebuilt
-from where the log makes it begin, with fillers before the first row as a broker does it, and takes
-them over at the end.
+Entries of expired messages stay. Batch queues and the index are appended to them. A plain queue is
+rebuilt from its first message in the log, with padding entries before it as a broker writes them,
+and gets the expired entries at the end.
 
-Filter bit maps come from the extension units there are. Where the log's head has expired, the
-addresses of units go on from those the queue had (spec: consumequeue.md §8).
+Filter bit maps come from the present extension units. If the start of the log has expired, the
+addresses of units continue those of the queue (spec: consumequeue.md §8).
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from rmqctl.store.store import Sizes, Store
 PLAIN, EXT, BATCH = "consumequeue", "consumequeue_ext", "batchconsumequeue"
 _FILLER = np.array([tuple(FILLER)], consume_queue.dtype())[0]
 _AHEAD = 64
-"""Units that are skipped at most to find a message's one."""
+"""The largest number of units skipped to find that of a message."""
 _MISSES = 64
-"""So many messages in a row without a unit: the others are not looked for any more."""
+"""After so many messages in a row without a unit, no more are looked for."""
 _PAGE = 1 << 16
 _BUFFERED = 256
 
 
 def derived_in(root: str, file_size: int | None = None) -> Store:
-    """Return a store whose consumequeues are those below a root, without a log."""
+    """Return a store with the consume queues below a root, without a log."""
     return Store(root, [], Sizes(consumequeue_file=file_size))
 
 
@@ -54,8 +54,8 @@ def derived_in(root: str, file_size: int | None = None) -> Store:
 
 
 def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[StoreFile, int]]:
-    """Yield (file, bytes) of each batch queue: the last file that has rows of expired messages, and
-    how much of it they take. StoreIOError.
+    """Yield (file, bytes) for each batch queue: its last file with entries of expired messages, and
+    the bytes that they take. Raises: StoreIOError.
     """
     if not log_min:
         return
@@ -73,7 +73,7 @@ def expired_batches(root: str, file_size: int, log_min: int) -> Iterator[tuple[S
 
 
 def seed_batch(root: str, file: StoreFile, used: int, scratch: Scratch) -> None:
-    """Lay the leading ``used`` bytes of a batch queue's file into the scratch folder."""
+    """Copy the leading ``used`` bytes of a batch queue's file into the scratch folder."""
     with FileSource(file.path) as source:
         data = source.read(0, used)
     target = scratch.path(os.path.relpath(file.path, root))
@@ -92,10 +92,10 @@ def seed_batch(root: str, file: StoreFile, used: int, scratch: Scratch) -> None:
 
 
 def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
-    """Cut the rows of messages that do not end before ``done`` out of the scratch folder.
+    """Remove the entries of messages that do not end before ``done`` from the scratch folder.
 
-    The last of them may be there in part, and so may be the fillers before a queue's first row,
-    behind which it would be misplaced. The rows come again. StoreIOError.
+    The last entries may be written in part, and so may the padding before a queue's first entry,
+    which would misplace that entry. They are rebuilt again. Raises: StoreIOError.
     """
     size = settings.consumequeue_file_size
     aside = AsideFolder(scratch.root)
@@ -116,7 +116,7 @@ def drop_unfinished(scratch: Scratch, settings: Settings, done: int) -> None:
 
 
 def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
-    """Return the rows of a file and how many of them, from the first on, are there for good."""
+    """Return the entries of a file and the number of leading ones that are valid."""
     with FileSource(file.path) as source:
         rows = consume_queue.UNIT.array(source.read(0, file.size))
     end = rows["physical_offset"] + rows["size"]
@@ -126,7 +126,7 @@ def _sound_rows(file: StoreFile, done: int) -> tuple[Any, int]:
 
 def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
                aside: AsideFolder) -> None:
-    """Leave the leading units of the files, up to the first that is not full."""
+    """Truncate the files after their leading units, from the first file on that is not full."""
     more = True
     for file, count in zip(files, counts, strict=True):
         if not more or not count:
@@ -146,9 +146,9 @@ def _cut_files(files: list[StoreFile], counts: list[int], unit: int, size: int,
 
 
 def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None:
-    """Put the store's rows of expired messages where the rebuilt queues have fillers.
+    """Copy the store's entries of expired messages over the padding entries of the rebuilt queues.
 
-    The same with the bytes before the first extension unit. Doing it again changes nothing.
+    Likewise the bytes before the first extension unit. Repeating it changes nothing. Raises:
     StoreIOError.
     """
     if not log_min:
@@ -162,9 +162,7 @@ def take_over(root: str, scratch: Scratch, file_size: int, log_min: int) -> None
 
 
 def _first_alive(queue: ConsumeQueue, log_min: int) -> int:
-    """Return the queue offset of the first row that was made: before it are fillers or expired
-    ones.
-    """
+    """Return the queue offset of the first rebuilt entry; padding or expired ones are before."""
     for first, rows in queue.pages(queue.first_index, queue.written):
         alive = np.flatnonzero((rows["physical_offset"] >= log_min) & (rows != _FILLER))
         if len(alive):
@@ -224,9 +222,10 @@ class _Queue:
 
 
 class OldUnits:
-    """Gives the unit of each message of a queue, asked in queue order (a `Recall`).
+    """Returns the unit of each message of a queue, asked in queue order (a `Recall`).
 
-    A message's unit is known by its tags code and store time, and by the row that points to it.
+    A message's unit is recognised by its tags code and store time, and by the entry that points to
+    it.
     """
 
     def __init__(self, root: str) -> None:
@@ -236,7 +235,7 @@ class OldUnits:
 
     def __call__(self, key: QueueKey, physical: int, tags_code: int,
                  store_timestamp: int) -> tuple[int | None, bytes | None]:
-        """Return (address, bit map or None) of the unit; None and None where none is known."""
+        """Return (address, bit map or None) of the unit; None and None if unknown."""
         if key not in self._queues:
             self._queues[key] = self._open(key, physical)
         queue = self._queues[key]
@@ -265,7 +264,7 @@ class OldUnits:
         return _Queue(files, place, found_any=True)
 
     def _by_row(self, key: QueueKey, physical: int) -> int | None:
-        """Return the byte offset that the queue's row of a message leads to."""
+        """Return the byte offset that the queue's entry of a message points to."""
         queue = self._store.queue(*key)
         if queue is None:
             return None
@@ -282,7 +281,7 @@ class OldUnits:
 
     def _search(self, queue: _Queue, tags_code: int, store_timestamp: int) -> tuple[
             int, UnitRecord | None]:
-        """Return (byte offset, unit) of the next unit that fits; the first one may lie anywhere."""
+        """Return (byte offset, unit) of the next unit that fits; the first one may be anywhere."""
         place, passed = queue.position, 0
         while passed < _AHEAD or not queue.found_any:
             unit = self._unit(queue, place)
@@ -299,7 +298,7 @@ class OldUnits:
         return 0, None
 
     def _unit(self, queue: _Queue, place: int) -> UnitRecord | None:
-        """Return the unit at a byte offset; None where none is."""
+        """Return the unit at a byte offset; None without one."""
         start, data = queue.page
         if not start <= place or place + MAX_SIZE > start + len(data):
             file = next((file for file in queue.files if file.base <= place < file.end), None)
@@ -315,7 +314,7 @@ class OldUnits:
             return None
 
     def _use(self, key: QueueKey) -> None:
-        """Only the pages of the queues used last are kept."""
+        """Keep the pages of the queues used last only."""
         self._recent[key] = None
         self._recent.move_to_end(key)
         if len(self._recent) > _BUFFERED:

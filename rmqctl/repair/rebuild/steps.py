@@ -1,6 +1,6 @@
-"""Changes that make the derived files of a store the rebuilt ones.
+"""Steps that replace the derived files of a store by the rebuilt ones.
 
-One readable action for each queue and each index file. What is right already stays untouched.
+There is one action for each queue and each index file. Files without a difference stay untouched.
 """
 
 from __future__ import annotations
@@ -46,15 +46,14 @@ _MISSING, _BEHIND, _AHEAD, _WRONG, _STRANGE = (
     "{} is missing", "{} lags behind the log", "{} has entries of messages that are not in the log",
     "{} has wrong entries", "{} has files that do not belong there")
 Kind = Literal["file", "folder", "other"]
-"""``other``: a FIFO, a device, a link that leads to no file or to another one of the store."""
+"""``other``: a FIFO, a device, or a link that points to no file or to another file of the store."""
 
 
 def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda: False) -> Planned:
-    """Return (steps, actions) for the store a rebuild was made for.
+    """Return (steps, actions) for the store that a rebuild was made for.
 
-    Nothing where everything is right: of the index, also where its files are other ones than the
-    made ones and ``index_is_right``, which is asked only then. The scratch folder must stay until
-    they are carried out. StoreIOError.
+    Nothing if all is equal, or if only the index differs and ``index_is_right``, which is called
+    only then. The scratch folder must stay until the steps are carried out. Raises: StoreIOError.
     """
     steps: list[Step] = []
     actions: list[Action] = []
@@ -71,9 +70,9 @@ def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda:
 
 
 def topic_queue_table(rebuilt: Rebuilt) -> dict[str, int]:
-    """``topic-queueId`` -> next queue offset, as a broker has it after the steps.
+    """Return ``topic-queueId`` -> next queue offset, as a broker has it after the steps.
 
-    A queue without any message in the log counts by its rows. Queues that never had a message
+    A queue without any message in the log counts by its entries. Queues that never had a message
     are left out.
     """
     ends = _ends(rebuilt)
@@ -118,14 +117,14 @@ def _all(rebuilt: Rebuilt, index_is_right: Callable[[], bool]) -> Iterator[Plann
 
 @dataclass(frozen=True, slots=True)
 class _Rows:
-    """Rows with the queue offsets ``[first, end)``."""
+    """The entries with the queue offsets ``[first, end)``."""
 
     first: int
     end: int
 
 
 class _Queue:
-    """The steps for one queue. What differs between plain and batch queues is below."""
+    """The steps for one queue; plain and batch queues override what differs."""
 
     folder = ""
     dtype: Any = None
@@ -135,7 +134,7 @@ class _Queue:
         self.target = os.path.join(self.folder, key[0], str(key[1]))
 
     def older(self, files: list[StoreFile]) -> set[str]:
-        """Files of the store before the first made one, of expired messages only."""
+        """Return the store's files before the first rebuilt one, with expired messages only."""
         folder = os.path.join(self.rebuilt.root, self.target)
         first = files[0].base
         older = set()
@@ -145,7 +144,7 @@ class _Queue:
         return older
 
     def _is_expired(self, file: StoreFile) -> bool:
-        """As a broker's cleaner sees it: by the last row."""
+        """Return whether a file has expired by its last entry, as for a broker's cleaner."""
         with FileSource(file.path) as source:
             size = self.dtype.itemsize
             raw = source.read(max(0, file.size - file.size % size - size), size)
@@ -159,7 +158,9 @@ class _Queue:
                        self.older(files).__contains__)
 
     def cut(self, files: list[StoreFile], end: int) -> list[Step]:
-        """Zeros from byte ``end`` of the queue on; files behind go away, the last first."""
+        """Return the steps that end the queue at byte ``end`` with zeros; later files are moved
+        aside, the last one first.
+        """
         steps: list[Step] = []
         for file in reversed(files):
             if file.base >= end:
@@ -243,7 +244,7 @@ class _Batch(_Queue):
 
 
 def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
-    """Return the first row that leads beyond the end of the log; None without any."""
+    """Return the first entry that points beyond the end of the log; None without any."""
     for first, rows in queue.pages(queue.first_index, queue.written):
         behind = np.flatnonzero(rows["physical_offset"] >= log_end)
         if len(behind):
@@ -252,8 +253,8 @@ def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
 
 
 def _is_damaged_behind(queue: ConsumeQueue, log_min: int) -> bool:
-    """Return whether a damaged row after the last valid one leads into the log, and none to an
-    expired message: of a queue without any message in the log.
+    """Return whether, in a queue without any message in the log, a damaged entry after the last
+    valid one points into the log, and none points to an expired message.
     """
     seen = False
     for _, rows in queue.pages(queue.written, queue.disk_end):
@@ -322,7 +323,7 @@ def _index(rebuilt: Rebuilt) -> Planned:
 
 
 def _entries(file: StoreFile) -> int | None:
-    """By its header; None where that cannot be read."""
+    """Return the number of entries by the header; None if that cannot be read."""
     try:
         return max(header_of(file.path).index_count, 1) - 1
     except StoreIOError:
@@ -335,8 +336,8 @@ def _entries(file: StoreFile) -> int | None:
 def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) -> list[Step]:
     """Return the steps for ``folder`` (relative to both roots, e.g. ``consumequeue/TopicTest/0``).
 
-    ``leave``: files of the store that stay though the scratch folder lacks them. Times of files
-    that do not change stay. StoreIOError.
+    ``leave``: files of the store that stay though the scratch folder lacks them. Times of unchanged
+    files stay. Raises: StoreIOError.
     """
     present, built = _tree(root, folder), _tree(scratch, folder)
     steps: list[Step] = [MoveAside(path) for path in _in_the_way(root, folder)] if built else []
@@ -364,8 +365,8 @@ def compare(root: str, scratch: str, folder: str, leave: Callable[[str], bool]) 
 
 
 def _in_the_way(root: str, folder: str) -> Iterator[str]:
-    """Yield what stands above ``folder`` and is not a folder. A link may lead to a disk that is not
-    there now: it stays, and no plan goes on below it.
+    """Yield the paths above ``folder`` that are not folders. A link may point to a disk that is not
+    mounted: it stays, and no plan continues below it.
     """
     above, parts = "", folder.split(os.sep)
     for part in parts[:-1]:
@@ -377,7 +378,7 @@ def _in_the_way(root: str, folder: str) -> Iterator[str]:
 
 
 def kind_of(root: str, path: str) -> Kind | None:
-    """Return what ``path`` in the store leads to; None: there is nothing, not even a link."""
+    """Return the kind of the file that ``path`` points to; None if not even a link exists."""
     if os.path.isfile(path):
         return "other" if is_alias(root, path) else "file"
     if os.path.isdir(path):
@@ -386,7 +387,7 @@ def kind_of(root: str, path: str) -> Kind | None:
 
 
 def _tree(root: str, folder: str) -> dict[str, Kind]:
-    """Relative path -> what it is, all below ``folder`` and itself; links are not walked."""
+    """Return kinds by relative path, of ``folder`` and all below; links are not followed."""
     top = kind_of(root, os.path.join(root, folder))
     if top != "folder":
         return {} if top is None else {folder: top}

@@ -1,13 +1,13 @@
 """Timed messages whose REAL_TOPIC does not match the hash in their unit of the timer log.
 
 No CRC covers properties, and a broker delivers a timed message to its REAL_TOPIC. The unit was
-written when the message was intact, so a timer log that is rebuilt from a damaged REAL_TOPIC
-destroys the only proof of what it was. Where place and size of the unit are the message's:
+written when the message was intact, so a rebuild of the timer log from a damaged REAL_TOPIC would
+destroy the only proof of its value. If place and size of the unit match the message:
 
-* One changed byte of the message gives it a topic that exists and has the hash of the unit, and
-  its own REAL_TOPIC names no topic: the message is corrected.
-* The message names a topic that exists, and no such change of it does: the unit is rebuilt.
-* Anything else is undecided, and neither is touched.
+* If one changed byte of the message gives it an existing topic with the hash of the unit, and its
+  own REAL_TOPIC does not exist, the message is corrected.
+* If the topic of the message exists, and no such change is possible, the unit is rebuilt.
+* Anything else is undecided, and neither is changed.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _REASON = "its unit in the timer log has the hash of this topic"
 
 @dataclass(slots=True)
 class TimedDisputes:
-    """``corrected``: bytes that make messages agree with their units, ``topics`` what these name
-    then, by their places; ``open``: places of messages that stay in dispute.
+    """``corrected``: bytes that make messages match their units; ``topics``: the topics of these
+    messages then, by physical offset; ``open``: offsets of messages that stay in dispute.
     """
 
     corrected: list[Changed] = field(default_factory=list)
@@ -43,7 +43,7 @@ class TimedDisputes:
 
     @property
     def places(self) -> set[int]:
-        """Messages whose units are right, or may be."""
+        """Return the messages whose units are right, or may be."""
         return {*self.topics, *self.open}
 
 
@@ -94,7 +94,7 @@ def _judge(settled: TimedDisputes, record: Record, wanted: int, topics: set[str]
 
 
 def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[Changed]:
-    """Yield the one byte that makes a property of another name REAL_TOPIC, where that fits."""
+    """Yield the one byte that turns another property's name into REAL_TOPIC, if that fits."""
     raw, name = record.properties, props.REAL_TOPIC.encode()
     start = record.physical_offset + record.total_size - len(raw)
     at = 0
@@ -118,12 +118,12 @@ def _with(record: Record, change: Changed) -> bytes:
 
 
 def real_topic(properties: bytes) -> str:
-    """Return the topic to which a timed message is delivered; "" where it names none."""
+    """Return the topic to which a timed message is delivered; "" without one."""
     return props.parse(properties.decode("utf-8", "replace")).get(props.REAL_TOPIC, "")
 
 
 def _topics(store: Store) -> set[str]:
-    """Topics that exist: configured ones, and those with consume queues."""
+    """Return the existing topics: configured ones, and those with consume queues."""
     value = load_one(store, "topics.json").value
     table = value.get("topicConfigTable") if isinstance(value, dict) else None
     return {topic for topic, _ in store.known_queues} | (

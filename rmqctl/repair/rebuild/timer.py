@@ -1,9 +1,9 @@
-"""The timer of 5.x beside a log that was repaired: no unit without a message, every unit in a slot.
+"""The timer of 5.x beside a repaired log: no unit without a message, every unit in a slot.
 
-Units that point beyond the end of the log go, as `truncate` cuts them. A wheel that is missing, has
-the wrong size or leaves pending messages unreachable is rebuilt from the timer log, which has the
-time and the message of each unit; a timer log with damaged or missing units is rebuilt from the
-messages that wait for their time (spec: timer-and-others-5x.md §1.2, §1.3).
+Units that point beyond the end of the log are removed, as `truncate` does. A wheel that is missing,
+has the wrong size or leaves pending messages unreachable is rebuilt from the timer log, which has
+the time and the message of each unit. A timer log with damaged or missing units is rebuilt from the
+pending messages (spec: timer-and-others-5x.md §1.2, §1.3).
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ _PROGRESS = f"config/{TIMERCHECK}"
 
 
 def timer_troubles(store: Store, log_end: int) -> list[Finding]:
-    """Return what `verify` finds wrong with the timer's files, for a log that ends at
-    ``log_end``.
-    """
+    """Return the findings of `verify` on the timer's files, for a log that ends at ``log_end``."""
     if not TimerFiles.of(store).in_use:
         return []
     return [finding for finding in check(store, log_end, live=False) if finding.is_trouble]
@@ -44,11 +42,11 @@ def timer_troubles(store: Store, log_end: int) -> list[Finding]:
 
 def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list[Finding],
                 settled: TimedDisputes | None = None) -> Changes:
-    """Return what sets the timer's files right for a log that ends at ``log_end``.
+    """Return the repair of the timer's files for a log that ends at ``log_end``.
 
-    ``next_row``: the next queue offset of the timer topic, None where it has no queue.
-    ``findings``: those of `timer_troubles`; ``settled``: messages that are corrected, or in
-    dispute, so that their units stay. StoreIOError.
+    ``next_row``: the next queue offset of the timer topic, None without a queue. ``findings``:
+    those of `timer_troubles`; ``settled``: messages that are corrected, or in dispute, so that
+    their units stay. Raises: StoreIOError.
     """
     files = TimerFiles.of(store)
     if not files.in_use:
@@ -98,9 +96,7 @@ def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> b
 
 def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
              topics: Mapping[int, str]) -> Changes:
-    """Return a timer log and a wheel with the messages that wait for their time; the old
-    files go.
-    """
+    """Return a new timer log and wheel with the pending messages; the old files are moved aside."""
     changes = Changes()
     # The messages that wait, out of the queue of timed messages.
     last_read = files.checked.last_read_time_ms
@@ -138,7 +134,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
 
 
 def _new_progress(store: Store, progress: TimerCheckRecord, changes: Changes) -> None:
-    """A whole timercheck; the time up to which the wheel was read is that of what was delivered."""
+    """Write a complete timercheck; the wheel counts as read up to the time of the last delivery."""
     page = timer_check.build(progress)
     there = os.path.isfile(store.path("config", TIMERCHECK))
     changes.steps.append(Replace(_PROGRESS, page) if there else Create(_PROGRESS, page))
@@ -175,7 +171,7 @@ def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:
 
 
 def _differs(path: str, pages: dict[int, bytes]) -> bool:
-    """Return whether a wheel is not the one of these pages."""
+    """Return whether a wheel differs from these pages."""
     try:
         with FileSource(path) as source:
             if source.size != FILE_SIZE:
