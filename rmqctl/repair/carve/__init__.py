@@ -1,1 +1,1 @@
-"""Messages out of any bytes, and a new store made of them."""
+"""Carving of messages out of any bytes, and a new store of these messages."""

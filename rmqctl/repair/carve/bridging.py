@@ -1,8 +1,8 @@
-"""Write fillers where something of a log is missing, as `recover` does.
+"""Fillers for missing parts of a carved log, as `recover` writes them.
 
-A gap of the log is tiled: a filler for each message that a queue lacks there, so that the messages
-after it keep their queue offsets, and one that no queue knows for the rest. A missing file has
-room for as many.
+A gap of the log is tiled: one filler for each message that a queue lacks there, so that the
+messages after it keep their queue offsets, and one of no queue for the rest. A missing file has
+space for as many.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmqctl.repair.salvage.filler import MOST, Filler, Row, Style, filler, least
 from rmqctl.scan.overlay import Parts
 
 MAX_FILES = 1024
-"""Missing files between those of a log that are written with a filler each."""
+"""The largest number of missing files in a row that are written with a filler each."""
 _MAX_GAPS = 1 << 16
 _MAX_LOOKS = 1 << 12
 _SEALED = Style(sealed=True)
@@ -40,9 +40,9 @@ class Missing(NamedTuple):
 
 
 class Bridge:
-    """Fillers for what is missing of a log whose files have ``file_size`` bytes.
+    """Fillers for the missing parts of a log whose files have ``file_size`` bytes.
 
-    ``room``: how many bytes of fillers may be planned in all. A file that is missing gets one.
+    ``room``: the total bytes of fillers that may be planned. A missing file gets one filler.
     """
 
     def __init__(self, file_size: int, room: int) -> None:
@@ -57,24 +57,22 @@ class Bridge:
                 and gap <= self._room and len(missing) <= self._files)
 
     def take(self, end: int, physical: int) -> list[int]:
-        """Plan to bridge a gap: the bytes of the stretches in it that fillers can take."""
+        """Plan to bridge a gap; return the sizes of its stretches that fillers can fill."""
         missing, start = self._missing(end, physical)
         self._files -= len(missing)
         self._room -= physical - start
         return [stop - at for at, stop, _ in self._stretches(end, physical)]
 
     def _missing(self, end: int, physical: int) -> tuple[range, int]:
-        """Return (the bases of missing files between, where in the file of ``physical`` a gap
-        starts).
+        """Return (the bases of missing files between, the start of the gap in the file of
+        ``physical``).
         """
         size = self.file_size
         base, last = physical - physical % size, end - end % size
         return range(last + size if end % size else last, base, size), max(base, end)
 
     def _stretches(self, end: int, physical: int) -> Iterator[tuple[int, int, bool]]:
-        """Yield (start, end, whether fillers have to reach up to the end) for each file and
-        filler.
-        """
+        """Yield (start, end, whether fillers must reach the end) for each file and filler."""
         missing, at = self._missing(end, physical)
         for base in missing:
             yield base, base + self.file_size - BLANK_SIZE, False
@@ -136,21 +134,21 @@ class _Gap:
 class Lacking:
     """Messages that the queues of a log lack in each of its gaps; its records come in order.
 
-    `rows`: by the physical offset of the message after the gap.
+    ``rows``: by the physical offset of the message after the gap.
     """
 
     rows: dict[int, list[Missing]] = field(default_factory=dict)
     _gaps: list[_Gap] = field(default_factory=list)
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """(the next queue offset, the number of gaps before), by queue; -1 where they move up."""
+    """(the next queue offset, the number of gaps before), by queue; -1 where messages move up."""
 
     def gap(self, physical: int, stretches: list[int]) -> None:
-        """There is a gap before the next message."""
+        """Note a gap before the next message."""
         if len(self._gaps) < _MAX_GAPS:
             self._gaps.append(_Gap(physical, stretches))
 
     def met(self, number: int, queue: tuple[str, int], offset: int) -> None:
-        """A message of a queue, which has a ``number``, is next."""
+        """Note the next message, of the queue ``number``."""
         expected, first = self._ends.get(number, (offset, 0))
         if expected >= 0:
             fits = offset >= expected and self._put(
@@ -158,7 +156,7 @@ class Lacking:
             self._ends[number] = (offset + 1, len(self._gaps)) if fits else (-1, 0)
 
     def _put(self, missing: Missing, first: int) -> bool:
-        """Find room for missing messages in the gaps from number ``first`` on."""
+        """Find space for missing messages in the gaps from number ``first`` on."""
         left, parts = missing.number, []
         size = missing.filler().least(_SEALED)
         for gap in islice(self._gaps, first, first + _MAX_LOOKS):

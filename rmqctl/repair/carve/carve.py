@@ -1,9 +1,9 @@
-"""Carve messages out of any bytes: files, disk images, folders, in one pass with bounded memory.
+"""Carve messages out of any bytes (files, disk images, folders) in one pass with bounded memory.
 
-First come the records in place, source by source. Other records follow when all sources were
-scanned: records that may be part of the body of a damaged one, misplaced ones, then, if asked for,
-those found inside damaged ones and the damaged ones themselves. A record that is found again
-anywhere is a duplicate; so one in place always counts before a misplaced copy of it.
+Records in place come first, source by source. Other records follow when all sources were scanned:
+records that may be part of the body of a damaged one, misplaced ones, then, if requested, records
+inside damaged ones and the damaged ones themselves. A record that was met before is a duplicate; so
+a record in place always counts before a misplaced copy of it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ DAMAGED = "damaged"
 _PAGE_RECORDS = 512
 _PAGE_BYTES = 4 << 20
 _NEIGHBOURS = 2
-"""Undecided records of one shift that make it a source's own, where no longer chain is."""
+"""Undecided records of one shift that make it a source's own, if no longer chain exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class CarveOptions:
-    """Selection of the output: messages for which all `conditions` hold, those in place, doubtful
-    and misplaced, and what else is switched on.
+    """Selection of the output: messages for which all ``conditions`` hold, the placements that are
+    included, and further options.
     """
 
     conditions: tuple[Condition, ...] = ()
@@ -51,7 +51,7 @@ class CarveOptions:
 
 @dataclass(slots=True)
 class CarveTally:
-    """Counts of what was found, before any condition. Sizes in bytes."""
+    """Counts before any condition. Sizes in bytes."""
 
     sources: int = 0
     bytes_read: int = 0
@@ -66,17 +66,17 @@ class CarveTally:
     unreadable_bytes: int = 0
     unreadable_sources: int = 0
     astray: int = 0
-    """Misplaced messages in files that are named like those of a log: there damage moved them. In
-    an image the files of a log are in any order.
+    """Misplaced messages in files that are named like log files, where damage moved them. In an
+    image the files of a log are in any order.
     """
     given: int = 0
-    """Messages that were asked for."""
+    """Messages that were selected."""
     counts: dict[str, int] = field(default_factory=dict)
-    """Those by placement."""
+    """Selected messages by placement."""
 
     @property
     def messages(self) -> int:
-        """Intact messages, each once, without those inside of damaged ones."""
+        """Return the number of intact messages, each once, without those inside damaged ones."""
         return self.in_place + self.doubtful + self.misplaced
 
     @property
@@ -96,9 +96,9 @@ class CarveTally:
 
 @dataclass(frozen=True, slots=True)
 class CarvedPage:
-    """Some messages of one source. ``offset`` are their positions in it (int64).
+    """Some messages of one source. ``offset``: their positions in it (int64).
 
-    Only valid until the next is asked for.
+    Valid only until the next page is requested.
     """
 
     page: Page
@@ -111,8 +111,8 @@ class CarvedPage:
 class Carving:
     """One carving over all inputs. Iterate over `pages` once; use as a context manager.
 
-    ``report`` gets a line for each thing the user should know (a source that cannot be opened,
-    unreadable places); ``advance`` the bytes gone through.
+    ``report`` is called with each note for the user (a source that cannot be opened, unreadable
+    places), ``advance`` with the bytes scanned.
     """
 
     def __init__(self, inputs: Sequence[Input], wanted: CarveOptions = CarveOptions(), *,
@@ -127,7 +127,7 @@ class Carving:
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
         self._doubtful, self._undecided = Spool(), Spool()
         self._unsure, self._inside = Spool(), Spool()
-        """Doubtful and embedded records of one source, until it is known how it is fragmented."""
+        """Doubtful and embedded records of one source, until its fragments are known."""
         self._unreadable: list[tuple[int, int]] = []
         malloc_tuning.keep_freed_memory()
 
@@ -140,8 +140,8 @@ class Carving:
             spool.close()
 
     def pages(self) -> Iterator[CarvedPage]:
-        """Yield all that is wanted, page by page. StoreIOError where no source could be read at
-        all.
+        """Yield the selected messages, page by page. Raises: StoreIOError if no source can be read
+        at all.
         """
         last: StoreIOError | None = None
         for number, source_input in enumerate(self.inputs):
@@ -211,7 +211,7 @@ class Carving:
         """Place the undecided records of a source: in place if they fit a log found there, or if
         nothing contradicts them, not even the name of the source.
 
-        Without any log found, the most frequent shift among them is taken for one.
+        Without any log found, the most frequent shift among them counts as one.
         """
         log_shifts = set(scan.log_shifts)
         if not scan.in_place:
@@ -245,8 +245,8 @@ class Carving:
             log_shift.close()
 
     def _settle(self, scan: Scan, log_shift: Spool, *, is_named: bool) -> None:
-        """Records that are doubtful, or inside of a damaged one, in a source: in place where a
-        fragment ends in the damaged record before them.
+        """Place the doubtful and embedded records of a source: in place if a fragment ends in the
+        damaged record before them.
         """
         for spool, others in ((self._unsure, self._doubtful), (self._inside, self._embedded)):
             for rows in spool.chunks():
@@ -265,7 +265,7 @@ class Carving:
 
     def _spooled(self, spool: Spool, placement: str, *, shown: bool = True,
                  contradicted: bool = False) -> Iterator[CarvedPage]:
-        """Yield the records of a spool. With ``contradicted`` those are misplaced that overlap
+        """Yield the records of a spool. With ``contradicted``, records are misplaced that overlap
         messages in place of the same broker.
         """
         for every in self._pages(spool):
@@ -278,7 +278,7 @@ class Carving:
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
         """Return the page without records that overlap others in place, which are misplaced, unless
-        all are ``believed``. Notes where its records are, unless ``only_look``.
+        all are ``believed``. Note the places of the returned records, unless ``only_look``.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))
@@ -321,7 +321,7 @@ class Carving:
 
     def _once(self, page: Page, number: int, offset: Array, placement: str, *,
               shown: bool = True) -> Iterator[CarvedPage]:
-        """Counts, and parts new records from those that were met before."""
+        """Count the records of a page and yield the new ones; then, if selected, the duplicates."""
         is_repeated = self._seen.take(page.numbers("physical_offset"), identity(page))
         again = int(is_repeated.sum())
         # The counts, by placement.
@@ -355,7 +355,7 @@ class Carving:
 
     def _chosen(self, page: Page, number: int, offset: Array, placement: str, *,
                 duplicate: bool = False) -> Iterator[CarvedPage]:
-        """Yield those of a page that match the conditions."""
+        """Yield the records of a page that match the conditions."""
         for condition in self._wanted.conditions:
             if not len(page):
                 return

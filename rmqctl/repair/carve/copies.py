@@ -1,8 +1,8 @@
-"""Copies of messages that a compaction log or a tier has, beside the log that they come from.
+"""Copies of messages in a compaction log or a tier, beside the log that they come from.
 
-Such a place has the messages of one queue, each with a physical offset of its own. The log has
-messages of several queues one after the other. So a message of a run of one queue is a copy where
-a run of several queues has the same message at another physical offset.
+Such a file has the messages of one queue, each with its own physical offset. The log has messages
+of several queues one after the other. So a message of a run of one queue is a copy if a run of
+several queues has the same message at another physical offset.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from rmqctl.scan.frames import Array
 
 _MAX_RUNS = 1 << 20
 _MAX_COPIES = 1 << 22
-"""Messages of runs of one queue that are looked for at once."""
+"""Messages of runs of one queue that are compared at once."""
 _STEP = 1 << 16
 _SEVERAL = -2
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def identities(*columns: Array) -> Array:
-    """A number for each row, equal where all columns are."""
+    """Return a number for each row, equal if all columns are."""
     numbers: Array = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         numbers = (numbers ^ column.astype(np.int64).view(np.uint64)) * _FACTOR
@@ -30,8 +30,8 @@ def identities(*columns: Array) -> Array:
 
 
 class ShiftQueues:
-    """The queues of the messages that share a source, and what separates their physical offset from
-    their position. At most a million of these: of what comes after, no message is a copy.
+    """The queues of the messages by source and shift (physical offset minus position). At most a
+    million are kept; messages of later ones are not recognised as copies.
     """
 
     def __init__(self) -> None:
@@ -55,8 +55,9 @@ class ShiftQueues:
         return [*zip(*keys.tolist(), strict=True)], run.reshape(-1)
 
     def without_copies(self, rows: RowFile, into: RowFile) -> tuple[RowFile, int]:
-        """(``rows`` without the copies: itself where there is none, else ``into``, how many there
-        were). Messages of a run that copies were made of are not late. StoreIOError.
+        """Return (``rows`` without the copies, the number of copies). Without copies the first is
+        ``rows`` itself, else ``into``. Messages of a run that copies were made of are not late.
+        Raises: StoreIOError.
         """
         count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
         if not 0 < count < len(rows):
@@ -77,7 +78,7 @@ class ShiftQueues:
         return into, len(rows) - len(into)
 
     def _copied(self, rows: RowFile, part: int, parts: int) -> Array:
-        """The identities of messages, of one part of all, that both kinds of runs have."""
+        """Return the identities of messages, of one part of all, that both kinds of runs have."""
         def some(*, of_one: bool) -> Array:
             own: list[Array] = [np.zeros(0, np.uint64)]
             for chunk in rows.chunks(_STEP):
@@ -91,12 +92,12 @@ class ShiftQueues:
         return some(of_one=False)
 
     def _having(self, rows: Array, copied: Array) -> set[tuple[int, int]]:
-        """The runs of several queues that have a message which was copied."""
+        """Return the runs of several queues that have a copied message."""
         return set(self._keys(rows[self._of_several(rows) & _among(
             rows["identity"], copied)])[0])
 
     def _of_one(self, rows: Array) -> Array:
-        """Find the messages of a run of one queue."""
+        """Return which messages are of a run of one queue."""
         keys, run = self._keys(rows)
         is_of: Array = np.array([self._queue.get(key, -1) >= 0 for key in keys], bool)[run]
         return is_of
@@ -108,7 +109,7 @@ class ShiftQueues:
 
 
 def _among(values: Array, wanted: Array) -> Array:
-    """Find which values are among the ``wanted``, which are sorted."""
+    """Return which values are among the ``wanted``, which are sorted."""
     if not len(wanted):
         return np.zeros(len(values), bool)
     place = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)

@@ -1,10 +1,9 @@
-"""Find records, among those that carving finds in place, that may be part of the body of a damaged
-one.
+"""Records in place that may be part of the body of a damaged record.
 
-Where a log continues after unknown bytes, a record with any body may have been there:
-`rmqctl.scan.damage.extents` determines from where on that is impossible. Only a log that was met
-before has such a place, or one that starts with its source: in an image it is unknown what preceded
-the first record of a log.
+If a log continues after unknown bytes, a record with any body may have been there:
+`rmqctl.scan.damage.extents` determines from where on that is impossible. This concerns only a log
+that was met before, or that starts with its source: in an image it is unknown what preceded the
+first record of a log.
 """
 
 from __future__ import annotations
@@ -33,21 +32,19 @@ def is_file(shift: int, size: int) -> bool:
 
 
 class Doubts:
-    """The records of a log that may be part of the body of a damaged one, for the logs of a
-    source.
-    """
+    """The records of the logs of a source that may be part of the body of a damaged one."""
 
     def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:
         self._window, self._file_end, self._record = window, file_end, record
         self._logs: OrderedDict[int, tuple[AsLog, Passed]] = OrderedDict()
         self._pieces: dict[int, tuple[int, int]] = {}
-        """(end, until where records are doubtful) of the last piece, by shift."""
+        """(end, position up to which records are doubtful) of the last piece, by shift."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
         self.gap = 0
         """The position of the bytes for which `until` last found records doubtful."""
         self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
-        """End of a fragment at (shift, gap), or None; nothing after such an end is doubtful."""
+        """The end of a fragment at (shift, gap), or None; nothing after such an end is doubtful."""
 
     def _log(self, shift: int) -> tuple[AsLog, Passed]:
         log_state = self._logs.get(shift)
@@ -60,12 +57,12 @@ class Doubts:
         return log_state
 
     def trust(self, shift: int, start: int, end: int) -> None:
-        """Records of a shift follow each other in positions ``[start, end)``, and are messages."""
+        """Note that consecutive records of a shift in positions ``[start, end)`` are messages."""
         self._log(shift)[1].add(start, end)
 
     def met(self, shift: int, start: int, end: int) -> None:
-        """Records of a shift follow each other in positions ``[start, end)``; what they are is not
-        known yet.
+        """Note that records of a shift follow each other in positions ``[start, end)``; whether
+        they are messages is not decided yet.
         """
         if shift not in self._met and len(self._met) >= _MAX_KEPT:
             self._met.popitem(last=False)
@@ -73,8 +70,8 @@ class Doubts:
         self._met.move_to_end(shift)
 
     def before(self, shift: int) -> tuple[int | None, int]:
-        """Return (end of what was met of a shift, or start of the source, if known; position up to
-        which its records are doubtful): a log of this shift continues. StoreIOError.
+        """Continue a log of this shift. Return (the end of its last records, or the start of the
+        source, if known; the position up to which its records are doubtful). Raises: StoreIOError.
         """
         for start, end in self._met.pop(shift, ()):
             self._from_piece(shift, start, end)
@@ -82,8 +79,8 @@ class Doubts:
         return self._pieces.pop(shift, (start_of_file, 0))
 
     def until(self, shift: int, gap: int, at: int) -> int:
-        """Return the position up to which the records of a shift are doubtful: a record starts at
-        `at`, and the bytes from `gap` on are unknown. StoreIOError.
+        """Return the position up to which the records of a shift are doubtful, if a record starts
+        at ``at`` and the bytes from ``gap`` on are unknown. Raises: StoreIOError.
         """
         log, passed = self._log(shift)
         is_start = not gap
@@ -111,17 +108,18 @@ class Doubts:
         return 0
 
     def _first(self, start: int) -> tuple[int, int, bool] | None:
-        """Return the first record of a file that starts here, which in DLedger's has an entry's
-        head.
+        """Return the first record of a file that starts here; in DLedger's it is after an entry
+        header.
         """
         head = self._window.read(start, dledger.HEAD_SIZE)
         framed = dledger.detect(head) == dledger.FRAMED
         return self._record(start + framed * dledger.HEAD_SIZE)
 
     def sort(self, rows: Array, shift: int) -> Iterator[tuple[Array, bool]]:
-        """Yield records of one shift (`spool.PLACE`), with whether they are doubtful. StoreIOError.
+        """Yield records of one shift (`spool.PLACE`), with whether they are doubtful. Raises:
+        StoreIOError.
 
-        To be asked in ascending order.
+        To be called in ascending order.
         """
         begin, ends = 0, rows["position"] + rows["size"]
         edges = (np.flatnonzero(rows["position"][1:] != ends[:-1]) + 1).tolist()
@@ -136,7 +134,7 @@ class Doubts:
             begin = edge
 
     def _from_piece(self, shift: int, start: int, end: int) -> int:
-        """`until` for records in positions ``[start, end)`` that follow each other."""
+        """Apply `until` to records in positions ``[start, end)`` that follow each other."""
         last_piece = self._pieces.get(shift)
         gap, sure = last_piece or (0 if is_file(shift, self._window.size) else start, 0)
         if gap >= sure:  # else it was asked for together with what lies before

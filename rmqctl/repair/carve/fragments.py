@@ -1,8 +1,8 @@
-"""The chains of records in a source, and proofs that a file system cut a log between two of them.
+"""Chains of records in a source, and proofs that a file system split a log between two of them.
 
-Where a log breaks off, a record may be damaged: then what follows may be its body. Or a fragment of
-the file ends there, and what follows has nothing to do with it. A record that both its parts, from
-two places, make complete proves the latter: its lengths and its CRC match.
+If a log breaks off, a record may be damaged, and the following records may be in its body. Or a
+fragment of the file ends there, and the following records have nothing to do with it. The latter is
+proven by a record that two parts, from two places, make complete: its lengths and its CRC match.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmqctl.repair.carve.window import Window
 from rmqctl.scan.frames import Array
 
 REACH = (4 << 20) + (64 << 10)
-"""The largest record that brokers write by default, and more: so far may a body extend."""
+"""The largest record that brokers write by default, and more: the possible extent of a body."""
 NEXT = (0, dledger.HEAD_SIZE)
 """Bytes between messages that follow each other."""
 SECTOR = 512
@@ -44,7 +44,7 @@ class Chain(NamedTuple):
 class Chains:
     """The chains of a source in the order of the scan: `start`, `end`, then `cut`.
 
-    At most a million are kept; ``unknown_from`` is where the first one starts that is not.
+    At most a million are kept; ``unknown_from`` is the start of the first one that is not.
     """
 
     def __init__(self, window: Window) -> None:
@@ -57,7 +57,7 @@ class Chains:
         self._cuts: dict[tuple[int, int], int | None] = {}
 
     def start(self, shift: int, at: int) -> None:
-        """Records of a shift start at ``at``, perhaps the next ones of the last chain."""
+        """Note that records of a shift start at ``at``, perhaps the next ones of the last chain."""
         rows = self._rows
         if rows and rows[-4] == shift and (self._is_open or (
                 not rows[-1] and at - rows[-2] in NEXT)):
@@ -69,7 +69,7 @@ class Chains:
             self.unknown_from = at
 
     def end(self, shift: int, at: int, file_end: int) -> None:
-        """The chain ends at ``at``."""
+        """Note that the chain ends at ``at``."""
         if self._is_open and self._rows[-4] == shift:
             self._rows[-2:] = array("q", (at, file_end))
         self._is_open = False
@@ -79,8 +79,8 @@ class Chains:
         return (Chain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
 
     def cut(self, shift: int, at: int) -> int | None:
-        """Return the end of the fragment in which a log of this shift breaks off at `at`, if that
-        is proven: nothing from there on belongs to the record at `at`. StoreIOError.
+        """Return the end of the fragment in which a log of this shift breaks off at ``at``, if that
+        is proven: nothing after it belongs to the record at ``at``. Raises: StoreIOError.
         """
         key = shift, at
         if key not in self._cuts:
@@ -90,9 +90,9 @@ class Chains:
         return self._cuts[key]
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
-        """Return up to where the record can reach at which a log of this shift breaks off, by the
-        first record that follows it in another fragment, not in positions ``[at, end)``: None where
-        none does.
+        """Return the greatest possible end of the record at which a log of this shift breaks off,
+        by the first record that follows it in another fragment, outside of positions ``[at, end)``;
+        None without one.
         """
         physical, positions = self._after(shift, at, end)
         apart = ((physical - positions - shift) % SECTOR == 0) & (
@@ -100,19 +100,19 @@ class Chains:
         return int(physical[apart.argmax()]) - shift if apart.any() else None
 
     def goes_on(self, shift: int, at: int) -> int | None:
-        """Return where a log of this shift continues after `at`, within the reach of a record."""
+        """Return where a log of this shift continues after ``at``, within the reach of a record."""
         physical, positions = self._after(shift, at, at + REACH)
         own = physical - positions == shift
         return int(positions[own.argmax()]) if own.any() else None
 
     def _after(self, shift: int, at: int, end: int) -> tuple[Array, Array]:
-        """Return starts whose place in the log is in positions ``[at, end)`` of this shift."""
+        """Return the starts whose place in the log is in positions ``[at, end)`` of this shift."""
         physical, positions = self._sorted()
         first, after = np.searchsorted(physical, (at + shift, end + shift))
         return physical[first:after], positions[first:after]
 
     def _sorted(self) -> Array:
-        """Physical offsets of the starts, ascending, and their positions."""
+        """Return the physical offsets of the starts, ascending, and their positions."""
         if self._starts is None:
             table = np.frombuffer(self._rows, np.int64).reshape(-1, 4)
             places = np.stack([table[:, 0] + table[:, 1], table[:, 1]])
@@ -137,8 +137,8 @@ class Chains:
         return None
 
     def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:
-        """Return the end of the first of two fragments that make one record of ``size`` bytes with
-        the head of an entry before and after it, if it has one: the other ends at ``position``.
+        """Return the end of the first of two fragments that make one record of ``size`` bytes, with
+        entry headers before and after it, if it has one. The other fragment ends at ``position``.
         """
         first = self._window.read(at, size)
         rest = self._window.read(max(position - size, 0), min(size, position))

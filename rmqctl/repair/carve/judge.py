@@ -1,4 +1,4 @@
-"""Decide whether a record, a blank or an end is at a position of a window."""
+"""Judgement whether a record, a blank or an end is at a position of a window."""
 
 from __future__ import annotations
 
@@ -34,9 +34,7 @@ class Judge:
         """(shift, from, to, whether a record starts there): see `_next_followed`."""
 
     def record(self, position: int) -> tuple[int, int, bool] | None:
-        """Return (size, shift, whether the CRC is right) of the record at a position, if there is
-        one.
-        """
+        """Return (size, shift, whether the CRC is right) of the record at a position, or None."""
         window = self._window
         head = window.read(position, START_SIZE)
         if len(head) < START_SIZE:
@@ -56,9 +54,7 @@ class Judge:
         return total, physical - position, self._sums.crc(body_at, body_at + length) == crc
 
     def starts(self, position: int, shift: int) -> bool:
-        """Return whether magic and physical offset agree with a record of this shift that starts
-        here.
-        """
+        """Return whether magic and physical offset match a record of this shift here."""
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:
             return False
@@ -74,7 +70,7 @@ class Judge:
         return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
 
     def file_end(self, position: int) -> int:
-        """Return the size of what ends a file here, be it DLedger's; 0 if nothing does."""
+        """Return the size of the end of a file here, DLedger's included; 0 without one."""
         head = self._window.read(position, BLANK_SIZE)
         if self.is_blank(position):
             return total_size_at(head)
@@ -118,11 +114,11 @@ class Judge:
         return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
 
     def _next_followed(self, start: int, end: int, shift: int) -> int:
-        """Return the first position from `start` on of an intact record that another record or an
+        """Return the first position from ``start`` on of an intact record that another record or an
         end follows.
 
-        `end` or more if none is before it. What was searched is remembered, so that this costs one
-        search of the source in all.
+        ``end`` or more if none is before it. The searched range is remembered, so that the source
+        is searched once in all.
         """
         log_shift, low, high, stands = self._searched
         if log_shift != shift or not low <= start <= high:
@@ -142,8 +138,8 @@ class Judge:
     def behind(self, position: int, end: int) -> int:
         """Return where the search continues after the last record of a chain.
 
-        No CRC covers topic and properties. Where they are not text, other bytes have been written
-        over them, and a record may start there.
+        No CRC covers topic and properties. If they are not text, other bytes have been written over
+        them, and a record may start there.
         """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:

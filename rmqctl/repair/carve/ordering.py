@@ -1,12 +1,12 @@
-"""The order in which carved messages are written, and into how many stores.
+"""The order in which carved messages are written, and the number of stores for them.
 
 Records are written broker by broker, the one with the earliest message first, each in the order of
 its log. So queue offsets ascend within each queue, wherever the pieces of the log were found. A
-broker is known by its store host; hosts of messages that follow each other without a gap (it had
-several addresses, or another one after a move) are one broker.
+broker is recognised by its store host; hosts of messages that follow each other without a gap (a
+broker with several addresses, or with another one after a move) are one broker.
 
-A message keeps its physical offset: fillers take the place of what is missing before it. Messages
-that say they are where another one is belong to another log, and so to a store of its own, but for
+A message keeps its physical offset: fillers replace what is missing before it. A message that has
+the physical offset of another one belongs to another log, and so to a store of its own, except for
 copies in a compaction log or a tier (`rmqctl.repair.carve.copies`), which are not written.
 """
 
@@ -31,9 +31,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.pages import Page
 
 MAX_HOSTS = 4096
-"""Store hosts that are distinguished; what comes after them is taken as one."""
+"""Store hosts that are distinguished; later ones count as one host."""
 MAX_LOGS = 64
-"""Logs that are distinguished; what is left then comes at the end of the last one."""
+"""Logs that are distinguished; other messages are put at the end of the last one."""
 RUN = 1 << 20
 _STEP = 1 << 10
 _MIN_FILLER = least_filler(Style())
@@ -46,14 +46,15 @@ _FIELDS = ("broker", "physical", "is_late", "source", "position", "size", "queue
 
 RecordPlace = tuple[int, int, int, int, int, int, int, int, int]
 """(rank of the broker, physical offset, whether it is misplaced, source, position, size, number of
-the queue or -1, queue offset, store time)."""
+the queue or -1, queue offset, store time).
+"""
 _FOLLOWS = -1
 _CLOCK = 60_000
 """Milliseconds by which a broker's clock may have been set back between fragments of a log."""
 
 
 class _Places(RowFile):
-    """Places of records on their way into the order."""
+    """Places of records before they are sorted."""
 
     def __init__(self) -> None:
         super().__init__(_PLACE, "places of records", held=RUN >> 6)
@@ -71,10 +72,10 @@ class _Places(RowFile):
 
 @dataclass(slots=True)
 class Log:
-    """One of the logs that were found. ``reason``: why it is not one with those before.
+    """One of the logs that were found. ``reason``: why it is not part of those before.
 
-    ``places`` are its messages in their order, ``tail`` those that find no place between them.
-    ``keeps``: whether physical offsets are kept (with entries' heads between, they are not).
+    ``places``: its messages in their order; ``tail``: messages that fit nowhere between them.
+    ``keeps``: whether physical offsets are kept (not possible with entry headers between them).
     """
 
     number: int
@@ -89,8 +90,8 @@ class Log:
     _after: tuple[int, int] = (-1, 0)
 
     def distance(self, place: RecordPlace) -> int | None:
-        """Return the distance of a message from the last one in store time; None where it cannot
-        follow, `_FOLLOWS` where it is the next one in the same source.
+        """Return the distance in store time of a message from the last one; None if it cannot
+        follow, `_FOLLOWS` if it is the next one in the same source.
         """
         _, physical, _, source, position, *_, time = place
         if physical == self.end and self._after == (source, position):
@@ -108,7 +109,7 @@ class Log:
         return not self.keeps or self.bridge.spans(self.end, physical)
 
     def add(self, place: RecordPlace) -> None:
-        """The next message."""
+        """Add the next message."""
         _, physical, _, source, position, size, *_, time = place
         self.places.append_place(place)
         self.end, self._time, self._after = physical + size, time, (source, position + size)
@@ -124,7 +125,7 @@ class Log:
 
 
 class Order:
-    """Collects places, then yields them sorted. ``run`` places are sorted in memory at once."""
+    """Collects places, then yields them sorted. ``run``: places sorted in memory at once."""
 
     def __init__(self, run: int = RUN) -> None:
         self._spool = _Places()
@@ -132,19 +133,19 @@ class Order:
         self._queues: dict[tuple[bytes, int], int] = {}
         self._queues_of = ShiftQueues()
         self._batches: set[int] = set()
-        """Queues with inner batches, which take several queue offsets."""
+        """Queues with inner batches, which use several queue offsets."""
         self._hosts: dict[bytes, int] = {}
         self._earliest: list[int] = []
         self._reach: list[int] = []
         """The end of the last message of each host that is not misplaced."""
         self._broker: list[int] = []
-        """For each host another one of the same broker, itself for one of them."""
+        """For each host another one of the same broker, or itself."""
         self._last = -1, 0, 0, 0
         """(source, its end in the log, its end in the source, host) of the last record."""
         self.size = 0
         """Bytes of all records."""
         self.copies = 0
-        """Messages that are not in the `logs`, as these have them at another place."""
+        """Messages left out of the `logs`, which have them at another place."""
 
     def __len__(self) -> int:
         return len(self._spool)
@@ -171,14 +172,14 @@ class Order:
         self.size += int(sizes.sum())
 
     def _extend(self, rows: Array) -> None:
-        """Note where messages end that are not misplaced."""
+        """Note the ends of messages that are not misplaced."""
         rows = rows[rows["is_late"] == 0]
         np.maximum.at(reach := np.array(self._reach, np.int64), rows["broker"],
                       rows["physical"] + rows["size"])
         self._reach = reach.tolist()
 
     def _leave_copies(self) -> None:
-        """Take copies out of what is to be sorted. StoreIOError."""
+        """Remove copies from the places to sort. Raises: StoreIOError."""
         spool, self.copies = self._queues_of.without_copies(self._spool, into := _Places())
         if spool is into:
             self._spool.close()
@@ -187,7 +188,7 @@ class Order:
                 self._extend(rows)
 
     def _queue(self, page: Page) -> Array:
-        """Return the numbers of the queues of messages, -1 for those that are in none."""
+        """Return the numbers of the queues of messages, -1 for messages without a queue."""
         flags = page.numbers("sys_flag").tolist()
         queues = [self._queues.setdefault(key, len(self._queues)) if has_consume_queue_row(flag)
                   else -1 for flag, *key_of in zip(flags, page.raw("topic"),
@@ -199,7 +200,7 @@ class Order:
 
     def _bring_together(self, carved: CarvedPage, physical: Array, ends: Array,
                         host: Array) -> None:
-        """Hosts of records that follow each other without a gap are of one broker."""
+        """Join the hosts of records that follow each other without a gap: they are one broker."""
         source, after, position, other = self._last
         if (source, after, position) == (carved.source, physical[0], carved.offset[0]):
             self._broker[self._first(int(host[0]))] = self._first(other)
@@ -230,11 +231,12 @@ class Order:
         return number
 
     def logs(self, bridge: Callable[[], Bridge]) -> list[Log]:
-        """Return the logs that were found, with the places of their messages. ``bridge``: that of
-        one.
+        """Return the logs that were found, with the places of their messages. ``bridge``: returns
+        the bridge of a log.
 
-        Each goes on with the message that fits it best: the next one in its source, else that
-        whose store time is next. What contradicts all of its broker starts another one.
+        Each log continues with the message that fits it best: the next one in its source, else the
+        one with the next store time. A message that contradicts all logs of its broker starts
+        another one.
         """
         names = [(topic.decode("utf-8", "surrogateescape"), queue) for topic, queue in self._queues]
         self._leave_copies()
@@ -293,7 +295,7 @@ class Order:
         return heapq.merge(*runs)
 
     def _ranks(self) -> Array:
-        """For each host the number of its broker, in the order in which they are written."""
+        """Return the rank of each host's broker, in the order in which brokers are written."""
         first: Array = np.array([self._first(broker) for broker in range(len(self._broker))],
                                 np.int64)
         earliest: dict[int, int] = {}
@@ -317,7 +319,7 @@ def _best(logs: list[Log], place: RecordPlace) -> Log | None:
 
 
 def _ahead(places: Iterator[RecordPlace]) -> Iterator[tuple[RecordPlace, int]]:
-    """Places, each with the physical offset of the next one of the same broker."""
+    """Yield places, each with the physical offset of the next one of the same broker."""
     last: RecordPlace | None = None
     for place in places:
         if last is not None:

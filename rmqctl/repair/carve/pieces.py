@@ -1,5 +1,4 @@
-"""Find contradictions to a piece of a log in a source whose name promises nothing, such as an
-image.
+"""Contradictions to a piece of a log in a source without a reliable order, such as an image.
 
 A file system stores the files of a log, and the fragments of each, in any order. So the position of
 a piece proves nothing: it is contradicted by a log that is interrupted there and continues after
@@ -54,9 +53,9 @@ class Ranges:
 
 @dataclass(slots=True)
 class _Break:
-    """A log's break: at `at`, in a record that reaches to `end` at most.
+    """A log's break: at ``at``, in a record that reaches to ``end`` at most.
 
-    `is_settled`: the end of what is in doubt after it has been noted already.
+    ``is_settled``: the end of the doubtful range after it is noted already.
     """
 
     at: int
@@ -67,9 +66,7 @@ class _Break:
 
 
 class Pieces:
-    """The chains of records in a source, in the order of the scan, and what is to be said of them
-    when all are there.
-    """
+    """The chains of records in a source, in scan order, and the contradictions to them."""
 
     def __init__(self, window: Window, file_end: Callable[[int], int]) -> None:
         self._window, self._file_end = window, file_end
@@ -84,7 +81,7 @@ class Pieces:
         """Physical offsets at which a blank ends a file of a log."""
 
     def ended(self, shift: int, at: int) -> None:
-        """Note that a chain of records ends at ``at``. StoreIOError."""
+        """Note that a chain of records ends at ``at``. Raises: StoreIOError."""
         size = self._file_end(at)
         self.chains.end(shift, at, size)
         if size and len(self.file_ends) < MAX_RANGES:
@@ -140,8 +137,8 @@ class Pieces:
             broken.is_settled = True
 
     def _is_file(self, shift: int, at: int, broken: int) -> bool:
-        """Return whether a file of a log starts at `at`, after the unused end of another one; in
-        DLedger's an entry's header is before the first record.
+        """Return whether a file of a log starts at ``at``, after the unused end of another one; in
+        DLedger's an entry header is before the first record.
         """
         head = max(at - dledger.HEAD_SIZE, 0)
         if dledger.head_at(self._window.read(head, dledger.HEAD_SIZE), head + shift) is not None:
@@ -150,9 +147,7 @@ class Pieces:
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
-        """Return (which of the places another log interrupts, which may be in a body): bool
-        each.
-        """
+        """Return which places another log interrupts, and which may be in a body (bool each)."""
         if not self._is_judged:
             for chain in self.chains:
                 self._starts(chain)
@@ -175,7 +170,7 @@ class Claims:
 
     def take(self, hosts: Array, physical: Array, sizes: Array, *,
              only_look: bool = False) -> Array:
-        """Note messages but those that overlap one that was noted before: which these are (bool).
+        """Note messages that overlap no earlier one; return which messages overlap one (bool).
 
         The longest chain of messages that follow each other goes first.
         """

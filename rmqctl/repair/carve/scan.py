@@ -1,12 +1,12 @@
 """Records in any bytes, by content alone: the scan of one source.
 
-A record proves itself by its magic, by lengths that add up to its size, and by the CRC of its body.
-`shift` is the difference between the physical offset in a record and its position: neighbours of
-one log share it. The scan goes along a log, which has one shift (`log_shift`): while records of it
-follow each other they are checked by column, as fast as a walk of a log; elsewhere the next magic
-is searched for, and each candidate judged by itself.
+A record is recognised by its magic, by lengths that add up to its size, and by the CRC of its body.
+`shift` is the difference between the physical offset in a record and its position: neighbours in a
+log share it. The scan follows a log, which has one shift (`log_shift`): while its records follow
+each other they are checked by column, as fast as a log is read; elsewhere the scan searches for the
+next magic, and judges each candidate by itself.
 
-The inside of an intact record is its body and never searched. Where a log continues after damage of
+The inside of an intact record is its body and never searched. If a log continues after damage of
 unknown length, `rmqctl.scan.damage.extents` determines which records may be part of the body of a
 damaged one: they are doubtful.
 """
@@ -39,7 +39,7 @@ from rmqctl.scan.source import Source, Witness
 
 LOG_BYTES = 64 << 10
 LOG_RECORDS = 8
-"""A chain of intact records at least as long, with one shift, is taken for a piece of a log."""
+"""A chain of at least so many intact records with one shift counts as a piece of a log."""
 MAX_LOG_SHIFTS = 1 << 16
 _BURST = 8
 _LARGE = 1 << 20
@@ -47,13 +47,13 @@ _MAX_OFFSET = (1 << 63) - 1
 
 
 class Scan:
-    """The records of one source (number `number`). Go through `batches`, then look at the rest.
+    """The records of one source (number ``number``). Iterate over `batches`, then read the rest.
 
-    `base` is the shift its name promises, `witness` what its store knows. `undecided`, `embedded`,
-    `damaged`, `doubtful` are the places of records that `batches` does not yield: of a shift that
-    no log around them has; intact ones inside a damaged one; those whose lengths add up, but not
-    the CRC; those that may be part of the body of a damaged one. `late` is the position of the
-    damage that makes them embedded or doubtful.
+    ``base``: the shift that its name implies; ``witness``: the entries of its store. ``undecided``,
+    ``embedded``, ``damaged``, ``doubtful``: places of records that `batches` does not yield: of a
+    shift that no log around them has; intact ones inside a damaged one; those whose lengths add up,
+    but not the CRC; those that may be part of the body of a damaged one. ``late``: the position of
+    the damage that makes them embedded or doubtful.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
@@ -67,9 +67,9 @@ class Scan:
         self._witness = witness
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
         self.doubts = Doubts(self._window, self._judge.file_end, self._judge.record)
-        """Says of undecided records, too, which of a log's are doubtful."""
+        """Decides which records of a log are doubtful, undecided ones included."""
         self.pieces = Pieces(self._window, self._judge.file_end)
-        """Says of undecided records of other shifts what speaks against them."""
+        """Finds contradictions to undecided records of other shifts."""
         self._doubtful, self._doubt_end, self._doubt_gap = doubtful, 0, 0
         self._gap: int | None = None
         self._advance, self._reported = advance, 0
@@ -78,26 +78,25 @@ class Scan:
         self._broken_at: int | None = None
         self._expected = base is not None
         self.log_shifts: set[int] = set()
-        """The shifts of all logs that were gone along, a named one aside."""
+        """The shifts of all logs that were followed, except the named one."""
         self.shifts = Majority()
         """Number of undecided records by shift."""
         self.broken: dict[int, int] = {}
-        """Of damaged records with intact ones inside: the shift, by position."""
+        """The shift of damaged records with intact ones inside, by position."""
         self.in_place = 0
-        """Records of a log that were gone along: given by `batches`, or doubtful."""
+        """Number of records of a followed log: yielded by `batches`, or doubtful."""
         self.breaks = 0
-        """Places where a log goes on after something that is neither record nor blank, or ends
-        in something that is not zeros either."""
+        """Places where a log continues after bytes that are neither record nor blank, or ends in
+        bytes that are not zeros either.
+        """
 
     @property
     def size(self) -> int:
-        """Bytes of the source; less than at first if it became shorter."""
+        """Return the bytes of the source; fewer than at first if it became shorter."""
         return self._window.size
 
     def batches(self) -> Iterator[tuple[Batch, int]]:
-        """Yield (records in place, their shift). A batch is only valid until the next is asked
-        for.
-        """
+        """Yield (records in place, their shift). A batch is valid until the next is requested."""
         while self._at < self.size:
             begin, log_shift = self._at, self._log_shift
             if log_shift is not None:
@@ -128,9 +127,7 @@ class Scan:
     # -- along a log --------------------------------------------------------------------------
 
     def _follow(self, shift: int) -> Iterator[Batch]:
-        """Yield the chain of records with one shift from here on; then be at the position after
-        it.
-        """
+        """Yield the chain of records with one shift from here on; end at the position after it."""
         burst, window, first, last = _BURST, self._window, -1, -1
         while self._at < self.size and self._at + shift <= _MAX_OFFSET:
             window.hold(self._at, START_SIZE)
@@ -162,7 +159,7 @@ class Scan:
             self._at = self._judge.behind(last, self._at)
 
     def _sound(self, batch: Batch, shift: int) -> Iterator[Batch]:
-        """Those whose CRC is right; the others are noted, and searched for what is in them."""
+        """Yield the records with a right CRC; note the others, and search inside them."""
         ok = batch.crc_ok()
         unsure = int(np.searchsorted(batch.offset - shift, self._doubt_end))
         if unsure:
@@ -192,7 +189,7 @@ class Scan:
         """Return whether the next record of the chain looks valid but is not completely in the
         window.
 
-        Then it is loaded. `held` is the end of the window that was examined.
+        If so, it is loaded. ``held``: the end of the window that was examined.
         """
         head = self._window.read(self._at, START_SIZE)
         if len(head) < START_SIZE:
@@ -205,11 +202,11 @@ class Scan:
         return extent(self._window, self._at) == total and self._window.hold(self._at, total)
 
     def _step(self, chained: bool, shift: int) -> bool:
-        """Step over what is in the place of the next record of the log, if its size is known.
+        """Step over what is in place of the next record of the log, if its size is known.
 
-        That is a record with a damaged header, or the header of a DLedger entry, and then True: the
-        next record is expected after it. Or a blank, or the mark that ends a DLedger file.
-        `chained`: a record was before it.
+        That is a record with a damaged header, or the header of a DLedger entry; then return True,
+        as the next record is expected after it. Or it is a blank, or the mark that ends a DLedger
+        file. ``chained``: a record was before it.
         """
         # A blank, the head of an entry, or the end of a file of DLedger's.
         if self._judge.is_blank(self._at):
@@ -242,16 +239,16 @@ class Scan:
             return False
         # What lies inside of it may be copies in its body.
         self._broken_at = None
-        self._inside(self._at, end, shift, sure=self._is_told(self._at, end, shift))
+        self._inside(self._at, end, shift, sure=self._is_confirmed(self._at, end, shift))
         self._at = end
         return True
 
     def _of_store(self, shift: int) -> bool:
-        """Return whether a store knows the places of the records of this shift."""
+        """Return whether a store has entries for the records of this shift."""
         return self._witness is not None and shift == self._base
 
     def _behind_damage(self, shift: int) -> int | None:
-        """Return where the log continues after a damaged record; None where that is unknown."""
+        """Return where the log continues after a damaged record; None if unknown."""
         log = AsLog(self._window, shift, self._witness if self._of_store(shift) else None)
         if log.witness is not None:
             verdict = judge(log, self._at, self._at + 1, Passed())
@@ -259,9 +256,9 @@ class Scan:
         own = own_extent(log, self._at, Known(log))
         return self._judge.own_end(self._at, shift) if own is None else own.end
 
-    def _is_told(self, position: int, end: int, shift: int) -> bool:
-        """Return whether more than one fact confirms that a damaged record reaches to `end`: else
-        its lengths may point to some record by chance, over intact ones.
+    def _is_confirmed(self, position: int, end: int, shift: int) -> bool:
+        """Return whether more than one fact confirms that a damaged record reaches to ``end``:
+        otherwise its lengths may point to some record by chance, over intact ones.
         """
         if self._of_store(shift):
             return True
@@ -272,8 +269,8 @@ class Scan:
             position + total == end == claimed_end(log, position, strict=True))
 
     def _own_extent(self, position: int, shift: int) -> int | None:
-        """Return the end of a damaged record that its body's CRC proves, where the ends of files
-        are unknown.
+        """Return the end of a damaged record that its body's CRC proves, if the ends of files are
+        unknown.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, Known(log))
@@ -285,8 +282,8 @@ class Scan:
                     own.end if own.firm else None)
 
     def _behind_torn(self, position: int, shift: int) -> int | None:
-        """Return where the search continues after the header of a torn record: the bytes that it
-        claims contain no message of the same log. None without a header.
+        """Return where the search continues after the header of a torn record, whose claimed bytes
+        contain no message of the same log. None without a header.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, Known(log))
@@ -295,7 +292,7 @@ class Scan:
         if end <= position:
             return None
         return self._inside(position, end, shift, of_any=False,
-                            sure=self._is_told(position, end, shift))
+                            sure=self._is_confirmed(position, end, shift))
 
     def _mend(self) -> None:
         """Continue the log after a gap; count a break if the gap was unexplained and starts with
@@ -309,7 +306,7 @@ class Scan:
     # -- elsewhere ----------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """Go to the next record: one of the log is left to `_follow`, others are noted."""
+        """Go to the next record: leave one of the log to `_follow`, and note others."""
         for position in self._candidates.within(self._at, self.size):
             record = self._judge.record(position)
             if record is None:
@@ -327,7 +324,7 @@ class Scan:
         self._at = self.size
 
     def _take(self, size: int, shift: int) -> None:
-        """A chain of records that are not of the log; a long one is taken for a log of its own."""
+        """Note a chain of records of another log; a long one counts as a log of its own."""
         window, begin = self._window, self._at
         self.pieces.chains.start(shift, begin)
         if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
@@ -374,7 +371,8 @@ class Scan:
         if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:
             behind = self._own_extent(end, shift) or self._judge.own_end(end, shift, strict=True)
             if behind is not None:
-                behind = self._inside(end, behind, shift, sure=self._is_told(end, behind, shift))
+                is_sure = self._is_confirmed(end, behind, shift)
+                behind = self._inside(end, behind, shift, sure=is_sure)
             else:
                 behind = self._behind_torn(end, shift)
             if behind is not None:
@@ -385,10 +383,11 @@ class Scan:
                 sure: bool = True) -> int:
         """Note the intact records inside a damaged one; return the position to continue from.
 
-        That is its end, or the start of a record of the log inside of one that is not; unless
-        ``of_any``, that of an intact record of any other shift. No body holds a record that reaches
-        beyond its end: one of another shift is gone on from, too, one of the same is doubtful. So
-        are all of the same where it is not ``sure`` that the damaged one reaches so far.
+        That is its end, or the start of a record of the log inside of a damaged one of another
+        shift; unless ``of_any``, the start of an intact record of any other shift. No body contains
+        a record that reaches beyond its end: the scan continues from such a record of another
+        shift, too, and one of the same shift is doubtful. So are all records of the same shift if
+        it is not ``sure`` that the damaged one reaches so far.
         """
         position = start + 1
         while position < end:

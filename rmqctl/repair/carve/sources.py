@@ -1,7 +1,6 @@
 """Inputs of carving: regular files, block devices, and all files below a folder, opened to read.
 
-A range that the device cannot read does not end the reading: it reads as zeros, is remembered, and
-the rest is read.
+A range that the device cannot read reads as zeros and is reported; the rest is read.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.store import Sizes, Store
 
 SECTOR = 4096
-"""Bytes that are given up at once around a place that cannot be read."""
+"""Bytes that are skipped at once around a place that cannot be read."""
 _INDEX = "index"
 _LOG_NAME = re.compile(r"[0-9]{20}")
 _STORE_MARKS = ("consumequeue", "batchconsumequeue", "index", "config", "checkpoint", "abort")
@@ -33,8 +32,8 @@ _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One file or device. `size` in bytes; `base` is the physical offset that its name gives it,
-    None unless it is named like a log's file. `witness`: what the store that contains it knows.
+    """One file or device. ``size`` in bytes; ``base``: the physical offset in its name, None unless
+    it is named like a log file. ``witness``: the entries of the store that contains it.
     """
 
     path: str
@@ -44,9 +43,9 @@ class Input:
 
 
 class CarveSource(FileSource):
-    """A source that goes on where a device cannot deliver: that reads as zeros.
+    """A source that reads as zeros where a device cannot be read.
 
-    ``unreadable`` receives (position, length) of each such range, once each time it is met.
+    ``unreadable`` is called with (position, length) of each such range, each time it is met.
     """
 
     def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:
@@ -88,10 +87,11 @@ class CarveSource(FileSource):
 
 
 def inputs(paths: Iterable[str], skip: Callable[[str, str], None]) -> Iterator[Input]:
-    """Yield the files of ``paths``, those below a folder in the order of their paths.
+    """Yield the files of ``paths``; those below a folder in the order of their paths.
 
-    A path the user named must exist (StoreIOError). Entries below a folder that cannot be carved
-    are passed to ``skip`` with the reason: links, pipes, sockets, what may not be read.
+    Entries below a folder that cannot be carved (links, pipes, sockets, unreadable files) are
+    passed to ``skip`` with the reason. Raises: StoreIOError if a path that the user named does not
+    exist.
     """
     inodes: set[tuple[int, int]] = set()
     for path in paths:

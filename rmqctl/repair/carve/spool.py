@@ -1,15 +1,15 @@
 """Records that a carving keeps outside of memory: their places, and the identities of those met
 before.
 
-Places take 32 bytes each in a nameless file (`Spool`): what is only known at the end of a source,
-or of all, is added to them later. Identities of records met before take 16 bytes of memory a
-record, up to a limit, then of disk (`RecordSet`).
+Places take 32 bytes each in a nameless file (`Spool`); a value that is only known at the end of a
+source, or of all sources, is added later. Identities of records met before take 16 bytes each, in
+memory up to a limit, then on disk (`RecordSet`).
 
-Two records are the same if they agree in store host, physical offset, size, CRC of the body, queue
-offset and store time (a log that was truncated and continued has the same offsets again, and so
-have the stores of two brokers with the same host name). The physical offset is compared as it is,
-the others by one 64-bit number: a new record is taken for a known one by mistake with a chance of
-2^-64 for each that has its physical offset.
+Two records are the same if they have the same store host, physical offset, size, CRC of the body,
+queue offset and store time (a log that was truncated and continued has the same offsets again, and
+so have the stores of two brokers with the same host name). The physical offset is compared as it
+is, the other fields by one 64-bit number: a new record is mistaken for a repeated one with a chance
+of 2^-64 for each record with its physical offset.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rmqctl.store.pages import BatchPage, Page
 PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("source", "<i4"),
                   ("late", "<i8")])
 """Place of a record: position in its source, the physical offset in it, its size, the number of its
-source. `late` is the user's (a time, an order).
+source. ``late`` is for the user (a time, an order).
 """
 _STEP = 1 << 12
 _HELD = 1 << 14
@@ -46,7 +46,7 @@ _KNOWN = "which records were met"
 
 
 class Spool(RowFile):
-    """Places in the order in which they were added. Use `close` when done. StoreIOError."""
+    """Places in the order of their addition. Call `close` when done. Raises: StoreIOError."""
 
     def __init__(self) -> None:
         super().__init__(PLACE, "places of records", held=_HELD)
@@ -60,12 +60,12 @@ class Spool(RowFile):
         self.append(rows)
 
     def chunks(self, step: int = _STEP) -> Iterator[Array]:
-        """Return all places, in pieces of at most ``step``. Nothing may be added meanwhile."""
+        """Yield all places, in pieces of at most ``step``. Nothing may be added meanwhile."""
         return super().chunks(step)
 
 
 class Majority:
-    """Find the most frequent of any number of keys with bounded memory (Misra-Gries).
+    """Finds the most frequent of any number of keys with bounded memory (Misra-Gries).
 
     The most frequent key is certain to be found if it has more than one in `LIMIT` of all.
     """
@@ -99,7 +99,7 @@ class Majority:
 
 
 def identity(page: Page) -> Array:
-    """One number (uint64) for all of each record's identity but the physical offset."""
+    """Return one number (uint64) for each record's identity except the physical offset."""
     identities: Array = np.full(len(page), _OTHER, np.uint64)
     for column in (hosts_of(page), *map(page.numbers, _IDENTITY)):
         identities = (identities ^ column.astype(np.int64, copy=False).view(np.uint64)) * _PRIME
@@ -108,7 +108,7 @@ def identity(page: Page) -> Array:
 
 
 def hosts_of(page: Page) -> Array:
-    """Return a number (int64) for each store host, the same from whatever kind of page."""
+    """Return a number (int64) for each store host, the same for every kind of page."""
     if not isinstance(page, BatchPage):
         joined = b"".join(host.ljust(_WIDTH, b"\0") for host in page.hosts("store_host"))
         return _folded(np.frombuffer(joined, np.uint8).reshape(-1, _WIDTH))
@@ -128,7 +128,7 @@ def hosts_of(page: Page) -> Array:
 
 
 def _folded(table: Array) -> Array:
-    """One number for each row of bytes."""
+    """Return one number for each row of bytes."""
     words = table.view("<u8")
     folded: Array = (words[:, 0] + words[:, 1] * _PRIME + words[:, 2] * _OTHER).view(np.int64)
     return folded
@@ -136,7 +136,7 @@ def _folded(table: Array) -> Array:
 
 @dataclass(slots=True)
 class _SortedRecords:
-    """Sorted by physical offset, then by the other number."""
+    """Records sorted by physical offset, then by the other number."""
 
     physical: Array
     rest: Array
@@ -154,7 +154,7 @@ class _SortedRecords:
 
 
 class RecordSet:
-    """A growing set of records. ``held``: how many are kept in memory."""
+    """A growing set of records. ``held``: the number kept in memory."""
 
     def __init__(self, held: int = HELD) -> None:
         self._limit = held
@@ -165,10 +165,9 @@ class RecordSet:
         self.count = 0
 
     def take(self, physical: Array, rest: Array) -> Array:
-        """Return which of these records (int64, uint64) are known already (bool); all are from now
-        on.
+        """Return which of these records (int64, uint64) are in the set already (bool), and add all.
 
-        Of several equal ones the first is new. StoreIOError.
+        Of several equal ones the first is new. Raises: StoreIOError.
         """
         is_repeated: Array = np.zeros(len(physical), bool)
         if not len(physical):
@@ -195,7 +194,7 @@ class RecordSet:
         return is_repeated
 
     def _add(self, run: _SortedRecords) -> None:
-        """Runs are joined like the digits of a counter: each record is moved log n times."""
+        """Add a run. Runs are joined like the digits of a counter: records move log n times."""
         self._in_memory += len(run)
         runs = self._runs
         while runs and len(runs[-1]) <= 2 * len(run) and len(runs[-1]) + len(run) <= self._most:

@@ -1,9 +1,9 @@
 """A new store of carved messages: each is written as the record it was (`append --as-recorded`).
 
-Topic, queue, times, hosts, flags, properties and body stay. So do physical and queue offsets: what
-is missing gets fillers (`rmqctl.repair.carve.bridging`). Where these find no room, the messages of
-the queue move up, as a broker would misplace them otherwise. Each log that was found gets a store
-of its own (`rmqctl.repair.carve.ordering`).
+Topic, queue, times, hosts, flags, properties and body stay. So do physical and queue offsets:
+fillers replace what is missing (`rmqctl.repair.carve.bridging`). Without enough space for these,
+the messages of the queue move up, because a broker would misplace them otherwise. Each log that was
+found gets a store of its own (`rmqctl.repair.carve.ordering`).
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ DEFAULT_FILE = 1 << 30
 _MAX_TOPICS = 10_000
 _NAMED = 5
 _FREE_FILL, _FILL = 64 << 20, 16
-"""Bytes of fillers that are always written, and more: so many times the bytes of the messages."""
+"""Bytes of fillers that are always allowed, and more as a multiple of the messages' bytes."""
 
 
 @dataclass(slots=True)
 class Written:
-    """Contents of the new store. `reasons`: why messages were refused, with how often.
+    """Contents of the new store. ``reasons``: why messages were refused, with their number.
 
-    `logs`: where there are several, each with its store, and why it is not in that before.
+    ``logs``: if there are several, each with its store, and why it is not in the one before.
     """
 
     store: str
@@ -97,7 +97,7 @@ class Written:
 
 
 def log_file_size(inputs: Sequence[Input]) -> int | None:
-    """Return the size of a log's file that most inputs named like one have; None: unknown."""
+    """Return the file size of the log, by most inputs named like log files; None: unknown."""
     sizes = Counter(source.size
                     for source in inputs if source.base is not None and source.size >= _MIN_FILE
                     and source.size % _MIN_FILE == 0 and source.base % source.size == 0)
@@ -105,8 +105,8 @@ def log_file_size(inputs: Sequence[Input]) -> int | None:
 
 
 def size_by_ends(ends: Iterable[int]) -> int | None:
-    """Return the size of a log's files by the physical offsets at which blanks end them: the
-    largest that fits most of them; None if it does not exist.
+    """Return the file size of the log by the physical offsets at which blanks end its files: the
+    largest that fits most of them; None if none fits.
     """
     ascending = sorted(ends)
     steps = {after - before for before, after in pairwise(ascending)}
@@ -118,11 +118,11 @@ def size_by_ends(ends: Iterable[int]) -> int | None:
 
 
 class StoreMaker:
-    """Takes what a carving finds, then writes it. Use as a context manager.
+    """Collects the messages of a carving, then writes them. Use as a context manager.
 
-    Nothing is made before `write`, but a place that cannot be taken is refused at once
-    (RefusedError, UsageError for the sizes). Unless the settings are ``is_sized``, the files of the
-    log are as large as the ends show that the carving found.
+    Nothing is created before `write`. Unless the settings are ``is_sized``, the size of the log
+    files is derived from the ends of files that the carving found.
+    Raises: RefusedError for a place that is in use, UsageError for the sizes, both at once.
     """
 
     def __init__(self, root: str, settings: Settings, *, is_sized: bool = True) -> None:
@@ -142,7 +142,7 @@ class StoreMaker:
 
     @property
     def size(self) -> int:
-        """Bytes of the records taken."""
+        """Bytes of the records collected."""
         return self._order.size
 
     def take(self, carved: CarvedPage) -> None:
@@ -157,8 +157,7 @@ class StoreMaker:
               check: Callable[[], None] = lambda: None) -> Written:
         """Create the store and put all messages into it. ``check`` is called where a stop does no
         harm.
-
-        StoreIOError, RefusedError; the store is then one of a broker that was stopped or killed.
+        Raises: StoreIOError, RefusedError; the store is then like that of a killed broker.
         """
         done = self.written
         settings = self._settings
@@ -203,15 +202,15 @@ class StoreMaker:
             done.fillers, done.queue_fillers = log.bridge.fillers, log.bridge.queue_fillers
 
     def reasons(self) -> list[str]:
-        """Return why messages were refused, the most frequent reason first."""
+        """Return the reasons why messages were refused, the most frequent first."""
         return [f"{count} messages: {reason}" if count > 1 else f"1 message: {reason}"
                 for reason, count in self.written.reasons.most_common(_NAMED)]
 
 
 def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
             left_out: set[str]) -> Iterator[str]:
-    """Yield the notes on a finished carving. `written`: None where messages were only listed;
-    `left_out`: placements that were not written.
+    """Yield the notes on a finished carving. ``written``: None if messages were only listed;
+    ``left_out``: placements that were not written.
     """
     def hinted(phrase: Phrase, option: str, given: bool) -> Phrase:
         return phrase if written is not None or given else Phrase(
@@ -284,7 +283,7 @@ class _Writer:
         self._end: int | None = None
 
     def add(self, record: Record, size: int, *, keeps: bool) -> bool:
-        """Take a record; whether it is time for `flush`."""
+        """Take a record; return whether it is time for `flush`."""
         if keeps != self._keeps or (keeps and record.physical_offset != self._end):
             self.flush()
             if keeps:
@@ -295,7 +294,7 @@ class _Writer:
         return len(self._group) >= GROUP_MESSAGES or self._size >= GROUP_BYTES
 
     def _fill(self, record: Record) -> None:
-        """Put fillers up to where a record is to be."""
+        """Put fillers up to the place of a record."""
         log, physical = self._engine.log, record.physical_offset
         is_new = log.current is None and not log.files
         end = physical - physical % log.file_size if is_new else log.position
@@ -305,7 +304,7 @@ class _Writer:
                 self._engine.put(filler)
 
     def flush(self) -> int:
-        """Put what was taken; its bytes."""
+        """Put the collected records; return their bytes."""
         done, group, size = self._done, self._group, self._size
         self._group, self._size = [], 0
         while group:

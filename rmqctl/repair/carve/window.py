@@ -1,8 +1,8 @@
-"""The part of a source that is in memory while it is carved, checksums of any part of it, and where
-a record might start: at a magic whose size and length of body could be true.
+"""The part of a source that is in memory while it is carved, checksums of any part of it, and
+candidates for records: magics with a plausible size and body length.
 
-Memory is bounded whatever the bytes say: a record is only loaded as a whole once its lengths add
-up, and ranges that overlap are summed up once.
+Memory is bounded for any bytes: a record is only loaded completely once its lengths add up, and
+overlapping ranges are summed once.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ _GRID = 4096
 _BLOCK = 1 << 20
 _DIRECT = 64 << 10
 _HEAD_SIZE = max(shape(*variant).head_size for variant in VARIANTS)
-"""The widest fixed part before the body: so much is looked at."""
+"""The largest fixed part before the body, and the number of bytes examined."""
 _STEP, _LONG_STEP = 64 << 10, 1 << 20
 
 
 class Window:
-    """A moving view of a source: `data` (uint8) are the bytes ``[start, end)``. A source itself.
+    """A moving view of a source: ``data`` (uint8) are the bytes ``[start, end)``. It is a source
+    itself.
 
-    ``size`` shrinks when the source turns out to have become shorter.
+    ``size`` shrinks if the source turns out to have become shorter.
     """
 
     def __init__(self, source: Source, chunk: int = CHUNK) -> None:
@@ -49,10 +50,10 @@ class Window:
         self.data: Array = np.zeros(0, np.uint8)
 
     def hold(self, position: int, length: int) -> bool:
-        """Load what is missing of ``[position, position + length)``; return whether all of it
+        """Load the missing part of ``[position, position + length)``; return whether all of it
         exists.
 
-        When something has to be read, a whole chunk from ``position`` on is.
+        If anything has to be read, a whole chunk from ``position`` on is.
         """
         wanted = min(position + length, self.size)
         if not (self.start <= position and wanted <= self.end):
@@ -78,7 +79,7 @@ class Window:
         return self._source.read_into(buffer, position)
 
     def next_data(self, position: int) -> int:
-        """Return the first position that may hold something else than zeros (holes are skipped)."""
+        """Return the first position that may not be zero (holes are skipped)."""
         return self._source.next_data(position)
 
 
@@ -97,8 +98,8 @@ class AsLog:
 class Checksums:
     """CRC-32 of ranges of a window's source, top bit cleared.
 
-    Long ranges are put together from sums over a grid, so that each byte is read once even if every
-    position claims to start a record of the largest size. Ranges must start in about ascending
+    Long ranges are combined from sums over a grid, so that each byte is read once even if every
+    position seems to start a record of the largest size. Ranges must start in about ascending
     order.
     """
 
@@ -109,7 +110,7 @@ class Checksums:
         """The CRC of ``[anchor, anchor + n * grid)``."""
 
     def crc(self, start: int, end: int) -> int | None:
-        """Return the CRC of ``[start, end)``; None where the source ends before."""
+        """Return the CRC of ``[start, end)``; None if the source ends before."""
         window = self._window
         if window.start <= start and end <= window.end and end - start <= _DIRECT:
             view = memoryview(window.buffer)[start - window.start:end - window.start]
@@ -155,7 +156,7 @@ class Checksums:
 
     @classmethod
     def _apart(cls, checksum: int, before: int, length: int) -> int:
-        """Return the CRC of the last `length` bytes of `checksum`, from that of the bytes
+        """Return the CRC of the last ``length`` bytes of ``checksum``, from that of the bytes
         before.
         """
         return checksum ^ cls._join(before, 0, length) if length else 0
@@ -167,7 +168,7 @@ class Checksums:
 class Candidates:
     """Positions in a window's source where the fixed part of a record might be.
 
-    What was found in a range is remembered: continuing after each one costs no second search.
+    The result for a range is remembered: continuing after a candidate costs no second search.
     """
 
     def __init__(self, window: Window) -> None:
@@ -208,7 +209,7 @@ class Candidates:
         return position
 
     def _plausible(self, places: Array) -> list[int]:
-        """Those whose size and length of body could be; positions in the source."""
+        """Return the positions in the source with a plausible size and body length."""
         window = self._window
         left = window.end - window.start - places
         # Near to the end of the source the short head has to do; the judge looks again.
@@ -227,6 +228,6 @@ class Candidates:
 
 
 def _field(window: Window, places: Array, name: str, host_bits: int = 0) -> Array:
-    """Return a field of the fixed part of the records at `places` of the window's data."""
+    """Return a field of the fixed part of the records at ``places`` of the window's data."""
     where = fixed_field(name, host_bits)
     return gather_int(window.data, places + where.offset, f"i{where.size}")

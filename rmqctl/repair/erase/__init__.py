@@ -1,1 +1,1 @@
-"""Erasing on demand: messages with all their copies, topics, groups."""
+"""Erasing of messages with all their copies, and of topics and groups."""

@@ -1,7 +1,7 @@
-"""OtherCopies outside the log: in compaction logs and in a tier below the store, and what is left.
+"""Copies outside the log, in compaction logs and in a tier below the store, and other leftovers.
 
-A message there is a record like in the log. What is found of an erased body anywhere else (an
-earlier use of a file, a page of a damaged one, what repairs keep) is counted, with its file.
+A message there is a record as in the log. Bytes of an erased body anywhere else (an earlier use of
+a file, a page of a damaged one, files that repairs keep) are counted, by file.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class OtherCopies:
 
 
 def other_copies(store: Store, traits: Traits) -> OtherCopies:
-    """Find the copies in all files of the store but those of the log. StoreIOError."""
+    """Find the copies in all files of the store except the log. Raises: StoreIOError."""
     copies = OtherCopies()
     own = {os.path.realpath(file.path) for file in store.log.files}
     for path in files_below(store.root):
@@ -96,8 +96,9 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
 
 def leftovers(store: Store, traits: Traits, planned: dict[str, list[tuple[int, int]]],
               gone: Iterable[str] = ()) -> dict[str, int]:
-    """Return how many bytes of erased bodies stay, by file: in runs of `MIN_RUN` bytes or more,
-    outside of the spans (start, end) that are `planned` and the files and folders that are `gone`.
+    """Return the number of bytes of erased bodies that stay, by file. They count in runs of
+    `MIN_RUN` bytes or more, outside of the ``planned`` spans (start, end) and of the files and
+    folders that are ``gone``.
     """
     runs = _BodyRuns(traits.bodies)
     if not len(runs):
@@ -146,8 +147,8 @@ class _BodyRuns:
         return len(self._hashes)
 
     def starts(self, data: bytes, base: int, spans: Array) -> Array:
-        """Return the starts of such runs in a file with `data` at `base`, sorted; none that touch
-        the `spans` (start, end).
+        """Return the sorted positions of such runs in a file with ``data`` at ``base``, without
+        runs that touch the ``spans`` (start, end).
         """
         words = _words_of(data)
         # Each run has an aligned word of its body, so only what is near to such a word is hashed.
@@ -182,12 +183,12 @@ def _parts(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
 
 
 def _words_of(data: bytes) -> Array:
-    """Return the words at all places."""
+    """Return the words at all positions."""
     return np.ndarray(len(data) - _WORD + 1, "<u8", data, 0, (1,))
 
 
 def _hashes(words: Array, starts: Array) -> Array:
-    """Return the hashes of the runs at `starts`; 0 for a run of zeros, which identifies no body."""
+    """Return the hashes of the runs at ``starts``; 0 for zeros, which identify no body."""
     hashes: Array = words[starts] * _FACTORS[0] ^ words[starts + _WORD] * _FACTORS[1]
     return hashes
 
@@ -198,7 +199,7 @@ def _place(hashes: Array) -> Array:
 
 
 def _left_in(path: str, runs: _BodyRuns, spans: Array) -> int:
-    """Return how many bytes of a file are in such runs."""
+    """Return the number of bytes of a file that are in such runs."""
     count, last = 0, -MIN_RUN
     with FileSource(path) as source:
         at = source.next_data(0)

@@ -57,15 +57,15 @@ _TOPIC_TABLES = (("topics.json", ("topicConfigTable",)),
 _BY_TOPIC_AND_GROUP = (("consumerOrderInfo.json", ("table",)),)
 _GROUPS_OF_TOPICS = {"messageRequestMode.json": ("messageRequestModeMap", ""),
                      "consumerFilter.json": ("filterDataByTopic", "groupFilterData")}
-"""Tables of topics that have entries of groups, and below which name."""
+"""Tables of topics with entries of groups, and the name that these are below."""
 _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbiddenTable")),)
 
 
 @dataclass(frozen=True, slots=True)
 class EraseSelection:
-    """Selection of messages: by `ids` of either kind, or by a selection. `topics` and `groups` are
-    deleted completely. `same_body`: also messages with an erased body and another id.
-    `whole_batches`: also the other messages of a compressed batch.
+    """The messages to erase: by ``ids`` of either kind, or by a selection. ``topics`` and
+    ``groups`` are deleted completely. ``same_body``: also messages with an erased body and another
+    id. ``whole_batches``: also the other messages of a compressed batch.
     """
 
     ids: tuple[str, ...] = ()
@@ -92,8 +92,9 @@ class Erasure:
 
 def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callable[[], int],
                scratch: Scratch) -> Erasure:
-    """Return the plan for an opened store. RefusedError for what does not exist or must not be
-    deleted; UsageError, UnsupportedError, StoreIOError.
+    """Return the plan for an opened store.
+    Raises: RefusedError for messages, topics or groups that do not exist or must not be deleted;
+    UsageError, UnsupportedError, StoreIOError.
     """
     # Which messages are meant, and all their copies in the log.
     problems: list[Problem] = []
@@ -164,7 +165,7 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
 
 def _chosen(store: Store, wanted: EraseSelection, traits: Traits,
             report: Callable[[Problem], None]) -> Iterable[Record]:
-    """Return the messages that are named; ids of clients are added to `traits`."""
+    """Yield the selected messages; ids of clients are added to ``traits``."""
     for message_id in wanted.ids:
         record = None
         try:
@@ -214,7 +215,7 @@ def _what(role: str, topic: str, queue_id: int) -> Phrase:
 
 
 def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
-    """One patch of each file."""
+    """Return one patch for each file."""
     pieces: dict[str, list[Piece]] = {}
     for step in steps:
         if isinstance(step, Patch):
@@ -225,7 +226,7 @@ def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
 def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
                   spans: dict[str, list[tuple[int, int]]], store: Store, physical: int,
                   traits: Traits, *, same_body: bool) -> set[bytes | None]:
-    """Plan a batch of which some messages are erased; return the ids of these."""
+    """Plan a batch with messages to erase; return their ids."""
     record, raw = store.log.record_at(physical), store.log.raw_at(physical)
     place = store.log.locate(physical)
     if record is None or raw is None or place is None:
@@ -271,8 +272,8 @@ def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
 
 def _remake_database(changes: Changes, store: Store, topics: frozenset[str],
                      scratch: Scratch) -> None:
-    """Rebuild the database of consume queues without those of the topics. RefusedError where it is
-    damaged; StoreIOError, MissingExtraError.
+    """Rebuild the database of consume queues without those of the topics.
+    Raises: RefusedError if it is damaged; StoreIOError, MissingExtraError.
     """
     present = store.rocksdb
     if present is None or not any(topic in topics for topic, _ in present.queues):
@@ -292,7 +293,7 @@ def _remake_database(changes: Changes, store: Store, topics: frozenset[str],
 
 def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups: Sequence[str],
                   clock: Callable[[], int], scratch: Scratch) -> None:
-    """Remove the topics and groups from all tables. RefusedError where one cannot be read."""
+    """Remove the topics and groups from all tables. Raises: RefusedError if one cannot be read."""
     if not (topics or groups):
         return
     databases: dict[str, dict[str, Any]] = {}
@@ -354,7 +355,7 @@ def _with_bare_numbers(value: Any) -> Any:
 
 def _leave_groups(value: dict[str, Any], table: str, below: str,
                   groups: Sequence[str]) -> list[str]:
-    """Remove the groups from the entries of each topic of a table; return what was removed."""
+    """Remove the groups from the entries of each topic of a table; return the removed entries."""
     dropped: list[str] = []
     entries = value.get(table)
     for topic, entry in (entries if isinstance(entries, dict) else {}).items():
@@ -374,8 +375,8 @@ def _is_offset_of(key: str, topics: Sequence[str], groups: Sequence[str]) -> boo
 
 def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches: Matches, *,
                is_empty: bool) -> Iterator[str]:
-    """Yield what was named and not found (mistyped, or erased before), and where searching is
-    impossible.
+    """Yield notes on names that were not found (mistyped, or erased before), and on places that
+    cannot be searched.
     """
     if matches.damaged:
         yield (f"{plural(matches.damaged, 'byte', 'bytes')} of the log are damaged, and messages "
@@ -392,7 +393,7 @@ def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches
 
 def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
-    """Yield what the user must know before the plan is carried out."""
+    """Yield what the user must know before the plan is applied."""
     # What openings of the store put aside below .rmqctl is not of a repair, and stays.
     kept = {path: count for path, count in left.items() if os.path.relpath(
         path, store.root).startswith(os.path.join(REPAIRS, ""))}

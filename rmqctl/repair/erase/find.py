@@ -1,13 +1,13 @@
-"""The messages that are erased, and their copies in the log.
+"""The messages to erase, and their copies in the log.
 
-A broker that delays, holds back, sends back or gives up a message keeps the client's id, and when
-and where the message was born. So a copy has that id, or names one as its origin, and has the same
-birth or the same body; or it has no id, and both. Clients choose ids: what has an id alone, or the
-body alone, may be another message. It is counted, and erased only on request.
+A broker that delays, holds back, sends back or gives up a message keeps the client's id, and the
+time and host of the message's birth. So a copy has that id, or names one as its origin, and has the
+same birth or the same body; or it has no id, and both. Clients choose ids: a message with only the
+id, or only the body, may be another one. It is counted, and erased only on request.
 
-Of a topic that is deleted, only what waits or was sent back is a copy: an application may have
-passed a message on to another topic. Of a group, whose retry and dead letter topics go, nothing is:
-its messages are copies themselves, of messages that stay.
+For a deleted topic, only delayed or returned messages are copies: an application may have forwarded
+a message to another topic. For a deleted group, whose retry and dead letter topics are deleted,
+there are no copies: its messages are copies themselves, of messages that stay.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
 
 MIN_RUN = 16
-"""Bytes of the shortest body that is looked for by content, and of the runs that must not stay."""
+"""Bytes of the smallest body searched for, and of the smallest run that counts as left over."""
 _MAX_HELD = 16 << 20
-"""Bytes of bodies that are looked for by content."""
+"""Bytes of bodies that are searched for by content."""
 _ORIGINS = (props.ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")
 _OF_TOPIC = (props.REAL_TOPIC, props.RETRY_TOPIC, props.DLQ_ORIGIN_TOPIC)
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
@@ -41,9 +41,8 @@ _SENT_BACK = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 @dataclass(slots=True)
 class Traits:
-    """Traits of copies: ids of clients, ids of brokers, bodies as the producer sent them. `topics`:
-    all of these are erased, with their delayed and returned messages. `named`: ids that the user
-    named.
+    """Traits of copies: ids of clients, ids of brokers, bodies as the producer sent them.
+    ``topics``: deleted with their delayed and returned messages. ``named``: ids from the user.
     """
 
     ids: set[bytes] = field(default_factory=set)
@@ -52,19 +51,19 @@ class Traits:
     topics: frozenset[str] = frozenset()
     named: set[bytes] = field(default_factory=set)
     crcs: set[int] = field(default_factory=set)
-    """Of the bodies."""
+    """CRCs of the bodies."""
     births: set[tuple[int, tuple[bytes, int]]] = field(default_factory=set)
-    """When (epoch ms) and where (address, port) they were born."""
+    """Times (epoch ms) and hosts (address, port) of the messages' birth."""
     held: int = 0
     selects: Callable[[Record, Inner], bool] | None = None
-    """Tells whether the user selected a message of a batch."""
+    """Returns whether the user selected a message of a batch."""
     whole_batches: bool = False
     """True to erase a compressed batch as a whole for one of its messages."""
     unsearched: set[int] = field(default_factory=set)
-    """Physical offsets of messages whose bodies are not looked for, as there are too many."""
+    """Physical offsets of messages whose bodies are not searched for (too many bytes)."""
 
     def add(self, record: Record) -> None:
-        """Look for the copies of this message, too."""
+        """Search for copies of this message, too."""
         unique = unique_key(record)
         if unique:
             self.ids.add(unique)
@@ -77,7 +76,7 @@ class Traits:
             self.add_body(item.body, record.physical_offset)
 
     def add_body(self, body: bytes, physical: int) -> None:
-        """Look for a body, too."""
+        """Search for a body, too."""
         if len(body) < MIN_RUN or body in self.bodies or not any(body):
             return
         if self.held + len(body) > _MAX_HELD:
@@ -88,8 +87,8 @@ class Traits:
         self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
-        """Return whether a message of a batch is named, or a copy; None where it has the body
-        alone.
+        """Return whether a message of a batch is named, or a copy; None if it only has a body of
+        one.
         """
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies
@@ -102,7 +101,7 @@ class Traits:
         return False
 
     def is_copy(self, record: Record) -> bool:
-        """Return whether a message is named, or proves to be a copy of an erased message."""
+        """Return whether a message is named, or is proven to be a copy of an erased message."""
         properties = props.parse(record.properties.decode("utf-8", "surrogateescape"))
         unique, *origins = (None if (value := properties.get(name)) is None else value.encode(
             "utf-8", "surrogateescape") for name in (props.UNIQUE_KEY, *_ORIGINS))
@@ -129,10 +128,10 @@ class Traits:
 
 @dataclass(slots=True)
 class Matches:
-    """Physical offsets of messages to erase with what each is; ``doubtful``: those with the same
-    body and another id. ``batches``: those with messages to erase inside; ``closed``: batches that
-    contain such, and stay as they are, with the number of other messages in them (-1: unknown).
-    ``damaged``: bytes of the log in which nothing is found.
+    """Physical offsets of messages to erase, with the role of each. ``doubtful``: messages with the
+    same body and another id. ``batches``: batches with messages to erase; ``closed``: such batches
+    that stay as they are, with the number of other messages in them (-1: unknown). ``damaged``:
+    bytes of the log that cannot be searched.
     """
 
     messages: dict[int, str] = field(default_factory=dict)
@@ -141,7 +140,7 @@ class Matches:
     closed: dict[int, int] = field(default_factory=dict)
     damaged: int = 0
     shared: set[str] = field(default_factory=set)
-    """Topics that light queues share messages with."""
+    """Topics that share messages with light queues."""
 
 
 def _is_moved(topic: str) -> bool:
@@ -149,7 +148,7 @@ def _is_moved(topic: str) -> bool:
 
 
 def content(record: Record) -> bytes:
-    """Return the body as the producer handed it in."""
+    """Return the body as the producer sent it."""
     return bodies.decompressed(sysflag.compression(record.sys_flag), record.body)[0]
 
 
@@ -162,8 +161,8 @@ def unique_key(record: Record) -> bytes | None:
 
 def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: bool,
          advance: Callable[[int], None] = lambda _bytes: None) -> Matches:
-    """Return the messages `chosen` and all that the traits identify, until nothing is added. Each
-    round is one walk over the log. StoreIOError.
+    """Return the ``chosen`` messages and all that the traits identify, until nothing is added. Each
+    round reads the log once. Raises: StoreIOError.
     """
     matches = Matches()
     for record in chosen:
@@ -186,7 +185,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
 
 
 def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) -> None:
-    """Take what a batch has of them."""
+    """Add the matches in a batch."""
     properties = text.Properties(batch)
     rows: set[int] = set()
     # By ids: in properties, by column.
@@ -237,7 +236,7 @@ def _having(properties: text.Properties, name: str, wanted: set[bytes]) -> list[
 
 
 def _suspects(batch: Batch, topics: text.Texts, traits: Traits) -> Array:
-    """Return rows whose body may be, or contain, a body or id that is looked for."""
+    """Return the rows whose body may be, or contain, a body or id that is searched for."""
     crcs = np.array(sorted(traits.crcs), np.int64)
     flags = batch.column("sys_flag")
     mask: Array = (flags & sysflag.COMPRESSED != 0) & bool(traits.bodies)
@@ -275,7 +274,7 @@ def _by_content(record: Record, traits: Traits, matches: Matches, *, same_body: 
 
 def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
             same_body: bool) -> None:
-    """Take what a batch contains of them."""
+    """Add the matches among the messages of a batch in one record."""
     physical = record.physical_offset
     items = inner_messages(record, plain)
     some = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]
@@ -296,7 +295,7 @@ def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
 
 
 def _role(record: Record, traits: Traits) -> str:
-    """Return the role of a message: one of a topic that is deleted, or which kind of copy."""
+    """Return the role of a message: one of a deleted topic, or the kind of copy."""
     topic = record.topic.decode("utf-8", "replace")
     if topic in traits.topics:
         return "message"

@@ -1,7 +1,7 @@
-"""Index files without the entries of erased messages: as if these had never been put.
+"""Index files without the entries of erased messages, as if these had never been put.
 
-The entries after them move up and all chains are linked again, so that every entry is reached
-once. A file whose chains are not those of its entries is damaged, and left as it is.
+Later entries move up and all chains are linked again, so that every entry is reached once. A file
+whose chains do not match its entries is damaged, and left as it is.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _NEAR = 64
-"""Slots between two that are written at once."""
+"""Slots between two others that are written in the same piece."""
 
 
 def drop_entries(store: Store, gone: Array, why: str = "entries of erased messages") -> Changes:
-    """Drop the entries that point to one of the physical offsets ``gone``. StoreIOError."""
+    """Drop the entries that point to one of the physical offsets ``gone``. Raises: StoreIOError."""
     changes = Changes()
     for file in store.index_listing.files:
         try:
@@ -88,8 +88,8 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
 
 
 def _runs(slots: Array) -> Iterator[slice]:
-    """Yield runs that contain all of the ``slots``, which are sorted; the slots between near ones
-    are written unchanged, as many small pieces would take more memory.
+    """Yield runs that contain all of the ``slots``, which are sorted; slots between near ones are
+    written unchanged, because many small pieces would take more memory.
     """
     cuts = np.flatnonzero(np.diff(slots) > _NEAR)
     starts, ends = np.append(0, cuts + 1), np.append(cuts, len(slots) - 1)
@@ -111,7 +111,7 @@ def _count_from(store: Store, entries: Array, begin: int) -> None:
 
 
 def _chains(entries: Array, slots: int) -> tuple[Array, Array]:
-    """Return (what each slot holds, what each entry holds as the one before it)."""
+    """Return (the value of each slot, the previous entry of each entry)."""
     slot = entries["key_hash"].astype(np.int64) % slots
     order = np.argsort(slot, kind="stable")
     same = slot[order][1:] == slot[order][:-1]

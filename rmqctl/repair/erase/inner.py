@@ -1,8 +1,9 @@
-"""Messages inside a batch that is one record (flag INNER_BATCH): erased one by one, in place.
+"""Messages inside a batch that is one record (flag INNER_BATCH), erased one by one, in place.
 
-Each has a head, a body and properties, as its producer sent it. An erased one keeps its size: the
-body is zeros, of the properties only ``RMQCTL=erased`` stays. A compressed batch would change its
-size. RocketMQ's clients send none, so such a batch is only erased as a whole, on request.
+Each has a header, a body and properties, as its producer sent it. An erased message keeps its size:
+its body becomes zeros, and of the properties only ``RMQCTL=erased`` stays. A compressed batch would
+change its size. RocketMQ's clients do not send these, so such a batch is only erased as a whole, on
+request.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ class Inner(NamedTuple):
 
     @property
     def unique_key(self) -> bytes | None:
-        """The client's id."""
+        """Return the client's id."""
         properties = props.parse(self.properties.decode("utf-8", "surrogateescape"))
         value = properties.get(props.UNIQUE_KEY)
         return None if value is None else value.encode("utf-8", "surrogateescape")
 
 
 def inner_messages(record: Record, plain: bytes | None = None) -> list[Inner]:
-    """Return the messages of a batch, whose body is ``plain`` when decompressed; none where it is
-    anything else.
+    """Return the messages of a batch, whose body is ``plain`` when decompressed; nothing for any
+    other record.
     """
     if not record.sys_flag & sysflag.INNER_BATCH:
         return []
@@ -75,7 +76,7 @@ def _items(body: bytes) -> Iterator[Inner]:
 
 def without(raw: bytes, record: Record, gone: Callable[[Inner], bool]) -> tuple[
         bytes, list[Inner]]:
-    """Return (the batch's record without the content of those messages, the messages)."""
+    """Return (the batch's record without the content of the messages to erase, these messages)."""
     body, erased = bytearray(record.body), []
     for item in inner_messages(record):
         if gone(item):
@@ -103,5 +104,5 @@ def is_empty(item: Inner) -> bool:
 
 
 def digest(item: Inner) -> str:
-    """SHA-256 of a message's body."""
+    """Return the SHA-256 of a message's body."""
     return hashlib.sha256(item.body).hexdigest()

@@ -16,9 +16,7 @@ _MAX_SIZE = 64 << 20
 
 
 def read_ids(path: str) -> list[str]:
-    """Return the ids in a file, one in each line. UsageError for a file without any,
-    StoreIOError.
-    """
+    """Return the ids in a file, one per line. Raises: UsageError without any id; StoreIOError."""
     with FileSource(path) as source:
         if source.size > _MAX_SIZE:
             raise UsageError(f"{path}: larger than {_MAX_SIZE >> 20} MiB, too large for a list of "
@@ -35,8 +33,9 @@ def read_ids(path: str) -> list[str]:
 
 
 def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selection | None:
-    """Return the messages of a topic (None: any) with a key and all properties ``NAME=VALUE``, read
-    in the order of the log: a message without a consume queue entry is one, too. UsageError.
+    """Return the selection of messages of a topic (None: any) with a key and all properties
+    ``NAME=VALUE``, read in the order of the log, so that messages without a consume queue entry are
+    included. Raises: UsageError.
     """
     if not (key or named):
         return None
@@ -50,9 +49,7 @@ def selection(topic: str | None, key: str | None, named: Sequence[str]) -> Selec
 
 
 def in_batches(selected: Selection | None) -> Callable[[Record, Inner], bool] | None:
-    """Return a test for messages inside a batch by a `selection`, on their own keys and
-    properties.
-    """
+    """Return a test of messages inside a batch by a `selection`, on their keys and properties."""
     if selected is None:
         return None
 

@@ -1,9 +1,9 @@
 """Replacement of an erased message: a record of the same size without its content.
 
-Offset, queue offset, times and hosts stay, and the tags, of which the consume queue entry contains
-a hash. The body is zeros; of the properties only those stay without which a broker does harm (see
-`salvage.filler`), and ``RMQCTL=erased``. A message of a topic that is deleted becomes a record of
-transaction type ROLLBACK, which no broker gives a consume queue or index entry.
+Offset, queue offset, times and hosts stay, and the tags, whose hash is in the consume queue entry.
+The body becomes zeros; the only properties that stay are those that a broker needs to do no harm
+(see `salvage.filler`), and ``RMQCTL=erased``. A message of a deleted topic becomes a record of
+transaction type ROLLBACK, for which no broker writes a consume queue or index entry.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ _CHUNK = 1 << 20
 
 def erased(raw: bytes, record: Record, *, drop: bool = False,
            mark: str = ERASED) -> tuple[Parts, bool]:
-    """Return (the record in place of ``raw``, sparsely; whether it has the ``mark``, for which a
-    small one has no space). ``drop``: its topic is deleted.
+    """Return (the record in place of ``raw``, in sparse form; whether it has the ``mark``, for
+    which a small record has no space). ``drop``: its topic is deleted.
     """
     # A record that ends with a correct appended CRC gets a new one.
     sealed = append_crc.verify(raw) is True
@@ -69,8 +69,8 @@ def erased(raw: bytes, record: Record, *, drop: bool = False,
 
 
 def is_erased(record: Record) -> bool:
-    """Return whether the message was erased before. Anyone can send a property: nothing else may be
-    left of it. A delayed message may have no space for the property.
+    """Return whether the message was erased before. Because anyone can send the property, the
+    record must be otherwise empty. A delayed message may have no space for the property.
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     required = REQUIRED.get(record.topic.decode("utf-8", "replace"), {})
@@ -79,7 +79,7 @@ def is_erased(record: Record) -> bool:
 
 
 def _laid_out(raw: bytes, head_size: int, body: int, *, sealed: bool) -> Parts:
-    """Return the record with a body of zeros between what is before and after it in ``raw``."""
+    """Return the record with a body of zeros between its header and properties in ``raw``."""
     head, end = raw[:head_size - 4] + body.to_bytes(4, "big"), raw[head_size:]
     if sealed:
         crc = zlib.crc32(end[:-append_crc.SIZE], _zeros(body, zlib.crc32(head))) & CRC_MASK

@@ -1,11 +1,11 @@
-"""Index files of a tier below the store, uploaded or not: items of erased messages point to
-nothing.
+"""Index files of a tier below the store, uploaded or not, in which items of erased messages point
+to nothing.
 
-An uploaded file's size is the next one's name, so no item is taken out: its topic id becomes one
+The size of an uploaded file is the next one's name, so no item is removed: its topic id becomes one
 that no topic has, and its key hash the number of its slot. Chains and slots stay as they are.
 
-A topic that is deleted goes from the tier with its folder and its entries in the metadata, as when
-a broker deletes it.
+A deleted topic is removed from the tier with its folder and its metadata, as when a broker deletes
+it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ ItemKeys = dict[int, set[tuple[int, int, int]]]
 
 
 def items_lead_nowhere(store: Store, copies: OtherCopies) -> Changes:
-    """Patch the items of the messages in ``copies`` that are records of a tier. StoreIOError."""
+    """Patch the items of tier records in ``copies``. Raises: StoreIOError."""
     changes, wanted = Changes(), _wanted(copies)
     if not wanted:
         return changes
@@ -74,7 +74,7 @@ def topic_folders(store: Store, topics: Sequence[str]) -> list[tuple[str, str]]:
 
 
 def leave_metadata(store: Store, folders: Sequence[tuple[str, str]]) -> Changes:
-    """Take topics out of the metadata of the tier. RefusedError where it is damaged."""
+    """Remove topics from the metadata of the tier. Raises: RefusedError if it is damaged."""
     changes = Changes()
     gone = {f"{os.path.basename(os.path.dirname(path))}/{topic}" for topic, path in folders}
     for name in (f"{FOLDER}/{names.METADATA_NAME}", f"{FOLDER}/{names.METADATA_NAME}.bak"):
@@ -130,7 +130,7 @@ def _hashes(record: Record) -> Iterator[int]:
 
 
 def _pieces(path: str, source: FileSource, wanted: ItemKeys) -> tuple[list[Piece], int]:
-    """Return (what changes in a file, how many items it has). FormatError, StoreIOError."""
+    """Return (the patches of a file, its number of items). Raises: FormatError, StoreIOError."""
     size = source.size
     if not size:
         return [], 0

@@ -1,8 +1,8 @@
-"""Determine which topics are deleted with topics and groups.
+"""The topics that are deleted with topics and groups.
 
 A group has a retry and a dead letter topic, and with POP a retry topic for each topic:
 ``%RETRY%group+topic``, or ``%RETRY%group_topic`` of older brokers. Groups and topics may contain
-``_``, so such a name may belong to several groups. It is deleted only where it cannot belong to
+``_``, so such a name may belong to several groups. It is deleted only if it cannot belong to
 another group.
 """
 
@@ -23,9 +23,9 @@ _INTERNAL = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 
 
 class DeletedTopics:
-    """Topics to delete: `topics`. `undecided`: retry topics that may belong to another group, and
-    stay, with the group that is deleted. UsageError, RefusedError for what does not exist or must
-    not be deleted.
+    """The ``topics`` to delete. ``undecided``: retry topics that may belong to another group and
+    stay, with the deleted group.
+    Raises: UsageError, RefusedError for topics or groups that do not exist or must not be deleted.
     """
 
     def __init__(self, store: Store, topics: Iterable[str], groups: Iterable[str]) -> None:
@@ -59,7 +59,7 @@ class DeletedTopics:
             self.undecided[name] = group
 
     def notes(self, root: str) -> Iterator[str]:
-        """Yield what is undecided, with the command that deletes it."""
+        """Yield the undecided topics, each with the command that deletes it."""
         for name, group in self.undecided.items():
             yield (f"topic {name} may be a retry topic of group {group} or of another one: not "
                    f"deleted (`rmqctl delete topic {shlex.quote(root)} {shlex.quote(name)}` "
@@ -67,7 +67,7 @@ class DeletedTopics:
 
 
 class _Owners:
-    """Possible groups of a retry topic, by the existing topics and groups."""
+    """The groups that a retry topic may belong to, by the existing topics and groups."""
 
     def __init__(self, names: set[str], groups: set[str]) -> None:
         self.topics = {name for name in names if not name.startswith(_INTERNAL)}
