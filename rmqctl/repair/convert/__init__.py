@@ -1,4 +1,4 @@
-"""Stores in another layout: other consumequeues in place, or a new store.
+"""Conversion of stores to other layouts: other consume queues in place, or a new store.
 
 Layouts: docs/explanation/layouts.md.
 """

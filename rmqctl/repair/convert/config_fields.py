@@ -1,7 +1,7 @@
-"""``config/`` for an older release: JSON files, without the fields that it does not know.
+"""``config/`` for an older release: JSON files without the fields that it does not know.
 
-What that release would write is what its own classes make of such a file: fastjson leaves out what
-they have no property for.
+The content is what the release's own classes would make of such a file: fastjson leaves out fields
+that they do not have.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _BY_LEVEL = "delayOffset.json"
 
 @dataclass(frozen=True, slots=True)
 class Dropped:
-    """A setting that the release does not know: of which entry of a file, and what it was."""
+    """A setting that the release does not know: the entry of a file, and the value."""
 
     file: str
     name: str
@@ -44,8 +44,8 @@ class Dropped:
 def fit_config(changes: Changes, store: Store, release: str, gone: Collection[str],
                scratch: Scratch) -> list[Dropped]:
     """Plan the files for a release, without the offsets of topics whose messages are ``gone``, and
-    without those of them that the release refuses by their names; return the settings that are
-    dropped. RefusedError where a file cannot be read, StoreIOError.
+    without topics among them whose names the release refuses; return the dropped settings.
+    Raises: RefusedError if a file cannot be read; StoreIOError.
     """
     dropped: list[Dropped] = []
     form = store.layout.config
@@ -83,9 +83,7 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
 
 
 def pull_offsets(store: Store, release: str) -> int:
-    """Return how many offsets say how far groups have pulled: only the second form in RocksDB has
-    them.
-    """
+    """Return the number of pull offsets of groups, which only the second form in RocksDB has."""
     form = store.layout.config
     if form == "json" or is_from(release, FEATURES[form].since):
         return 0
@@ -120,7 +118,7 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
 
 def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
              dropped: list[Dropped], name: str) -> dict[str, Any]:
-    """Return the value without the field; an unusual value of it is noted."""
+    """Return the value without the field; add an unusual value of it to ``dropped``."""
     key, *rest = path
     if key == "*":
         return {entry: _without(inner, field, path[1:], dropped, str(entry))
@@ -137,7 +135,7 @@ def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
 
 
 def _text(name: str, value: dict[str, Any]) -> bytes:
-    """As fastjson writes it: numbers of queues and levels are bare."""
+    """Return the text as fastjson writes it: numbers of queues and levels are bare."""
     return fastjson.build(dict(_bare(name, value)))
 
 

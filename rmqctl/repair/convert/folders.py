@@ -1,8 +1,8 @@
 """A new store with its log in other folders: in one instead of several, or the other way round
 (spec: commitlog.md §1).
 
-Names of files are physical offsets, so all that leads into the log holds. Everything is copied;
-the old store stays as it is.
+Names of files are physical offsets, so everything that points into the log stays valid. All files
+are copied; the old store stays as it is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SETTING, READ_ONLY = "storePathCommitLog", "readOnlyCommitLogStorePaths"
 
 @dataclass(slots=True)
 class Copied:
-    """The result; ``folders``: how many files of the log each folder of the new store has."""
+    """The result; ``folders``: the number of log files in each folder of the new store."""
 
     store: str
     bytes_copied: int = 0
@@ -54,12 +54,11 @@ class Copied:
 
 
 class InFolders:
-    """A store that is to have its log in the folders ``into``, relative to the new root or
-    absolute; in ``commitlog`` alone where none is named.
-
-    Everything that speaks against it is raised by constructing: UsageError for folders that cannot
-    be, UnsupportedError, RefusedError for a place that is taken or two different files of one
-    name, StoreHeldError while a broker writes to it, StoreIOError.
+    """A new store with its log in the folders ``into``, relative to the new root or absolute; in
+    ``commitlog`` alone by default.
+    Raises: UsageError for impossible folders, UnsupportedError, RefusedError for a place that is in
+    use or two different files of one name, StoreHeldError while a broker writes to the store,
+    StoreIOError.
     """
 
     def __init__(self, store: Store, root: str, into: Sequence[str] = ()) -> None:
@@ -81,12 +80,12 @@ class InFolders:
 
     @property
     def size(self) -> int:
-        """Bytes of the log that will be copied."""
+        """Return the bytes of the log that will be copied."""
         return sum(file.size for file in self._files)
 
     def run(self, advance: Callable[[int], None] = lambda _bytes: None,
             check: Callable[[], None] = lambda: None) -> Copied:
-        """Make the store; the log comes last. StoreIOError."""
+        """Create the store; the log comes last. Raises: StoreIOError."""
         store, done = self._store, self.done
         inside = [os.path.join(os.path.realpath(folder), "") for folder in store.log_folders]
         for path in files_below(store.root):
@@ -107,7 +106,7 @@ class InFolders:
         return done
 
     def _remember(self) -> None:
-        """Write the settings that `init` remembered for the old store, with the folders of the new
+        """Write the settings that `init` recorded for the old store, with the folders of the new
         one.
         """
         values = {name: value for name, value in self._store.remembered.items()
@@ -119,7 +118,7 @@ class InFolders:
 
 
 def _only_one(store: Store, same: Sequence[StoreFile]) -> StoreFile:
-    """Return the file of a name; RefusedError where several folders have different ones."""
+    """Return the file of a name. Raises: RefusedError if several folders have different ones."""
     first, *others = same
     for other in others:
         if not same_content(first.path, other.path):

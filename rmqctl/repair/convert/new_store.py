@@ -1,13 +1,14 @@
-"""A new store made of one: a copy, or with DLedger's log as a plain one (spec: dledger.md §2, §5,
-§7), for a broker without DLedger.
+"""A new store made of another one: a copy, or with a plain log instead of DLedger's (spec:
+dledger.md §2, §5, §7), for a broker without DLedger.
 
-The plain files before DLedger's are copied byte for byte, holes and times too. Of DLedger's log
-each message is put as the record it was: its queue offset, times, hosts, flags, properties and body
-stay. Its physical offset does not, as the heads of the entries are gone; a file in the new store
-says for each message which it was. The offset of the half message that a commit or rollback names
-is rewritten with it.
+The plain files before DLedger's are copied byte for byte, holes and times included. Each message of
+DLedger's log is put as the record it was: its queue offset, times, hosts, flags, properties and
+body stay. Its physical offset changes, because the entry headers are gone; a file in the new store
+maps old to new offsets. The offset of the half message in a commit or rollback is rewritten
+accordingly.
 
-Consumequeues and index are made from the log. Group offsets count in queue offsets, so they hold.
+Consume queues and index are rebuilt from the log. Consumer offsets are queue offsets, so they stay
+valid.
 """
 
 from __future__ import annotations
@@ -54,17 +55,17 @@ MAPPING = "physical-offsets.csv"
 COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
 _NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredstore",
                 "consumequeue_ext")
-"""Files with physical offsets, or of a separate service, that are not made from the log."""
+"""Files with physical offsets, or of a separate service, that are not derived from the log."""
 _HALF = props.HALF_TOPIC.encode()
 _MAX_PLACES = 20
 
 
 @dataclass(slots=True)
 class Converted:
-    """The result. ``left_out``: messages that are damaged (a filler keeps the queue offset of
-    each that can be read but for its body), and places without a message;
-    ``places``: the first of them, as physical offsets. ``unmapped``: commits and rollbacks whose
-    half message is not in the log any more: they name the old offset still.
+    """The result. ``left_out``: damaged messages (if only the body is damaged, a filler keeps the
+    queue offset), and places without a message; ``places``: physical offsets of the first of them.
+    ``unmapped``: commits and rollbacks that still have the old offset, because their half message
+    is not in the log any more.
     """
 
     store: str
@@ -91,9 +92,10 @@ class Converted:
 
 
 class WithPlainLog:
-    """A store that is to have a plain log. Everything that speaks against it is raised at once, by
-    constructing: UsageError where it has one, UnsupportedError for what cannot be read,
-    RefusedError for a place that is taken, StoreHeldError while a broker writes to it.
+    """A new store with a plain log.
+    Raises: UsageError if the log is plain already, UnsupportedError for a store that cannot be
+    read, RefusedError for a place that is in use, StoreHeldError while a broker writes to the
+    store.
     """
 
     def __init__(self, store: Store, root: str, given: dict[str, Any]) -> None:
@@ -118,12 +120,12 @@ class WithPlainLog:
 
     @property
     def size(self) -> int:
-        """Bytes of the log that will be read."""
+        """Return the bytes of the log that will be read."""
         return self._store.log.size
 
     def run(self, advance: Callable[[int], None] = lambda _bytes: None,
             check: Callable[[], None] = lambda: None) -> Converted:
-        """Make the store. ``check`` is called where a stop does no harm. StoreIOError."""
+        """Create the store. ``check`` is called where a stop does no harm. Raises: StoreIOError."""
         create_store(self._root, self._settings)
         self._copy_config()
         begin = self._copy_plain_files(advance, check)
@@ -139,13 +141,13 @@ class WithPlainLog:
     # -- what is copied -----------------------------------------------------------------------
 
     def _copy_config(self) -> None:
-        """The files of ``config/``, databases too. StoreIOError."""
+        """Copy the files of ``config/``, databases included. Raises: StoreIOError."""
         for path in files_below(self._store.path("config")):
             copy_file(os.path.join(self._store.path("config"), path),
                   os.path.join(self._root, "config", path))
 
     def _copy_plain_files(self, advance: Callable[[int], None], check: Callable[[], None]) -> int:
-        """Return those before DLedger's; the physical offset where these begin. StoreIOError."""
+        """Copy the files before DLedger's; return where these begin. Raises: StoreIOError."""
         for file in self._store.log.files:
             if file.head:
                 if file.base and not self.done.bytes_copied:
@@ -158,7 +160,7 @@ class WithPlainLog:
         return self._store.log.end
 
     def _begin_at(self, base: int) -> None:
-        """The log begins where the old one does: rows of expired messages lead before it."""
+        """Begin the log where the old one does: entries of expired messages point before it."""
         path = os.path.join(self._root, LOG, names.build_offset(base))
         os.close(new_file(path, self._settings.commitlog_file_size))
 
@@ -192,8 +194,8 @@ class WithPlainLog:
         sync_file(done.mapping)
 
     def _groups(self, begin: int, offsets: Offsets) -> Iterator[list[Record]]:
-        """Yield the messages of the entries; a new group where one names a half message of the
-        last.
+        """Yield the messages of the entries in groups; a message that names a half message of the
+        last group starts a new one.
         """
         group: list[Record] = []
         size = 0
@@ -238,8 +240,8 @@ class WithPlainLog:
 
 
 def _filler(record: Record) -> Record:
-    """Return what keeps the queue offset of a message with a damaged body: without it those after
-    it would get rows before their own.
+    """Return a filler for a message with a damaged body: without it, later messages would get
+    entries before their queue offsets.
     """
     flags = record.sys_flag & ~(COMPRESSED | COMPRESSION_MASK | BORN_HOST_V6)
     return replace(record, body=bytes(max(1, len(record.body))), born_host=NOWHERE, sys_flag=flags,
@@ -247,8 +249,8 @@ def _filler(record: Record) -> Record:
 
 
 class Offsets:
-    """Writes the old and new physical offset of each message, and knows those of half messages:
-    16 bytes each.
+    """Writes the old and new physical offset of each message, and keeps those of half messages: 16
+    bytes each.
     """
 
     def __init__(self, file: IO[str]) -> None:
@@ -264,7 +266,7 @@ class Offsets:
             self._new.append(new)
 
     def rename(self, record: Record) -> bool:
-        """Give a commit or rollback the new offset of its half message; False if it is unknown."""
+        """Give a commit or rollback the new offset of its half message; False if unknown."""
         named = record.prepared_transaction_offset
         if not named:
             return True
@@ -276,7 +278,7 @@ class Offsets:
 
 
 def refuse_overlap(source: str, target: str) -> None:
-    """UsageError where one of the two folders would be in the other."""
+    """Raise UsageError if one of the two folders is in the other."""
     old, new = os.path.realpath(source), os.path.realpath(target)
     if os.path.commonpath((old, new)) in (old, new):
         raise UsageError(f"--out {target}: one of the two folders would contain the other")
@@ -287,9 +289,8 @@ def refuse_overlap(source: str, target: str) -> None:
 
 def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda _bytes: None,
                check: Callable[[], None] = lambda: None) -> None:
-    """Copy a store, but for what is of one place alone: its lock, and what repairs have kept.
-
-    UsageError where its log is elsewhere, RefusedError for a place that is taken,
+    """Copy a store, except what belongs to its place: its lock, and files that repairs have kept.
+    Raises: UsageError if its log is elsewhere, RefusedError for a place that is in use,
     StoreHeldError while a broker writes to it, StoreIOError.
     """
     if any(_outside(folder, store.root) for folder in store.log_folders):
@@ -309,7 +310,7 @@ def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda 
 
 
 def remember(root: str, values: Mapping[str, Any]) -> None:
-    """Write what rmqctl remembers of a new store (`rmqctl.store.store_settings`). StoreIOError."""
+    """Record the settings of a new store (`rmqctl.store.store_settings`). Raises: StoreIOError."""
     text = json.dumps({FORMAT: CURRENT_FORMAT, **values}, indent=2) + "\n"
     publish(path_of(root), text.encode(), store=root)
 
@@ -320,7 +321,7 @@ def _outside(folder: str, root: str) -> bool:
 
 
 def files_below(folder: str) -> Iterator[str]:
-    """Yield the regular files below a folder, relative to it; none where it is missing.
+    """Yield the regular files below a folder, relative to it; nothing if it is missing. Raises:
     StoreIOError.
     """
     def failed(error: OSError) -> None:
@@ -336,7 +337,7 @@ def files_below(folder: str) -> Iterator[str]:
 
 
 def copy_file(source: str, target: str) -> None:
-    """Copy a file with its times and holes, and the folders above it. StoreIOError."""
+    """Copy a file with its times and holes, creating its folder. Raises: StoreIOError."""
     make_folders(os.path.dirname(target), durable=False)
     try:
         copy_sparse(source, target)

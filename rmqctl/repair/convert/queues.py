@@ -1,9 +1,9 @@
-"""``convert``: consumequeues from files into RocksDB and back, rebuilt from the log; from both,
-as a broker that writes them twice has them, to one of the two.
+"""``convert``: consume queues from files into RocksDB and back, rebuilt from the log; or from both,
+as a broker has them that writes them twice, to one of the two.
 
-Both forms follow from the log, so nothing is translated but where queues stand whose messages have
-all expired. The old form is moved aside as a whole; broker and configuration have to go with the
-new one, which is said.
+Both forms are derived from the log, so the only values carried over are the positions of queues
+whose messages have all expired. The old form is moved aside completely. A note says that broker and
+configuration have to change, too.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from rmqctl.store.store import Sizes, Store
 
 COMMAND = "convert"
 WRITES = ("commitlog",)
-"""Structures whose form rmqctl must be able to write: consumequeues are rebuilt completely."""
+"""Structures whose form must be supported for writing: consume queues are rebuilt completely."""
 Form = Literal["file", "rocksdb"]
 _EXT = "consumequeue_ext"
 _TO_ROCKSDB = (
@@ -62,7 +62,7 @@ FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """``to``: the form wanted. ``given``: values by the names of `Settings`, None: not given."""
+    """``to``: the wanted form. ``given``: values by the names of `Settings`, None: not given."""
 
     to: Form
     jobs: int = 1
@@ -72,11 +72,10 @@ class ConvertOptions:
 
 
 def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Watch) -> Plan:
-    """Return the plan for the store at ``root``; what is made is in ``scratch``, which must stay
-    until it is carried out. Nothing to do where the consumequeues have that form already.
-
-    NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (the log is
-    damaged, or queues are of a kind that the other form has not), StoreIOError.
+    """Return the plan for the store at ``root``; new files are built in ``scratch``, which must
+    stay until the plan is applied. An empty plan if the consume queues have that form already.
+    Raises: NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (a
+    damaged log, or queues of a kind that the other form lacks), StoreIOError.
     """
     # Where nothing is to be done, or not all of it can be kept.
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
@@ -117,14 +116,14 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
 
 
 def _refuse(store: Store, to: Form) -> None:
-    """RefusedError where the new form would not have what the old one has."""
+    """Raise RefusedError if the new form would lack something that the old one has."""
     if to == "rocksdb" and store.batch_queues:
         raise RefusedError(f"{store.root}: batch consume queues cannot be stored in RocksDB")
     refuse_damage(store)
 
 
 def refuse_damage(store: Store) -> None:
-    """RefusedError where the log is damaged."""
+    """Raise RefusedError if the log is damaged."""
     findings = Verification(store, VerifyOptions(only=frozenset({"commitlog"}))).findings()
     # With --apply, this process holds the store, and writes no record.
     is_ours = store.lock.pid == os.getpid()
@@ -137,7 +136,7 @@ def refuse_damage(store: Store) -> None:
 
 
 def _without_copy(store: Store) -> Plan:
-    """Return the plan that leaves a broker's files, and takes the copy in RocksDB away."""
+    """Return the plan that keeps a broker's files and moves the copy in RocksDB aside."""
     store.layout.require(store.root, CONSUMEQUEUE)
     names = sorted(name for name in os.listdir(store.path(CONSUMEQUEUE))
                    if DATABASE_FILE.fullmatch(name))
@@ -150,9 +149,7 @@ def _without_copy(store: Store) -> Plan:
 
 
 def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> Planned:
-    """Return (steps, actions) that put the queues of the scratch folder in the place of a
-    database.
-    """
+    """Return (steps, actions) that replace a database by the queues of the scratch folder."""
     top = scratch.path(CONSUMEQUEUE)
     steps: list[Step] = [MoveAside(CONSUMEQUEUE), MakeFolder(CONSUMEQUEUE)]
     for folder, below, files in os.walk(top):
@@ -166,8 +163,9 @@ def _in_files(scratch: Scratch, before: int, table: Mapping[QueueKey, int]) -> P
 
 def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
               settings: Settings) -> dict[QueueKey, int]:
-    """Return the next queue offsets of queues that are not in ``ends``, as they have no message in
-    the log any more: for each a file is made below ``top`` that ends where it stood. StoreIOError.
+    """Return the next queue offsets of queues that are not in ``ends``, because they have no
+    message in the log any more. For each, a file is written below ``top`` that ends where the queue
+    did. Raises: StoreIOError.
     """
     kept: dict[QueueKey, int] = {}
     for key, queue in store.queues.items():
@@ -188,7 +186,7 @@ def _last_unit(queue: ConsumeQueue, queue_offset: int) -> UnitRecord | None:
 
 
 def _write_end(folder: str, queue_offset: int, unit: UnitRecord, file_size: int) -> None:
-    """One file of a queue, whose last row is ``unit``, behind fillers: a broker counts from it."""
+    """Write a queue's last file: padding, then the entry ``unit``, from which a broker counts."""
     start = names.file_start(layout.byte_offset(queue_offset), file_size)
     path = os.path.join(folder, names.build_offset(start))
     fillers = (layout.byte_offset(queue_offset) - start) // UNIT_SIZE

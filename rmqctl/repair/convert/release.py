@@ -1,9 +1,9 @@
 """``convert --for``: a store for brokers of an older release.
 
-What the release reads stays byte for byte. What it would misread is put in a form that it reads, or
-left out: a record of the log becomes one of the same size that no broker gives an entry, so that
-physical offsets hold. Files that it ignores stay, for a later broker that reads them: it goes on
-where they end. Whatever is lost by that is listed, with what to do about it.
+What the release reads stays byte for byte. What it would misread is converted to a form that it
+reads, or left out: a record of the log is replaced by one of the same size for which no broker
+writes an entry, so that physical offsets stay valid. Files that it ignores stay, for a later broker
+that reads them and continues where they end. Every loss is listed, with its remedy.
 
 `rmqctl.store.features` says what a release reads.
 """
@@ -82,15 +82,15 @@ from rmqctl.store.store import Store
 COMMAND = "convert"
 _DELAYED = props.SCHEDULE_TOPIC.encode()
 OLDEST = "4.9.2"
-"""Structures that older releases do not read and the table of features does not have."""
+"""Structures that older releases do not read and that the table of features lacks."""
 LEFT_OUT = "left-out"
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 _CHECKPOINT = "checkpoint"
 _NEWER_CODECS = tuple(kind for kind, codec in CODECS.items() if codec.name != "zlib")
 MAX_LEFT_OUT = 1_000_000
-"""Records that are left out, at about 1 KiB of memory each, and as much again to carry it out."""
+"""Records that are left out, at about 1 KiB of memory each, and as much again to apply the plan."""
 _NAMED = 1000
-"""Lost messages that a plan names, singly."""
+"""Lost messages that a plan lists one by one."""
 _NO_DLEDGER = ("{root}: the message at {at} would be left out, but it is in an entry committed by "
                "a DLedger group. Convert the log first: "
                "`rmqctl convert STORE --commitlog plain --out NEWSTORE`")
@@ -102,9 +102,9 @@ _WAIT = Phrase("wait until a broker of {release} or later has delivered them, or
 
 @dataclass(frozen=True, slots=True)
 class NotConverted:
-    """A structure that the older release does not read. ``is_loss``: whether it is lost by that, or
-    stays in a form that means nothing, or something else, to brokers or clients of that release.
-    ``is_counted``: whether the plan counts it among the messages that it loses.
+    """A structure that the older release does not read. ``is_loss``: whether it is lost, or stays
+    in a form that brokers or clients of that release misread. ``is_counted``: whether the plan
+    counts it among the lost messages.
     """
 
     loss: Loss
@@ -120,7 +120,7 @@ class NotConverted:
 
 @dataclass(frozen=True, slots=True)
 class ForRelease:
-    """A plan, what cannot be converted, and settings that the release does not know."""
+    """A plan, structures that cannot be converted, and settings that the release lacks."""
 
     plan: Plan
     left: tuple[NotConverted, ...] = ()
@@ -128,7 +128,7 @@ class ForRelease:
 
 
 def target_release(typed: str) -> str:
-    """Return the release that is named. UsageError for one that is unknown or too old."""
+    """Return the named release. Raises: UsageError for one that is unknown or too old."""
     release = release_of(typed)
     if not is_from(release, OLDEST):
         raise UsageError(f"--for {typed}: expected {OLDEST} or a later release")
@@ -138,8 +138,7 @@ def target_release(typed: str) -> str:
 def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions, watch: Watch,
              now: int) -> ForRelease:
     """Return the plan for the store at ``root``; see `plan_convert`. ``now``: epoch ms.
-
-    RefusedError where the log is damaged, or where the release would not start on the result;
+    Raises: RefusedError if the log is damaged, or if the release would not start on the result;
     NotAStoreError, UnsupportedError, MissingExtraError, StoreIOError.
     """
     version = version_of(release)
@@ -163,7 +162,7 @@ def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions,
 
 
 class _Conversion(Changes):
-    """The changes, and what is left out of the log."""
+    """The changes, and the records left out of the log."""
 
     def __init__(self, store: Store, release: str, version: BrokerVersion,
                  scratch: Scratch) -> None:
@@ -183,7 +182,7 @@ class _Conversion(Changes):
     # -- the log ------------------------------------------------------------------------------
 
     def leave_out(self, progress: Callable[[int], None]) -> None:
-        """Replace each record that the release misreads. RefusedError, StoreIOError."""
+        """Replace each record that the release misreads. Raises: RefusedError, StoreIOError."""
         pieces: dict[str, list[Piece]] = {}
         for raw, record in self._misread(progress):
             if self.store.layout.is_dledger:
@@ -259,7 +258,7 @@ class _Conversion(Changes):
     # -- what follows from it -----------------------------------------------------------------
 
     def queues_in_files(self, plan: Plan) -> None:
-        """Take over the plan that puts consume queues into files, without those that go."""
+        """Add the plan that converts consume queues to files, without removed queues."""
         away = tuple(os.path.join("consumequeue", topic, "") for topic in self.gone_topics)
         self.steps += [step for step in plan.steps
                        if not away or not step.target.startswith(away)]
@@ -267,7 +266,7 @@ class _Conversion(Changes):
         self.notes += [note for note in plan.notes if note not in FORM_NOTES]
 
     def move_queues(self) -> None:
-        """The queues of topics that go; batch queues without batches become plain ones."""
+        """Move aside queues of removed topics; make batch queues without batches plain ones."""
         moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
         for topic in sorted(self.gone_topics):
             for folder in _QUEUES[:2]:
@@ -302,7 +301,7 @@ class _Conversion(Changes):
             self.notes += index.notes
 
     def reset_checkpoint(self) -> None:
-        """Fields that the release neither writes nor keeps up are 0, as in a file of its own."""
+        """Reset the fields that the release does not maintain to 0, as in its own files."""
         present = self.store.checkpoint
         if present is None:
             return
@@ -317,7 +316,7 @@ class _Conversion(Changes):
                                                  release=self.release), "")
 
     def name_unread_files(self) -> None:
-        """Files of features that the release does not know and ignores."""
+        """Note the files of features that the release does not know and ignores."""
         moved = {step.target for step in self.steps if isinstance(step, MoveAside)}
         names = [path for name, feature in FEATURES.items() if name != ABORT_WITH_PID
                  and not is_from(self.release, feature.since) for path in feature.files
@@ -359,7 +358,7 @@ class _Conversion(Changes):
                         ((place, 0) for place in self._gone), log.raw_at)))
 
     def left(self, now: int) -> Iterator[NotConverted]:
-        """Yield what cannot be converted. StoreIOError."""
+        """Yield what cannot be converted. Raises: StoreIOError."""
         for (feature, topic), count in sorted(self._by_topic.items()):
             cause = Phrase(
                 "left out: a {release} broker truncates its log at a message whose topic has more "
@@ -385,7 +384,7 @@ class _Conversion(Changes):
 
 
     def _timers(self, now: int) -> Iterator[NotConverted]:
-        """Messages that wait in the timer, by topic where these are all of them."""
+        """Yield the messages pending in the timer, by topic if the topics of all are known."""
         predicted = Prediction(self.release, "normal")
         judge_timers(predicted, self.store, self.version, now)
         for loss in predicted.other_losses:
@@ -412,9 +411,7 @@ def _remedy(feature: str) -> Phrase:
 
 
 def has_batches(queue: BatchQueue) -> bool:
-    """Return whether the queue has a unit of several messages, or a gap, so that it has no plain
-    form.
-    """
+    """Return whether the queue has a unit of several messages, or a gap, and so no plain form."""
     rows = queue.all_used()
     bases = rows["msg_base_offset"].astype(np.int64)
     return bool((rows["batch_size"] != 1).any() or (np.diff(bases) != 1).any())
@@ -422,7 +419,7 @@ def has_batches(queue: BatchQueue) -> bool:
 
 def _plain_rows(rows: np.ndarray[Any, Any], folder: str, scratch: Scratch,
                 file_size: int) -> Iterator[Create]:
-    """Yield the files of a plain queue with the units of a batch queue that has no batches."""
+    """Yield the files of a plain queue with the units of a batch queue without batches."""
     file_size = layout.file_size(file_size)
     first = int(rows["msg_base_offset"][0])
     units = np.zeros(len(rows), layout.dtype())

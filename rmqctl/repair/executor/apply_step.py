@@ -1,8 +1,8 @@
-"""Carrying out one step of a committed repair, or taking it back.
+"""Carrying out one step of a committed repair, or undoing it.
 
-Both can be cut off anywhere and done again: what has been done is told from what is where
+Both can be interrupted anywhere and repeated: the progress is derived from the present files
 (`StepStates`, which writes nothing). Each is durable when it returns; a new name is forced to disk
-before an old one goes.
+before an old one is removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Phase = Literal["todo", "half", "done"]
 class ChangedError(RefusedError):
     """Something else changed the target of a step, before or after the repair did.
 
-    ``begun``: the step may have done something. Where it has not, nothing is to be undone.
+    ``begun``: the step may have made a change. If not, nothing is to be undone.
     """
 
     def __init__(self, message: str, *, begun: bool = True) -> None:
@@ -42,15 +42,16 @@ class ChangedError(RefusedError):
 
 
 class StepStates:
-    """The steps of one repair in the store at ``root``; the journal's paths are those of now.
+    """The steps of one repair in the store at ``root``, with the journal's paths as they are now.
 
-    ``named``: folders outside that the user named. A step elsewhere outside is a RefusedError.
+    ``named``: folders outside of the store that the user named. Raises RefusedError for a step
+    elsewhere outside.
     """
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
         self.root, self.journal = os.path.realpath(root), journal
         self.by_content: list[str] = []
-        """Targets whose stamps do not match, and whose content does."""
+        """Targets whose stamps do not match, but whose content does."""
         self._bounds = Bounds(root, named)
         refuse_strange_dirs(self.root, journal)
         self._staging_dirs = (repair_folder(root, journal.id), *journal.staging_dirs)
@@ -63,7 +64,7 @@ class StepStates:
         return path
 
     def _in_dir(self, record: Record, name: str) -> str:
-        """Return where something of the repair's own is. RefusedError where a link leads
+        """Return the place of one of the repair's own files. RefusedError if a link points
         elsewhere.
         """
         staging_dir = self._staging_dirs[record.staging_dir]
@@ -79,20 +80,21 @@ class StepStates:
         return self._in_dir(record, record.backup)
 
     def _is_new(self, record: Record, current: FileStamp) -> bool:
-        """Return whether what the target's name leads to is what the step put there."""
+        """Return whether the target's name points to the file that the step put there."""
         return self._is(record, current, record.new, record.digest)
 
     def _is_old(self, record: Record, current: FileStamp) -> bool:
-        """Return whether it is what was there before the step.
+        """Return whether the file is the one from before the step.
 
-        By its content in a copy alone: an empty ``abort`` of another time is another broker's.
+        The content decides in a copy of a store only: an empty ``abort`` of another time is another
+        broker's.
         """
         digest = record.old_digest if self._is_copy else ""
         return self._is(record, current, record.old, digest)
 
     def _is(self, record: Record, current: FileStamp, stamp: FileStamp | None,
             digest: str) -> bool:
-        """By its stamp, or, as a copy of a store may have other times, by its content."""
+        """Compare by stamp, or, because a copy of a store may have other times, by content."""
         if stamp is None or stamp.fits(current):
             return stamp is not None
         path = self.path(record)
@@ -105,7 +107,7 @@ class StepStates:
     # -- how far is it? -------------------------------------------------------------------------
 
     def phase(self, record: Record) -> Phase:
-        """Return how much of the step has been done. ChangedError if it is neither old nor new."""
+        """Return the progress of a step. Raises: ChangedError if the target matches no state."""
         if record.kind == "folder":
             return "done" if os.path.isdir(self.path(record)) else "todo"
         if record.kind == "patch":
@@ -147,9 +149,9 @@ class StepStates:
         return "done"
 
     def phases(self) -> Iterator[tuple[Record, Phase | ChangedError]]:
-        """`phase` of every step, in their order, all before the next one is carried out.
+        """Yield the `phase` of every step, in order, before any of them is carried out.
 
-        What is below something that is still to be moved aside is not what its step made.
+        Files below something that is still to be moved aside are not from the step itself.
         """
         under = self.under_moves()
         for number, record in enumerate(self.journal.records):
@@ -159,8 +161,8 @@ class StepStates:
                 yield record, problem
 
     def under_moves(self) -> set[int]:
-        """Return the numbers of the steps whose place is still, or again, taken by what an earlier
-        step moves aside: nothing of theirs is there.
+        """Return the numbers of the steps that cannot have been carried out, because something that
+        an earlier step moves aside is still, or again, in their place.
         """
         numbers: set[int] = set()
         moved: set[str] = set()
@@ -176,7 +178,7 @@ class StepStates:
         return numbers
 
     def _old_name_restored(self, record: Record, target: FileStamp) -> bool:
-        """Return whether the old name of what was moved is there again beside the new one."""
+        """Return whether the old name of a moved file is there again beside the new one."""
         return record.old is not None and record.old.fits(target) and self._same_files(
             self.path(record), self._backup(record))
 
@@ -206,8 +208,8 @@ class StepStates:
 
     @staticmethod
     def _same_files(first: str, other: str) -> bool:
-        """Return whether both names are of the same content: after a power failure an old name may
-        be there again beside the new one.
+        """Return whether both names have the same content: after a power failure an old name may be
+        there again beside the new one.
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 
@@ -226,7 +228,7 @@ class StepApplier(StepStates):
     # -- forward --------------------------------------------------------------------------------
 
     def forward(self, record: Record) -> None:
-        """Do what is left of the step. ChangedError, StoreIOError."""
+        """Carry out the rest of the step. Raises: ChangedError, StoreIOError."""
         phase = self.phase(record)
         path = self.path(record)
         if record.kind == "folder":
@@ -247,12 +249,12 @@ class StepApplier(StepStates):
             self._rename(self._in_dir(record, record.staged), path)
 
     def _base(self, record: Record, path: str) -> str:
-        """Return the folder that was there before the step made others below it."""
+        """Return the folder that existed before the step created others below it."""
         first = os.path.join(self.root, record.folders[0]) if record.folders else path
         return os.path.dirname(first)
 
     def _back_up(self, path: str, backup: str, record: Record) -> None:
-        """The old file under a second name; where there are no links it moves there."""
+        """Link the old file to a second name; without support for links, move it there."""
         self._make_folders(os.path.dirname(backup), self._staging_dirs[record.staging_dir])
         if os.path.lexists(backup) and self._same_files(path, backup):
             sync_folder(os.path.dirname(backup))
@@ -277,7 +279,7 @@ class StepApplier(StepStates):
             os.close(fd)
 
     def _sync_patched(self, record: Record, path: str, mtime_ns: int | None = None) -> None:
-        """Force a patched file to disk, its modification time as it was: expiry goes by it."""
+        """Force a patched file to disk with its old modification time, on which expiry depends."""
         assert record.old is not None
         wanted = record.old.mtime_ns if mtime_ns is None else mtime_ns
         fd = open_file(path, os.O_RDWR)
@@ -293,10 +295,10 @@ class StepApplier(StepStates):
     # -- backward -------------------------------------------------------------------------------
 
     def check_undo(self, record: Record, phase: Phase, *, applied: bool) -> int | None:
-        """ChangedError unless the step can be undone as if nothing had happened since.
+        """Raise ChangedError unless the step can be undone as if nothing had happened since.
 
-        The answer is the modification time (ns) a patched file is to have afterwards if it was
-        written to after an ``applied`` repair; else None.
+        Return the modification time (ns) that a patched file gets if it was written to after an
+        ``applied`` repair; else None.
         """
         if record.kind in ("replace", "move") and phase != "todo" and (
                 stat_file(self._backup(record)) is None):
@@ -309,8 +311,8 @@ class StepApplier(StepStates):
         return current.mtime_ns
 
     def backward(self, record: Record, *, force: bool = False, mtime_ns: int | None = None) -> None:
-        """Undo what was done of the step. Nothing is deleted: what the repair made, and with
-        ``force`` what was changed since, moves to ``undone``. ChangedError, StoreIOError.
+        """Undo what was done of the step. Nothing is deleted: files from the repair, and with
+        ``force`` also later changes, move to ``undone``. Raises: ChangedError, StoreIOError.
         """
         path = self.path(record)
         if record.kind == "patch":
@@ -395,7 +397,7 @@ class StepApplier(StepStates):
             os.close(fd)
 
     def _remove_folders(self, record: Record, path: str) -> None:
-        """Folders the repair made go if nothing is in them."""
+        """Remove the folders that the repair created, if they are empty."""
         folders = [os.path.join(self.root, name) for name in record.folders]
         if record.kind == "folder":
             folders.append(path)
@@ -411,9 +413,10 @@ class StepApplier(StepStates):
     # -- names ----------------------------------------------------------------------------------
 
     def _make_folders(self, folder: str, base: str) -> None:
-        """Make ``folder`` and what is missing above it up to ``base``, durably.
+        """Create ``folder`` and the missing folders above it up to ``base``, durably.
 
-        Also what is there already is forced: a run that was killed may have made it just before.
+        Existing ones are forced to disk, too: a run that was killed may have created them just
+        before.
         """
         below = os.path.relpath(folder, base)
         for name in [] if below == os.curdir else below.split(os.sep):
@@ -425,7 +428,7 @@ class StepApplier(StepStates):
             base = inner
 
     def _as_before(self, folder: str) -> None:
-        """A folder rebuilt is as open as the one of its name that was moved aside."""
+        """Give a recreated folder mode and owner of the one of its name that was moved aside."""
         for record in self.journal.records:
             path = self.path(record) if record.kind == "move" else ""
             if path and (folder == path or folder.startswith(path + os.sep)):
@@ -436,7 +439,7 @@ class StepApplier(StepStates):
                     os.chown(folder, about.st_uid, about.st_gid)
 
     def _rename(self, path: str, target: str) -> None:
-        """To a name in the store, whose folder is there, or in a staging folder."""
+        """Rename to a name in an existing folder of the store, or in a staging folder."""
         folder = os.path.dirname(target)
         for staging_dir in self._staging_dirs:
             if target.startswith(staging_dir + os.sep):
@@ -450,13 +453,13 @@ class StepApplier(StepStates):
 
     @staticmethod
     def _sync_names(*paths: str) -> None:
-        """The new name first: a failure in between leaves two names rather than none."""
+        """Force the new name to disk first: a failure in between leaves two names, not none."""
         for folder in dict.fromkeys(os.path.dirname(path) for path in paths if path):
             if os.path.isdir(folder):
                 sync_folder(folder)
 
     def restore_times(self) -> None:
-        """Give the folders in which names changed the times they had, as far as it goes."""
+        """Restore the times of the folders in which names changed, as far as possible."""
         own = {os.path.dirname(self.path(record)) for record in self.journal.records}
         for name, mtime_ns in self.journal.times.items():
             path = os.path.join(self.root, name)
@@ -469,7 +472,7 @@ class StepApplier(StepStates):
 
 
 def _free(path: str) -> str:
-    """Return a name that is free: ``path``, ``path.2``, …"""
+    """Return a free name: ``path``, ``path.2``, …"""
     number, free = 1, path
     while os.path.lexists(free):
         number += 1

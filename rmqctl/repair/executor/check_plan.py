@@ -1,4 +1,4 @@
-"""Checks that the steps of a plan can be carried out one after the other on the store as it is."""
+"""Checks that the steps of a plan can be carried out in order on the store as it is."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rmqctl.scan.overlay import Piece
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A step with the real path of its target, and the folders it makes (real paths, outermost
-    first). ``again``: a later step makes something at the target or below it.
+    """A step with the real path of its target, and the folders that it creates (real paths,
+    outermost first). ``again``: a later step creates something at the target or below it.
     """
 
     step: Step
@@ -37,9 +37,9 @@ class Checked:
 
 
 def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[Checked]:
-    """Return what is left to do of the steps, in their order; patches of one file become one.
+    """Return the steps that are left to do, in order; patches of one file are joined.
 
-    RefusedError where the store is not as the plan takes it to be, or where a step would write
+    Raises: RefusedError if the store differs from what the plan assumes, or if a step would write
     outside the root and the folders ``named`` by the user; InternalError for a plan that
     contradicts itself.
     """
@@ -168,7 +168,7 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
 
 
 def _fits(target: str, pieces: Sequence[Piece]) -> None:
-    """InternalError for pieces that lie over each other, or whose parts do."""
+    """Raise InternalError for pieces that overlap, or whose parts do."""
     if any(first.end > two.at for first, two in pairwise(pieces)) or any(
             piece.at < 0 or piece.size < 0 for piece in pieces):
         raise InternalError(f"{target}: pieces of a patch overlap")
@@ -183,7 +183,7 @@ def _fits(target: str, pieces: Sequence[Piece]) -> None:
 
 
 def shared(root: str, steps: Iterable[Step]) -> list[str]:
-    """Targets that are changed in place and have further names: hard links, as some backups are."""
+    """Return the targets that are changed in place and have further hard links (a backup?)."""
     targets = []
     for step in steps:
         if isinstance(step, Patch):
@@ -194,8 +194,8 @@ def shared(root: str, steps: Iterable[Step]) -> list[str]:
 
 
 def moved_aside(root: str, steps: Iterable[Step]) -> list[str]:
-    """Return every file that the steps move aside, each once; of a folder all files in it, or
-    itself where it has none.
+    """Return every file that the steps move aside, each once; for a folder all files in it, or the
+    folder itself if it has none.
     """
     paths: dict[str, None] = {}
     for step in steps:
@@ -223,7 +223,7 @@ def _files_below(path: str, target: str) -> Iterator[str]:
 
 
 def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
-    """Return whether the store is as the steps would leave it: then a plan was applied before."""
+    """Return whether the store is as the steps would leave it: the plan was applied before."""
     created: set[str] = set()
     for step in reversed(_merged(root, steps)):
         path = real_path(root, step.target, follow=isinstance(step, Replace | Patch))
@@ -244,7 +244,7 @@ def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
 
 
 def _only(path: str, created: set[str]) -> bool:
-    """Return whether nothing is at ``path`` and below but what has been made."""
+    """Return whether ``path`` and everything below it was created by the steps."""
     if not os.path.lexists(path):
         return True
     if path not in created:

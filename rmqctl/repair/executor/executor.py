@@ -1,13 +1,12 @@
-"""The one executor for all plans (architecture: plan, then apply).
+"""The one executor of all plans (architecture: plan, then apply).
 
-A repair is staged, committed by its journal, carried out step by step, and noted as done. A kill
-before the commit leaves the old store; after it, the next `Repair` of the store completes it, or
-`Repair.undo` undoes it. Nothing of the store is deleted by either.
+A repair is staged, committed by its journal, carried out step by step, and recorded as done. A kill
+before the commit leaves the old store; after a later one, the next `Repair` of the store completes
+the repair, or `Repair.undo` undoes it. Neither deletes anything of the store.
 
-While a root is repaired, others are kept out. A store's lock is in its root. What a broker
-uploaded to a tier is elsewhere than the broker's own root, which has the lock that a running
-broker holds: such further roots are noted below ``.rmqctl``, so that who completes or takes back
-a repair later keeps the same ones out.
+A root under repair is locked. A store's lock is in its root. Files that a broker uploaded to a tier
+are outside the broker's own root, which has the lock of a running broker. Such further roots are
+noted below ``.rmqctl``, so that they are also locked when the repair is completed or undone later.
 """
 
 from __future__ import annotations
@@ -61,11 +60,11 @@ _WRITTEN = ("lock", os.path.join(STAGING, FOLDER), os.path.join(STAGING, SCRATCH
 
 @dataclass(frozen=True, slots=True)
 class Applied:
-    """A plan that was carried out: its id, the number of steps, and the folder (relative to the
-    store root) with what was moved aside.
+    """An applied plan: its id, the number of steps, and the folder (relative to the store root)
+    with the files moved aside.
 
     ``already``: there was nothing to do, or it had been done before; then ``repair_id`` is empty.
-    ``undone``: an interrupted undoing was completed, not a repair. ``outside``: the folders outside
+    ``undone``: an interrupted undo was completed, not a repair. ``outside``: the folders outside
     the root that were written; `undo` needs them named again.
     """
 
@@ -80,15 +79,15 @@ class Applied:
 class Repair:
     """A store held for a repair, as a context manager.
 
-    Entering takes the store's lock (StoreHeldError, no byte changed) and completes what an
-    interrupted repair left (`finished`; None if there was none), unless ``finish`` is False.
-    RefusedError if that cannot be completed, because something else changed the store since.
-    ``wall_clock`` gives ms; ``progress`` is called with 1 after every step. For another root than
-    a store (a tier) ``is_root`` raises where none is there, and ``broker_roots`` are held as well;
-    without them those that were noted are. ``named``: folders outside of the root that the user
-    named in this command; nothing is written in any other one, and the stores that contain these
-    are held as well. ``complete``: the id of an interrupted repair that is completed although it
-    was made under another path, or the stamps of its files do not match (`Interrupted.question`).
+    Entering takes the store's lock (StoreHeldError, no byte changed) and completes an interrupted
+    repair (`finished`; None without one), unless ``finish`` is False. RefusedError if it cannot be
+    completed, because something else changed the store since. ``wall_clock`` returns ms;
+    ``progress`` is called with 1 after every step. For a root that is not a store (a tier),
+    ``is_root`` raises if it is missing, and ``broker_roots`` are held as well; by default those
+    that were noted. ``named``: folders outside of the root that the user named in this command; no
+    other one is written to, and the stores that contain these are held as well. ``complete``: the
+    id of an interrupted repair to complete although it was made under another path, or the stamps
+    of its files do not match (`Interrupted.question`).
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
@@ -111,9 +110,7 @@ class Repair:
 
     @property
     def scratch_folder(self) -> str:
-        """Return a folder on the store's file system for what a plan is made of; made by who uses
-        it.
-        """
+        """Return a folder on the store's file system to build a plan in; its user creates it."""
         return os.path.join(self.root, STAGING, SCRATCH)
 
     def __enter__(self) -> Self:
@@ -143,11 +140,10 @@ class Repair:
     # -- apply ----------------------------------------------------------------------------------
 
     def apply(self, plan: Plan) -> Applied:
-        """Carry a plan out.
-
-        RefusedError if the store is not as the plan takes it to be, StoreIOError if it cannot be
-        made ready: then nothing has changed. StoreIOError that names the id: it is committed, but
-        not finished.
+        """Apply a plan.
+        Raises: RefusedError if the store differs from what the plan assumes, or StoreIOError if
+        staging fails: then nothing has changed. StoreIOError with the id: the repair is committed,
+        but not finished.
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
@@ -242,11 +238,10 @@ class Repair:
 
     def undo(self, repair_id: str | None = None, *, force: bool = False,
              moved: Sequence[str] = ()) -> Undone:
-        """Undo a repair, the newest by default; an interrupted one as far as it came.
+        """Undo a repair, the newest by default; of an interrupted one, the part that was done.
 
-        ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied.
-
-        UsageError for an id there is not; RefusedError if something was changed since (with
+        ``moved`` (``OLD=NEW``) names folders outside of a store that was moved or copied.
+        Raises: UsageError for an unknown id; RefusedError if something was changed since (with
         ``force`` that is kept below ``undone``) or a later repair changed the same files.
         """
         self._check_held()
@@ -270,9 +265,8 @@ class Repair:
         return self._carry_back(repair_id, maybe=state == "undoing", named=named)
 
     def abandon(self, repair_id: str) -> None:
-        """Give an interrupted repair up: the store stays as it is, and so does what is kept.
-
-        UsageError, RefusedError if it is not interrupted.
+        """Give up an interrupted repair: the store stays as it is, and so do the kept files.
+        Raises: UsageError; RefusedError if it is not interrupted.
         """
         self._check_held()
         repair_id = undoing.choose(self.root, repair_id)
@@ -281,9 +275,9 @@ class Repair:
         set_state(self.root, repair_id, "abandoned", self._clock())
 
     def prune(self, repair_ids: Sequence[str], notes: Sequence[str] = ()) -> None:
-        """Delete what repairs keep (see `prunable`): they can not be undone any more. What they
-        lost stays noted, except for those whose ids are in ``notes`` (see `forgettable`).
-        RefusedError while one is not finished; StoreIOError.
+        """Delete the files that repairs keep (see `prunable`), which can then not be undone. The
+        notes of their losses stay, except for ids in ``notes`` (see `forgettable`).
+        Raises: RefusedError while a repair is not finished; StoreIOError.
         """
         self._check_held()
         if (unfinished := pending(self.root)) is not None:
@@ -314,8 +308,8 @@ class Repair:
 
 
 class RootLocks:
-    """The locks of a root, of further roots of the broker's (None: those that were noted), and of
-    the stores that contain one of the folders ``named``.
+    """The locks of a root, of further roots of the broker (None: those that were noted), and of the
+    stores that contain one of the folders ``named``.
     """
 
     def __init__(self, root: str, broker_roots: Sequence[str] | None = None,
@@ -332,10 +326,10 @@ class RootLocks:
 
     @property
     def broker_roots(self) -> list[str]:
-        """Return the further roots, as real paths; a folder that is not there is nobody's root.
+        """Return the further roots, as real paths; missing folders do not count.
 
-        Of those that were only noted, the ones with a ``lock``: none is created there because a
-        file in the store says so.
+        Noted roots count only if they have a ``lock``: none is created just because a file in the
+        store names them.
         """
         wanted = self._given
         if wanted is None:
@@ -346,7 +340,7 @@ class RootLocks:
                 if root != own_root and os.path.isdir(root)]
 
     def acquire(self) -> None:
-        """Take all locks or none. StoreHeldError, StoreIOError."""
+        """Take all locks or none. Raises: StoreHeldError, StoreIOError."""
         further = self.broker_roots
         with ExitStack() as stack:
             for root in (*further, *stores_around(self._around, (self.root, *further))):
@@ -355,7 +349,7 @@ class RootLocks:
             self._more = stack.pop_all()
 
     def hold_around(self, folders: Sequence[str]) -> None:
-        """Take the locks of further stores, which contain one of the folders. StoreHeldError."""
+        """Take the locks of further stores around the folders. Raises: StoreHeldError."""
         held = (self.root, *self.broker_roots,
                 *stores_around(self._around, (self.root, *self.broker_roots)))
         for root in stores_around(folders, held):
@@ -368,7 +362,7 @@ class RootLocks:
             self._more.close()
 
     def note(self) -> None:
-        """Note the further roots for later runs, where there are any. StoreIOError."""
+        """Note the further roots, if any, for later runs. Raises: StoreIOError."""
         if not self._given:
             return
         root = os.path.realpath(self.root)
@@ -383,13 +377,13 @@ class RootLocks:
 
 
 def _named(root: str, broker_root: str) -> str:
-    """Relative where the root is below it: the two are moved together."""
+    """Return a root relative to the other if it is below it, because both are moved together."""
     below = root.startswith(os.path.join(broker_root, ""))
     return os.path.relpath(broker_root, root) if below else broker_root
 
 
 def noted_roots(root: str) -> list[str]:
-    """Return the broker's roots that a repair of ``root`` noted; none without such a note."""
+    """Return the broker's roots that a repair of ``root`` noted; empty without such a note."""
     path = os.path.join(root, STAGING, ROOTS_NOTE)
     try:
         with open(open_file(path, os.O_RDONLY, "read"), "rb") as file:

@@ -1,10 +1,10 @@
 """The journal of a repair: everything needed to complete it, or to undo it, after a kill.
 
-``STORE/.rmqctl/repairs/ID/`` holds what a repair staged and keeps. Its ``journal.jsonl`` appears
-there in one piece, by rename, when everything is staged: that commits the repair. It is JSON
-lines: a header, then the plan's actions, then the steps; the header counts both and has the
-CRC-32 of all that follows it. It never changes again; how far the repair is says ``state.json``
-beside it (missing: committed, the steps have not all been carried out).
+``STORE/.rmqctl/repairs/ID/`` contains the staged and kept files of a repair. Once everything is
+staged, ``journal.jsonl`` is renamed into it, which commits the repair. It is JSON lines: a header,
+then the plan's actions, then the steps; the header counts both and has the CRC-32 of all that
+follows. It never changes again; the progress is in ``state.json`` beside it (missing: committed,
+but not all steps have been carried out).
 
 ``STORE/.rmqctl/log.jsonl`` has one line of JSON for every action that was done or undone.
 """
@@ -39,11 +39,12 @@ _FIELDS = {name: field_name for field_name, name in _ON_DISK.items()}
 
 Kind = Literal["create", "replace", "patch", "move", "folder"]
 StateName = Literal["interrupted", "applied", "undoing", "undone", "abandoned", "damaged", "aside"]
-"""``interrupted``: committed, not all carried out. ``undoing``: being undone. ``abandoned``:
-was interrupted, and given up as it is. ``damaged``: its journal cannot be read. ``aside``: no
-repair, see `put_aside`."""
+"""``interrupted``: committed, but not all carried out. ``undoing``: being undone. ``abandoned``:
+interrupted, and given up as it is. ``damaged``: the journal cannot be read. ``aside``: not a
+repair, see `put_aside`.
+"""
 Neighbours = Mapping[str, Mapping[str, tuple[int, int]]]
-"""Folder -> name of a file in it -> (size, checksum of its head)."""
+"""Folder -> name of a file in it -> (size, checksum of its first bytes)."""
 PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 
 
@@ -52,17 +53,16 @@ PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One step as the journal has it.
+    """One step in the journal.
 
-    ``staging_dir`` numbers the folder (`Journal.staging_dirs`) that holds the rest, on the
-    target's own file system. In it: ``staged`` is the new content (create, replace) or the bytes
-    to be laid over the target (patch); ``backup`` where the old file goes (replace, move) or the
-    bytes that were there (patch); ``undone`` where undo puts what the repair made. ``spans`` are
-    (position, size) of the bytes of a patch. ``folders`` are those that the step makes, outermost
-    first.
-    ``again``: a later step rebuilds something at, or below, the target. ``digest`` tells the new
-    content (create, replace) in a copy of the store, where times may be others, ``old_digest`` the
-    old one (replace, and move of what is small).
+    ``staging_dir`` is the number of the folder (`Journal.staging_dirs`), on the target's own file
+    system, that contains: ``staged``, the new content (create, replace) or the bytes for the target
+    (patch); ``backup``, the place of the old file (replace, move) or of the old bytes (patch);
+    ``undone``, the place for the repair's file after an undo. ``spans`` are (position, size) of the
+    bytes of a patch. ``folders`` are those that the step creates, outermost first. ``again``: a
+    later step rebuilds something at, or below, the target. ``digest`` identifies the new content
+    (create, replace) in a copy of the store, where times may differ; ``old_digest`` the old content
+    (replace, and move of small files).
     """
 
     kind: Kind
@@ -90,7 +90,7 @@ class Record:
 
     @classmethod
     def of(cls, raw: dict[str, Any]) -> Record:
-        """KeyError, TypeError or ValueError for what `as_dict` did not make."""
+        """Parse a step. Raises: KeyError, TypeError, ValueError for other than `as_dict` output."""
         given = {_FIELDS.get(name, name): value for name, value in raw.items()}
         for name in ("old", "new"):
             if name in given:
@@ -104,11 +104,11 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A committed repair. ``inode`` is that of its folder when it was committed: with another one
-    the store is a copy, which by chance may have the same. ``times`` are the modification times
-    (ns) of the folders in which names change, before the repair. ``root`` is the real path of the
-    store then, ``host`` the machine's name, which is shown and never judged; ``neighbours`` are
-    files in folders outside of the store which no step changes.
+    """A committed repair. ``inode`` is that of its folder at the commit: another one means that the
+    store is a copy, which by chance may have the same. ``times`` are the modification times (ns),
+    before the repair, of the folders in which names change. ``root`` is the real path of the store
+    then; ``host`` is the name of the machine, which is only shown; ``neighbours`` are files in
+    folders outside of the store that no step changes.
     """
 
     id: str
@@ -135,7 +135,7 @@ class Journal:
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Journal:
-        """StoreIOError for bytes that are no journal, or not all of it."""
+        """Parse a journal. Raises: StoreIOError for bytes that are not a complete journal."""
         try:
             first, _, rest = data.partition(b"\n")
             head = _header(first)
@@ -163,10 +163,10 @@ class Journal:
 
 
 def _refuse_strange_paths(record: Record, further_dirs: int) -> None:
-    """ValueError for paths that no repair writes into its journal: it may be a stranger's.
+    """Raise ValueError for paths that no repair writes into its journal, which may be foreign.
 
     A target is relative to the root, or absolute in a folder outside (`relocated` decides about
-    those). What is kept is in the repair's own folder.
+    those). Kept files are in the repair's own folder.
     """
     own = [record.staged, record.backup, record.undone]
     if any(os.path.isabs(name) for name in own):
@@ -182,7 +182,7 @@ def _refuse_strange_paths(record: Record, further_dirs: int) -> None:
 
 
 def _header(line: bytes) -> dict[str, Any]:
-    """ValueError unless it is one."""
+    """Parse a header. Raises: ValueError for any other line."""
     head = json.loads(line)
     if not isinstance(head, dict) or head.get("format") != _FORMAT:
         raise ValueError("unknown header format")
@@ -197,29 +197,29 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 
 def repairs_folder(root: str) -> str:
-    """Return where all repairs of a store lie."""
+    """Return the folder of all repairs of a store."""
     return os.path.join(root, STAGING, FOLDER)
 
 
 def repair_folder(root: str, repair_id: str) -> str:
-    """Return where one repair lies."""
+    """Return the folder of one repair."""
     return os.path.join(repairs_folder(root), repair_id)
 
 
 def backup_folder(repair_id: str) -> str:
-    """Return where a repair keeps what it moved aside, relative to the store root."""
+    """Return the folder of the files that a repair moved aside, relative to the store root."""
     return os.path.join(STAGING, FOLDER, repair_id)
 
 
 def order(repair_id: str) -> tuple[str, int]:
-    """Sort ids by age: they never go back, even when the clock does."""
+    """Return a sort key of ids by age: they never go back, even if the clock does."""
     match = _ID.fullmatch(repair_id)
     assert match is not None
     return match[1], int(match[2])
 
 
 def ids(root: str) -> list[str]:
-    """Return the ids of all repairs, committed or not, oldest first. StoreIOError."""
+    """Return the ids of all repairs, committed or not, oldest first. Raises: StoreIOError."""
     folder = repairs_folder(root)
     try:
         names = os.listdir(folder)
@@ -243,7 +243,7 @@ def next_id(root: str, now: int) -> str:
 
 
 def is_committed(root: str, repair_id: str) -> bool:
-    """Return whether a repair has a journal; without one nothing but its own folder was touched."""
+    """Return whether a repair has a journal; without one it changed nothing but its own folder."""
     return os.path.lexists(os.path.join(repair_folder(root, repair_id), JOURNAL))
 
 
@@ -251,27 +251,27 @@ def is_committed(root: str, repair_id: str) -> bool:
 
 
 def commit(root: str, journal: Journal) -> None:
-    """From now on the repair is carried out, whatever happens. StoreIOError."""
+    """Commit the repair: from now on it is carried out, whatever happens. Raises: StoreIOError."""
     folder = repair_folder(root, journal.id)
     publish(os.path.join(folder, JOURNAL), journal.build(), store=root, staging=folder)
 
 
 def load(root: str, repair_id: str) -> Journal:
-    """StoreIOError for a journal that is damaged or cannot be read."""
+    """Load a journal. Raises: StoreIOError if it is damaged or cannot be read."""
     path = os.path.join(repair_folder(root, repair_id), JOURNAL)
     return Journal.parse(_read(path), path)
 
 
 def set_state(root: str, repair_id: str, state: StateName, now: int,
               **more: Any) -> None:
-    """Note durably how far a repair is. StoreIOError."""
+    """Record the progress of a repair durably. Raises: StoreIOError."""
     folder = repair_folder(root, repair_id)
     publish(os.path.join(folder, STATE), _line({"state": state, "time": now, **more}),
             store=root, staging=folder)
 
 
 def state_of(root: str, repair_id: str) -> tuple[StateName, Mapping[str, Any]]:
-    """Return how far a committed repair is, and what was noted with that. StoreIOError."""
+    """Return the state of a committed repair and its recorded values. Raises: StoreIOError."""
     path = os.path.join(repair_folder(root, repair_id), STATE)
     if not os.path.lexists(path):
         return "interrupted", {}
@@ -298,8 +298,8 @@ def _read(path: str, most: int = -1) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """A repair in the list. ``time`` in ms; ``actions`` of its plan, ``files`` or folders that
-    its steps touch.
+    """A repair in the list. ``time`` in ms; ``actions`` of its plan, ``files`` or folders that its
+    steps change.
     """
 
     id: str
@@ -314,7 +314,7 @@ class HistoryEntry:
 
 
 def entry(root: str, repair_id: str) -> HistoryEntry:
-    """One committed repair. StoreIOError."""
+    """Return the entry of one committed repair. Raises: StoreIOError."""
     state, _ = state_of(root, repair_id)
     path = os.path.join(repair_folder(root, repair_id), JOURNAL)
     try:
@@ -326,24 +326,20 @@ def entry(root: str, repair_id: str) -> HistoryEntry:
 
 
 def history(root: str) -> list[HistoryEntry]:
-    """Return all committed repairs of a store, oldest first. Opens nothing for writing.
-    StoreIOError.
-    """
+    """Return all committed repairs of a store, oldest first. Read-only. Raises: StoreIOError."""
     return [entry(root, repair_id) for repair_id in ids(root) if is_committed(root, repair_id)]
 
 
 def put_aside(root: str) -> list[HistoryEntry]:
-    """Return what openings of the store or dispatches to the tier put aside, oldest first: they
-    replaced it without a plan, so it has no journal to undo it by. StoreIOError.
+    """Return the files that opening the store or dispatching to the tier put aside, oldest first.
+    They were replaced without a plan, so no journal can undo it. Raises: StoreIOError.
     """
     return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]
 
 
 def pending(root: str) -> str | None:
-    """Return the id of a repair, or of its undoing, that was committed and is not finished.
-    Read-only.
-    """
+    """Return the id of a repair, or of its undo, that is committed and not finished. Read-only."""
     for earlier in reversed(ids(root)):
         if is_committed(root, earlier) and state_of(root, earlier)[0] in PENDING:
             return earlier
@@ -351,7 +347,7 @@ def pending(root: str) -> str | None:
 
 
 def overlapping(journal: Journal, others: Iterable[Journal]) -> str | None:
-    """Return the first of ``others`` which touched what ``journal`` did."""
+    """Return the first of ``others`` that changed a file that ``journal`` did."""
     targets = {record.target for record in journal.records}
     above = {folder for target in targets for folder in _above(target)}
     for other in others:
@@ -370,7 +366,7 @@ def _above(target: str) -> list[str]:
 
 
 def refuse_damaged(root: str, repair_id: str) -> RefusedError:
-    """Return the refusal to complete a repair whose journal cannot be read."""
+    """Return the error for a repair that cannot be completed because its journal cannot be read."""
     return RefusedError(
         f"repair {repair_id} was interrupted and its journal is damaged: its kept files are in "
         f"{repair_folder(root, repair_id)}; `rmqctl undo {root} {repair_id} --abandon` leaves "
@@ -382,8 +378,8 @@ def refuse_damaged(root: str, repair_id: str) -> RefusedError:
 def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bool = False) -> None:
     """Append the actions of a repair, durably.
 
-    ``maybe``: a run that was killed may have written some of them already; these are not written
-    again. StoreIOError.
+    ``maybe``: a killed run may have written some of them already; these are not written again.
+    Raises: StoreIOError.
     """
     path = os.path.join(root, STAGING, ACTIONS_LOG)
     new = not os.path.lexists(path)
@@ -403,7 +399,7 @@ def note_actions(root: str, journal: Journal, state: str, now: int, *, maybe: bo
 
 
 def check_actions_log(root: str) -> None:
-    """StoreIOError if nothing could be noted: better refused than done and not noted."""
+    """Raise StoreIOError if the log of actions cannot be written, before anything is done."""
     path = os.path.join(root, STAGING, ACTIONS_LOG)
     if os.path.lexists(path):
         os.close(open_file(path, os.O_RDWR | os.O_APPEND | os.O_NOFOLLOW, "open"))
@@ -436,7 +432,7 @@ def _append(fd: int, path: str, lines: Sequence[bytes]) -> None:
 
 
 def _count(path: str, repair_id: str, state: str) -> int:
-    """Return how many whole lines there are of a repair in a state."""
+    """Return the number of complete lines of a repair in a state."""
     needle, count = json.dumps(repair_id).encode(), 0
     try:
         with open(path, "rb") as file:

@@ -1,7 +1,7 @@
-"""Bytes in place: files that hold the bytes of a patch, and laying them over its target.
+"""Bytes in place: files with the bytes of a patch, and writing them over its target.
 
-Such a file has the bytes of all spans of the patch one after the other; zeros are holes where
-the file system has them, so that wiping a gigabyte costs nothing.
+Such a file has the bytes of all spans of the patch one after the other; zeros are holes if the file
+system supports them, so that zeroing a gigabyte takes no space.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FileState = Literal["old", "new", "between", "other"]
 
 
 def write_pieces(path: str, pieces: Iterable[Piece], mode: int = FILE_MODE) -> None:
-    """Make the file of new bytes. StoreIOError."""
+    """Write the file of new bytes. Raises: StoreIOError."""
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make", mode)
     try:
         base = 0
@@ -39,8 +39,8 @@ def write_pieces(path: str, pieces: Iterable[Piece], mode: int = FILE_MODE) -> N
 
 
 def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
-    """Make the file of the bytes which ``source`` (called ``name``) has now; after its end it
-    counts as zero, and with its mode. StoreIOError.
+    """Write the file of the present bytes of ``source`` (called ``name``), with its mode; bytes
+    after its end count as zero. Raises: StoreIOError.
     """
     about = os.fstat(source)
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make",
@@ -58,7 +58,7 @@ def save_spans(path: str, source: int, name: str, spans: Spans) -> None:
 
 
 def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
-    """Write the bytes of a patch file over the target, as far as they differ. StoreIOError."""
+    """Write the differing bytes of a patch file over the target. Raises: StoreIOError."""
     source = open_file(source_path, os.O_RDONLY)
     try:
         base = 0
@@ -80,9 +80,10 @@ def lay(target: int, name: str, source_path: str, spans: Spans) -> None:
 
 
 def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileState:
-    """Return which bytes the target has: ``between`` where some are old and some new. StoreIOError.
+    """Return which bytes the target has: ``between`` if some are old and some new. Raises:
+    StoreIOError.
 
-    After the end of the target lie zeros.
+    Bytes after the end of the target count as zeros.
     """
     import numpy as np
 
@@ -119,8 +120,8 @@ def compare(target: int, name: str, new: str, old: str, spans: Spans) -> FileSta
 
 
 def set_length(fd: int, size: int, path: str) -> None:
-    """StoreIOError. Of a target it changes the length only where a patch reaches after its end:
-    what goes by that, when it is undone, are bytes the repair wrote, or zeros.
+    """Set the length of a file. A target changes its length only if a patch reaches after its end,
+    so an undo cuts only bytes from the repair, or zeros. Raises: StoreIOError.
     """
     try:
         os.ftruncate(fd, size)
@@ -141,7 +142,7 @@ def _blocks(fd: int, low: int, high: int, path: str) -> Iterator[tuple[int, byte
 
 
 def _copy(source: int, low: int, high: int, name: str, target: int, to: int, path: str) -> None:
-    """Into a fresh file: blocks of zeros stay holes."""
+    """Copy into a new file, leaving blocks of zeros as holes."""
     for place, data in _blocks(source, low, high, name):
         if data.count(0) != len(data):
             write_all(target, data, to + place - low, path)

@@ -1,4 +1,4 @@
-"""A plan that is made under the lock of its store, to be carried out there and then."""
+"""A plan that is made under the lock of its store and applied at once."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 @contextmanager
 def planned(repair: Repair, propose: Callable[[Scratch], Proposal], *,
             resume: bool = False) -> Iterator[Proposal]:
-    """Give what ``propose`` makes in a scratch folder on the store's file system.
+    """Yield the result of ``propose`` in a scratch folder on the store's file system.
 
-    The folder is empty unless ``resume``: then it may hold what an interrupted run had made, and
-    an interruption leaves it there; a refusal does not. StoreIOError where a file could not be
-    read while planning, and what ``propose`` raises.
+    The folder is empty unless ``resume``: then it may contain the files of an interrupted run, and
+    an interruption leaves it there; a refusal does not.
+    Raises: StoreIOError if a file could not be read while planning; whatever ``propose`` raises.
     """
     scratch = Scratch(repair.scratch_folder, repair.command, keep=resume)
     if not resume:

@@ -1,9 +1,9 @@
 """Files kept by old repairs, deleted for good: the one place where kept bytes are deleted.
 
-The oldest repairs go, up to the first that is younger: so a repair that stays never lacks a later
-one that would have to be undone before it, and taking one back needs only what it kept itself.
-A repair is given up by the renaming of its journal; what it staged and kept is then that of a
-repair which was never committed, and is taken away at once, or by the next process.
+The oldest repairs are pruned, up to the first that is younger. So a remaining repair never lacks a
+later one that would have to be undone before it, and undoing one needs only the files that it kept
+itself. A repair is given up by renaming its journal; its staged and kept files then count as those
+of a repair that was never committed, and are deleted at once, or by the next process.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ _PRUNED = "pruned.jsonl"
 
 @dataclass(frozen=True, slots=True)
 class Prunable:
-    """A repair that can be given up. ``bytes`` on disk that it keeps; ``log_files``: how many whole
-    files of the log are among what it moved away, which nothing else may hold.
+    """A repair that can be given up. ``bytes``: disk space of its kept files; ``log_files``: the
+    number of complete log files among them, perhaps the only copies.
     """
 
     entry: HistoryEntry
@@ -58,7 +58,8 @@ def prunable(root: str, before: int) -> list[Prunable]:
     """Return the repairs made before ``before`` (ms), oldest first, up to the first that is
     younger.
 
-    Looks only. RefusedError where one is not finished: it needs what it keeps. StoreIOError.
+    Read-only. Raises: RefusedError if one is not finished, because it needs its files;
+    StoreIOError.
     """
     unfinished = pending(root)
     if unfinished is not None:
@@ -87,8 +88,8 @@ def _is_log(target: str) -> bool:
 
 
 def forget(root: str, repair_id: str, *, note: bool = False) -> None:
-    """Give one up, under the root's lock; with ``note`` also the note of what it lost, which else
-    stays. StoreIOError.
+    """Give up a repair, under the root's lock; with ``note``, also the note of its losses, which
+    otherwise stays. Raises: StoreIOError.
     """
     folder = repair_folder(root, repair_id)
     if not note:
@@ -98,7 +99,7 @@ def forget(root: str, repair_id: str, *, note: bool = False) -> None:
 
 
 def _keep_note(root: str, repair_id: str) -> None:
-    """Copy the note of what a repair lost to where it stays."""
+    """Copy the note of a repair's losses to its permanent place."""
     path = os.path.join(repair_folder(root, repair_id), NOTE)
     if not is_regular(path) or state_of(root, repair_id)[0] == "undone":
         return
@@ -110,8 +111,8 @@ def _keep_note(root: str, repair_id: str) -> None:
 
 
 def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]:
-    """Return the ids of repairs made before ``before`` (ms) of which only the note of what they
-    lost is left, or will be once those in ``pruned`` are.
+    """Return the ids of repairs made before ``before`` (ms) of which only the note of their losses
+    is left, or will be once those in ``pruned`` are.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(max(before, 0) / 1000))
     noted = {repair_id for repair_id in pruned_notes(root) if order(repair_id)[0] <= stamp}
@@ -120,7 +121,7 @@ def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]
 
 
 def forget_note(root: str, repair_id: str) -> None:
-    """Delete the note of what a pruned repair lost. StoreIOError."""
+    """Delete the note of a pruned repair's losses. Raises: StoreIOError."""
     path = os.path.join(root, PRUNED, f"{repair_id}.json")
     try:
         os.unlink(path)
@@ -132,8 +133,8 @@ def forget_note(root: str, repair_id: str) -> None:
 
 
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
-    """Folders on other file systems that a repair keeps things in, made where the store was before:
-    whether they are this store's cannot be determined.
+    """Yield folders on other file systems with files of a repair, created where the store was
+    before. It is unknown whether they are this store's.
     """
     with suppress(StoreIOError):
         noted = noted_staging_dirs(root, repair_id)

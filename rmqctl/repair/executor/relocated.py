@@ -1,11 +1,11 @@
-"""A journal's paths in a store that is elsewhere than where the repair was made.
+"""A journal's paths in a store that is not where the repair was made.
 
 Targets below the root move with the store. Those outside of it (folders of a multi-path log, a
-tier's metadata), and folders that links lead to, need not: where the store was copied they are the
-other store's. A copy cannot be distinguished from a store that was moved: inodes come again by
-chance, and the other store may be on a disk that is not there now. So a folder outside counts as
-this store's where it is as it did, seen from the root, and holds files that the repair knew; or
-where the user says so. Everything else is refused, with or without ``--force``.
+tier's metadata), and folders that links point to, may not: after a copy they belong to the other
+store. A copy cannot be distinguished from a moved store: inodes come again by chance, and the other
+store may be on a disk that is not mounted. So a folder outside counts as this store's if it has the
+same place relative to the root and contains files that the repair recorded; or if the user says so.
+Everything else is refused, with or without ``--force``.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ Folders = Mapping[str, str]
 
 
 def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Journal, Folders]:
-    """Return the journal of a repair with all paths as they are now, and the folders given.
+    """Return the journal of a repair with all paths as they are now, and the given folders.
 
-    ``moved`` are texts ``OLD=NEW``; what an undoing that was begun was given counts as well.
-    StoreIOError, RefusedError, UsageError for an OLD that the repair does not know.
+    ``moved``: texts ``OLD=NEW``; those given to an undo that was begun count as well.
+    Raises: UsageError for an OLD that the repair does not have; StoreIOError, RefusedError.
     """
     journal = load(root, repair_id)
     now = os.path.realpath(root)
@@ -51,14 +51,12 @@ def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Jou
 
 
 def moved_to(root: str, repair_id: str, moved: Sequence[str]) -> list[str]:
-    """Return the folders that ``moved``, the texts of this command alone, names as NEW.
-    UsageError.
-    """
+    """Return the folders given as NEW in ``moved``, in this command alone. Raises: UsageError."""
     return list(_parsed(load(root, repair_id), moved).values()) if moved else []
 
 
 def noted(root: str, given: Folders) -> dict[str, Any]:
-    """Return what a state notes of the folders given; a further copy needs them again."""
+    """Return the record of the given folders for a state; a further copy needs them again."""
     return {"moved": {"root": os.path.realpath(root), "folders": dict(given)}} if given else {}
 
 
@@ -100,10 +98,10 @@ def outside(journal: Journal) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Interrupted:
-    """A repair, or its undoing, that was committed and is not finished.
+    """A repair, or its undo, that was committed and is not finished.
 
-    ``root`` and ``host`` are where it was made, as its journal says: shown, and the host is not
-    judged. ``question``: why a user has to name it before it is completed; "" where none has to.
+    ``root`` and ``host``: where it was made, as its journal says; the host is only shown.
+    ``question``: why a user has to name it before it is completed; "" if not.
     """
 
     id: str
@@ -120,7 +118,7 @@ class Interrupted:
 
 
 def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None:
-    """UsageError where the repair to be completed is not the interrupted one."""
+    """Raise UsageError if the repair to be completed is not the interrupted one."""
     if wanted not in (None, repair_id):
         raise UsageError(f"--complete {wanted}: {root} has no interrupted repair with this ID")
 
@@ -128,7 +126,7 @@ def refuse_unknown(root: str, wanted: str | None, repair_id: str | None) -> None
 def interrupted(root: str, named: Iterable[str] = ()) -> Interrupted | None:
     """Return the unfinished repair of a store; None without one, or if its journal is damaged.
 
-    Looks only. ``named``: folders outside that the user named. StoreIOError.
+    Read-only. ``named``: folders outside that the user named. Raises: StoreIOError.
     """
     repair_id = pending(root)
     if repair_id is None or (state := state_of(root, repair_id)[0]) == "damaged":
@@ -163,7 +161,7 @@ def _question(root: str, journal: Journal, named: Iterable[str]) -> str:
 
 
 def as_it_lies(root: str, journal: Journal, given: Folders) -> Journal:
-    """Return the journal with its paths as they are in the store at ``root``. RefusedError."""
+    """Return the journal with its paths as in the store at ``root``. Raises: RefusedError."""
     now = os.path.realpath(root)
     if _is_where_made(root, now, journal):
         # Given nevertheless: a copy in the very place, its further folders elsewhere.
@@ -188,8 +186,8 @@ def _is_where_made(root: str, now: str, journal: Journal) -> bool:
 
 
 def _refuse_shared(root: str, now: str, journal: Journal) -> None:
-    """RefusedError where links of both stores lead to the same folder, or a file to be written to
-    is one of both.
+    """Raise RefusedError if links of both stores point to the same folder, or a file to be written
+    to belongs to both.
     """
     @cache
     def shared(folder: str) -> str:
@@ -216,7 +214,7 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
 
 def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Folders,
                  other: str) -> str:
-    """Return where a folder outside is for this store. RefusedError."""
+    """Return the place of a folder outside for this store. Raises: RefusedError."""
     if folder in given:
         if other and _is_same(folder, given[folder]):
             raise RefusedError(f"{folder}: belongs to the store {other}, in which repair "
@@ -248,8 +246,8 @@ def _is_same(first: str, other: str) -> bool:
 
 
 def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
-    """Return whether a folder has a file that the repair knew in ``folder``: one that it left
-    alone, or one that it changed, or was to, as it was or became.
+    """Return whether a folder has a file that the repair recorded in ``folder``: one that it left
+    alone, or one that it changed (or was to change), in the old or new state.
     """
     for name, (size, digest) in journal.neighbours.get(folder, {}).items():
         path = os.path.join(candidate, name)
@@ -271,7 +269,7 @@ def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
 
 
 def _renamed(journal: Journal, now: str, folders: Folders) -> Journal:
-    """Return the journal with other folders outside; what is kept on other file systems is beside
+    """Return the journal with other folders outside; kept files on other file systems are beside
     its targets.
     """
     records = tuple(_record(record, folders) for record in journal.records)
@@ -290,9 +288,7 @@ def _record(record: Record, folders: Folders) -> Record:
 
 
 def _above(path: str, folders: Folders) -> str:
-    """Return the folder that is, or lies above, one of those renamed; empty where that is not
-    known.
-    """
+    """Return the folder that is, or is above, a renamed one; empty if that is unknown."""
     for old, new in folders.items():
         rest = old.removeprefix(path)
         if rest == "" or (rest != old and rest.startswith(os.sep) and new.endswith(rest)):
@@ -301,7 +297,7 @@ def _above(path: str, folders: Folders) -> str:
 
 
 def _staging_dir(now: str, records: Sequence[Record], number: int, folder: str) -> str:
-    """Return where the further staging folder of a number is; it was made as ``folder``."""
+    """Return the place of a further staging folder by its number; it was created as ``folder``."""
     target = next((record.target for record in records if record.staging_dir == number), None)
     if target is None:
         return folder

@@ -1,4 +1,4 @@
-"""The space that a plan needs on each file system, and what is free there."""
+"""The space that a plan needs on each file system, and the free space."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.overlay import Piece
 
 _RESERVE = 1 << 20
-"""Bytes that are to stay free for the journal and the log of actions."""
+"""Bytes that stay free for the journal and the log of actions."""
 
 
 class Room(NamedTuple):
-    """Bytes ``needed`` on the file system of ``folder`` and ``free`` there; None: it is unknown."""
+    """Bytes ``needed`` on the file system of ``folder`` and ``free`` there; None: unknown."""
 
     folder: str
     needed: int
@@ -37,10 +37,11 @@ def rooms(root: str, todo: Sequence[Checked], folders: Iterable[str] | None = No
           is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
               Room]:
     """Return a `Room` for each file system that the checked steps write to, named by a folder
-    there, the root if it is one. StoreIOError.
+    there, the root if it is one.
 
     ``folders``: where each step stages its files; None: beside its target. ``is_there``: whether a
     file is on a device already, and is renamed.
+    Raises: StoreIOError.
     """
     needed: dict[int, int] = {}
     where = {os.stat(root).st_dev: root}
@@ -71,7 +72,7 @@ def _of_content(content: Content, device: int,
 
 
 def _of_patch(path: str, step: Patch) -> int:
-    """Bytes of the new, of the old ones that are kept, and of holes that are filled."""
+    """Return the bytes of the new and the kept old content, and of holes that are filled."""
     total = 0
     fd = open_file(path, os.O_RDONLY)
     try:

@@ -1,4 +1,4 @@
-"""Making ready: all that a repair will put into the store is written and forced to disk below
+"""Staging: everything that a repair will put into the store is written and forced to disk below
 ``.rmqctl`` before a byte elsewhere changes.
 """
 
@@ -53,15 +53,16 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.repair_losses import NOTE, RepairLoss
 
 NEW, BYTES, ASIDE, UNDONE = "new", "bytes", "aside", "undone"
-"""Folders in a staging folder: new files, bytes of patches, what was moved aside, what undo took
-away."""
+"""Folders in a staging folder: new files, bytes of patches, files moved aside, files that undo
+removed.
+"""
 _HEAD, _MAX_NEIGHBOURS = 4096, 8
 _MAX_DIGESTED = 128 << 20
-"""Bytes that one repair reads of what it moves aside, to know it again in a copy of the store."""
+"""Bytes that a repair reads of moved files, to identify them in a copy of the store."""
 
 
 class Staging:
-    """One repair being made ready. `stage` gives the journal to be committed."""
+    """A repair that is being staged. `stage` returns the journal to be committed."""
 
     def __init__(self, root: str, plan: Plan, now: int, named: Sequence[str] = ()) -> None:
         self.root, self._plan, self._now, self._allowed = root, plan, now, named
@@ -78,7 +79,7 @@ class Staging:
         return self._staging_dirs.folders[0]
 
     def stage(self) -> Journal:
-        """RefusedError if the store is not as the plan takes it to be, StoreIOError."""
+        """Stage the plan. Raises: RefusedError if the store is not as planned; StoreIOError."""
         # Look: may it be done, is there room?
         make_folders(self.folder)
         todo = check(self.root, self._plan.steps, self._allowed)
@@ -115,13 +116,13 @@ class Staging:
     # -- checks ---------------------------------------------------------------------------------
 
     def _note_times(self, checked: Checked) -> None:
-        """The times of the folders in which names come and go, for undo."""
+        """Note the times of the folders in which names change, for undo."""
         for folder in {nearest_folder(checked.path), os.path.dirname(checked.path)}:
             with contextlib.suppress(OSError):
                 self._times.setdefault(self._named(folder), os.stat(folder).st_mtime_ns)
 
     def _check_writable(self, todo: Iterable[Checked]) -> None:
-        """Better refused now than half done later."""
+        """Raise an error now rather than halfway, if a target cannot be written."""
         for checked in todo:
             if isinstance(checked.step, Patch):
                 os.close(open_file(checked.path, os.O_RDWR))
@@ -144,7 +145,7 @@ class Staging:
                 raise error
 
     def _is_there(self, content: FileContent, device: int) -> bool:
-        """Return whether a file need only be renamed on a device."""
+        """Return whether a file only needs to be renamed on a device."""
         return self._movable(content) and os.stat(content.path).st_dev == device
 
     # -- steps ----------------------------------------------------------------------------------
@@ -180,14 +181,14 @@ class Staging:
                       folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
     def _digest_of_moved(self, path: str) -> str:
-        """That of a regular file, as long as not too much is to be read for it; else empty."""
+        """Return the digest of a regular file; empty once too many bytes have been read."""
         if not is_regular(path):
             return ""
         self._to_digest -= os.stat(path).st_blocks * 512
         return content_digest(path) if self._to_digest >= 0 else ""
 
     def _named(self, path: str) -> str:
-        """As targets are named: relative to the root where it is below it."""
+        """Return a path as targets are named: relative to the root if it is below it."""
         root = os.path.realpath(self.root)
         inside = path == root or path.startswith(root + os.sep)
         return os.path.relpath(path, root) if inside else path
@@ -213,7 +214,7 @@ class Staging:
 
     def _stage(self, staging_dir: int, name: str, step: Create | Replace, *, like: str | None,
                near: str = "") -> FileStamp:
-        """Write new content, durably; its mark."""
+        """Write new content, durably; return its stamp."""
         path, content = self._path(staging_dir, name), step.content
         if isinstance(content, FileContent):
             self._take(content, path)
@@ -238,7 +239,7 @@ class Staging:
             os.close(fd)
 
     def _movable(self, content: FileContent) -> bool:
-        """Never a file of the store itself, whatever the plan says."""
+        """Return whether a file may be renamed into the store; never one of the store itself."""
         if not content.movable or os.path.islink(content.path):
             return False
         root, path = os.path.realpath(self.root), os.path.realpath(content.path)
@@ -264,7 +265,7 @@ class Staging:
         return os.path.join(self._staging_dirs.folders[staging_dir], name)
 
     def _folder(self, staging_dir: int, name: str) -> str:
-        """Make a folder in a staging folder, to be forced at the end."""
+        """Create a folder in a staging folder, which is forced to disk at the end."""
         path = self._path(staging_dir, name)
         if path not in self._touched:
             make_folders(path, durable=False)
@@ -279,7 +280,7 @@ class Staging:
     def _free_backup_name(self, staging_dir: int, target: str) -> str:
         """Return a free name under ``aside``, with the folder for it.
 
-        Names are told apart as ``NUMBER OF THE STAGING FOLDER/NAME IN IT``.
+        Names have the form ``NUMBER OF THE STAGING FOLDER/NAME IN IT``.
         """
         wanted = name = os.path.join(ASIDE, below(target))
         number = 1
@@ -308,9 +309,7 @@ def _undone_name(target: str) -> str:
 
 
 def _mode_near(*folders: str) -> int:
-    """Return the rights of the first file in one of the folders, or somewhere below; the first
-    counts.
-    """
+    """Return the mode of the first file in or below one of the folders, in their order."""
     for folder in folders:
         for holder, inner, names in os.walk(folder):
             inner[:] = sorted(name for name in inner if name != STAGING)
@@ -322,7 +321,7 @@ def _mode_near(*folders: str) -> int:
 
 
 def _neighbours(targets: Iterable[str]) -> Neighbours:
-    """Some files in the folders outside of the store that no step changes."""
+    """Return some files in the folders outside of the store that no step changes."""
     outside = {target for target in targets if os.path.isabs(target)}
     neighbours: dict[str, dict[str, tuple[int, int]]] = {}
     for folder in {os.path.dirname(target) for target in outside}:
@@ -338,9 +337,9 @@ def _neighbours(targets: Iterable[str]) -> Neighbours:
 
 
 def head_of(path: str) -> int:
-    """Return a checksum of a file's first bytes; 0 where they are zeros, which tell nothing.
+    """Return a checksum of a file's first bytes; 0 for zeros, which identify nothing.
 
-    StoreIOError.
+    Raises: StoreIOError.
     """
     with FileSource(path) as source:
         head = source.read(0, _HEAD)
@@ -351,11 +350,10 @@ def head_of(path: str) -> int:
 
 
 def clear(root: str, repair_id: str) -> None:
-    """Take away what a repair staged that was never committed, or keep that was given up
-    (`rmqctl.repair.executor.prune`), as far as the system lets it.
+    """Delete the staged files of a repair that was never committed, or the kept files of one that
+    was given up (`rmqctl.repair.executor.prune`), as far as the system permits.
 
-    All of the former was made by rmqctl, or are copies: before the commit nothing of the store is
-    moved.
+    The former are from rmqctl, or copies: before the commit nothing of the store is moved.
     """
     folder = repair_folder(root, repair_id)
     if is_committed(root, repair_id):
@@ -366,7 +364,7 @@ def clear(root: str, repair_id: str) -> None:
 
 
 def clear_abandoned(root: str) -> None:
-    """`clear` for every repair that was killed before its commit."""
+    """Apply `clear` to every repair that was killed before its commit."""
     for repair_id in ids(root):
         if not is_committed(root, repair_id):
             clear(root, repair_id)

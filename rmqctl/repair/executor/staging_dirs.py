@@ -1,8 +1,8 @@
-"""The folders in which a repair stages and keeps things.
+"""The folders in which a repair stages and keeps files.
 
-Renaming works only within one mount, and a log's folder may be another disk, by a link or as one
-of several. What is staged and kept for such a target is in a ``.rmqctl`` folder beside that
-folder: never in it, because a broker refuses to start on strange names there.
+Renaming works only within one mount, and a log's folder may be on another disk, by a link or as one
+of several. The files for such a target are in a ``.rmqctl`` folder beside that folder: never in it,
+because a broker refuses to start on foreign names there.
 """
 
 from __future__ import annotations
@@ -30,10 +30,11 @@ _OWN_NAME = re.compile("-[0-9a-f]{8}")
 
 
 def reachable(first: str, other: str) -> bool:
-    """Return whether files can be renamed between two folders. StoreIOError.
+    """Return whether files can be renamed between two folders. Raises: StoreIOError.
 
-    Asked of the system itself: a bind mount has the same device number and yet is another mount.
-    A name that does not exist is "renamed": mounts are compared before names are looked up.
+    The system itself decides: a bind mount has the same device number and yet is another mount. The
+    test "renames" a name that does not exist, because mounts are compared before names are looked
+    up.
     """
     probe = f".rmqctl-probe-{os.getpid()}"
     try:
@@ -48,7 +49,7 @@ def reachable(first: str, other: str) -> bool:
 
 
 class StagingDirs:
-    """The folders in which one repair stages and keeps things, made as they are needed.
+    """The folders in which one repair stages and keeps files, created as they are needed.
 
     The first is in the store's ``.rmqctl``, further ones on other file systems.
     """
@@ -62,7 +63,7 @@ class StagingDirs:
         """Return the number of the staging folder for a file that is, or will be, at the real
         ``path``.
 
-        RefusedError if its file system has none.
+        Raises: RefusedError if its file system has none.
         """
         near = nearest_folder(path)
         if near not in self._dir_near:
@@ -93,7 +94,7 @@ class StagingDirs:
 
 
 def structure_of(root: str, target: str) -> str:
-    """Return the folder on whose file system a target lies: that of its last link, or of its
+    """Return the folder on whose file system a target is: that of its last link, or of its
     structure.
     """
     if os.path.isabs(target):
@@ -108,13 +109,13 @@ def structure_of(root: str, target: str) -> str:
 
 
 def _staging_dir_name(root: str, repair_id: str) -> str:
-    """Several stores may have their logs side by side, and repairs of the same second."""
+    """Return a name unique to the store and repair: the logs of stores may be side by side."""
     return f"{repair_id}-{zlib.crc32(os.fsencode(os.path.realpath(root))):08x}"
 
 
 def refuse_strange_dirs(root: str, journal: Journal) -> None:
-    """RefusedError for a further folder that no repair keeps things in: beside what it changed, in
-    a folder of the repair's own name. The journal may be a stranger's.
+    """Raise RefusedError for a further folder that no repair uses: one must be beside the changed
+    files and have the repair's own name. The journal may be foreign.
     """
     for number, folder in enumerate(journal.staging_dirs, 1):
         targets = [record.target for record in journal.records if record.staging_dir == number]
@@ -132,7 +133,8 @@ def refuse_strange_dirs(root: str, journal: Journal) -> None:
 def noted_staging_dirs(root: str, repair_id: str) -> list[str]:
     """Return the further staging folders of a repair that was never committed.
 
-    A copy of a store has the notes of the original: whose these are is in their names.
+    A copy of a store has the notes of the original, so the names of the folders identify their
+    store.
     """
     folder = repair_folder(root, repair_id)
     try:

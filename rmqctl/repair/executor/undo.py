@@ -1,6 +1,6 @@
-"""Taking a repair back: bytes, lengths, names and times become what they were.
+"""Undoing a repair: bytes, lengths, names and times become what they were.
 
-What the repair had made goes to ``undone`` beside what it kept. Like the repair itself, it is
+Files from the repair move to ``undone`` beside the kept ones. Like the repair itself, an undo is
 journaled: once begun, the next run completes it.
 """
 
@@ -37,8 +37,8 @@ Progress = Callable[[int], object]
 
 @dataclass(frozen=True, slots=True)
 class Undone:
-    """A repair that was undone: its id, the number of its steps, the folder (relative to
-    the store root) with what it had made. ``already``: it had been undone before.
+    """A repair that was undone: its id, the number of its steps, and the folder (relative to the
+    store root) with the files that it had created. ``already``: it had been undone before.
     """
 
     id: str
@@ -49,8 +49,8 @@ class Undone:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The state that `undo` of a repair would find. ``changed`` says in words which targets are not
-    as the repair left them. ``root`` and ``host`` are where it was made, as its journal says.
+    """The result that `undo` of a repair would have. ``changed``: targets that are not as the
+    repair left them, in words. ``root`` and ``host``: where it was made, as its journal says.
     """
 
     entry: HistoryEntry
@@ -61,9 +61,8 @@ class Preview:
 
 
 def choose(root: str, repair_id: str | None) -> str:
-    """Return the repair that is meant: the newest that is not undone or given up, unless named.
-
-    UsageError for an id there is not, RefusedError if there is nothing to undo.
+    """Return the named repair, by default the newest that is not undone or given up.
+    Raises: UsageError for an unknown id; RefusedError if there is nothing to undo.
     """
     committed = [name for name in ids(root) if is_committed(root, name)]
     if repair_id is not None:
@@ -83,8 +82,8 @@ def choose(root: str, repair_id: str | None) -> str:
 
 def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
             named: Sequence[str] = ()) -> Preview:
-    """Look only; ``moved`` and ``named`` as for `begin`. UsageError, RefusedError,
-    StoreIOError.
+    """Preview an undo; ``moved`` and ``named`` as for `begin`.
+    Raises: UsageError, RefusedError, StoreIOError.
     """
     repair_id = choose(root, repair_id)
     state, _ = state_of(root, repair_id)
@@ -102,9 +101,7 @@ def preview(root: str, repair_id: str | None = None, moved: Sequence[str] = (),
 
 def _examine(root: str, journal: Journal, named: Sequence[str], *,
              applied: bool) -> tuple[list[str], dict[str, int]]:
-    """Return (what was changed since, modification times that are to stay by number of the
-    step).
-    """
+    """Return (changes since the repair, modification times to keep by number of the step)."""
     applier = StepApplier(root, journal, named)
     changed, times = [], {}
     for number, (record, phase) in enumerate(applier.phases()):
@@ -124,10 +121,10 @@ def _examine(root: str, journal: Journal, named: Sequence[str], *,
 
 def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[str] = (),
           named: Sequence[str] = ()) -> None:
-    """Decide that a repair is undone; nothing but its state changes yet.
+    """Decide that a repair is undone; only its state changes yet.
 
-    ``moved`` (``OLD=NEW``) tells of folders outside of a store that was moved or copied, ``named``
-    are the folders outside that may be written. UsageError, RefusedError.
+    ``moved`` (``OLD=NEW``) names folders outside of a store that was moved or copied, ``named`` are
+    the folders outside that may be written to. Raises: UsageError, RefusedError.
     """
     journal, given = load_here(root, repair_id, moved)
     state, more = state_of(root, repair_id)
@@ -160,8 +157,8 @@ def _later(root: str, repair_id: str) -> Iterator[Journal]:
 
 def carry_on(root: str, repair_id: str, clock: Callable[[], int], progress: Progress, *,
              maybe: bool, named: Sequence[str] = ()) -> Undone:
-    """Undo the rest of a repair in the state ``undoing``. ``maybe``: a run before this one
-    may have done some of it. ChangedError, StoreIOError.
+    """Undo the rest of a repair in the state ``undoing``. ``maybe``: an earlier run may have done
+    some of it. Raises: ChangedError, StoreIOError.
     """
     journal, _ = load_here(root, repair_id)
     _, more = state_of(root, repair_id)
