@@ -1,8 +1,9 @@
-"""Damaged heads of DLedger entries around intact messages, corrected (spec: dledger.md §2).
+"""Corrected headers of damaged DLedger entries around intact messages (spec: dledger.md §2).
 
-All fields of a head follow from where the entry lies, how long its message is, and its place in the
-chain, which DLedger's index or the entries on both sides tell (`rmqctl.store.log.chain`). No broker
-uses the three fields that nothing shows: they stay as they are.
+The fields of a header follow from the place of the entry, the length of its message, and its
+position in the chain, which DLedger's index or the entries on both sides prove
+(`rmqctl.store.log.chain`). Three fields are unknown; no broker uses them, and they stay as they
+are.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from rmqctl.store.log.dledger import UnitReader
 
 
 class HeadFix(NamedTuple):
-    """The head at byte offset ``at``: which ``fields`` differ, its bytes now and corrected."""
+    """The header at byte offset ``at``: the ``fields`` that differ, its bytes now and corrected."""
 
     at: int
     fields: tuple[str, ...]
@@ -31,7 +32,7 @@ class HeadFix(NamedTuple):
 
 
 def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
-    """Yield the damaged heads of entries whose messages are intact. StoreIOError."""
+    """Yield the damaged headers of entries whose messages are intact. Raises: StoreIOError."""
     by_base = sorted(parts, key=lambda part: part.base)
     for page in Chain(parts, units):
         for row in np.flatnonzero(~page.whole).tolist():
@@ -45,7 +46,7 @@ def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
 
 
 def _fixed(raw: bytes, link: Link) -> HeadFix | None:
-    """Return the correct head of an entry with an intact message; None if it is correct now."""
+    """Return the correct header of an entry with an intact message; None if it is correct now."""
     try:
         record = decode(raw[HEAD_SIZE:])
     except FormatError:

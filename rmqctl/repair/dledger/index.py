@@ -26,8 +26,8 @@ _SCRATCH = "dledger-index"
 
 
 class IndexCheck:
-    """Holds the units of a node's index against the entries of a log, page by page. ``wrong``: how
-    many do not fit, by the number of the file they belong to.
+    """Compares the units of a node's index with the entries of a log, page by page. ``wrong``: the
+    number of wrong units, by the number of their file.
     """
 
     def __init__(self, reader: UnitReader) -> None:
@@ -53,8 +53,8 @@ def units_of(entries: Entries) -> Array:
 
 def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexCheck,
                 scratch: Scratch) -> Planned:
-    """Return what makes the index right: each file with a wrong unit, or of a wrong size, as a
-    whole, and each that is missing. Units of entries that are gone stay as they are. StoreIOError.
+    """Return the steps that rebuild each index file with a wrong unit or a wrong size, and each
+    missing one. Units of removed entries stay as they are. Raises: StoreIOError.
     """
     # The files that are wrong or missing.
     there = {file.base // dledger.INDEX_FILE_SIZE: file for file in node.index_listing.files}

@@ -1,12 +1,12 @@
-"""A damaged DLedger log mended from other members of its group (spec: dledger.md §2, §7).
+"""Repair of a damaged DLedger log from other members of its group (spec: dledger.md §2, §7).
 
-Members have the same entries at the same byte offsets. Where two have an entry of the same index
-and term, all before it is the same as well; so what is damaged before it is copied, where the copy
-agrees with what is left of ours, and with most of the other members
-(`rmqctl.repair.salvage.agreement`). After the last entry that both have, only what the other
-member has noted as committed is: the rest is its leader's to send. Where the logs part nothing is
-copied unless a person has decided which is right. A message that its own CRC corrects needs no
-copy. Nothing is ever put in the place of what no member gives: a group does not agree on a filler.
+Members have the same entries at the same byte offsets. If two of them have an entry with the same
+index and term, all before it is the same as well. So damage before it is replaced by a copy, if the
+copy agrees with the remaining bytes, and with most of the other members
+(`rmqctl.repair.salvage.agreement`). After the last common entry, only entries are copied that the
+other member has recorded as committed: the rest is its leader's to send. Where the logs diverge
+nothing is copied unless the user has decided which is right. A message that its own CRC corrects
+needs no copy. Fillers are never used: a group does not agree on them.
 """
 
 from __future__ import annotations
@@ -63,13 +63,14 @@ _MAX_LOST = 10_000
 def mend_log(store: Store, scratch: Scratch, sources: Sequence[Source] = (), *,
              keep_ours: bool = False, correct: Correct = "off",
              progress: Callable[[int], None] | None = None) -> tuple[Salvage, Planned]:
-    """Return the log of a member as it will be, with what its sources, open stores of other
-    members, have of what is damaged or lost; what cannot be mended stays as it is and is ``lost``.
-    And the steps for DLedger's index. Nothing is written but into ``scratch``.
+    """Return the log of a member as it will be, with damaged or lost entries copied from its
+    sources (open stores of other members), and the steps for DLedger's index. Entries that cannot
+    be repaired stay as they are and are ``lost``. Only ``scratch`` is written to.
 
-    ``keep_ours``: where the logs part, ours is right. ``correct``: how much of a message may be
-    changed where its CRC says how. RefusedError for a source of another group,
-    and for files whose names or sizes make no log; StoreIOError.
+    ``keep_ours``: this store wins where the logs diverge. ``correct``: how much of a message may be
+    changed to match its CRC.
+    Raises: RefusedError for a source of another group, and for files whose names or sizes do not
+    form a log; StoreIOError.
     """
     return _Job(store, scratch, sources, keep_ours, correct, progress).run()
 
@@ -91,12 +92,12 @@ class _Job:
     copied: int = 0
     wanted: list[tuple[int, int]] = field(default_factory=list)
     placed: list[tuple[int, int]] = field(default_factory=list)
-    """Bytes that a source has given: the other sources were asked then."""
+    """Bytes copied from a source; other sources were compared then."""
     chances: Chances = field(default_factory=Chances)
     contested: list[tuple[int, int, int]] = field(default_factory=list)
-    """(number of the action, start, end) of copies that ours, or other sources, contradict."""
+    """(number of the action, start, end) of copies that another log contradicts."""
     end: int | None = None
-    """The end of the log, by a preferred source's; everything after it is removed."""
+    """The end of the log, by a preferred source; everything after it is removed."""
 
     def run(self) -> tuple[Salvage, Planned]:
         self.parts = log_parts(self.store, file_size_of(self.store, self.sources))
@@ -113,7 +114,7 @@ class _Job:
     # -- what is proven without a source ----------------------------------------------------------
 
     def _heads(self) -> None:
-        """Correct the heads of entries whose messages are intact, unless a source disputes one."""
+        """Correct the headers of entries with intact messages, unless a source disputes one."""
         if self.conflicts:
             return
         with UnitReader(self.store.nodes[0]) as reader:
@@ -152,7 +153,7 @@ class _Job:
                 length=len(correction.after), proof=correction.proof))
 
     def _entry(self, at: int) -> bytes | None:
-        """Return the bytes of the entry at a place, where its head is intact. StoreIOError."""
+        """Return the bytes of an entry with an intact header; else None. Raises: StoreIOError."""
         with self._part(at).open() as opened:
             head = whole_entry(opened, at - opened.base)
             return None if head is None else opened.read(at - opened.base, head.size)
@@ -223,7 +224,7 @@ class _Job:
         self._lay(source)
 
     def _before(self, source: Source, run: Run) -> None:
-        """Copy entries that only the source has, before our first file."""
+        """Copy entries that only the source has, before this store's first file."""
         if source.preferred:
             self._copy(source, run, "preferred, although it may have expired here")
         else:
@@ -233,8 +234,8 @@ class _Job:
                 f"{source.name} copies them")
 
     def _same_term(self, source: Source, run: Run) -> None:
-        """Intact entries of one index and term that are not the same: one is damaged where no
-        checksum covers it, and our consumequeues and index may know which.
+        """Compare intact entries with the same index and term that differ: one is damaged where no
+        checksum covers it, and this store's consume queues and index may show which.
         """
         if run.parted or run.kinds != (WHOLE, WHOLE) or self._was_placed(run.pos, run.end):
             return
@@ -262,8 +263,9 @@ class _Job:
         return any(low < end and high > start for low, high in self.placed)
 
     def _agreed(self, source: Source, run: Run, why: str, *, alone: bool) -> None:
-        """Copy what neither the rest of ours nor most other sources contradict. ``alone``: each
-        entry is decided by itself; else nothing after the first that is contested is copied.
+        """Copy entries that neither the remaining bytes nor most other sources contradict.
+        ``alone``: each entry is decided by itself; else nothing after the first contested one is
+        copied.
         """
         others = [other for other in self.sources if other is not source]
         bad = [] if source.preferred else disputed(
@@ -290,7 +292,7 @@ class _Job:
             {"source": source.name, "index": index, "decided": self.keep_ours}))
 
     def _settle(self) -> None:
-        """A copy that was contested is not a conflict where another source gave the entry."""
+        """Count contested copies as conflicts, unless another source provided the entry."""
         for number, start, end in self.contested:
             if self._was_placed(start, end):
                 action = self.actions[number]
@@ -303,8 +305,8 @@ class _Job:
                 self.conflicts += not self.keep_ours
 
     def _trust(self, log: CommitLog, at: int) -> int:
-        """Return what speaks for an entry: what of ours knows its message, and fields as brokers
-        write them.
+        """Return the weight of evidence for an entry: the knowledge that this store has of its
+        message, and fields as brokers write them.
         """
         place, record = log.locate(at), log.record_at(at + HEAD_SIZE)
         head = None if place is None else whole_entry(*place)
@@ -338,7 +340,7 @@ class _Job:
                 f"of this member, --prefer {source.name} takes that log from there on")
 
     def _follow(self, source: Source, start: int, end: int) -> None:
-        """From byte ``start`` on our log is the source's, which ends at ``end``."""
+        """Replace the log from byte ``start`` on by the source's, which ends at ``end``."""
         self.void_from = start
         ours = next((part.end for part in reversed(self.parts)), start)
         for number, part in enumerate(self.parts):
@@ -370,7 +372,7 @@ class _Job:
              "crc": "right of every message"}))
 
     def _lay(self, source: Source) -> None:
-        """The wanted bytes of the source's log at their places in ours."""
+        """Copy the selected bytes of the source's log to the same places in this log."""
         ranges, self.wanted = merged(self.wanted), []
         copying = Copying(self.scratch)
         for number, part in enumerate(self.parts):
@@ -385,7 +387,7 @@ class _Job:
     # -- what comes of it -------------------------------------------------------------------------
 
     def _ended(self) -> Iterator[Step]:
-        """Files after the end of a preferred source's log go aside."""
+        """Yield the steps that move files after the end of a preferred source's log aside."""
         if self.end is None:
             return
         while self.parts and self.parts[-1].base >= self.end:
@@ -397,7 +399,7 @@ class _Job:
                 yield MoveAside(name)
 
     def _clear(self, end: int) -> None:
-        """Bytes after the end, which are no entry: nothing is lost, so no entry tells of any."""
+        """Zero bytes after the end that are not an entry: nothing is lost with them."""
         part = self._part(end)
         if part.base > end or part.path is None:
             return
@@ -411,8 +413,8 @@ class _Job:
                 "entry", "", end, part.base + used - end))
 
     def _gone(self, last: int) -> int:
-        """Return how many entries after the last one were there, by the checkpoint; none where a
-        preferred log ends earlier.
+        """Return the number of entries after the last one, by the checkpoint; 0 if a preferred log
+        ends earlier.
         """
         try:
             saved = self.store.nodes[0].checkpoint
@@ -479,14 +481,12 @@ class _Job:
 
     @property
     def _who(self) -> str:
-        """Return who else may have what this member has not; members that were named do not have
-        it.
-        """
+        """Return who else may have the lost entries: members that were not named."""
         return "A further member of the group" if self.sources else (
             "Another member (pass it with --from)")
 
     def _with_bad_properties(self) -> int:
-        """Return how many messages have damaged properties: most of them count as whole entries."""
+        """Return how many messages have damaged properties: most count as intact entries."""
         places = _bad_properties([part for part in self.parts if part.head])
         if places:
             self.notes.append(
@@ -497,9 +497,8 @@ class _Job:
 
 
 def _bad_properties(parts: Sequence[LogPart]) -> list[int]:
-    """Return the places of the messages whose properties are damaged. Appended CRCs that are wrong
-    count where most messages have a right one (`rmqctl.formats.local.append_crc.stored`).
-    StoreIOError.
+    """Return the places of the messages with damaged properties. A wrong appended CRC counts if
+    most messages have a right one (`rmqctl.formats.local.append_crc.stored`). Raises: StoreIOError.
     """
     unsound: list[int] = []
     wrong: list[int] = []

@@ -1,1 +1,1 @@
-"""Changing offsets of consumer groups: reset, copied from another group, or imported."""
+"""Changes of consumer offsets: reset, copied from another group, or imported."""

@@ -1,4 +1,4 @@
-"""``offsets reset``: where a consumer group goes on, by time, place or number."""
+"""``offsets reset``: set where a consumer group continues, by time, place or number."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _REASONS = {"earliest": Phrase("the first message"), "latest": Phrase("after the
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """A queue offset; ``is_shift``: so far from where the group stands."""
+    """A queue offset; ``is_shift``: relative to the group's present offset."""
 
     value: int
     is_shift: bool = False
@@ -62,11 +62,10 @@ class Reset:
 
 def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int],
                scratch: Scratch) -> Offsets:
-    """Return the plan for an opened store; ``view`` says where queues begin and end. ``clock``:
-    epoch ms. Positions in RocksDB are those of a new database, made in ``scratch``.
-
-    RefusedError for a group or a queue that is not known, or a file that cannot be changed without
-    loss; UnsupportedError where the configuration cannot be read; MissingExtraError, StoreIOError.
+    """Return the plan for an opened store; ``view`` has the bounds of queues. ``clock``: epoch ms.
+    If offsets are in RocksDB, a new database is built in ``scratch``.
+    Raises: RefusedError for an unknown group or queue, or a file that cannot be changed without
+    loss; UnsupportedError if the configuration cannot be read; MissingExtraError, StoreIOError.
     """
     # What cannot be changed, or is not known, is refused.
     store.layout.require(store.root, "config")
@@ -130,7 +129,7 @@ def _queues(store: Store, wanted: Reset, before: Mapping[str, Mapping[int, int]]
 
 
 class _Empty:
-    """The queues without a message in the log, which is read when it is first asked."""
+    """The queues without a message in the log, which is read at the first call."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -140,7 +139,7 @@ class _Empty:
 
     @cached_property
     def _reached(self) -> Collection[tuple[str, int]] | None:
-        """Return the queues that the log knows; None where damage may hide one."""
+        """Return the queues with a message in the log; None if damage may hide one."""
         problems: list[Problem] = []
         reached = log_reach(self._store, View(self._store), report=problems.append)
         return None if problems else reached.keys()
@@ -161,7 +160,7 @@ def _moved(store: Store, view: View, wanted: Reset, topic: str, queue_id: int,
 
 
 def _place(wanted: Reset, rows: QueueRows, before: int | None) -> int:
-    """Return the queue offset that is asked for, of a queue; a number within its bounds."""
+    """Return the selected queue offset of a queue; a number within its bounds."""
     if isinstance(wanted.to, Number):
         number = wanted.to.value + ((rows.first if before is None else before)
                                     if wanted.to.is_shift else 0)

@@ -1,8 +1,8 @@
-"""Committed offsets as a plan sets them, in the file a broker reads, or in the database that
+"""Consumer offsets as a plan sets them, in the file that a broker reads, or in the database that
 replaces it.
 
 Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
-as it is, in its order. What consumers keep themselves (broadcasting) is not here.
+as it is, in its order. Offsets that consumers keep themselves (broadcasting) are not here.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ _SINCE = 5
 
 @dataclass(frozen=True, slots=True)
 class MovedOffset:
-    """A group's offset in a queue before (None: there was none) and after; the queue's bounds; the
-    store time (ms) of the message there, None where none is.
+    """A group's offset in a queue before (None without one) and after; the queue's bounds; the
+    store time (ms) of the message at the new offset, None without one.
     """
 
     group: str
@@ -55,13 +55,13 @@ class MovedOffset:
 
     @property
     def skips(self) -> int:
-        """Unread messages that the group does not get any more."""
+        """Return the number of unread messages that the group will not get."""
         start = self.min_offset if self.before is None else max(self.before, self.min_offset)
         return max(0, min(self.after, self.max_offset) - start)
 
     @property
     def again(self) -> int:
-        """Messages that the group has read and gets again."""
+        """Return the number of read messages that the group gets again."""
         end = 0 if self.before is None else min(self.before, self.max_offset)
         return max(0, end - max(self.after, self.min_offset))
 
@@ -71,7 +71,7 @@ class MovedOffset:
                 "max_offset": self.max_offset, "store_timestamp": self.store_timestamp}
 
     def action(self, target: str, why: Phrase) -> Action:
-        """Say what becomes of it, and why."""
+        """Return the action for the offset; ``why``: the reason."""
         reason = Phrase(
             "{group} at {topic}, queue {queue}: {why}, {cost}", group=self.group, topic=self.topic,
             queue=self.queue_id, why=why, cost=Phrase("delivers {count:,} again", count=self.again)
@@ -85,7 +85,7 @@ class MovedOffset:
 
 @dataclass(frozen=True, slots=True)
 class Offsets:
-    """A plan, and every queue it is about, those that stay where they are among them."""
+    """A plan, and all its queues, those with an unchanged offset included."""
 
     plan: Plan
     queues: tuple[MovedOffset, ...]
@@ -95,8 +95,8 @@ class Offsets:
 
 
 def file_of(store: Store, group: str) -> ConfigFile:
-    """Return the file that holds the group's offsets; with ``enableLmq`` a broker keeps all of them
-    in the second one. RefusedError where it cannot be changed without loss.
+    """Return the file with the group's offsets; with ``enableLmq`` a broker keeps all of them in
+    the second one. Raises: RefusedError if it cannot be changed without loss.
     """
     plain, light = load_one(store, _FILE), load_one(store, _LMQ_FILE)
     holders = [file for file in (plain, light)
@@ -130,7 +130,7 @@ def positions(file: ConfigFile, group: str) -> dict[str, dict[int, int]]:
 
 
 def refuse_odd_name(group: str) -> None:
-    """RefusedError for what is not a name of a consumer group."""
+    """Raise RefusedError for an invalid name of a consumer group."""
     if group == DELAY_GROUP:
         raise RefusedError("the delay service is not a consumer group: its progress is in "
                            "config/delayOffset.json")
@@ -145,8 +145,9 @@ def is_configured(store: Store, group: str) -> bool:
 
 def queue_rows(store: Store, view: View, topic: str, queue_id: int,
                stack: ExitStack) -> QueueRows | None:
-    """Return the queue, until the stack is left. A broker's answer for a time (`offset_by_time`) is
-    the start of the queue where it meets a damaged message; this one looks beyond that.
+    """Return the queue, open until the stack is left. For a time, a broker returns
+    (`offset_by_time`) the start of the queue if it meets a damaged message; this object looks
+    beyond that.
     """
     queue = store.queue(topic, queue_id)
     if queue is not None:
@@ -157,7 +158,7 @@ def queue_rows(store: Store, view: View, topic: str, queue_id: int,
 
 def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], before: int | None,
              to: int) -> MovedOffset:
-    """Return the move of a group's offset (group, topic, queue id) to another one. StoreIOError."""
+    """Return the move of a group's offset (group, topic, queue id). Raises: StoreIOError."""
     if rows is None:
         return MovedOffset(*queue, before, to, 0, 0, None)
     place = next((page for page in rows.pages(to, min(to + 1, rows.end)) if len(page[0])), None)
@@ -172,8 +173,8 @@ def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], 
 def planned(store: Store, command: str, queues: Sequence[MovedOffset],
             changed: Sequence[MovedOffset], why: Callable[[MovedOffset], Phrase],
             notes: Iterable[str], clock: Callable[[], int], scratch: Scratch) -> Offsets:
-    """Return the plan that moves ``changed`` of the ``queues``; ``why`` says it of each. ``clock``:
-    epoch ms. RefusedError, MissingExtraError, StoreIOError.
+    """Return the plan that moves ``changed`` of the ``queues``; ``why`` returns the reason for
+    each. ``clock``: epoch ms. Raises: RefusedError, MissingExtraError, StoreIOError.
     """
     if not changed:
         return Offsets(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
@@ -208,7 +209,7 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
 
 
 def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]:
-    """Return what the user must know before the broker starts, of any change of offsets."""
+    """Return what the user must know before the broker starts, after any change of offsets."""
     notes = []
     cut = cut_by_broker(view)
     if cut is not None:
@@ -224,7 +225,7 @@ def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]
 
 
 def lost_queues(changed: Iterable[MovedOffset], whose: str) -> list[str]:
-    """Return what to do first where offsets are in queues without an entry. One note, or none."""
+    """Return a note on what to do first about offsets in queues without an entry, if any."""
     empty = [f"{queue.topic}-{queue.queue_id}" for queue in changed
              if (queue.before or queue.after) and not queue.max_offset]
     if not empty:
@@ -235,7 +236,7 @@ def lost_queues(changed: Iterable[MovedOffset], whose: str) -> list[str]:
 
 def _changed(store: Store, file: ConfigFile, queues: Sequence[MovedOffset],
              clock: Callable[[], int]) -> dict[str, Any]:
-    """Return the whole of the file, with the offsets as they are to be."""
+    """Return the value of the file with the new offsets."""
     value = dict(file.value or {})
     for queue in queues:
         light = file.name == _LMQ_FILE and queue.group.startswith(LMQ_PREFIX)
@@ -257,7 +258,7 @@ def _changed(store: Store, file: ConfigFile, queues: Sequence[MovedOffset],
 
 
 def quotes_queue_ids(store: Store, file: ConfigFile, table: Mapping[str, Any] | None) -> bool:
-    """Return whether the file has its queue ids as JSON texts; a broker writes them bare."""
+    """Return whether the file has its queue ids as JSON strings; a broker writes them bare."""
     if file.used is None or file.used.database or not table:
         return False
     with FileSource(store.path(file.used.path)) as source:

@@ -32,11 +32,11 @@ from rmqctl.store.store import Store
 COPY, IMPORT = "offsets-copy", "offsets-import"
 
 Rule = Literal["missing", "max", "min", "replace"]
-"""The offset that wins where both sides have one: ours, the larger, the smaller, or theirs."""
+"""The offset that wins if both sides have one: this store's, the larger, the smaller, or theirs."""
 
 
 class NewOffsets(NamedTuple):
-    """Offsets by (group, topic, queue id), the ``rule``, and where they are from, in words."""
+    """Offsets by (group, topic, queue id), the ``rule``, and their source, in words."""
 
     offsets: Commits
     rule: Rule
@@ -46,9 +46,8 @@ class NewOffsets(NamedTuple):
 def plan_copy(store: Store, source: str, target: str, topic: str | None, view: View,
               clock: Callable[[], int], scratch: Scratch) -> Offsets:
     """Return the plan that gives a group the offsets of another one in the same store, in one topic
-    or in all but the retry topics, which each group has of its own.
-
-    RefusedError where the group has none, or a file cannot be changed without loss.
+    or in all but the retry topics, which belong to one group each.
+    Raises: RefusedError if the group has none, or a file cannot be changed without loss.
     """
     store.layout.require(store.root, "config")
     for group in (source, target):
@@ -69,8 +68,8 @@ def plan_copy(store: Store, source: str, target: str, topic: str | None, view: V
 
 def plan_import(store: Store, wanted: NewOffsets, view: View, clock: Callable[[], int],
                 scratch: Scratch) -> Offsets:
-    """Return the plan that takes over offsets of a file or of another store. RefusedError where a
-    file cannot be changed without loss.
+    """Return the plan that imports offsets of a file or of another store.
+    Raises: RefusedError if a file cannot be changed without loss.
     """
     store.layout.require(store.root, "config")
     return _plan(store, IMPORT, wanted, view, clock, scratch)

@@ -1,4 +1,4 @@
-"""Bytes of a source's log laid into the files of ours: a few over them, many as a file's copy."""
+"""Copies of a source's bytes into the log's files: few bytes as patches, many as a new file."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from rmqctl.scan.overlay import LogPart, Piece
 
 _BLOCK = 1 << 20
 _MAX_IN_MEMORY = 32 << 20
-"""Bytes that are laid over a file; of more a copy of the file is made."""
+"""The largest number of bytes kept as patches of a file; more are copied into a new file."""
 
 
 def widen(parts: list[LogPart], start: int, end: int) -> None:
-    """Add the files before and after a log that something is copied into."""
+    """Add the files before and after a log that bytes are copied into."""
     first, last = parts[0], parts[-1]
     while start < parts[0].base >= first.size:
         parts.insert(0, LogPart(parts[0].base - first.size, first.size, None,
@@ -40,8 +40,8 @@ class Copying:
 
     def copy(self, parts: list[LogPart], files: dict[int, FileContent], source: Source,
              number: int, ranges: Sequence[Range]) -> None:
-        """Lay ``ranges`` of a source over the part ``number``, within which they lie. ``files``
-        (by the file's first physical offset) gets the whole content of some. StoreIOError.
+        """Copy ``ranges`` of a source into the part ``number``, which contains them. ``files`` (by
+        the file's first physical offset) gets the new content of whole files. Raises: StoreIOError.
         """
         part = parts[number]
         total = sum(item.end - item.start for item in ranges)
@@ -61,7 +61,7 @@ class Copying:
             parts[number] = laid_over([part], {0: pieces})[0]
 
     def _whole_file(self, source: Source, part: LogPart, ranges: Sequence[Range]) -> str | None:
-        """Return the source's own file, where every byte comes from it and nobody appends to it."""
+        """Return the source's own file, if every byte comes from it and nobody appends to it."""
         log = source.log
         file = log.file_of(part.base)
         if (file is None or file is log.files[-1] or (file.base, file.size) != (
@@ -71,7 +71,7 @@ class Copying:
 
     def _written(self, scratch: Scratch, source: Source, part: LogPart,
                  ranges: Sequence[Range]) -> str:
-        """Return a file with all of a part's bytes and the copied ones. StoreIOError."""
+        """Return a file with all of a part's bytes and the copied ones. Raises: StoreIOError."""
         # Begin with what is there; holes stay holes.
         path = copy_path(scratch, part)
         if part.path is not None and part.path != path:
@@ -104,7 +104,7 @@ class Copying:
 
 
 def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
-    """Yield (place, bytes) of a range; what is left out is zero. StoreIOError."""
+    """Yield (place, bytes) of a range; left-out bytes are zero. Raises: StoreIOError."""
     position = item.start
     while position < item.end:
         place = source.log.locate(position)

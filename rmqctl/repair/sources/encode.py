@@ -1,4 +1,4 @@
-"""The bytes of a record out of its fields: those that were stored, or none."""
+"""Encoding of a record from its fields, to exactly the bytes that were stored."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _V6 = 16
 
 
 def encoded(record: Record) -> bytes:
-    """Return the bytes of a record. ValueError, struct.error where no record has these values."""
+    """Return the bytes of a record. Raises: ValueError, struct.error for impossible values."""
     shape = variant(record.sys_flag & HOST_BITS, record.magic)
     widths = len(record.born_host[0]) == _V6, len(record.store_host[0]) == _V6
     if widths != (shape.born_v6, shape.store_v6):

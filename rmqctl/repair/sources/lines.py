@@ -1,4 +1,4 @@
-"""Records out of JSON lines as `read`, `carve` and `pipeline export` write them."""
+"""Records from JSON lines as `read`, `carve` and `pipeline export` write them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMN = re.compile(r"column \d+: ")
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (place in words, bytes) of the message of each line. StoreIOError."""
+    """Yield (place in words, bytes) of the message of each line. Raises: StoreIOError."""
     exact = Exact()
     with open_lines(path) as reader:
         for group in reader.groups():

@@ -1,8 +1,7 @@
 """Opening the sources of `recover --from`: a store, files of a log, or messages read from one.
 
-Messages are JSON lines or Parquet; each is encoded again, to the bytes that were stored, and laid
-out at its physical offset (`rmqctl.repair.sources.records`). What else is named is refused, with
-what it is.
+Messages are in JSON lines or Parquet; each is encoded again to the bytes that were stored, and put
+at its physical offset (`rmqctl.repair.sources.records`). Anything else is refused by its kind.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ _NO_MEMBER = ("this store has a DLedger log, and only the store of another membe
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """Readers of messages in forms that only other rooms know; None: that form is refused."""
+    """Readers of messages in forms that only other packages support; None: that form is refused."""
 
     parquet: Read | None = None
     tier: Read | None = None
@@ -67,10 +66,11 @@ class Readers:
 
 @dataclass(slots=True)
 class Source:
-    """A log that bytes may come from; ``name`` as it was given. ``end``: after its last record.
+    """A log that bytes may be copied from; ``name`` as it was given. ``end``: after its last
+    record.
 
-    ``store``: what the log is in, None where there is only a log. ``preferred``: what it has is
-    taken where both logs have an intact record of their own. ``notes``: warnings.
+    ``store``: the store of the log, None without one. ``preferred``: it wins where both logs have
+    an intact record of their own. ``notes``: warnings.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def parts(self) -> list[LogPart]:
-        """Return the places of its files, none of them missing, without what is in them."""
+        """Return the places of its existing files, without their content."""
         size, files = self.log.file_size, self.log.files
         return [LogPart(base, size, None)
                 for base in range(files[0].base, files[-1].base + 1, size)] if files else []
@@ -103,9 +103,10 @@ class Opener:
     opened: int = 0
 
     def open(self, name: str, *, preferred: bool = False) -> Source:
-        """NotAStoreError for what is none of the kinds, UnsupportedError (its log is in a layout of
-        its own), StoreIOError; UsageError where it is our store, or shares files with it;
-        RefusedError where no message of it can be used.
+        """Open a source.
+        Raises: NotAStoreError for any other kind, UnsupportedError for a log in another layout,
+        UsageError for the store itself or a source that shares files with it, RefusedError if no
+        message can be used; StoreIOError.
         """
         source = self._open(name)
         source.preferred = preferred
@@ -204,7 +205,7 @@ class Opener:
         return read
 
     def _laid_out(self, name: str) -> LaidOut:
-        """Raise RefusedError where nothing shows the size of our files."""
+        """Return an empty log for messages; RefusedError if the size of log files is unknown."""
         ours, log = self.ours, self.ours.log
         if not log.files and ours.sizes.commitlog_file is None:
             raise RefusedError(f"{name}: this store has no log file left, and messages alone do "
@@ -222,15 +223,15 @@ class Opener:
 
 @dataclass(slots=True)
 class _Bare:
-    """A log of which no queue is known."""
+    """A log without known queues."""
 
     log: CommitLog
     known_queues: dict[tuple[str, int], ConsumeQueue]
 
 
 def _log_file(path: str) -> StoreFile:
-    """Return a file of a log, by its name or by its first record. NotAStoreError where neither
-    tells.
+    """Return a file of a log, by its name or by its first record.
+    Raises: NotAStoreError if neither shows its offset.
     """
     size, name = os.path.getsize(path), os.path.basename(path)
     base = names.parse_offset(name)
@@ -248,7 +249,7 @@ def _log_file(path: str) -> StoreFile:
 
 
 def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
-    """A repair in place would change the source."""
+    """Raise UsageError for files of this store: a repair in place would change the source."""
     own_paths = {_inode(file.path): file.path for file in ours.log.files}
     for file in log.files:
         same = own_paths.get(_inode(file.path))
@@ -261,10 +262,10 @@ def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
 
 
 def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
-    """Return the size of the log's files, as a source has them; None where ours cannot be of that
-    size.
+    """Return the size of the log's files, as a source has them; None if this store's files cannot
+    have that size.
 
-    Where all of ours were cut, nothing else tells.
+    It is the only evidence if all files of the store are truncated.
     """
     if ours.sizes.commitlog_file is not None:
         return None
@@ -286,7 +287,7 @@ def _inode(path: str) -> tuple[int, int]:
 
 
 def _kind(path: str) -> str:
-    """Return what a file is. NotAStoreError for what no bytes can come from, StoreIOError."""
+    """Return the kind of a file. Raises: NotAStoreError for any other kind; StoreIOError."""
     with FileSource(path) as source:
         start, size = source.read(0, _START), source.size
     if not size:
@@ -316,7 +317,7 @@ def _what(start: bytes, text: bytes) -> str:
 
 
 def _is_tier(folder: str) -> bool:
-    """Return whether a folder has one named like a cluster's in a tier."""
+    """Return whether a folder contains one named like a cluster's in a tier."""
     try:
         with os.scandir(folder) as entries:
             return any(tiered_names.parse_cluster(entry.name) and entry.is_dir()
@@ -326,9 +327,7 @@ def _is_tier(folder: str) -> bool:
 
 
 def _below(folder: str) -> list[tuple[str, str]]:
-    """Return (path, kind) of files with messages in a folder: of an export, or named as what they
-    are.
-    """
+    """Return (path, kind) of files with messages in a folder: of an export, or by their names."""
     message_files: list[tuple[str, str]] = []
     endings = _ENDINGS
     if os.path.lexists(os.path.join(folder, _MANIFEST)):

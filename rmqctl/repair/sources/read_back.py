@@ -1,7 +1,6 @@
-"""Records out of Parquet files of an export: the bytes that were stored, for `recover --from`.
+"""Records from Parquet files of an export, with the bytes that were stored, for `recover --from`.
 
-A text there has lost what is not UTF-8: such a record can be had from the column ``record``
-only.
+Text columns have lost bytes that are not UTF-8; such a record needs the column ``record``.
 """
 
 from __future__ import annotations
@@ -37,8 +36,9 @@ _host = lru_cache(maxsize=4096)(host_bytes)
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (place in words, bytes) of the message of each row. StoreIOError; NotAStoreError where
-    its columns are none of an export, or not all that make a record.
+    """Yield (place in words, bytes) of the message of each row.
+    Raises: NotAStoreError if the columns are not those of an export, or do not make up a record;
+    StoreIOError.
     """
     try:
         with parquet.ParquetFile(path) as file:
@@ -65,7 +65,7 @@ def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
 
 def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
         Callable[[Mapping[str, Any]], bytes], Sequence[str]]:
-    """Return (what makes a record of a row, the columns it needs)."""
+    """Return (a function that makes a record of a row, the columns that it needs)."""
     names = set(schema.names)
     if _RECORD in names and pa.types.is_binary(schema.field(_RECORD).type):
         return _record, [_RECORD]
@@ -95,7 +95,7 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
 
 
 def _with_numbers(batch: pa.RecordBatch) -> pa.RecordBatch:
-    """Times as epoch ms: exports have them in ms, Spark writes µs or ns."""
+    """Return the batch with times as epoch ms: exports have ms, Spark writes µs or ns."""
     return pa.RecordBatch.from_arrays(
         [column.cast(pa.timestamp("ms", column.type.tz)).cast(pa.int64())
          if pa.types.is_timestamp(column.type) else column for column in batch.columns],
@@ -134,7 +134,7 @@ def _reason(error: Exception) -> str:
 
 
 def _topic_of(path: str) -> str | None:
-    """Return the topic that the name of a folder says; None without one."""
+    """Return the topic in the name of a folder; None without one."""
     for part in reversed(os.path.abspath(path).split(os.sep)[:-1]):
         match = _FOLDER.fullmatch(part)
         if match is not None:

@@ -1,7 +1,7 @@
-"""Messages that were kept outside of a log, laid out as the log they were read from.
+"""Messages that were kept outside of a log, laid out as the log that they were read from.
 
-Each record is written to its physical offset in files of the log's own size, in a scratch folder;
-between the records lie holes. From there on it is a log as any other, of which much is missing.
+Each record is written to its physical offset in files of the log's own size, in a scratch folder,
+with holes between the records. The result is an ordinary log of which much is missing.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OTHERS = "for other reasons"
 
 @dataclass(slots=True)
 class Unused:
-    """The unusable parts of a source: how often for each reason, and where that was first."""
+    """The unusable parts of a source: their number by reason, and the place of the first."""
 
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)
@@ -52,8 +52,7 @@ class Unused:
 
 
 Read = Callable[[str, Unused], Iterator[tuple[str, bytes]]]
-"""Reads a file: (where in it, for a person; the bytes of a record). What is not a record is noted.
-"""
+"""Reads a file: (place in it, in words; the bytes of a record). Anything else is noted."""
 
 
 class KnownPlaces:
@@ -101,8 +100,8 @@ class KnownPlaces:
 
 
 class LaidOut:
-    """Takes records one by one; then `log` is made of them. ``size`` is that of the log's files,
-    ``low`` and ``high`` the physical offsets between which a record can be of it.
+    """Collects records, then builds the `log` of them. ``size``: of the log's files; ``low`` and
+    ``high``: the physical offsets between which a record can belong to it.
 
     It needs the disk space of the records; memory for each of them is 67 bytes while they are
     sorted, then 16.
@@ -119,7 +118,7 @@ class LaidOut:
         self.records = 0
 
     def put(self, raw: bytes) -> str:
-        """Return the reason why these bytes are not a record of the log; empty if they are stored.
+        """Store a record; return why the bytes are not a record of the log, else "". Raises:
         StoreIOError.
         """
         try:
@@ -165,8 +164,8 @@ class LaidOut:
         return fd
 
     def log(self, unused: Unused) -> tuple[CommitLog, int]:
-        """Return (the log, the end of its last record). Where records contradict each other none is
-        in it, and ``unused`` is told. StoreIOError.
+        """Return (the log, the end of its last record). Records that contradict each other are left
+        out and added to ``unused``. Raises: StoreIOError.
         """
         try:
             offset, size, time = self._settled(unused)
@@ -212,7 +211,7 @@ class LaidOut:
 
 
 def _date(path: str, milliseconds: int) -> None:
-    """A broker's expiry goes by a file's time: when the last message came into it."""
+    """Set a file's time to that of its last message, because a broker's expiry depends on it."""
     time = min(max(milliseconds, 0), 1 << 42) * 1_000_000
     try:
         os.utime(path, ns=(time, time))

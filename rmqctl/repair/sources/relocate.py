@@ -1,10 +1,10 @@
-"""Messages of a tier, back at the places that they had in our log.
+"""Messages of a tier, moved back to their places in this store's log.
 
-Such a record is the one of our log but for its physical offset, and a row of our consumequeue says
-that one: the row of its queue offset, where size and tags are its own. Without such a row, our
-index does: the one place that has entries of all its keys, stored when it was. What proves that it
-is ours comes after, as for every source. (A store that `carve --out` made is none of these: where
-messages are missing it renumbers those after them, so that their rows would be others'.)
+Such a record differs from that of the log in its physical offset only, which a consume queue entry
+of this store has: the entry of its queue offset, if size and tags match. Without such an entry, the
+index has it: the one place with entries of all its keys, of the time when it was stored. Whether
+the record belongs here is proven later, as for every source. (A store from `carve --out` is not a
+tier: it may renumber messages after missing ones, so that their entries would be those of others.)
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from rmqctl.store.store import Store
 _NOT_TOLD = ("its physical offset is unknown: no consume queue entry of this store matches it, and "
              "the index entries for it do not point to a single place")
 _MAX_OPEN = 256
-"""Index files that are asked, the newest ones: each stays open."""
+"""The newest index files, which stay open for lookups."""
 _SLACK = 2000
-"""Milliseconds; an entry has the second, counted from its file's first entry on."""
+"""Milliseconds; the time of an entry is in seconds from its file's first entry."""
 _MAX_ENTRIES = 64
 
 
 class Relocator(Closing):
-    """Gives records the places that rows and index of a store say."""
+    """Finds the places of records in the consume queue entries and the index of a store."""
 
     def __init__(self, ours: Store) -> None:
         self._ours = ours
@@ -49,7 +49,7 @@ class Relocator(Closing):
         self._indexes = None
 
     def moved(self, raw: bytes) -> bytes | str:
-        """Return the record as it was in our log; why not, in words. StoreIOError."""
+        """Return the record as it was in this store's log, or why not. Raises: StoreIOError."""
         try:
             record = decode(raw)
         except FormatError as error:
@@ -64,9 +64,7 @@ class Relocator(Closing):
         return append_crc.seal(relocated) if is_sealed else relocated
 
     def place(self, record: Record) -> int | None:
-        """Return the physical offset that the row of its queue offset says, if it fits the
-        record.
-        """
+        """Return the physical offset in the entry of its queue offset, if that fits the record."""
         queue = self._ours.known_queues.get((text(record.topic), record.queue_id))
         try:
             unit = None if queue is None else queue.unit(record.queue_offset)
@@ -85,7 +83,9 @@ class Relocator(Closing):
         return unit.physical_offset
 
     def _by_index(self, record: Record) -> int | None:
-        """Return the one physical offset to which entries of all its keys lead. StoreIOError."""
+        """Return the only physical offset that entries of all its keys share. Raises:
+        StoreIOError.
+        """
         if self._indexes is None:
             self._indexes = [*islice(self._opened(), _MAX_OPEN)]
         common: set[int] | None = None

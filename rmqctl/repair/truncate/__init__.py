@@ -1,1 +1,1 @@
-"""A log that ends earlier, and everything derived from it cut to that end."""
+"""Truncation of a log, and of everything derived from it."""

@@ -1,7 +1,7 @@
-"""The compaction logs of a store whose queues end earlier (spec: timer-and-others-5x.md §2).
+"""The compaction logs of a store whose queues are truncated (spec: timer-and-others-5x.md §2).
 
-A broker serves such topics from there alone, and takes no message into it whose queue offset the
-index has already: what is beyond the end of a queue would be served, and hide new messages.
+A broker serves such topics from there alone, and adds no message whose queue offset the index has
+already. So messages beyond the end of a queue would be served, and hide new ones.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _FOLDER, _LOG, _QUEUE, _POSITIONS = "compaction", "compactionLog", "compactionCq
 
 
 def cut_compaction(store: Store, ends: Mapping[QueueKey, int]) -> Changes:
-    """Take what is at or after the end of its queue out of the compaction logs.
+    """Remove the messages at or after the end of their queue from the compaction logs.
 
-    ``ends``: the next queue offset of each queue; one that is not in it stays. StoreIOError.
+    ``ends``: the next queue offset of each queue; other queues stay. Raises: StoreIOError.
     """
     cut = Changes()
     for topic in listing(store.path(_FOLDER, _LOG)).folders:
@@ -63,9 +63,7 @@ def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) ->
 
 
 def _first_beyond(index: list[StoreFile], end: int) -> tuple[int, int, int] | None:
-    """Return (file, entry in it, place in the log) of the first entry at or after a queue
-    offset.
-    """
+    """Return (file, entry, place in the log) of the first entry at or after a queue offset."""
     for which, file in enumerate(index):
         with FileSource(file.path) as source:
             rows = UNIT.array(source.read(0, source.size // UNIT_SIZE * UNIT_SIZE))

@@ -1,4 +1,4 @@
-"""The epochs of the controller mode in a log that is cut (spec: dledger.md §8)."""
+"""The epochs of the controller mode in a truncated log (spec: dledger.md §8)."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from rmqctl.store.store import Store
 
 
 def cut_epochs(store: Store, to: int) -> Changes:
-    """Epochs that begin at or after physical offset ``to`` go, as when a broker cuts its log.
+    """Remove epochs that begin at or after physical offset ``to``, as a broker does.
 
-    The backup is cut as well: a broker falls back on it. Where no epoch is left the file goes
-    aside, as a broker writes no empty one.
+    The backup is truncated as well, because a broker falls back on it. A file without any epoch
+    left is moved aside, because a broker writes no empty one.
     """
     cut = Changes()
     for copy in read_epochs(store).copies:

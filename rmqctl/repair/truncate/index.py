@@ -1,7 +1,7 @@
-"""Index files of a log that is cut: the last entries are undone, as if never put.
+"""Index files of a truncated log: the last entries are removed, as if never put.
 
-An entry keeps what its hash slot held before it, so a file can be led back to any earlier state
-without the log: what is left is byte for byte what a broker had then (spec: index.md §4-§7).
+An entry keeps the value that its hash slot had before it, so a file can be restored to any earlier
+state without the log: the rest is byte for byte what a broker had then (spec: index.md §4-§7).
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _PAGE_SLOTS = 1 << 10
 class IndexCut(Changes):
     """Changes to the index files.
 
-    ``full_until`` is the end time of the newest file that is full afterwards if one that was full
-    before is not any more (0: none is left); None otherwise. It is what the checkpoint may say.
+    ``full_until`` is the value for the checkpoint: the end time of the newest file that is full
+    afterwards (0: none is left), if a file that was full before no longer is; None otherwise.
     """
 
     full_until: int | None = None
 
 
 def cut_index(store: Store, to: int, generation: int) -> IndexCut:
-    """Cut the entries of records at or after physical offset ``to`` out of all index files.
+    """Remove the entries of records at or after physical offset ``to`` from all index files.
 
-    Slots and entries are read in pages. ``generation`` (4 or 5): what an empty file's header
-    says. StoreIOError.
+    Slots and entries are read in pages. ``generation`` (4 or 5) decides the header of an empty
+    file. Raises: StoreIOError.
     """
     cut = IndexCut()
     newest_full = 0
@@ -100,7 +100,7 @@ def _headers(store: Store) -> Iterator[tuple[StoreFile, HeaderRecord | None]]:
 
 def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
               before: HeaderRecord | None, to: int, generation: int) -> HeaderRecord | None:
-    """Return the header the file has afterwards; None when it goes aside."""
+    """Return the new header of the file; None if it is moved aside."""
     # How many entries are before the cut: all, none, or some.
     header, name = index.header, target(store, index.file.path)
     count, when = entries_before(index, to)
@@ -142,11 +142,11 @@ def _empty(before: HeaderRecord | None, generation: int) -> HeaderRecord:
 
 
 def _was_made(store: Store, oldest: bool, before: HeaderRecord | None, to: int) -> bool:
-    """Return whether a broker that knew the messages up to ``to`` had made a file: its ``oldest``
+    """Return whether a broker with the messages up to ``to`` had created a file: its ``oldest``
     one, or that after the one with the header ``before``.
 
-    The first message of any kind makes the first file, and the next one after a file is full the
-    one after it, with keys or without.
+    The first message of any kind creates the first file, and the next message after a file is full
+    creates the one after it, with keys or without.
     """
     log = store.log
     if oldest:
@@ -176,7 +176,7 @@ def _pages(index: IndexFile, last: int) -> Iterator[tuple[int, Array]]:
 
 
 def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
-    """Return (how many entries are kept, the store time the last of them tells)."""
+    """Return (the number of entries that are kept, the store time of the last of them)."""
     entries = min(index.header.entries, max(index.shape.capacity, 0))
     for first, page in _pages(index, entries):
         before = np.flatnonzero(page["physical_offset"] < to)
@@ -188,10 +188,10 @@ def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
 
 
 def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
-    """Return (the slots as they were with ``count`` entries, how many entries had found theirs
-    empty).
+    """Return (the slots as they were with ``count`` entries, how many removed entries had found
+    theirs empty).
 
-    A header up to 4.7.0 counts every entry, so then all that go are counted (spec §2).
+    A header up to 4.7.0 counts every entry, so then all removed ones are counted (spec §2).
     """
     shape, header = index.shape, index.header
     table = np.zeros(shape.slots, np.int64)
@@ -238,7 +238,7 @@ def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
 
 
 def _entry_piece(index: IndexFile, count: int) -> Iterator[Piece]:
-    """Zeros over everything after the last entry that is kept."""
+    """Yield zeros for everything after the last kept entry."""
     start = index.shape.entry_position(count + 1)
     until = max(used_size(index.source), HEADER.size)
     if until > start:

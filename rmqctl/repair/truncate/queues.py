@@ -1,8 +1,8 @@
-"""Consumequeues of a log that is cut: plain ones, batch ones, and the extension units.
+"""Consume queues of a truncated log: plain ones, batch ones, and the extension units.
 
-What is left is what a broker has that never dispatched more than the log's first part. No file
-stays without a row: a broker's truncation takes the first unit of a queue's last file for a row
-whatever it holds (spec: consumequeue.md §6), so an empty file would give an invalid row.
+The rest is what a broker has that dispatched only the first part of the log. No file stays without
+an entry: a broker's truncation takes the first unit of a queue's last file for an entry whatever it
+contains (spec: consumequeue.md §6), so an empty file would give an invalid one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _EXT = "consumequeue_ext"
 
 @dataclass(slots=True, kw_only=True)
 class QueuesCut(Changes):
-    """Changes to the queues; ``next_offsets`` holds every queue's next queue offset then.
+    """Changes to the queues; ``next_offsets``: every queue's next queue offset afterwards.
 
-    ``restarted`` are queues that have no row left, though they had not begun at 0: their queue
-    offsets do now.
+    ``restarted``: queues that have no entry left although they had not begun at 0; their queue
+    offsets restart there.
     """
 
     next_offsets: dict[QueueKey, int] = field(default_factory=dict)
@@ -44,11 +44,11 @@ class QueuesCut(Changes):
 
 
 def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesCut:
-    """Cut the rows of records at or after physical offset ``to`` off every queue. StoreIOError.
+    """Remove the entries of records at or after physical offset ``to`` from every queue.
 
-    Rows in files are taken away from a queue's end on. A damaged row that points after ``to`` from
-    among good ones stays: what follows it would be lost with it. A database is rebuilt, in
-    ``scratch``, which must stay until the plan is carried out.
+    Entries in files are removed from a queue's end. A damaged entry among valid ones that points
+    after ``to`` stays, because later ones would be lost with it. A database is rebuilt in
+    ``scratch``, which must stay until the plan is applied. Raises: StoreIOError.
     """
     cut = QueuesCut()
     # A database is made again without the entries.
@@ -91,17 +91,17 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
 
 
 def _behind(row: Any) -> int:
-    """Return the queue offset after a batch queue's row; 0 for none."""
+    """Return the queue offset after a batch queue's entry; 0 without one."""
     return 0 if row is None else int(row["msg_base_offset"]) + int(row["batch_size"])
 
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of a queue that is cut: ``end`` is the byte of the queue after the last row kept.
+    """The end of a truncated queue: ``end`` is the byte of the queue after the last kept entry.
 
-    ``end`` and ``last``, that row, stay None if no row is kept. ``used`` is the byte after
-    everything, ``newest`` the last row of those that go, ``first_address`` the least extension
-    address among them.
+    ``end`` and ``last``, that entry, are None if no entry is kept. ``used`` is the byte after
+    everything, ``newest`` the last removed entry, ``first_address`` the least extension address
+    among the removed ones.
     """
 
     end: int | None
@@ -112,7 +112,7 @@ class _Tail:
 
 
 def _tail(files: list[StoreFile], unit: Fixed[Any], to: int) -> _Tail | None:
-    """None where no row at the queue's end leads to ``to`` or after."""
+    """Return the end of a queue; None if no entry there points to ``to`` or later."""
     used = 0
     newest: Any = None
     address: int | None = None
@@ -137,9 +137,9 @@ def _tail(files: list[StoreFile], unit: Fixed[Any], to: int) -> _Tail | None:
 
 def backwards(files: list[StoreFile], unit: Fixed[Any],
               until: int | None = None) -> Iterator[tuple[int, Array]]:
-    """Yield (where it starts in the stream, units) page by page from the end; no unused space.
+    """Yield (position in the stream, units) page by page from the end, without unused space.
 
-    ``until``: only units in front of this byte.
+    ``until``: only units before this byte.
     """
     size = unit.size
     for file in reversed(files):
@@ -158,7 +158,7 @@ def backwards(files: list[StoreFile], unit: Fixed[Any],
 
 def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[StoreFile],
           tail: _Tail, ended: int) -> None:
-    """The steps for one queue's files, the last one first."""
+    """Add the steps for one queue's files, the last one first."""
     cut.steps += cut_files(store, files, tail.end or 0, tail.used)
     cut.actions.append(Action(
         "truncate", f"{folder}/{key[0]}/{key[1]}", ended, cut.next_offsets[key],
@@ -170,7 +170,7 @@ def _plan(cut: QueuesCut, store: Store, key: QueueKey, folder: str, files: list[
 
 def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[StoreFile],
              tail: _Tail) -> None:
-    """The extension ends after the unit of the last row that has one (spec §8)."""
+    """Truncate the extension after the unit of the last entry that has one (spec §8)."""
     files = listing(store.path(_EXT, key[0], str(key[1]))).files
     if not files:
         return
@@ -186,7 +186,7 @@ def _cut_ext(cut: QueuesCut, store: Store, key: QueueKey, queue_files: list[Stor
 
 
 def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) -> int | None:
-    """Return the byte after the last unit that is kept; None where none of the rows cut had one."""
+    """Return the byte after the last kept unit; None if no removed entry had a unit."""
     last = None if tail.end is None else _last_address(queue_files, tail.end)
     if last is not None:
         position = consume_queue_ext.byte_offset(last)
@@ -204,7 +204,7 @@ def _ext_end(files: list[StoreFile], queue_files: list[StoreFile], tail: _Tail) 
 
 
 def _last_address(files: list[StoreFile], until: int) -> int | None:
-    """Return the address of the last row in front of ``until`` that has one."""
+    """Return the address of the last entry before ``until`` that has one."""
     for _, page in backwards(files, consume_queue.UNIT, until):
         linked = np.flatnonzero(page["tags_code"] <= consume_queue_ext.MAX_ADDRESS)
         if len(linked):

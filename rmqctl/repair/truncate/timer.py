@@ -1,8 +1,8 @@
-"""The timer of 5.x after a cut log: its log, its wheel and its progress
-(spec: timer-and-others-5x.md §1).
+"""The timer of 5.x after a truncation: its log, its wheel and its progress (spec:
+timer-and-others-5x.md §1).
 
-A slot of the wheel that leads to a unit which is gone would hide the units chained after it, so
-slots are led back to the last unit that stays.
+A slot of the wheel that points to a removed unit would hide the units chained after it, so slots
+are set back to their last unit that stays.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _PAGE_SLOTS = 128
 
 
 def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
-    """Take the units of timer messages at or after physical offset ``to`` back.
+    """Remove the units of timer messages at or after physical offset ``to``.
 
-    ``next_row`` is the next queue offset of the timer topic afterwards, None where it has no
-    queue. StoreIOError.
+    ``next_row``: the next queue offset of the timer topic afterwards, None without a queue. Raises:
+    StoreIOError.
     """
     cut = Changes()
     files = listing(store.path("timerlog")).files
@@ -46,13 +46,13 @@ def cut_timer(store: Store, to: int, next_row: int | None) -> Changes:
 
 
 def _sound(units: Array) -> Array:
-    """Return the test a broker's recovery makes of a unit; the end mark of a file fails it."""
+    """Return which units pass the test of a broker's recovery; the end mark of a file fails it."""
     sound: Array = (units["size"] == UNIT_SIZE) & ((units["magic"] & ~timer_log.MAGIC_BITS) == 0)
     return sound
 
 
 def _end_before(files: list[StoreFile], to: int) -> int | None:
-    """Return the place after the last unit that stays; None where none goes."""
+    """Return the place after the last unit that stays; None if all stay."""
     gone = 0
     for base, units in backwards(files, timer_log.UNIT):
         sound = _sound(units)
@@ -105,7 +105,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
 
 def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Array,
                end: int) -> None:
-    """Follow the chains of ``touched`` slots through one page of units that go."""
+    """Follow the chains of ``touched`` slots through one page of removed units."""
     low = max(base, end)
     sound = _sound(units)
     previous = units["prev_pos"].astype(np.int64)
@@ -124,7 +124,7 @@ def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Arra
 
 
 def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | None) -> None:
-    """``config/timercheck`` must not be ahead of the timer log and of the timer topic's queue."""
+    """Set ``config/timercheck`` back to the timer log and the queue of the timer topic."""
     check = load_one(store, TIMERCHECK).main.value
     if not isinstance(check, TimerCheckRecord):
         return

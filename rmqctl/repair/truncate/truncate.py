@@ -1,7 +1,7 @@
-"""A log that ends earlier, and everything derived from it: what a broker has that never got more.
+"""Truncation of a log, and of everything derived from it: what a broker has that never got more.
 
-Every change is a patch of the bytes that go or a whole file that goes aside, so a plan costs
-little however large the store is. spec: recovery.md §3, consumequeue.md §6.
+Every change is a patch of removed bytes or a file that is moved aside, so the size of the store
+hardly matters. spec: recovery.md §3, consumequeue.md §6.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ from rmqctl.store.log.end import find_end, used_size
 from rmqctl.store.store import Store
 
 AHEAD = "is then ahead of the queue"
-"""In the note on offsets that a cut leaves where they are; `restore` lowers them."""
+"""Part of the note on offsets that a truncation leaves; `restore` lowers them."""
 WRITES = ("commitlog", "consumequeue", "index")
 _RECOVERED = 3
-"""Files at the end of a log which recovery after a clean end walks, at most."""
+"""The largest number of files at the end of a log that recovery after a clean end scans."""
 MAX_LISTED = 100_000
-"""Messages that a plan names one by one; all are counted."""
+"""Messages that a plan lists one by one; all are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Truncation:
-    """The plan, where the log ended before it, and the intact messages cut, by topic."""
+    """The plan, the former end of the log, and the intact messages removed, by topic."""
 
     plan: Plan
     log_end: int
@@ -71,8 +71,8 @@ class Truncation:
 
     @property
     def impact(self) -> Impact | None:
-        """Return what the cut is to messages; None where none is cut. The log before is not read:
-        how many it has in all is not known.
+        """Return the impact on messages; None if none is removed. The rest of the log is not read,
+        so the total number of messages is unknown.
         """
         if not self.lost:
             return None
@@ -85,12 +85,12 @@ class Truncation:
 def truncate(store: Store, to: int, generation: int,
              step: Callable[[int], None] | None = None,
              scratch: Scratch | None = None) -> Truncation:
-    """Return the plan that ends the log of ``store`` at physical offset ``to``. A database of
-    consumequeues is rebuilt in ``scratch``.
+    """Return the plan that truncates the log of ``store`` at physical offset ``to``. A database of
+    consume queues is rebuilt in ``scratch``.
 
-    ``to`` must be where a record, a blank, or an unused or damaged part begins: RefusedError names
-    the nearest such offsets. ``generation`` (4 or 5) is the broker's. ``step`` hears of the bytes
-    read after the cut. Writes nothing. StoreIOError.
+    A record, a blank, or an unused or damaged part must begin at ``to``. ``generation`` (4 or 5) is
+    the broker's. ``step`` is called with the bytes read after ``to``. Writes nothing.
+    Raises: RefusedError with the nearest valid offsets; StoreIOError.
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     store.layout.require(store.root, "consumequeue")
@@ -132,9 +132,9 @@ def truncate(store: Store, to: int, generation: int,
 
 def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, steps: list[Step],
                          actions: list[Action]) -> None:
-    """Times and offsets of the checkpoint must not be ahead of the log.
+    """Set the times and offsets of the checkpoint back to the end of the log.
 
-    A broker takes what was stored before its times for safe, and would walk too little.
+    A broker trusts messages stored before these times, and would scan too little.
     """
     checkpoint = store.checkpoint
     if checkpoint is None:
@@ -157,7 +157,7 @@ def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, s
 
 
 def _left_as_is(store: Store, to: int) -> list[str]:
-    """Return what else of the store is touched by the cut, and is left as it is."""
+    """Return notes on what else the truncation affects but leaves as it is."""
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     damaged = _damage_before(store, to)
     if damaged is not None:
@@ -167,7 +167,7 @@ def _left_as_is(store: Store, to: int) -> list[str]:
 
 
 def _damage_before(store: Store, to: int) -> int | None:
-    """Return the first damage in the files a broker's recovery may look at after the cut."""
+    """Return the first damage in the files that a broker's recovery may scan afterwards."""
     log = store.log
     numbers = [number for number, file in enumerate(log.files) if file.base < to]
     for number in numbers[-_RECOVERED:]:
@@ -191,8 +191,8 @@ def _damage_before(store: Store, to: int) -> int | None:
 class Border:
     """A physical offset at which the log may end.
 
-    ``store_timestamp`` is that of the last record in front of it (None without one); ``log_end``
-    is where the log ends now.
+    ``store_timestamp``: of the last record before it (None without one); ``log_end``: the present
+    end of the log.
     """
 
     offset: int
@@ -203,9 +203,9 @@ class Border:
 def border(store: Store, to: int) -> Border:
     """Check that a frame of the log (record, blank, unused or damaged part) begins at ``to``.
 
-    Walks the file from its start: a record that only is in another one's body is not a border.
-    RefusedError names the borders around an offset between them, and says why others cannot be
-    the end of a log. StoreIOError.
+    Reads the file from its start: a record inside another one's body is not a border.
+    Raises: RefusedError with the borders around ``to``, or the reason why the log cannot end there;
+    StoreIOError.
     """
     log = store.log
     refuse_overlaps(store)
@@ -244,9 +244,9 @@ def border(store: Store, to: int) -> Border:
 
 
 def refuse_overlaps(store: Store) -> None:
-    """RefusedError where two files of the log claim the same physical offsets.
+    """Raise RefusedError if two files of the log have the same physical offsets.
 
-    Which of them a broker reads depends on the order of its folders, so no cut is safe.
+    Which of them a broker reads depends on the order of its folders, so no truncation is safe.
     """
     files = store.log.files
     for first, other in pairwise(files):
@@ -278,9 +278,9 @@ def _borders_around(walk: Walk, to: int, file: StoreFile) -> tuple[int, int, int
 def cut_log(store: Store, to: int) -> Planned:
     """Move the log's files after ``to`` aside, and zero the rest of the file that contains it.
 
-    A file that begins exactly at ``to`` stays, as with a broker, but empty: without it the blank
-    that closes the file before would be the log's end, and what is appended would overwrite it.
-    A file that is too short gets its full size again, as a broker takes no other.
+    A file that begins exactly at ``to`` stays, as with a broker, but empty: without it the log
+    would end with the blank of the file before, and new messages would overwrite that. A file that
+    is too short gets its full size again, because a broker accepts no other.
     """
     moved: list[Step] = []
     wiped: list[Step] = []
@@ -311,8 +311,8 @@ def cut_log(store: Store, to: int) -> Planned:
 
 @dataclass(slots=True)
 class MessagesBehind:
-    """The part after the cut: ``listed`` are the first of ``count`` intact messages.
-    ``undecided``: records that may be messages, and damaged ones that nothing else knows.
+    """The removed part: ``listed`` are the first of ``count`` intact messages. ``undecided``:
+    records that may be messages, and damaged ones that are not known otherwise.
     """
 
     listed: list[Lost] = field(default_factory=list)
@@ -347,7 +347,7 @@ def messages_behind(store: Store, to: int, progress: ConsumerProgress,
 
 
 def _frames(store: Store, to: int) -> Iterator[Batch]:
-    """Yield all frames from the border ``to`` on, damage right after it included."""
+    """Yield all frames from the border ``to`` on, including damage right after it."""
     for number, file in enumerate(store.log.files):
         if file.end > to:
             yield from Walk(store.log.source(number), max(0, to - file.base))
@@ -383,7 +383,7 @@ def _take(cut: MessagesBehind, batch: Batch, topics: text.Dictionary,
 
 
 def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictionary) -> int:
-    """Messages the delay service delivered: they carry the level they once had."""
+    """Return the number of messages that the delay service delivered: they have a delay level."""
     rows = text.Properties(batch).places(props.DELAY)[0]
     scheduled = topics.number(SCHEDULE_TOPIC.encode())
     return int(np.count_nonzero(intact[rows] & (topic[rows] != scheduled)))
@@ -391,7 +391,7 @@ def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictiona
 
 def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
              restarted: list[QueueKey]) -> list[str]:
-    """Return what the user should know before the messages are cut, one sentence each."""
+    """Return what the user should know before the messages are removed, one sentence each."""
     # How much is listed, and damage that may hold more.
     notes = []
     if cut.count > len(cut.listed):
@@ -430,7 +430,7 @@ def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict
 
 
 def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> list[str]:
-    """Consumers that are ahead of what is left of their queue."""
+    """Return notes on consumers that are ahead of the rest of their queue."""
     ahead: dict[str, list[str]] = {}
     for commit in progress.everybody():
         end = next_offsets.get((commit.topic, commit.queue_id))
