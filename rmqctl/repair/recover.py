@@ -570,7 +570,7 @@ class _Planner:
                     "`rmqctl recover --from` copies them)"))
         rebuilt = replace(rebuilt, void_from=saved.void_from)
         whole = not saved.steps and not rebuilt.damage.count
-        with self._watch("comparing with what is there", 0):
+        with self._watch("comparing with the store", 0):
             steps, actions = derived_steps(rebuilt, lambda: whole and index_is_right(
                 self._store, self._watch, self._options.jobs))
         # Entries that contradict the messages may be right: then it is made again with them.

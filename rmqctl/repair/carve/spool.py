@@ -42,7 +42,7 @@ _SHIFT = np.uint64(32)
 _PORT = 4
 _IDENTITY = ("total_size", "body_crc", "queue_offset", "store_timestamp")
 _WIDTH = 24
-_KNOWN = "which records were met"
+_IDENTITIES = "identities of records"
 
 
 class Spool(RowFile):
@@ -203,8 +203,8 @@ class RecordSet:
         if self._in_memory > self._limit:
             largest = max(runs, key=len)
             self._runs = [run for run in runs if run is not largest]
-            self._stored.append(_SortedRecords(on_disk(largest.physical, _KNOWN),
-                                               on_disk(largest.rest, _KNOWN)))
+            self._stored.append(_SortedRecords(on_disk(largest.physical, _IDENTITIES),
+                                               on_disk(largest.rest, _IDENTITIES)))
             self._in_memory -= len(largest)
 
 

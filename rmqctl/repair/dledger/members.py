@@ -211,9 +211,8 @@ class _Job:
             self._agreed(source, run, why, alone=run.last <= last)
         if left:
             self.notes.append(
-                f"{source.name}: {plural(left, 'entry', 'entries')} after the last entry that it "
-                "knows to be committed are not copied: the leader sends them, or writes others "
-                "in their place")
+                f"{source.name}: {plural(left, 'entry', 'entries')} after its last committed "
+                "entry are not copied: the leader sends them, or writes others in their place")
         if members.runs_total > len(members.runs):
             self.notes.append(f"{source.name}: more than {_MAX_RUNS} places differ; entries "
                               "after these are not copied: run recover again")

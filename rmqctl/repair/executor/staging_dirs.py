@@ -78,8 +78,8 @@ class StagingDirs:
         beside = os.path.dirname(top)
         if not os.path.isdir(beside) or not reachable(beside, near):
             raise RefusedError(
-                f"{target}: {top} is a mount point: it has no place where files could be kept "
-                "out of a broker's sight")
+                f"{target}: {top} is a mount point: the only place for kept files would be inside "
+                "it, and a broker does not start on unknown files there")
         staging_dir = os.path.join(beside, STAGING, FOLDER, _staging_dir_name(self.root, self.id))
         note = json.dumps([*self.folders[1:], staging_dir]).encode()
         refuse_own_links(beside)

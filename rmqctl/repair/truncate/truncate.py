@@ -329,7 +329,7 @@ def messages_behind(store: Store, to: int, progress: ConsumerProgress,
                     step: Callable[[int], None] | None = None,
                     lost_places: Array | None = None) -> MessagesBehind:
     """Read the log from ``to`` (a border) on. ``step`` is called with the bytes read.
-    ``lost_places``: physical offsets of messages that are lost already. StoreIOError.
+    ``lost_places``: physical offsets of messages that are lost already. Raises: StoreIOError.
     """
     cut = MessagesBehind()
     topics = text.Dictionary()
