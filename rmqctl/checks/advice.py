@@ -50,7 +50,8 @@ def is_of_a_tier(command: str | None) -> bool:
 
 def of_the_tier(findings: Iterable[Finding]) -> Iterator[Step]:
     """Yield the repair of a tier in the store, where its findings name one."""
-    for command in dict.fromkeys(one.next for one in findings if one.is_trouble and one.next):
+    for command in dict.fromkeys(finding.next for finding in findings
+                                 if finding.is_trouble and finding.next):
         if is_of_a_tier(command):
             yield Step(command, Phrase(
                 "shows the plan of a repair of the tier; --apply carries it out, `undo` reverts "
@@ -231,10 +232,10 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
         yield from of_the_queues(start, root)
     if judged and not is_held:
         repairs = [*_repairs(root, outlook, lost=start.account.known)]
-        known = {step.command for step in repairs}
+        printed = {step.command for step in repairs}
         if outlook.refused is not None:
-            known.add(f"rmqctl recover {root}")
-        further = [step for step in of_metadata(start, root) if step.command not in known]
+            printed.add(f"rmqctl recover {root}")
+        further = [step for step in of_metadata(start, root) if step.command not in printed]
         yield from (step for step in further if step.command.endswith(_FROM_COPY))
         yield from repairs
         yield from (step for step in further if not step.command.endswith(_FROM_COPY))
@@ -251,14 +252,14 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
                    Phrase("shows what a broker would do at startup, file by file"))
 
 
-def with_backup(known: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
+def with_backup(planned: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
     """Return the steps with the named backup as the first other copy; ``when`` in epoch ms."""
-    if not known:
+    if not planned:
         return []
     copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"
     return [Step(copy.replace("COPY", shlex.quote(backup)), Phrase(
         "restores what is lost or damaged from the backup of {time}", time=time_text(when)),
-        "reversible"), *(step for step in known if not step.command.endswith(_FROM_COPY))]
+        "reversible"), *(step for step in planned if not step.command.endswith(_FROM_COPY))]
 
 
 def into_a_folder(root: str) -> tuple[str, list[Step]]:
@@ -322,9 +323,9 @@ def of_the_queues(start: Prediction, root: str) -> Iterator[Step]:
     """Yield the step that converts consume queues to the form that broker.conf asks for, where the
     broker would not build all of them again.
     """
-    for told in start.configuration:
-        if told.setting == "storeType" and told.effect == "differs" and start.unreachable:
-            form = "rocksdb" if (told.value or "").casefold() == "defaultrocksdb" else "file"
+    for setting in start.configuration:
+        if setting.setting == "storeType" and setting.effect == "differs" and start.unreachable:
+            form = "rocksdb" if (setting.value or "").casefold() == "defaultrocksdb" else "file"
             yield Step(f"rmqctl convert {root} --consumequeue {form}", Phrase(
                 "converts all consume queues to the form that broker.conf requires"),
                 "reversible")
@@ -429,13 +430,13 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
                        for defect in start.metadata.defects)
     by_hand = {**_BY_HAND, **({"config-unreadable": _OFFSETS_GONE, "config-emptied": _OFFSETS_GONE}
                               if offsets_gone else {})}
-    found = [Remaining(category, count, by_hand.get(
+    remaining = [Remaining(category, count, by_hand.get(
         category, _of_kind(category))) for category, count in damaged
         if outlook.refused is None or category in by_hand or category.startswith("tiered-")]
     if outlook.refused is not None:
-        found.insert(0, Remaining("refused", 1, outlook.refused))
-    if not found and (lost := start.account.known):
-        found.append(Remaining("messages", lost, Phrase(
+        remaining.insert(0, Remaining("refused", 1, outlook.refused))
+    if not remaining and (lost := start.account.known):
+        remaining.append(Remaining("messages", lost, Phrase(
             "this store cannot restore them: use a replica or a backup (`rmqctl recover --from "
             "COPY`), or start the broker without them")))
-    return found
+    return remaining

@@ -65,8 +65,9 @@ class _Check:
             yield from self._against(self._store)
         yield from self._defaults()
 
-    def _found(self, category: str, setting: str, said: Phrase, severity: str = "") -> ConfFinding:
-        return ConfFinding(Finding(category, STRUCTURE, said, self._conf.path, severity=severity),
+    def _found(self, category: str, setting: str, detail: Phrase,
+               severity: str = "") -> ConfFinding:
+        return ConfFinding(Finding(category, STRUCTURE, detail, self._conf.path, severity=severity),
                            setting, self._conf.texts.get(setting), self._conf.lines.get(setting))
 
     # -- names and values -------------------------------------------------------------------------
@@ -151,10 +152,10 @@ class _Check:
         followed = follow(store, self._release, version_of(self._release))
         if followed.store is not store:
             followed.store.close()
-        for told in followed.told:
-            if told.effect != "ignored":
-                yield self._found("conf-store", told.setting, told.said,
-                                  ERROR if told.effect in FATAL else INFO)
+        for setting in followed.told:
+            if setting.effect != "ignored":
+                yield self._found("conf-store", setting.setting, setting.said,
+                                  ERROR if setting.effect in FATAL else INFO)
 
     # -- what is not set --------------------------------------------------------------------------
 

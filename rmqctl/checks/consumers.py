@@ -215,10 +215,10 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     """
     # Where each group stands, by topic and queue; then offsets that a broker does not load.
     progress = ConsumerProgress.of(store)
-    known = known_topics(store)
+    topics_known = known_topics(store)
     commits: dict[str, dict[str, dict[int, int]]] = {}
     for commit in _everybody(progress):
-        if (commit.topic, commit.queue_id) in losses or not deleted(commit.topic, known):
+        if (commit.topic, commit.queue_id) in losses or not deleted(commit.topic, topics_known):
             by_topic = commits.setdefault(commit.group, {})
             by_topic.setdefault(commit.topic, {})[commit.queue_id] = commit.offset
     positions_lost = offsets_lost or {}
@@ -232,7 +232,7 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
         commits.setdefault(DELAY_GROUP, {}).setdefault(SCHEDULE_TOPIC, {})
     view = View(store, generation=situation.generation)
     # What the losses mean for each group in each queue.
-    made = tuple(
+    impacts = tuple(
         _impact(view, situation, group, (topic, queue_id), positions.get(queue_id),
                 losses.get((topic, queue_id)) or QueueLosses(0),
                 position_lost=(group, topic, queue_id) in positions_lost)
@@ -242,13 +242,13 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
     unread = [file.main.path for name in ("consumerOffset.json", "delayOffset.json")
               if (file := load_one(store, name)).damaged and file.used is None]
-    notes = [*_notes(store, situation, losses, unread), *_waiting(made)]
+    notes = [*_notes(store, situation, losses, unread), *_waiting(impacts)]
     if unplaced:
         notes.insert(0, Phrase(
             "{count:,} lost message belongs to an unknown queue and is not counted per group",
             "{count:,} lost messages belong to unknown queues and are not counted per group",
             count=unplaced))
-    return Consumers(made, tuple(sorted(groups - commits.keys())),
+    return Consumers(impacts, tuple(sorted(groups - commits.keys())),
                      not unplaced and all(losses[key].complete for key in losses), tuple(notes),
                      not unread)
 

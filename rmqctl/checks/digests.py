@@ -50,12 +50,12 @@ def sum_line(sha256: str, path: str) -> bytes:
 def digests(root: str, items: Sequence[Item], jobs: int = 1,
             progress: Callable[[int], None] | None = None) -> list[FileDigest]:
     """Return those of files of a store, read in blocks. ``progress`` hears of their bytes."""
-    found = []
+    file_digests = []
     for item, digest in Threads(jobs).run(partial(_of_item, root), items):
-        found.append(digest)
+        file_digests.append(digest)
         if progress is not None:
             progress(item.size)
-    return found
+    return file_digests
 
 
 def of_all(lines: Iterable[str]) -> str:

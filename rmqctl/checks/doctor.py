@@ -148,7 +148,7 @@ class Diagnosis:
         if start.misled:
             parts.append(Phrase("broker.conf does not fit this store ({settings})",
                                 settings=Joined(", ", dict.fromkeys(
-                                    told.setting for told in start.misled))))
+                                    setting.setting for setting in start.misled))))
         if not start.starts:
             parts.append(Phrase("a broker would not start"))
         elif lost.would_lose:
@@ -193,10 +193,10 @@ class Diagnosis:
             parts.append(Phrase("nothing is lost so far; startup {loses}", loses=start.loses))
         if lost.unread:
             parts.append(lost.unjudged_losses)
-        said = {"what": Joined("; ", parts), "advice": self._advice}
+        values = {"what": Joined("; ", parts), "advice": self._advice}
         if not self._is_damaged:
-            return Phrase("no damage found, but {what}. {advice}", **said)
-        return Phrase("damaged: {what}. {advice}", **said)
+            return Phrase("no damage found, but {what}. {advice}", **values)
+        return Phrase("damaged: {what}. {advice}", **values)
 
     @property
     def not_delivered(self) -> Phrase:
@@ -304,7 +304,7 @@ class Diagnosis:
             "starts": None if self.untold is not None else start.starts,
             "broker_version": start.broker_version,
             "version": start.version,
-            "configuration": [told.as_dict() for told in start.configuration],
+            "configuration": [setting.as_dict() for setting in start.configuration],
             "assumed": start.assumed,
             **fields,
             "offsets_beyond_end": [offset._asdict() for offset in start.offsets_beyond_end],
@@ -342,7 +342,7 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
     release = release_of(broker_version) if broker_version else None
     run = Verification(store, VerifyOptions(None, jobs, profile=profile, release=release), progress,
                        phase=phase)
-    found = verdict(run, KEPT)
+    verification = verdict(run, KEPT)
     if phase is not None:
         phase("predicting startup", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,
@@ -351,4 +351,4 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
     if not vfs.is_remote(store.root):
         space = vfs.statvfs(store.root)
         disk = Disk(space.f_blocks * space.f_frsize, space.f_bavail * space.f_frsize)
-    return Diagnosis(found, start, store.lock, disk, run.profile)
+    return Diagnosis(verification, start, store.lock, disk, run.profile)

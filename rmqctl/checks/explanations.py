@@ -50,8 +50,8 @@ def explanations(lang: str = "en") -> dict[str, Explanation]:
     name = "explanations.toml" if lang == "en" else f"explanations.{lang}.toml"
     text = files("rmqctl.checks").joinpath(name).read_text(encoding="utf-8")
     read = tomllib.loads(text)
-    found = {made.name: made for made in _findings(read)}
-    ordered = {name: found[name] for name in CATEGORIES if name in found}
+    by_name = {explanation.name: explanation for explanation in _findings(read)}
+    ordered = {name: by_name[name] for name in CATEGORIES if name in by_name}
     return ordered | {name: Explanation(name, ACTION, cause)
                       for name, cause in read["actions"].items()}
 
@@ -68,13 +68,13 @@ def explain(name: str, lang: str = "en") -> Explanation:
     """Return the explanation of a finding or an action, also by a unique prefix of its name.
     Raises: UsageError with similar names for anything else.
     """
-    known = explanations(lang)
+    by_name = explanations(lang)
     wanted = name.strip().lower()
-    if wanted in known:
-        return known[wanted]
-    begun = [each for each in known if wanted and each.startswith(wanted)]
+    if wanted in by_name:
+        return by_name[wanted]
+    begun = [candidate for candidate in by_name if wanted and candidate.startswith(wanted)]
     if len(begun) == 1:
-        return known[begun[0]]
-    near = difflib.get_close_matches(wanted, known, n=3, cutoff=0.5)
+        return by_name[begun[0]]
+    near = difflib.get_close_matches(wanted, by_name, n=3, cutoff=0.5)
     raise UsageError(f"no finding or action is named {name!r}" + (
         f"; did you mean {' or '.join(near)}?" if near else "; `rmqctl explain` lists all names"))

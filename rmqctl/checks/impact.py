@@ -80,14 +80,14 @@ def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, in
     """Return the earliest and the latest of some spans of store times (ms); None for an end at
     which one of them is open.
     """
-    known = list(times)
-    starts, ends = [start for start, _ in known], [end for _, end in known]
+    pairs = list(times)
+    starts, ends = [start for start, _ in pairs], [end for _, end in pairs]
     return _known(starts, min), _known(ends, max)
 
 
 def _known(times: list[int | None], choose: Callable[[list[int]], int]) -> int | None:
-    known = [time for time in times if time is not None]
-    return choose(known) if known and len(known) == len(times) else None
+    definite = [time for time in times if time is not None]
+    return choose(definite) if definite and len(definite) == len(times) else None
 
 
 def _by_count(topics: Mapping[str, int]) -> dict[str, int]:

@@ -69,8 +69,8 @@ def summed(losses: Iterable[Loss]) -> Phrase | None:
     """``12 committed offsets, 3 topics``: one sum for each kind; None without a loss."""
     sums: dict[str, int | None] = {}
     for loss in losses:
-        known = sums.get(loss.what, 0)
-        sums[loss.what] = None if loss.count is None or known is None else known + loss.count
+        total = sums.get(loss.what, 0)
+        sums[loss.what] = None if loss.count is None or total is None else total + loss.count
     return Joined(", ", [counted(what, count) for what, count in sums.items()]) if sums else None
 
 
@@ -309,19 +309,19 @@ class Losses:
 
     def in_words(self) -> list[Phrase]:
         """Return a sentence for each kind of loss; none where nothing is lost."""
-        said = []
+        sentences = []
         if self.unread:
-            said.append(self.unjudged_losses)
+            sentences.append(self.unjudged_losses)
         elif self.already:
-            said.append(self.lost_in_words(self.already))
+            sentences.append(self.lost_in_words(self.already))
         if self.would_lose:
-            said.append(self.what_a_start_loses)
+            sentences.append(self.what_a_start_loses)
         if self.undecided:
-            said.append(Phrase("{count:,} record is undecided",
-                               "{count:,} records are undecided", count=self.undecided))
+            sentences.append(Phrase("{count:,} record is undecided",
+                                    "{count:,} records are undecided", count=self.undecided))
         if self.replaced_in_words is not None:
-            said.append(self.replaced_in_words)
-        return said
+            sentences.append(self.replaced_in_words)
+        return sentences
 
     def after(self, plan: PlannedLosses) -> Losses:
         """Return the account once a plan for the store is carried out, as far as it is about

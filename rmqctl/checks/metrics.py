@@ -43,7 +43,7 @@ def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
     """By the names of `HELP` what each of the stores, by name, has when it is opened; ``failed``
     hears why one cannot be read.
     """
-    found: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in HELP}
+    samples_of: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in HELP}
     for name, opens in stores:
         label = {"store": name}
         try:
@@ -53,8 +53,8 @@ def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
             failed(error)
             samples = [("rmqctl_store_up", label, 0)]
         for metric, labels, value in samples:
-            found[metric].append((labels, value))
-    return found
+            samples_of[metric].append((labels, value))
+    return samples_of
 
 
 def _of(store: Store, label: dict[str, str]) -> Iterator[Sample]:

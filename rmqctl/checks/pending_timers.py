@@ -44,9 +44,9 @@ def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
                **_row(record, physical, size), "state": state}
     # Of a damaged timer log: messages that it should have.
     if files.damaged:
-        known = set(seen.units.physical.tolist())
+        in_timer_log = set(seen.units.physical.tolist())
         for message in timed_messages(files, seen.row, store.log.end):
-            if message.physical not in known and (
+            if message.physical not in in_timer_log and (
                     message.due >= files.checked.last_read_time_ms):
                 record = store.log.record_at(message.physical)
                 yield {**empty, "due": message.due, **_row(record, message.physical, 0 if (

@@ -97,7 +97,7 @@ class CheckPoint(_Named, frozen=True):
             return [self.startOffset + number for number in range(self.num)]
         if len(self.queueOffsetDiff) < self.num:
             raise FormatError("not a check point: it has fewer queue offsets than messages")
-        return [self.startOffset + each for each in self.queueOffsetDiff[:self.num]]
+        return [self.startOffset + diff for diff in self.queueOffsetDiff[:self.num]]
 
 
 class Ack(_Named, frozen=True):
@@ -156,7 +156,7 @@ class Popped(NamedTuple):
 
     def as_dict(self, now: int) -> dict[str, Any]:
         point, record = self.delivery.point, self.record
-        known = {} if record is None else _known(record)
+        properties = {} if record is None else _known(record)
         retries = point.rePutTimes or "0"
         return {
             "state": self.state, "group": point.consumerGroup, "topic": point.topic,
@@ -170,8 +170,8 @@ class Popped(NamedTuple):
             "revive_offset": self.delivery.offset,
             "physical_offset": None if record is None else record.physical_offset,
             "store_timestamp": None if record is None else record.store_timestamp,
-            "unique_key": known.get(props.UNIQUE_KEY),
-            "keys": props.split_keys(known.get(props.KEYS))}
+            "unique_key": properties.get(props.UNIQUE_KEY),
+            "keys": props.split_keys(properties.get(props.KEYS))}
 
 
 @dataclass(slots=True)
@@ -203,9 +203,9 @@ def popped(store: Store, now: int, report: Report = lambda _problem: None,
     for delivery in _records(store, state.notes):
         if wanted(delivery.point):
             state.messages += judge.messages(delivery)
-    state.messages.sort(key=lambda one: (
-        one.delivery.point.consumerGroup, one.delivery.point.topic, one.delivery.point.queueId,
-        one.queue_offset, one.delivery.point.popTime))
+    state.messages.sort(key=lambda message: (
+        message.delivery.point.consumerGroup, message.delivery.point.topic,
+        message.delivery.point.queueId, message.queue_offset, message.delivery.point.popTime))
     return state
 
 
@@ -252,8 +252,8 @@ class _Reading:
     def _take(self, topic: str, queue_id: int, record: Record, offset: int | None, *,
               never: bool = False) -> None:
         try:
-            said = read_state(record)
-            offsets = said.offsets() if isinstance(said, CheckPoint) else []
+            state = read_state(record)
+            offsets = state.offsets() if isinstance(state, CheckPoint) else []
         except FormatError as error:
             self.state.damaged += 1
             self.faulty.add(topic)
@@ -261,24 +261,24 @@ class _Reading:
                                  f"{record.physical_offset} is {error.reason}",
                                  record.physical_offset, record.total_size))
             return
-        if said is None:
+        if state is None:
             return
-        key = (f"{topic}/{queue_id}", said.topic, said.consumerGroup, said.queueId,
-               said.startOffset, said.popTime)
-        if isinstance(said, Ack):
-            self._acknowledge(key, said)
+        key = (f"{topic}/{queue_id}", state.topic, state.consumerGroup, state.queueId,
+               state.startOffset, state.popTime)
+        if isinstance(state, Ack):
+            self._acknowledge(key, state)
             return
         if offset is None and key in self.open:  # it was delivered from the timer already
             return
-        left = [each for number, each in enumerate(offsets)
-                if number > 31 or not said.bitMap >> number & 1]
+        left = [delivered for number, delivered in enumerate(offsets)
+                if number > 31 or not state.bitMap >> number & 1]
         self.open.pop(key, None)  # a later one takes the place of an earlier one
         if left:
-            self.open[key] = Delivery(said, (topic, queue_id), offset, left, record,
+            self.open[key] = Delivery(state, (topic, queue_id), offset, left, record,
                                       TIMER if offset is None else REVIVE, never)
-        if said.rePutTimes:
-            self.noted_again.add((said.topic, said.consumerGroup, said.queueId, said.startOffset,
-                                  said.popTime))
+        if state.rePutTimes:
+            self.noted_again.add((state.topic, state.consumerGroup, state.queueId,
+                                  state.startOffset, state.popTime))
 
     def _acknowledge(self, key: _Key, ack: Ack) -> None:
         delivery = self.open.get(key)
@@ -301,19 +301,19 @@ def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
     if not vfs.isdir(folder):
         return
     try:
-        found = Database.open(folder)
+        opened = Database.open(folder)
     except RmqctlError as error:
         notes.append(f"cannot read {RECORDS}: {error}")
         return
-    with found as database:
+    with opened as database:
         for key, value in database.items(small_stores.POP_STATE):
             try:
-                said = small_stores.pop_state(key, value)
+                state = small_stores.pop_state(key, value)
                 point = msgspec.convert({
-                    "topic": said["topic"], "consumerGroup": said["group"],
-                    "queueId": said["queue_id"], "startOffset": said["queue_offset"],
-                    "popTime": said.get("popTime"), "num": 1,
-                    "invisibleTime": said.get("invisibleTime")}, CheckPoint)
+                    "topic": state["topic"], "consumerGroup": state["group"],
+                    "queueId": state["queue_id"], "startOffset": state["queue_offset"],
+                    "popTime": state.get("popTime"), "num": 1,
+                    "invisibleTime": state.get("invisibleTime")}, CheckPoint)
             except (FormatError, ValueError) as error:
                 notes.append(f"{RECORDS}: a record is skipped: {error}")
                 continue
@@ -385,20 +385,20 @@ class _Judge:
         for topic in retry_topics(point):
             if topic not in self._retried:
                 self._retried[topic] = self._read(topic)
-            found = self._retried[topic]
-            unknown |= found is None
-            if found is not None and wanted in found:
+            retried = self._retried[topic]
+            unknown |= retried is None
+            if retried is not None and wanted in retried:
                 return True
         return None if unknown else False
 
     def _read(self, topic: str) -> set[tuple[str, int, str | None]] | None:
         problems: list[Problem] = []
-        found = set()
+        retried = set()
         for record in Selector(self._store, Selection(topic=topic), self._view,
                                problems.append).records():
             first = _known(record).get(FIRST_POP_TIME) if record.reconsume_times == 1 else None
-            found.add((identity(record), record.reconsume_times, first))
-        return None if any(problem.is_fault for problem in problems) else found
+            retried.add((identity(record), record.reconsume_times, first))
+        return None if any(problem.is_fault for problem in problems) else retried
 
 
 def identity(record: Record) -> str:

@@ -74,8 +74,8 @@ class Transaction:
     @property
     def ids(self) -> set[str | None]:
         """Return the ids by which it may be named: the client's, that of each message here."""
-        known = {self.properties.get(TRANSACTION_ID), self.properties.get(props.UNIQUE_KEY)}
-        return known | {each.message_id for each in (self.record, self.given_up) if each}
+        ids = {self.properties.get(TRANSACTION_ID), self.properties.get(props.UNIQUE_KEY)}
+        return ids | {record.message_id for record in (self.record, self.given_up) if record}
 
     @property
     def group(self) -> str | None:
@@ -87,16 +87,16 @@ class Transaction:
         return None if shown is None else now - shown.born_timestamp
 
     def as_dict(self, now: int) -> dict[str, Any]:
-        shown, known = self.record or self.given_up, self.properties
-        queue = known.get(props.REAL_QUEUE_ID, "")
+        shown, properties = self.record or self.given_up, self.properties
+        queue = properties.get(props.REAL_QUEUE_ID, "")
         return {
-            "state": self.state, "topic": known.get(props.REAL_TOPIC),
+            "state": self.state, "topic": properties.get(props.REAL_TOPIC),
             "queue_id": int(queue) if queue.isascii() and queue.isdigit() and len(queue) < 10
             else None, "producer_group": self.group,
-            "transaction_id": known.get(TRANSACTION_ID, known.get(props.UNIQUE_KEY)),
-            "keys": props.split_keys(known.get(props.KEYS)),
+            "transaction_id": properties.get(TRANSACTION_ID, properties.get(props.UNIQUE_KEY)),
+            "keys": props.split_keys(properties.get(props.KEYS)),
             "born_timestamp": None if shown is None else shown.born_timestamp,
-            "age_ms": self.age(now), "checks": max(_number(known.get(TIMES)), 0),
+            "age_ms": self.age(now), "checks": max(_number(properties.get(TIMES)), 0),
             "next_check": self.next_check, "in_log": self.record is not None,
             "half_queue_id": self.queue_id, "half_offset": self.offsets[-1] if self.offsets
             else None, "physical_offset": None if shown is None else shown.physical_offset,
@@ -119,9 +119,9 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
         given_up[_key(record, _known(record))] = record
     for rows in topic_rows(store, props.HALF_TOPIC, None, view, report):
         ended = _ended(view, rows.queue_id, report)
-        found, gone = _without_end(store, rows, ended)
+        by_key, gone = _without_end(store, rows, ended)
         position = positions.get(rows.queue_id, rows.first)
-        for key, some in found.items():
+        for key, some in by_key.items():
             aside = given_up.pop(key, None)
             checked = some.offsets[-1] >= position
             others = copies.of(key, thorough=not checked and aside is None) - set(some.offsets)
@@ -157,7 +157,7 @@ def _ended(view: View, queue_id: int, report: Report) -> set[int]:
 def _without_end(store: Store, rows: QueueRows,
                  ended: set[int]) -> tuple[dict[str, Transaction], list[int]]:
     """Return (transactions by their key, the queue offsets of half messages not in the log)."""
-    found: dict[str, Transaction] = {}
+    by_key: dict[str, Transaction] = {}
     gone: list[int] = []
     done = np.append(np.sort(np.fromiter(ended, np.int64, len(ended))), np.iinfo(np.int64).max)
     for start in range(rows.first, rows.end, _CHUNK):
@@ -169,12 +169,12 @@ def _without_end(store: Store, rows: QueueRows,
                 if record is None or os.fsdecode(record.topic) != props.HALF_TOPIC:
                     gone.append(offset)
                     continue
-                known, record.body = _known(record), b""
-                key = _key(record, known)
-                some = found.setdefault(key, Transaction("", rows.queue_id, record))
-                some.record, some.properties = record, known
+                properties, record.body = _known(record), b""
+                key = _key(record, properties)
+                some = by_key.setdefault(key, Transaction("", rows.queue_id, record))
+                some.record, some.properties = record, properties
                 some.offsets.append(offset)
-    return found, gone
+    return by_key, gone
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
@@ -196,13 +196,13 @@ class _Copies:
         self._read: dict[str, set[int]] | None = None
 
     def of(self, key: str, *, thorough: bool) -> set[int]:
-        found = set() if ":" in key else {
-            each.queue_offset for each in by_unique_key(
+        offsets = set() if ":" in key else {
+            record.queue_offset for record in by_unique_key(
                 self._view.store, key, [props.HALF_TOPIC], self._report)
-            if text(each.topic) == props.HALF_TOPIC}
-        if thorough and len(found) < 2:
-            found |= self._all().get(key, set())
-        return found
+            if text(record.topic) == props.HALF_TOPIC}
+        if thorough and len(offsets) < 2:
+            offsets |= self._all().get(key, set())
+        return offsets
 
     def _all(self) -> dict[str, set[int]]:
         if self._read is None:
@@ -216,9 +216,9 @@ class _Copies:
         return self._read
 
 
-def _key(record: Record, known: dict[str, str]) -> str:
+def _key(record: Record, properties: dict[str, str]) -> str:
     """Return the identity of a transaction: its unique key, or its born time and body."""
-    return known.get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
+    return properties.get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
 def _known(record: Record) -> dict[str, str]:

@@ -87,17 +87,17 @@ class Diff:
 
     def as_dict(self) -> dict[str, Any]:
         """Return the JSON object of ``diff``, once it has run."""
-        impact, found = self.impact, self.differences
+        impact, differences = self.impact, self.differences
         return {
             "equal": self.equal,
             "summary": {**self.summary, "remarks": self.remarks},
-            "differences": [one.as_dict() for one in found.listed],
-            "differences_total": found.total,
+            "differences": [difference.as_dict() for difference in differences.listed],
+            "differences_total": differences.total,
             "next": [] if self.suspect is None else [
                 f"rmqctl verify {shlex.quote(self.suspect[1])}"],
             "impact": None if impact is None else impact.as_dict(),
             "counts": [{"kind": kind, "count": count}
-                       for kind, count in sorted(found.counts.items())],
+                       for kind, count in sorted(differences.counts.items())],
         }
 
     @property
@@ -118,17 +118,17 @@ class Diff:
     @property
     def impact(self) -> Impact | None:
         """Return what the differences mean for messages, once it has run; None if none differs."""
-        said = self.summary
+        summary = self.summary
         if self.c is not None:
             return None
-        messages = said["different"] + said["missing_in_a"] + said["missing_in_b"]
+        messages = summary["different"] + summary["missing_in_a"] + summary["missing_in_b"]
         if not messages:
             return None
         listed = [difference for difference in self.differences.listed
                   if difference.kind in _OF_MESSAGES]
         topics = Counter(difference.topic for difference in listed if difference.topic is not None)
         earliest, latest = span((difference.store_timestamp,) * 2 for difference in listed)
-        return Impact(messages, messages + said["equal"], topics, earliest, latest,
+        return Impact(messages, messages + summary["equal"], topics, earliest, latest,
                       len(listed) == messages)
 
     def prepare(self) -> int:
@@ -199,13 +199,13 @@ class Diff:
         """Return the entries of members of a DLedger group; None unless all stores are such."""
         if not are_members(self._stores):
             return None
-        found = Members(self._stores, self.options.most, self.progress if self.c else None)
-        found.run()
-        for difference in found.differences():
+        members = Members(self._stores, self.options.most, self.progress if self.c else None)
+        members.run()
+        for difference in members.differences():
             self.differences.add(difference)
-        self.differences.count("entry", found.runs_total - len(found.runs))
-        self.remarks += found.remarks()
-        return found.as_dict()
+        self.differences.count("entry", members.runs_total - len(members.runs))
+        self.remarks += members.remarks()
+        return members.as_dict()
 
     def _epochs(self) -> dict[str, Any] | None:
         """Epochs of the controller mode; None unless both stores have some."""
@@ -213,19 +213,19 @@ class Diff:
         if not ours or not theirs:
             return None
         ends = find_end(self.a).offset, find_end(self.b).offset
-        found = agreement(ours, theirs, *ends)
-        if found.conflict is not None:
+        common = agreement(ours, theirs, *ends)
+        if common.conflict is not None:
             self.differences.add(Difference(
-                "epoch", "store", file=EPOCHS, detail=f"epoch {found.conflict} starts at different "
-                "physical offsets in a and b"))
-        if found.consistent_point != max(ends):
+                "epoch", "store", file=EPOCHS, detail=f"epoch {common.conflict} starts at "
+                "different physical offsets in a and b"))
+        if common.consistent_point != max(ends):
             self.remarks.append("by their epochs, the logs have nothing in common"
-                                if found.consistent_point is None else
+                                if common.consistent_point is None else
                                 "by their epochs, the logs are the same up to "
-                                f"{found.consistent_point}")
+                                f"{common.consistent_point}")
         return {name: [span._asdict() for span in spans(epochs, end)]
                 for name, epochs, end in zip("ab", (ours, theirs), ends, strict=True)
-                } | asdict(found)
+                } | asdict(common)
 
     # -- by physical offset -------------------------------------------------------------------
 
@@ -415,10 +415,10 @@ def compare_config(a: Store, b: Store) -> ConfigCount:
 
 def config_differences(count: ConfigCount) -> Iterator[Difference]:
     """Yield a difference for each file that differs or is missing on one side."""
-    for names, said in ((count.different, "different in a and b"),
-                        (count.only_in_a, "only in a"), (count.only_in_b, "only in b")):
+    for names, detail in ((count.different, "different in a and b"),
+                          (count.only_in_a, "only in a"), (count.only_in_b, "only in b")):
         for name in names:
-            yield Difference("config", "config", file=f"{FOLDER}/{name}", detail=said)
+            yield Difference("config", "config", file=f"{FOLDER}/{name}", detail=detail)
 
 
 def _config_files(store: Store) -> set[str]:

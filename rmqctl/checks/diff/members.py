@@ -73,8 +73,8 @@ class Member:
         """Return the index up to which its checkpoint says that entries are committed, if it
         does.
         """
-        known = committed_index(self.store)
-        return None if known < 0 else known
+        index = committed_index(self.store)
+        return None if index < 0 else index
 
     def as_dict(self) -> dict[str, Any]:
         first, last = self.chain.first, self.chain.last
@@ -118,12 +118,12 @@ class Run(NamedTuple):
                     if kind == WHOLE}) > 1
 
     def words(self) -> str:
-        said = []
+        states = []
         for number, (kind, term) in enumerate(zip(self.kinds, self.terms, strict=True)):
             alike = [NAMES[other] for other in range(len(self.kinds))
                      if other < number and kind == self.kinds[other] == WHOLE
                      and self.groups[other] == self.groups[number]]
-            said.append(f"{NAMES[number]}: " + (
+            states.append(f"{NAMES[number]}: " + (
                 "expired" if kind == BEFORE else "missing" if kind == BEYOND else
                 "damaged" if kind in (HOLE, DAMAGED) else
                 f"as {alike[0]}" if alike else f"term {term}"))
@@ -133,7 +133,7 @@ class Run(NamedTuple):
                  if kind == WHOLE]
         more = "" if self.parted or len(set(whole)) < 2 else (
             "; their bytes differ, and no CRC shows which is damaged")
-        return f"{which}: {', '.join(said)}{more}"
+        return f"{which}: {', '.join(states)}{more}"
 
 
 @dataclass(slots=True)
@@ -234,34 +234,34 @@ class Members:
         kinds, groups, terms = (np.zeros((len(parts), len(numbers)), np.int64) for _ in range(3))
         pos, end = (np.full(len(numbers), -1, np.int64) for _ in range(2))
         columns: list[tuple[Array, ...]] = []
-        for one, (part, row) in enumerate(zip(parts, rows, strict=True)):
+        for index, (part, row) in enumerate(zip(parts, rows, strict=True)):
             there = row < len(part)
             there[there] = part.number[row[there]] == numbers[there]
             at = row[there]
-            first, member = self.members[one].chain.first, self.members[one]
-            kinds[one] = HOLE
+            first, member = self.members[index].chain.first, self.members[index]
+            kinds[index] = HOLE
             if first is not None:
-                kinds[one, numbers < first.number] = BEFORE
-            kinds[one, numbers > member.last] = BEYOND
-            kinds[one, there] = np.where(part.whole[at], WHOLE, DAMAGED)
+                kinds[index, numbers < first.number] = BEFORE
+            kinds[index, numbers > member.last] = BEYOND
+            kinds[index, there] = np.where(part.whole[at], WHOLE, DAMAGED)
             identity = []
             for column in (part.term, part.pos, part.size, part.crc):
                 full = np.full(len(numbers), -1, np.int64)
                 full[there] = column[at]
                 identity.append(full)
-            terms[one] = identity[0]
+            terms[index] = identity[0]
             columns.append(tuple(identity))
-            groups[one] = one
-            for other in range(one - 1, -1, -1):
+            groups[index] = index
+            for other in range(index - 1, -1, -1):
                 same = np.logical_and.reduce([left == right for left, right in zip(
-                    columns[other], columns[one], strict=True)]) & there
-                groups[one, same] = groups[other, same]
+                    columns[other], columns[index], strict=True)]) & there
+                groups[index, same] = groups[other, same]
         for kind in (WHOLE, DAMAGED):  # where they lie, by a whole one if there is one
-            for one, (_, at, size, _) in enumerate(columns):
-                new = (pos < 0) & (kinds[one] == kind)
+            for index, (_, at, size, _) in enumerate(columns):
+                new = (pos < 0) & (kinds[index] == kind)
                 pos[new], end[new] = at[new], (at + size)[new]
-        for one, member in enumerate(self.members):  # its first file begins with damage
-            kinds[one, (kinds[one] == BEFORE) & (pos >= member.begin)] = HOLE
+        for index, member in enumerate(self.members):  # its first file begins with damage
+            kinds[index, (kinds[index] == BEFORE) & (pos >= member.begin)] = HOLE
         terms[kinds != WHOLE] = -1
         alike = (kinds == WHOLE).all(axis=0) & (groups == groups[0]).all(axis=0)
         self.equal += int(alike.sum())
@@ -294,8 +294,8 @@ class Members:
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)
-        found = np.flatnonzero((high >= 0) & (low < high))
-        return int(found[0]) if len(found) else kinds.shape[1]
+        columns = np.flatnonzero((high >= 0) & (low < high))
+        return int(columns[0]) if len(columns) else kinds.shape[1]
 
     # -- what it means ----------------------------------------------------------------------------
 
@@ -323,8 +323,8 @@ class Members:
     @property
     def committed(self) -> int | None:
         """Return the greatest index that one of them notes as committed."""
-        known = [member.committed for member in self.members if member.committed is not None]
-        return max(known, default=None)
+        indexes = [member.committed for member in self.members if member.committed is not None]
+        return max(indexes, default=None)
 
     def as_dict(self) -> dict[str, Any]:
         parted = self.parted

@@ -202,8 +202,8 @@ class QueuePass:
         first, end = self._limits[side.name]
         more = self._numbers.keys[len(first):]
         if more:
-            known = self._reach[side.name]
-            more_limits = np.array([known.get(key, (0, 0)) for key in more], np.int64)
+            limits = self._reach[side.name]
+            more_limits = np.array([limits.get(key, (0, 0)) for key in more], np.int64)
             first, end = np.append(first, more_limits[:, 0]), np.append(end, more_limits[:, 1])
             self._limits[side.name] = first, end
         return first, end

@@ -76,7 +76,8 @@ def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
 def _committed(store: Store) -> dict[tuple[str, str, int], int] | None:
     if not store.layout.reads("config"):
         return None
-    found = [table(store, name) for name in (OFFSETS, LMQ_OFFSETS)]
-    if all(one.is_missing or one.loaded is None for one in found):
+    tables = [table(store, name) for name in (OFFSETS, LMQ_OFFSETS)]
+    if all(loaded.is_missing or loaded.loaded is None for loaded in tables):
         return None
-    return {key: position for one in found for key, position in positions(one.loaded or {}).items()}
+    return {key: position for loaded in tables
+            for key, position in positions(loaded.loaded or {}).items()}

@@ -119,8 +119,8 @@ class _Judge:
         return self.made
 
     def _table(self, name: str) -> Table:
-        known = {TOPICS: self._topics, GROUPS: self._groups, OFFSETS: self._offsets}
-        return known[name] if name in known else table(self.store, name)
+        cached = {TOPICS: self._topics, GROUPS: self._groups, OFFSETS: self._offsets}
+        return cached[name] if name in cached else table(self.store, name)
 
     @cached_property
     def _topics(self) -> Table:
@@ -148,34 +148,34 @@ class _Judge:
 
     # -- a file by itself -----------------------------------------------------------------------
 
-    def _file(self, found: Table) -> None:
-        name = found.file.name
-        if found.loaded is None:
+    def _file(self, entries: Table) -> None:
+        name = entries.file.name
+        if entries.loaded is None:
             return  # the broker does not start; `load` says so
-        if found.file.main.database and not found.is_missing:
+        if entries.file.main.database and not entries.is_missing:
             return
-        if found.loads_nothing and not found.is_missing and found.file.main.state != MISSING:
-            self._unloaded(name, found)
-        elif found.loads_nothing:
-            self._missing(name, found)
+        if entries.loads_nothing and not entries.is_missing and entries.file.main.state != MISSING:
+            self._unloaded(name, entries)
+        elif entries.loads_nothing:
+            self._missing(name, entries)
         elif not self.live:
-            self._compared(name, found)
+            self._compared(name, entries)
 
-    def _unloaded(self, name: str, found: Table) -> None:
+    def _unloaded(self, name: str, entries: Table) -> None:
         """Judge a file of which neither copy can be loaded: the broker starts empty and overwrites
         it.
         """
-        state = (Phrase("is empty") if found.file.main.state == EMPTY else Phrase("is damaged"))
+        state = (Phrase("is empty") if entries.file.main.state == EMPTY else Phrase("is damaged"))
         cause = Phrase("{file} {state} and has no usable .bak: a broker starts with an empty table",
                        file=name, state=state)
-        count, known = self._gone(name, found)
+        count, restorable = self._gone(name, entries)
         if count != 0:
             self.made.unknown |= _LOST[name] == losses.OFFSETS and name != DELAYS
-            self._lose(name, found, count, known, cause, None)
+            self._lose(name, entries, count, restorable, cause, None)
 
-    def _missing(self, name: str, found: Table) -> None:
+    def _missing(self, name: str, entries: Table) -> None:
         """Judge a main file that does not exist and that nothing replaces."""
-        database = found.file.main.database
+        database = entries.file.main.database
         # Groups come back by themselves, with default settings. A folder without their file may
         # hold nothing but offsets that somebody saved.
         if not database and (name not in (TOPICS, OFFSETS) or self._groups.is_missing):
@@ -183,58 +183,58 @@ class _Judge:
         if name == OFFSETS and (not user_groups(self.groups or ()) or (
                 table(self.store, LMQ_OFFSETS).loaded)):
             return
-        count, known = self._gone(name, found)
+        count, restorable = self._gone(name, entries)
         if count != 0:
-            self._lose(name, found, count, known, Phrase("{file} is missing", file=name),
+            self._lose(name, entries, count, restorable, Phrase("{file} is missing", file=name),
                        None if database else "config-emptied", already=True)
 
-    def _compared(self, name: str, found: Table) -> None:
+    def _compared(self, name: str, entries: Table) -> None:
         """Compare what a broker loads with the copy that the next write replaces."""
-        loaded, other = found.loaded or {}, found.other
+        loaded, other = entries.loaded or {}, entries.other
         if name in (TOPICS, GROUPS):
             select = user_topics if name == TOPICS else user_groups
             emptied = not loaded
-            if not emptied and not found.is_older:
+            if not emptied and not entries.is_older:
                 return
             lost = select(other) - set(loaded)
             if lost:
-                known = {key: other[key] for key in other if key in lost}
-                self._lose(name, found, len(lost), known,
-                           self._words(name, found, emptied=emptied),
+                restorable = {key: other[key] for key in other if key in lost}
+                self._lose(name, entries, len(lost), restorable,
+                           self._words(name, entries, emptied=emptied),
                            "config-emptied" if emptied else "config-older")
             elif emptied:
-                count, known = self._gone(name, found)
+                count, restorable = self._gone(name, entries)
                 if count != 0:
-                    self._lose(name, found, count, known, Phrase(
+                    self._lose(name, entries, count, restorable, Phrase(
                         "{file} has no entries, although the store has {what}", file=name,
                         what=losses.counted(_LOST[name], count)), "config-emptied", already=True)
         elif name in (OFFSETS, LMQ_OFFSETS):
-            self._compare_offsets(name, found)
+            self._compare_offsets(name, entries)
 
-    def _compare_offsets(self, name: str, found: Table) -> None:
-        loaded, other = positions(found.loaded or {}), positions(found.other)
+    def _compare_offsets(self, name: str, entries: Table) -> None:
+        loaded, other = positions(entries.loaded or {}), positions(entries.other)
         gone = {key: position for key, position in other.items()
                 if key not in loaded and self._is_kept(key, position)}
         behind = {key: position for key, position in other.items()
-                  if loaded.get(key, position) < position} if found.loads_main else {}
-        ahead = found.loads_main and any(
+                  if loaded.get(key, position) < position} if entries.loads_main else {}
+        ahead = entries.loads_main and any(
             position > other.get(key, position) for key, position in loaded.items())
         if gone:
             category = "config-older" if loaded else "config-emptied"
             self.made.offsets |= gone
-            self._lose(name, found, len(gone), _table_of(gone),
-                       self._words(name, found, emptied=not loaded),
+            self._lose(name, entries, len(gone), _table_of(gone),
+                       self._words(name, entries, emptied=not loaded),
                        category)
-        if behind and (found.is_older or not ahead):
-            self._lose(name, found, len(behind), _table_of(behind), Phrase(
+        if behind and (entries.is_older or not ahead):
+            self._lose(name, entries, len(behind), _table_of(behind), Phrase(
                 "{file} is older than its .bak: groups get {messages:,} message again",
                 "{file} is older than its .bak: groups get {messages:,} messages again",
                 file=name, messages=(total := sum(
                     position - loaded[key] for key, position in behind.items())), count=total),
                 "config-older")
 
-    def _words(self, name: str, found: Table, *, emptied: bool) -> Phrase:
-        if not found.loads_main:
+    def _words(self, name: str, entries: Table, *, emptied: bool) -> Phrase:
+        if not entries.loads_main:
             return Phrase("{file} is damaged, and its .bak lacks entries that it had", file=name)
         if emptied:
             return Phrase("{file} has no entries; the next write replaces its good .bak", file=name)
@@ -252,17 +252,17 @@ class _Judge:
         bounds = self.queues.bounds(topic, queue_id)
         return bounds is None or position > bounds.first or not bounds.first
 
-    def _gone(self, name: str, found: Table) -> tuple[int | None, dict[str, object]]:
+    def _gone(self, name: str, entries: Table) -> tuple[int | None, dict[str, object]]:
         """Return (how many entries a file had at least, those that can be read). None: unknown; 0:
         no sign of any.
         """
-        readable = found.other
+        readable = entries.other
         if name == TOPICS:
-            known = {key: readable[key] for key in user_topics(readable)}
-            return len(known.keys() | user_topics(self.queues.with_messages)), known
+            restorable = {key: readable[key] for key in user_topics(readable)}
+            return len(restorable.keys() | user_topics(self.queues.with_messages)), restorable
         if name == GROUPS:
-            known = {key: readable[key] for key in user_groups(readable)}
-            return len(known.keys() | self._told_groups), known
+            restorable = {key: readable[key] for key in user_groups(readable)}
+            return len(restorable.keys() | self._told_groups), restorable
         offsets = positions(readable) if name != DELAYS else {}
         self.made.offsets |= offsets
         if name == DELAYS:
@@ -275,21 +275,21 @@ class _Judge:
     @cached_property
     def _told_groups(self) -> set[str]:
         """Return user groups that offsets, retry topics or dead letter topics prove."""
-        told = {group for group, topic, _ in self._committed
-                if topic in self.topics or topic in self.queues.with_messages}
-        told |= {group for topic in self.queues.with_messages
-                 if (group := group_of(topic)) is not None}
-        return user_groups(told)
+        groups = {group for group, topic, _ in self._committed
+                  if topic in self.topics or topic in self.queues.with_messages}
+        groups |= {group for topic in self.queues.with_messages
+                   if (group := group_of(topic)) is not None}
+        return user_groups(groups)
 
-    def _lose(self, name: str, found: Table, count: int | None, known: dict[str, object],
+    def _lose(self, name: str, entries: Table, count: int | None, restorable: dict[str, object],
               cause: Phrase, category: str | None, *, already: bool = False) -> None:
-        if known and name in _LOST:
-            self.made.restored.setdefault(name, {}).update(known)
+        if restorable and name in _LOST:
+            self.made.restored.setdefault(name, {}).update(restorable)
         rebuilt = name in (TOPICS, GROUPS)  # one that is damaged, by every repair
-        command = "rmqctl recover STORE" if known or (rebuilt and found.file.main.state in (
+        command = "rmqctl recover STORE" if restorable or (rebuilt and entries.file.main.state in (
             EMPTY, UNREADABLE)) else "rmqctl recover STORE --only config" if rebuilt else None
         self.made.defects.append(Defect(Loss(
-            _LOST[name], count, cause, found.path, already), category, cause, command=command))
+            _LOST[name], count, cause, entries.path, already), category, cause, command=command))
 
     # -- topics ---------------------------------------------------------------------------------
 
@@ -330,12 +330,12 @@ class _Judge:
                 committed.setdefault(group, {})[queue_id] = position
         unread = 0
         for queue_id in queues if committed else ():
-            known = [position[queue_id] for position in committed.values() if queue_id in position]
-            if not known and not (type(written) is int and queue_id < written):
+            offsets = [by_id[queue_id] for by_id in committed.values() if queue_id in by_id]
+            if not offsets and not (type(written) is int and queue_id < written):
                 continue
             bounds = self.queues.bounds(topic, queue_id)
             if bounds is not None:
-                least = min(known) if len(known) == len(committed) else 0
+                least = min(offsets) if len(offsets) == len(committed) else 0
                 unread += max(0, bounds.end - max(bounds.first, least))
         return unread
 
@@ -392,8 +392,8 @@ class _Judge:
 
     def _cleaned(self) -> None:
         """Judge topics whose queues a broker deletes from RocksDB 10 minutes after its start."""
-        file, known, topics = topics_cleaned(self.store)
-        if topics and (known or file.main.database):
+        file, configured, topics = topics_cleaned(self.store)
+        if topics and (configured or file.main.database):
             self.made.defects.append(Defect(Loss(
                 losses.MESSAGES, sum(self.queues.count(topic) for topic in topics), Phrase(
                     "{topics} not in {file}: the broker deletes the consume queues",
@@ -411,8 +411,8 @@ class _Judge:
                 continue
             gone = [queue_id for queue_id in ids if not vfs.isdir(
                 self.store.path(_COMPACTION, topic, str(queue_id)))]
-            known = [self.queues.bounds(topic, queue_id) for queue_id in gone]
-            count = sum(each.end - each.first for each in known if each is not None)
+            missing = [self.queues.bounds(topic, queue_id) for queue_id in gone]
+            count = sum(bounds.end - bounds.first for bounds in missing if bounds is not None)
             if count:
                 cause = Phrase("consumers get no message of {topic}: its compaction log is missing",
                                topic=topic)
@@ -448,8 +448,8 @@ class _Judge:
 
     def _retried(self) -> None:
         """Judge groups that sent messages back, so they consumed, and have no committed offset."""
-        found = self._offsets
-        if found.loaded is None or found.loads_nothing or not found.loads_main:
+        offsets = self._offsets
+        if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:
             return
         with_offset = {group for group, _, _ in {**self._committed, **self.made.offsets}}
         groups = sorted({group for topic in self.queues.with_messages
@@ -460,7 +460,7 @@ class _Judge:
             self.made.defects.append(Defect(Loss(losses.OFFSETS, None, Phrase(
                 "{names} has retry messages but no committed offset",
                 "{names} have retry messages but no committed offsets",
-                names=some_of(groups, _NAMED), count=len(groups)), found.path, already=True),
+                names=some_of(groups, _NAMED), count=len(groups)), offsets.path, already=True),
                 "config-emptied", Phrase("retry messages, but no committed offset: {names}",
                                          names=some_of(groups, _NAMED))))
 
@@ -502,11 +502,11 @@ class _Judge:
             names=names, count=unread)
 
 
-def _table_of(found: Mapping[Position, int]) -> dict[str, object]:
-    made: dict[str, dict[str, int]] = {}
-    for (group, topic, queue_id), position in found.items():
-        made.setdefault(f"{topic}@{group}", {})[str(queue_id)] = position
-    return dict(made)
+def _table_of(offsets: Mapping[Position, int]) -> dict[str, object]:
+    json_table: dict[str, dict[str, int]] = {}
+    for (group, topic, queue_id), position in offsets.items():
+        json_table.setdefault(f"{topic}@{group}", {})[str(queue_id)] = position
+    return dict(json_table)
 
 
 def commands(defects: Collection[Defect]) -> Iterator[str]:

@@ -57,15 +57,15 @@ class Queues:
         """Return queue ids by topic of queues that have a file with an entry, system topics
         included.
         """
-        found: dict[str, list[int]] = {}
+        ids_by_topic: dict[str, list[int]] = {}
         try:
-            known = [key for key, queue in self._store.known_queues.items() if queue.exists]
-            known += [key for key, queue in self._store.batch_queues.items() if queue.exists]
+            keys = [key for key, queue in self._store.known_queues.items() if queue.exists]
+            keys += [key for key, queue in self._store.batch_queues.items() if queue.exists]
         except RmqctlError:
-            return found
-        for topic, queue_id in dict.fromkeys(known):
-            found.setdefault(topic, []).append(queue_id)
-        return {topic: sorted(ids) for topic, ids in found.items()}
+            return ids_by_topic
+        for topic, queue_id in dict.fromkeys(keys):
+            ids_by_topic.setdefault(topic, []).append(queue_id)
+        return {topic: sorted(ids) for topic, ids in ids_by_topic.items()}
 
     def is_user(self, topic: str) -> bool:
         """Return whether a topic is one of `user`."""
@@ -86,8 +86,8 @@ class Queues:
         """Return the first and the end offset of a queue; None if unknown or it has no message."""
         key = topic, queue_id
         if key not in self._bounds:
-            found = self._read(topic, queue_id)
-            self._bounds[key] = found if found is not None and found.end > found.first else None
+            bounds = self._read(topic, queue_id)
+            self._bounds[key] = bounds if bounds is not None and bounds.end > bounds.first else None
         return self._bounds[key]
 
     def end(self, topic: str, queue_id: int) -> int | None:
@@ -96,8 +96,8 @@ class Queues:
         """
         if queue_id not in self.with_messages.get(topic, ()):
             return 0
-        found = self._read(topic, queue_id)
-        return None if found is None else found.end
+        bounds = self._read(topic, queue_id)
+        return None if bounds is None else bounds.end
 
     @cached_property
     def before_log(self) -> dict[str, int]:
@@ -105,7 +105,7 @@ class Queues:
         which all of their entries point, although these are gone. The last file of a queue always
         stays.
         """
-        found: dict[str, int] = {}
+        counts: dict[str, int] = {}
         start = self._store.log.min_offset
         for (topic, _), queue in self._store.plain_queues.items() if start > 0 else ():
             with closing(queue):
@@ -113,13 +113,13 @@ class Queues:
                     units = queue.units(file.base // UNIT_SIZE, file.size // UNIT_SIZE)
                     if not len(units) or units[-1]["physical_offset"] >= start:
                         break
-                    found[topic] = found.get(topic, 0) + int(valid(units).sum())
-        return {topic: count for topic, count in found.items() if count}
+                    counts[topic] = counts.get(topic, 0) + int(valid(units).sum())
+        return {topic: count for topic, count in counts.items() if count}
 
     def count(self, topic: str) -> int:
         """Return the number of messages in all queues of a topic."""
-        known = (self.bounds(topic, queue_id) for queue_id in self.with_messages.get(topic, ()))
-        return sum(bounds.end - bounds.first for bounds in known if bounds is not None)
+        of_queues = (self.bounds(topic, queue_id) for queue_id in self.with_messages.get(topic, ()))
+        return sum(bounds.end - bounds.first for bounds in of_queues if bounds is not None)
 
     def _read(self, topic: str, queue_id: int) -> Bounds | None:
         try:

@@ -130,28 +130,28 @@ def table(store: Store, name: str) -> Table:
 
 def entries(name: str, value: Any) -> Entries:
     """Return the entries of a file's table."""
-    found = value.get(TABLES[name]) if isinstance(value, dict) else None
-    made = dict(found) if isinstance(found, dict) else {}
+    json_table = value.get(TABLES[name]) if isinstance(value, dict) else None
+    loaded = dict(json_table) if isinstance(json_table, dict) else {}
     flat = value.get("lmqOffsetTable") if isinstance(value, dict) else None
     if name == LMQ_OFFSETS and isinstance(flat, dict):
-        made |= {key: {"0": offset} for key, offset in flat.items()}
-    return made
+        loaded |= {key: {"0": offset} for key, offset in flat.items()}
+    return loaded
 
 
-def positions(found: Entries) -> dict[tuple[str, str, int], int]:
+def positions(loaded: Entries) -> dict[tuple[str, str, int], int]:
     """Return committed offsets by group, topic and queue id; the first two as ``TOPIC@GROUP`` has
     them.
     """
-    made: dict[tuple[str, str, int], int] = {}
-    for key, queues in found.items():
+    offsets: dict[tuple[str, str, int], int] = {}
+    for key, queues in loaded.items():
         topic, separator, group = key.partition("@")
         if not separator or "@" in group or not isinstance(queues, dict):
             continue
         for queue, offset in queues.items():
             queue_id, position = number(queue, "", []), number(offset, "", [])
             if queue_id is not None and position is not None and position >= 0:
-                made[group, topic, queue_id] = position
-    return made
+                offsets[group, topic, queue_id] = position
+    return offsets
 
 
 def user_groups(names: Iterable[str]) -> set[str]:
@@ -180,8 +180,8 @@ def _readable(store: Store, copy: Copy) -> Any:
         data = store.read_small(FOLDER, copy.path.removeprefix(f"{FOLDER}/"), most=MAX_SIZE)
     except StoreIOError:
         return None
-    found = whole_entries(data)
-    return None if found is None else found[0]
+    readable = whole_entries(data)
+    return None if readable is None else readable[0]
 
 
 def _counter(value: Any) -> int | None:

@@ -121,18 +121,18 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
                                         Joined("; ", why)))
     if state.added:
         predicted.rows_added += state.added
-        said = [Phrase("{rows} for messages from physical offset {offset} on",
-                       rows=counted(state.added, "entry", "entries"), offset=state.first_added)]
+        parts = [Phrase("{rows} for messages from physical offset {offset} on",
+                        rows=counted(state.added, "entry", "entries"), offset=state.first_added)]
         if doomed:
-            said.append(Phrase("files deleted before: {some}", some=len(doomed)))
+            parts.append(Phrase("files deleted before: {some}", some=len(doomed)))
         if state.blanked:
-            said.append(Phrase("{rows} before them not recreated",
-                               rows=counted(state.blanked, "entry", "entries")))
+            parts.append(Phrase("{rows} before them not recreated",
+                                rows=counted(state.blanked, "entry", "entries")))
         if state.misplaced:
-            said.append(Phrase("{rows} of these at a wrong queue offset",
-                               rows=counted(state.misplaced, "entry", "entries")))
+            parts.append(Phrase("{rows} of these at a wrong queue offset",
+                                rows=counted(state.misplaced, "entry", "entries")))
         predicted.actions.append(Action("add rows", state.target, left, state.end,
-                                        Joined("; ", said)))
+                                        Joined("; ", parts)))
 
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
@@ -175,14 +175,14 @@ def _index(predicted: Prediction, store: Store, index: Index,
             "{file} is unreadable: the number of its entries that are not recreated is unknown",
             file=relative(store, loaded.file.path)))
     if index.entries or index.created:
-        said = [Phrase("{keys} of messages that are dispatched again",
-                       keys=counted(index.entries, "key"))]
+        parts = [Phrase("{keys} of messages that are dispatched again",
+                        keys=counted(index.entries, "key"))]
         if index.duplicates:
-            said.append(Phrase("{count:,} already in the index", "{count:,} already in the index",
-                               count=index.duplicates))
+            parts.append(Phrase("{count:,} already in the index", "{count:,} already in the index",
+                                count=index.duplicates))
         predicted.actions.append(Action(
             "add entries", "index", len(index.kept), len(index.kept) + index.created,
-            Joined("; ", said), "file"))
+            Joined("; ", parts), "file"))
 
 
 def _checkpoint(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion,

@@ -23,7 +23,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from itertools import groupby, pairwise
+from itertools import chain, groupby, pairwise
 
 import numpy as np
 
@@ -251,10 +251,10 @@ class AlreadyLost:
                                            + in_gaps.total() + max(unplaced, by_offsets.total()))
         predicted.lost_by_offsets = max(0, by_offsets.total() - unplaced)
         behind = [gap for gap in gaps if gap.high > tail_from]
-        known = (int((self.places >= tail_from).sum()) + predicted.lost_by_offsets + sum(
+        counted = (int((self.places >= tail_from).sum()) + predicted.lost_by_offsets + sum(
             gap.offsets.count() for gap in behind) - _matched(
                 only_index[only_index >= tail_from], behind))
-        predicted.lost_at_end = max(0, tail - known)
+        predicted.lost_at_end = max(0, tail - counted)
         predicted.messages_already_lost += predicted.lost_at_end
         predicted.lost_at_least = bool(predicted.lost_at_end) and not self._store.nodes
         if predicted.lost_at_least:
@@ -283,9 +283,9 @@ class AlreadyLost:
         """Note which records may be stale, left from an earlier use of their file; return their
         number.
         """
-        found = [record for records in unclear_in_log(log, sorted(self._spans))
+        stale = [record for records in unclear_in_log(log, sorted(self._spans))
                  for record in records]
-        if found:
+        if stale:
             predicted.notes.append(
                 Phrase(
                     "{count:,} intact record between damaged places, at {first}, may be a stale "
@@ -296,25 +296,25 @@ class AlreadyLost:
                     "stale records from an earlier use of the file: they count as messages, but "
                     "were stored before the messages around them, and no consume queue or index "
                     "entry points to them",
-                    count=len(found), first=found[0].physical_offset))
-        return len(found)
+                    count=len(stale), first=stale[0].physical_offset))
+        return len(stale)
 
     def _note_contradicted(self, predicted: Prediction, log: CommitLog) -> int:
         """Note the records that consume queues and index contradict; return their number."""
         odd = self._gaps.odd_places(DamagedBytes(self._starts, self._ends))[:MOST_PLACES]
-        found: list[Record] = []
+        contradicted: list[Record] = []
         for file, places in groupby(odd, log.file_of):
             located = None if file is None else log.locate(file.base)
             if located is not None:
-                found += [record for records in amid(located[0], places) for record in records]
-        if found:
+                contradicted += chain.from_iterable(amid(located[0], places))
+        if contradicted:
             predicted.notes.append(Phrase(
                 "{count:,} intact record at {first} counts as a message, but consume queues and "
                 "index point to other messages there: it is stale, or they are wrong",
                 "{count:,} intact records from {first} on count as messages, but consume queues "
                 "and index point to other messages there: they are stale, or the entries are wrong",
-                count=len(found), first=found[0].physical_offset))
-        return len(found)
+                count=len(contradicted), first=contradicted[0].physical_offset))
+        return len(contradicted)
 
     def _is_confirmed(self) -> bool:
         """Return whether a broker stopped cleanly with the very end that this start would find.
@@ -431,21 +431,21 @@ class AlreadyLost:
         """Return lost messages that only the queue offsets of others, or damaged records, before
         physical ``end`` show. ``from_begin``: whether all of the log was looked at.
         """
-        found: list[Gap] = []
+        gaps: list[Gap] = []
         topics: Counter[str] = Counter()
         damage = DamagedBytes(self._starts, self._ends)
         begins = from_begin and bool(log.files) and log.min_offset == 0
         for number, state in enumerate(list(self._queues.states)):
-            known = self.lost_offsets.get(number) or OffsetRuns()
+            lost = self.lost_offsets.get(number) or OffsetRuns()
             undecided = self._undecided.offsets.get(state.key)
             if undecided is not None:
-                known = known.join(undecided)
-            for gap in self._gaps.gaps(number, known, damage, from_zero=begins, end=end):
-                found.append(gap)
+                lost = lost.join(undecided)
+            for gap in self._gaps.gaps(number, lost, damage, from_zero=begins, end=end):
+                gaps.append(gap)
                 topics[state.key[0]] += gap.offsets.count()
                 self.lost_offsets[number] = (self.lost_offsets.get(number)
                                              or OffsetRuns()).join(gap.offsets)
-        return found, topics
+        return gaps, topics
 
     # -- the index ------------------------------------------------------------------------------
 
@@ -478,9 +478,9 @@ class AlreadyLost:
             pass  # verify says what cannot be read; the index only adds to what is known
         finally:
             entries.close()
-        known = _distinct(np.concatenate(keyed))
-        unknown = np.setdiff1d(known, places, assume_unique=True)
-        turned = turned_place(places, known, self._end, self._store.log.end)
+        indexed = _distinct(np.concatenate(keyed))
+        unknown = np.setdiff1d(indexed, places, assume_unique=True)
+        turned = turned_place(places, indexed, self._end, self._store.log.end)
         if turned is not None:
             places[-1] = turned[1]
             unknown = unknown[:-1]
@@ -520,8 +520,8 @@ class AlreadyLost:
         for topic in sorted(lost):
             taken = min(lost[topic], noted)
             lost[topic], noted = lost[topic] - taken, noted - taken
-        for number, (known, offset) in positions.lost.items():
-            self.lost_offsets.setdefault(number, OffsetRuns()).add_run(known, offset)
+        for number, (end, offset) in positions.lost.items():
+            self.lost_offsets.setdefault(number, OffsetRuns()).add_run(end, offset)
         return lost
 
     # -- when and where -------------------------------------------------------------------------

@@ -44,10 +44,10 @@ def around_in_use(store: Store, disk_used: float | str | None = None) -> Around:
     """Return the same; the disk counts only where a broker uses the store, or the caller passes the
     ratio.
     """
-    found = around(store, disk_used)
-    if disk_used is None and not found.no_disk and not _in_use(store):
-        return found._replace(no_disk=Phrase("no sign that a broker uses this store"))
-    return found
+    surroundings = around(store, disk_used)
+    if disk_used is None and not surroundings.no_disk and not _in_use(store):
+        return surroundings._replace(no_disk=Phrase("no sign that a broker uses this store"))
+    return surroundings
 
 
 def parse_disk_used(text: str) -> float | str:

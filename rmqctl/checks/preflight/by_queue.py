@@ -20,7 +20,7 @@ def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
     does not happen or truncates nothing.
     """
     rowless = {} if unreachable is None else unreachable.offsets()
-    found: dict[tuple[str, int], QueueLosses] = {}
+    losses_of: dict[tuple[str, int], QueueLosses] = {}
     for number, state in enumerate(queues.states):
         gone = already.lost_offsets.get(number) or OffsetRuns()
         cut = OffsetRuns() if lost is None else lost.offsets.get(number) or OffsetRuns()
@@ -31,10 +31,10 @@ def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
                              already.undecodable_offsets.get(number) or OffsetRuns(),
                              state.blanked, queues.least_made(state))
         if state.kind == PLAIN:
-            found[state.key] = losses
+            losses_of[state.key] = losses
         else:
-            found.setdefault(state.key, losses)
-    return found
+            losses_of.setdefault(state.key, losses)
+    return losses_of
 
 
 def _cut_rows(state: QueueState) -> OffsetRuns:

@@ -212,13 +212,13 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
     if disk is None or not disk.expires_files:
         return None
     files = counted(disk.expires_files, "log file")
-    said = files if disk.expires_messages is None else Phrase(
+    detail = files if disk.expires_messages is None else Phrase(
         "{files} ({messages})", files=files, messages=counted(disk.expires_messages, "message"))
     when = Phrase("1 minute after startup, because the disk is fuller than "
                   "diskMaxUsedSpaceRatio") if disk.expires_at_once else Phrase(
         "in the hour of deleteWhen={hour}", hour=disk.delete_when)
     return Phrase("{files} expired: older than fileReservedTime={hours} h; the broker deletes them "
-                  "{when}", files=said, hours=disk.reserved_hours, when=when)
+                  "{when}", files=detail, hours=disk.reserved_hours, when=when)
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:

@@ -148,11 +148,11 @@ def _compaction(store: Store, release: str) -> Iterator[Loss]:
         count: int | None = 0
         for queue_id in compacted_queues(store, topic):
             try:
-                found = CompactionQueue.open(store, topic, queue_id)
-                if found is None:
+                compacted = CompactionQueue.open(store, topic, queue_id)
+                if compacted is None:
                     continue
-                with found:
-                    alone = len(found.alone(first_in_log(store, topic, queue_id)))
+                with compacted:
+                    alone = len(compacted.alone(first_in_log(store, topic, queue_id)))
                 count = None if count is None else count + alone
             except (StoreIOError, FormatError):
                 count = None
@@ -170,12 +170,12 @@ def _tier(store: Store, release: str) -> Iterator[Loss]:
     count: int | None = 0
     try:
         with FileSource(path) as source:
-            found = metadata.read(source.read(0, source.size))
-        for topic, queues in found.queues.items():
+            tier = metadata.read(source.read(0, source.size))
+        for topic, queues in tier.queues.items():
             for queue_id in queues:
-                first = _first_in_tier(found, topic, queue_id)
+                first = _first_in_tier(tier, topic, queue_id)
                 local = min(first_in_log(store, topic, queue_id), _end_in_tier(
-                    found, topic, queue_id))
+                    tier, topic, queue_id))
                 count = None if count is None or first is None else count + max(local - first, 0)
     except (StoreIOError, FormatError):
         count = None
@@ -184,21 +184,21 @@ def _tier(store: Store, release: str) -> Iterator[Loss]:
             "a {version} broker does not read tiered storage", version=release), TIER_METADATA)
 
 
-def _segments(found: metadata.Metadata, topic: str, queue_id: int) -> list[metadata.SegmentEntry]:
+def _segments(tier: metadata.Metadata, topic: str, queue_id: int) -> list[metadata.SegmentEntry]:
     """Return the consume queue segments of a queue in the tier, by their base."""
     ending = f"/{topic}/{queue_id}"
-    return sorted((entry for path, entries in found.segments[CONSUME_QUEUE].items()
+    return sorted((entry for path, entries in tier.segments[CONSUME_QUEUE].items()
                    if path.endswith(ending) for entry in entries.values()),
                   key=lambda entry: entry.base_offset)
 
 
-def _first_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int | None:
-    segments = _segments(found, topic, queue_id)
+def _first_in_tier(tier: metadata.Metadata, topic: str, queue_id: int) -> int | None:
+    segments = _segments(tier, topic, queue_id)
     return segments[0].base_offset // UNIT_SIZE if segments else None
 
 
-def _end_in_tier(found: metadata.Metadata, topic: str, queue_id: int) -> int:
-    segments = _segments(found, topic, queue_id)
+def _end_in_tier(tier: metadata.Metadata, topic: str, queue_id: int) -> int:
+    segments = _segments(tier, topic, queue_id)
     return (segments[-1].base_offset + segments[-1].size) // UNIT_SIZE if segments else 0
 
 
@@ -221,8 +221,9 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
         for row in range(max(progress.get(queue_id, 0), queue.first_index), queue.disk_end):
             unit = queue.unit(row)
             record = None if unit is None else store.log.record_at(unit.physical_offset, unit.size)
-            known = {} if record is None else parse(record.properties.decode("utf-8", "replace"))
-            if len(known.get(REAL_TOPIC, "").encode()) > LONGEST_V1:
+            properties = {} if record is None else parse(
+                record.properties.decode("utf-8", "replace"))
+            if len(properties.get(REAL_TOPIC, "").encode()) > LONGEST_V1:
                 count += queue.disk_end - row
                 break
     if count:
@@ -259,8 +260,9 @@ def _pop(store: Store, release: str) -> Iterator[Loss]:
 
     unacknowledged = 0
     with suppress(RmqctlError):  # what cannot be read is said elsewhere
-        unacknowledged = sum(one.state in (INVISIBLE, DUE) and one.delivery.kept_in != RECORDS
-                             for one in popped(store, now_ms()).messages)
+        unacknowledged = sum(message.state in (INVISIBLE, DUE)
+                             and message.delivery.kept_in != RECORDS
+                             for message in popped(store, now_ms()).messages)
     if unacknowledged:
         yield Loss(MESSAGES, unacknowledged, _pop_cause(release), "consumequeue")
     unread = _unread_retries(store)

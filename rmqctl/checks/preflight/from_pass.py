@@ -14,6 +14,7 @@ import os
 from bisect import bisect_right
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -305,14 +306,14 @@ class _Counting:
         """Return (place, store time) of the last two records of ``[start, end)``."""
         back = _BACK
         while True:
-            found: list[tuple[int, int]] = []
+            last_two: list[tuple[int, int]] = []
             low = max(start, end - back)
             for batch in self._log.walk(low, end, whole=True):
-                found = [*found, *zip(batch.offset[-2:].tolist(),
-                                      batch.column("store_timestamp")[-2:].tolist(),
-                                      strict=True)][-2:]
-            if len(found) == 2 or low == start:
-                return found
+                last_two = [*last_two, *zip(batch.offset[-2:].tolist(),
+                                            batch.column("store_timestamp")[-2:].tolist(),
+                                            strict=True)][-2:]
+            if len(last_two) == 2 or low == start:
+                return last_two
             back *= 16
 
     # -- what a walk would have seen --------------------------------------------------------------
@@ -355,7 +356,8 @@ class _Counting:
         pieces: list[tuple[int, int]] = []
         for first, behind in covered:
             inside = cut[np.searchsorted(cut, first):np.searchsorted(cut, behind)].tolist()
-            borders = [first, *(border for one in inside for border in (one, one + 1)), behind]
+            borders = [first, *chain.from_iterable((offset, offset + 1) for offset in inside),
+                       behind]
             pieces += [(a, b) for a, b in zip(borders[::2], borders[1::2], strict=True) if a < b]
         return np.array(pieces, np.int64).reshape(-1, 2)
 

@@ -107,10 +107,10 @@ class LogGaps:
                            | (place[1:] <= place[:-1]))
         first = np.flatnonzero(begins)
         last = np.append(first[1:], len(number)) - 1
-        for queue, *found in zip(number[first].tolist(), place[first].tolist(),
-                                 offset[first].tolist(), place[last].tolist(), end[last].tolist(),
-                                 strict=True):
-            piece, pieces = _Piece(*found), self._pieces.setdefault(queue, [])
+        for queue, *fields in zip(number[first].tolist(), place[first].tolist(),
+                                  offset[first].tolist(), place[last].tolist(), end[last].tolist(),
+                                  strict=True):
+            piece, pieces = _Piece(*fields), self._pieces.setdefault(queue, [])
             if pieces and pieces[-1].end == piece.first and pieces[-1].high < piece.low:
                 pieces[-1].high, pieces[-1].end = piece.high, piece.end
             else:
@@ -121,15 +121,15 @@ class LogGaps:
         """Return the places of records, ascending, on both sides of each jump in a queue's offsets
         that no damage between them explains.
         """
-        found: set[int] = set()
+        places: set[int] = set()
         for pieces in self._pieces.values():
             for last, piece in pairwise(sorted(pieces, key=lambda piece: piece.low)):
                 if piece.low > last.high and (piece.first < last.end or not damage.within(
                         last.high + 1, piece.low)):
-                    found |= {last.high, piece.low}
-        return sorted(found)
+                    places |= {last.high, piece.low}
+        return sorted(places)
 
-    def gaps(self, number: int, known: OffsetRuns, damage: DamagedBytes, *,
+    def gaps(self, number: int, accounted: OffsetRuns, damage: DamagedBytes, *,
              from_zero: bool, end: int) -> Iterator[Gap]:
         """Of a queue, before physical ``end``. ``known``: queue offsets that something else tells
         of; ``damage``: all that is not intact in the log; ``from_zero``: the log
@@ -144,11 +144,11 @@ class LogGaps:
                 last = piece if piece.high > last.high else last
                 continue
             if last is not None and piece.first > last.end and (
-                    known.count(last.end, piece.first) < piece.first - last.end):
+                    accounted.count(last.end, piece.first) < piece.first - last.end):
                 room = damage.within(last.high + 1, piece.low)
                 missing = OffsetRuns()
                 missing.add_run(last.end, piece.first)
-                missing = missing.without(known)
+                missing = missing.without(accounted)
                 if 0 < missing.count() <= room // MIN_SIZE:
                     yield Gap(last.high, piece.low, missing)
             last = piece
@@ -159,7 +159,7 @@ class LogGaps:
         if last is not None and last.high >= 0:
             near = OffsetRuns()
             near.add_run(last.end, last.end + _NEAR)
-            behind = named.without(named.without(near)).without(known)
+            behind = named.without(named.without(near)).without(accounted)
             if behind.count():
                 yield Gap(last.high, 1 + max(int(place[behind.has(offset)].max(initial=last.high))
                                              for offset, _, place in self._named[number]), behind)

@@ -31,7 +31,7 @@ def in_words(prediction: Prediction) -> Phrase:
     costs = []
     if prediction.misled:
         costs.append(Phrase("not serve all of this store ({settings})", settings=Joined(
-            ", ", dict.fromkeys(told.setting for told in prediction.misled))))
+            ", ", dict.fromkeys(setting.setting for setting in prediction.misled))))
     if account.cut and prediction.log_unopened:
         costs.append(Phrase("not read {count:,} intact message",
                             "not read {count:,} intact messages", count=account.cut))

@@ -85,16 +85,16 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
     """With enableConsumeQueueExt a broker loads consumequeue_ext with its queues. Without a
     configuration file the folder shows that it was enabled.
     """
-    known = store.sizes.conf.values
-    if store.sizes.conf.path and not known.get("consumequeue_ext"):
+    conf = store.sizes.conf.values
+    if store.sizes.conf.path and not conf.get("consumequeue_ext"):
         return
     parts = [(folder, listing(folder)) for topic, queue in store.plain_queues
              if vfs.isdir(folder := store.path(FOLDER, topic, str(queue)))]
-    expected = (known.get("consumequeue_ext_file_size", _EXTENSION_FILE)
+    expected = (conf.get("consumequeue_ext_file_size", _EXTENSION_FILE)
                 if store.sizes.conf.path else
-                queue_size((found.files for _, found in parts), 1))
-    for folder, found in parts:
-        _folder(store, version, loading, folder, found.files, found.troubles, expected)
+                queue_size((files.files for _, files in parts), 1))
+    for folder, files in parts:
+        _folder(store, version, loading, folder, files.files, files.troubles, expected)
 
 
 def relative(store: Store, path: str) -> str:
@@ -105,8 +105,8 @@ def relative(store: Store, path: str) -> str:
 
 def queue_file_size(store: Store) -> int | None:
     """Return the size a broker's consumequeue files have; None if unknown."""
-    known = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
-    return layout.file_size(known) if known else queue_size(
+    size = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
+    return layout.file_size(size) if size else queue_size(
         (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
 
 

@@ -15,5 +15,5 @@ def losses(store: Store, plan: PlannedLosses | None = None,
     replaced; with a ``plan``, once that is carried out. Reads all of the log, whose bytes are
     passed to ``progress``, and may raise. StoreIOError.
     """
-    found = preflight(store, progress=progress).account
-    return found if plan is None else found.after(plan)
+    account = preflight(store, progress=progress).account
+    return account if plan is None else account.after(plan)

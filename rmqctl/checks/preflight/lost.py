@@ -47,11 +47,11 @@ def intact(batch: Batch) -> Array:
 
 def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
     """Return how many intact messages a part of the log has of each topic."""
-    found = _Topics()
+    topics = _Topics()
     for batch in log.walk(start, end, whole=True):
         if len(batch):
-            found._take(batch, np.flatnonzero(intact(batch)))
-    return dict(sorted(found.by_topic.items()))
+            topics._take(batch, np.flatnonzero(intact(batch)))
+    return dict(sorted(topics.by_topic.items()))
 
 
 @dataclass(slots=True)
@@ -341,7 +341,7 @@ class Unreachable:
         order = np.lexsort((offset, number))
         starts = np.append(0, np.flatnonzero(np.diff(number[order])) + 1)
         ends = np.append(starts[1:], len(order))
-        found: list[Array] = []
+        pages: list[Array] = []
         begin: Array = np.zeros((2, len(starts)), np.int64)
         begin[1] = np.iinfo(np.int64).min  # no row
         total = 0
@@ -354,12 +354,12 @@ class Unreachable:
                 with closing(state.found) as held:
                     units = plain_units(held.timed_units(first, last + 1 - first))
                 begin[:, at] = total - first, len(units) + total
-                found.append(units)
+                pages.append(units)
                 total += len(units)
         # Each message against the entry at its queue offset.
         there: Array = np.zeros(len(number), bool)
-        if found:
-            units = np.concatenate(found)
+        if pages:
+            units = np.concatenate(pages)
             begin = np.repeat(begin, ends - starts, axis=1)
             row = begin[0] + offset[order]
             inside = row < begin[1]
@@ -402,8 +402,8 @@ def units_at(queue: ConsumeQueue, offset: Array) -> Array:
                 continue
             rows = queue.timed_units(first, int(offset[part[-1]]) + 1 - first)
             index = offset[part] - first
-            known = index < len(rows)
-            out[part[known]] = rows[index[known]]
+            in_queue = index < len(rows)
+            out[part[in_queue]] = rows[index[in_queue]]
     return out
 
 

@@ -59,17 +59,17 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
     if not store.layout.reads(LOG):
         return Missing()
     noted = store.repair_losses
-    found = Missing(None, noted.messages, noted.undecided)
+    unjudged = Missing(None, noted.messages, noted.undecided)
     if not all(map(store.layout.reads, (QUEUES, CONFIG))):
-        return found
+        return unjudged
     try:
         if not (damaged or any(store.log.gaps()) or _after_the_end(store)):
-            return found._replace(known=0)
-        known = None if seen is None else known_from(store, seen)
-        return found._replace(known=preflight(store, full=True).account.known
-                              if known is None else known)
+            return unjudged._replace(known=0)
+        count = None if seen is None else known_from(store, seen)
+        return unjudged._replace(known=preflight(store, full=True).account.known
+                                 if count is None else count)
     except (StoreIOError, UsageError):
-        return found
+        return unjudged
 
 
 class Beyond(NamedTuple):
@@ -86,8 +86,8 @@ def known_beyond(store: Store, end: int) -> Beyond:
     offset ``end`` on, where a repair ends the log: nothing proves them afterwards. StoreIOError,
     UsageError.
     """
-    found = _looked_from(store, end)[1]
-    places = found[found >= end]
+    looked_from = _looked_from(store, end)[1]
+    places = looked_from[looked_from >= end]
     predicted = _predicted(store)
     lost = predicted.account
     return Beyond(min(len(places) + lost.by_offsets + predicted.lost_at_end, lost.known), places)

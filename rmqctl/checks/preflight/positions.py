@@ -77,9 +77,9 @@ class Positions:
         by_queue: dict[int, list[_Reached]] = {}
         for position in predicted.offsets_beyond_end:
             number = numbers.get((position.topic, position.queue_id))
-            if number is not None and (known := self._known_end(number)) and (
-                    position.offset > known):
-                by_queue.setdefault(number, []).append(_Reached(number, position, known))
+            if number is not None and (end := self._known_end(number)) and (
+                    position.offset > end):
+                by_queue.setdefault(number, []).append(_Reached(number, position, end))
         # Those that tell of lost messages: not in a queue that began again, and where the log has
         # room for them.
         furthest: list[_Reached] = []
@@ -91,19 +91,19 @@ class Positions:
                 alone += reached
                 continue
             smallest = self._smallest(number)
-            fitting = [one for one in reached if one.missing * smallest <= room]
-            without_room += [one for one in reached if one not in fitting]
+            fitting = [beyond for beyond in reached if beyond.missing * smallest <= room]
+            without_room += [beyond for beyond in reached if beyond not in fitting]
             if fitting:
-                furthest.append(max(fitting, key=lambda one: one.position.offset))
-        if sum(one.missing * self._smallest(one.number) for one in furthest) > room:
+                furthest.append(max(fitting, key=lambda beyond: beyond.position.offset))
+        if sum(beyond.missing * self._smallest(beyond.number) for beyond in furthest) > room:
             without_room += furthest  # not all of them are true, and none is the likelier one
             furthest = []
         # What these tell, and what the others leave open.
         lost: Counter[str] = Counter()
-        for one in furthest:
-            lost[one.position.topic] += one.missing
-            self.lost[one.number] = one.known, one.position.offset
-        predicted.positions_unclear = [one.position for one in (*alone, *without_room)]
+        for beyond in furthest:
+            lost[beyond.position.topic] += beyond.missing
+            self.lost[beyond.number] = beyond.known, beyond.position.offset
+        predicted.positions_unclear = [beyond.position for beyond in (*alone, *without_room)]
         predicted.position_notes = list(self._notes(furthest, alone, without_room, room))
         predicted.notes += predicted.position_notes
         return lost
@@ -111,7 +111,7 @@ class Positions:
     def _notes(self, furthest: list[_Reached], alone: list[_Reached],
                without_room: list[_Reached], room: int) -> Iterable[str]:
         if alone:
-            queues = len({one.number for one in alone})
+            queues = len({beyond.number for beyond in alone})
             yield Phrase(
                 "group offsets are beyond the end of {queues}, and nothing else shows more "
                 "messages ({named}): messages are lost, or the offsets were set by hand or belong "
@@ -125,7 +125,7 @@ class Positions:
                 "counted as lost for it", named=_named(without_room),
                 room=room)
         if furthest:
-            count = sum(one.missing for one in furthest)
+            count = sum(beyond.missing for beyond in furthest)
             yield Phrase(
                 "{count:,} lost message is known only from the offset of {named}: it never existed "
                 "if the offset was set by hand or comes from elsewhere",
@@ -142,8 +142,9 @@ class Positions:
             number, batch = numbers.get((topic, queue_id)), batches.get((topic, queue_id))
             if number is None:
                 return 0 if batch is None else batch_end(batch, predicted.truncate_to)
-            known = self._queues.states[number].end
-            return known if predicted.starts else max(known, self._facts.seen.get(number, 0))
+            queue_end = self._queues.states[number].end
+            return queue_end if predicted.starts else max(
+                queue_end, self._facts.seen.get(number, 0))
 
         return end
 
@@ -216,6 +217,6 @@ def _named(reached: list[_Reached]) -> Phrase:
     first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
                     offset=position.offset, queue=f"{position.topic}/{position.queue_id}",
                     end=position.max_offset)
-             for position in (one.position for one in reached[:_NAMED])]
+             for position in (beyond.position for beyond in reached[:_NAMED])]
     more = len(reached) - len(first)
     return Joined("; ", [*first, Phrase("and {some} more", some=more)] if more > 0 else first)

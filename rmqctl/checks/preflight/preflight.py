@@ -153,10 +153,10 @@ def _judge_consumers(store: Store, version: BrokerVersion, predicted: Prediction
     predicted.queue_losses = losses
     if store.layout.reads(CONFIG):
         unplaced = predicted.messages_already_lost - sum(predicted.already_lost_by_topic.values())
-        found = consumers(store, losses, Situation(
+        judged = consumers(store, losses, Situation(
             version.generation, store.has_abort, running, version.clamps_delay_offsets), unplaced,
             predicted.metadata.offsets)
-        predicted.consumers = replace(found, notes=(*found.notes, *predicted.position_notes))
+        predicted.consumers = replace(judged, notes=(*judged.notes, *predicted.position_notes))
 
 
 class _Start:
@@ -429,8 +429,8 @@ class _Start:
             if lost.times:
                 predicted.lost_from, predicted.lost_to = lost.times
         # Messages of deleted topics are no loss.
-        known = known_topics(self.store)
-        gone = {topic for topic in self.unreachable.by_topic if deleted(topic, known)}
+        configured = known_topics(self.store)
+        gone = {topic for topic in self.unreachable.by_topic if deleted(topic, configured)}
         if gone:
             predicted.metadata = again = judge(
                 self.store, live=self.running, logged=gone, release=predicted.broker_version)
@@ -461,15 +461,15 @@ class _Start:
     def _duplicates(self, predicted: Prediction) -> None:
         for duplicate in duplicate_files(self.log, predicted.truncate_to or 0):
             predicted.shadowed += duplicate.differing
-            said = [Phrase(
+            parts = [Phrase(
                 "{names} have the same name: a broker reads from the first and writes to the last, "
                 "and their order depends on the hash of their folder paths",
                 names=Joined(", ", [relative(self.store, file.path)
-                                            for file in duplicate.files]))]
+                                    for file in duplicate.files]))]
             if duplicate.differing:
-                said.append(Phrase("{some} of the messages are not in all of them",
-                                   some=duplicate.differing))
-            predicted.notes.append(Joined("; ", said))
+                parts.append(Phrase("{some} of the messages are not in all of them",
+                                    some=duplicate.differing))
+            predicted.notes.append(Joined("; ", parts))
 
     def _notes(self) -> None:
         predicted, walk = self.made, self.walk

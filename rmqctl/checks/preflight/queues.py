@@ -87,8 +87,8 @@ class Queues:
 
     def _maker(self, kind: str) -> Callable[[QueueKey], int]:
         def number(key: QueueKey) -> int:
-            known = self._numbers.get((kind, key))
-            return self._take(QueueState(key, kind)) if known is None else known
+            existing = self._numbers.get((kind, key))
+            return self._take(QueueState(key, kind)) if existing is None else existing
         return number
 
     @property

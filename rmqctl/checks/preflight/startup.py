@@ -28,17 +28,17 @@ def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -
     """Return the start of a broker of the release ``given`` (None: of the one that the files show),
     and of every other one that nothing rules out, as far as the broker reads.
     """
-    known = judged(store, given)
+    releases = judged(store, given)
     outcomes: list[Prediction] = []
-    for release in known.candidates:
-        made = _start(store, release, predict, full=full and not outcomes)
-        if len(known.candidates) > 1 and "v2 record" in made.stop_reason:
+    for release in releases.candidates:
+        prediction = _start(store, release, predict, full=full and not outcomes)
+        if len(releases.candidates) > 1 and "v2 record" in prediction.stop_reason:
             continue  # no broker of that release has written this log
-        outcomes.append(made)
-    made, *others = outcomes or [made]
-    made.proven = known.proven or not others
-    made.others = others
-    return made
+        outcomes.append(prediction)
+    prediction, *others = outcomes or [prediction]
+    prediction.proven = releases.proven or not others
+    prediction.others = others
+    return prediction
 
 
 def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Prediction:
@@ -46,46 +46,47 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
     followed = follow(store, release, version_of(release))
     try:
         if followed.elsewhere:
-            made = _elsewhere(store, release, followed)
+            prediction = _elsewhere(store, release, followed)
         else:
-            made = predict(followed.store, release, followed.version, full)
+            prediction = predict(followed.store, release, followed.version, full)
     finally:
         if followed.store is not store:
             followed.store.close()
-    made.conf_path = store.sizes.conf.path
-    made.log_unopened = followed.log_unopened
-    if followed.log_unopened and not made.not_judged:
-        _count_unopened(store, made)
-    made.configuration, made.assumed = followed.told, followed.assumed
-    for told in followed.told:
-        if told.effect == "refuses":
-            made.starts = False
-            made.refusals.insert(0, told.said)
-            made.actions.insert(0, Action(REFUSE, told.setting, None, None, told.said))
-    return made
+    prediction.conf_path = store.sizes.conf.path
+    prediction.log_unopened = followed.log_unopened
+    if followed.log_unopened and not prediction.not_judged:
+        _count_unopened(store, prediction)
+    prediction.configuration, prediction.assumed = followed.told, followed.assumed
+    for setting in followed.told:
+        if setting.effect == "refuses":
+            prediction.starts = False
+            prediction.refusals.insert(0, setting.said)
+            prediction.actions.insert(0, Action(REFUSE, setting.setting, None, None, setting.said))
+    return prediction
 
 
 def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
     """Return the prediction of a start in another folder: nothing of this one changes, and nothing
     of it is served.
     """
-    made = Prediction(release, "abnormal" if store.has_abort else "normal",
-                      profile=followed.version.name, mendable=store.layout.is_mended)
+    prediction = Prediction(release, "abnormal" if store.has_abort else "normal",
+                            profile=followed.version.name, mendable=store.layout.is_mended)
     if followed.log_unopened:
-        made.truncate_to = 0
-        made.stop_reason = Phrase("the log has no file")
-    return made
+        prediction.truncate_to = 0
+        prediction.stop_reason = Phrase("the log has no file")
+    return prediction
 
 
-def _count_unopened(store: Store, made: Prediction) -> None:
+def _count_unopened(store: Store, prediction: Prediction) -> None:
     """Count all messages of the log as out of reach for the broker; none is lost."""
-    made.messages_already_lost, made.already_lost_by_topic = 0, {}
-    made.already_lost_from = made.already_lost_to = made.already_lost_places = None
+    prediction.messages_already_lost, prediction.already_lost_by_topic = 0, {}
+    prediction.already_lost_from = prediction.already_lost_to = None
+    prediction.already_lost_places = None
     with suppress(RmqctlError):  # which of several logs it is may not be known
         cut = Cut(store.log, 0)
-        made.messages = made.messages_lost = cut.total
-        made.messages_undecided = made.cut_undecided = cut.undecided
-        made.lost_by_topic = dict(sorted(cut.by_topic.items()))
-        made.lost_first = cut.first
+        prediction.messages = prediction.messages_lost = cut.total
+        prediction.messages_undecided = prediction.cut_undecided = cut.undecided
+        prediction.lost_by_topic = dict(sorted(cut.by_topic.items()))
+        prediction.lost_first = cut.first
         if cut.times:
-            made.lost_from, made.lost_to = cut.times
+            prediction.lost_from, prediction.lost_to = cut.times

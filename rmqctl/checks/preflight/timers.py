@@ -95,8 +95,9 @@ def _losses(start: TimerStart) -> list[Loss]:
 
 def _without_unit(files: TimerFiles, start: TimerStart, log_end: int) -> list[Loss]:
     """Return messages that wait for their time, were enqueued, and are not in the timer log."""
-    known = set(files.units(start.checked.last_read_time_ms // files.precision).physical.tolist())
-    count = sum(message.physical not in known
+    units = files.units(start.checked.last_read_time_ms // files.precision)
+    with_unit = set(units.physical.tolist())
+    count = sum(message.physical not in with_unit
                 and message.due >= start.checked.last_read_time_ms
                 for message in timed_messages(files, start.next_row, log_end))
     return [Loss(TIMERS, count, Phrase("the timer log lacks the units of these messages"),

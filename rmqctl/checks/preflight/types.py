@@ -284,7 +284,7 @@ class Prediction:
     @property
     def misled(self) -> list[Told]:
         """Return settings that keep the broker from starting on, or serving, all that is there."""
-        return [told for told in self.configuration if told.effect in FATAL]
+        return [setting for setting in self.configuration if setting.effect in FATAL]
 
     @property
     def version(self) -> dict[str, Any]:
@@ -511,7 +511,7 @@ class Prediction:
             "disk": None if self.disk is None else self.disk.as_dict(),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
-            "configuration": [told.as_dict() for told in self.configuration],
+            "configuration": [setting.as_dict() for setting in self.configuration],
             "assumed": self.assumed,
             "refusals": self.refusals, "notes": self.notes, "differences": self.differences,
         }

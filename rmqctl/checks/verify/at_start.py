@@ -109,14 +109,14 @@ class AtStart:
     def _indexed(self) -> bool:
         return self.store.sizes.conf.message_index is not False
 
-    def _judge(self, place: int | None, made: Callable[[Prediction], bool]) -> PutRight:
+    def _judge(self, place: int | None, is_repaired: Callable[[Prediction], bool]) -> PutRight:
         """``place``: what has to be read again for it; None for nothing."""
         if not self._starts:
             return PutRight()
         by: list[str] = []
         not_by: list[str] = []
         for start in self._starts:
-            does = (start.starts and not start.account.cut and made(start)
+            does = (start.starts and not start.account.cut and is_repaired(start)
                     and (place is None or _reads(start, place)))
             name = start.broker_version
             (by if does else not_by).append(_AFTER_CLEAN_END.get(name, name))

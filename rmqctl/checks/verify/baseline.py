@@ -27,9 +27,9 @@ class Baseline:
     also remembers what it is asked about, which `save` writes.
     """
 
-    def __init__(self, root: str, known: frozenset[Key] = frozenset(),
+    def __init__(self, root: str, keys: frozenset[Key] = frozenset(),
                  store: str | None = None) -> None:
-        self._root, self._known, self.store = root, known, store
+        self._root, self._known, self.store = root, keys, store
         self._seen: dict[Key, None] = {}
 
     @classmethod
@@ -42,14 +42,14 @@ class Baseline:
                 raise UsageError(f"{path}: too large for a baseline file")
             with vfs.open_bytes(path) as source:
                 rows = json.load(source)["findings"]
-            known = frozenset(tuple(row[name] for name in _FIELDS) for row in rows
-                              if row.get("store") == store)
+            keys = frozenset(tuple(row[name] for name in _FIELDS) for row in rows
+                             if row.get("store") == store)
         except OSError as error:
             raise StoreIOError.from_oserror(error, path, "read") from None
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise UsageError(f"{path}: not a baseline file; --update-baseline writes one"
                              ) from None
-        return cls(root, known, store)
+        return cls(root, keys, store)
 
     def __len__(self) -> int:
         return len(self._known)

@@ -44,7 +44,7 @@ def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
     parts = vfs.abspath(path).split(os.sep)
     if kinds.recognise(parts, data[:_HEAD], len(data)) != kinds.CLIENT_OFFSETS:
         return None
-    found: ClientOffsets | None = None
+    offsets: ClientOffsets | None = None
     findings: list[Finding] = []
 
     def tell(category: str, detail: str, offset: int | None, severity: str = "") -> None:
@@ -53,8 +53,8 @@ def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
                                 severity=severity, next=f"rmqctl dump {shlex.quote(path)}"))
 
     try:
-        found = client_offsets.parse(data)
-        for reason, offset in _unread(found):
+        offsets = client_offsets.parse(data)
+        for reason, offset in _unread(offsets):
             raise FormatError(reason, offset=offset, path="$")
     except FormatError as error:
         then = instead(path)
@@ -62,16 +62,17 @@ def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
         tell("config-backup" if _is_good(path) else "config-unreadable",
              "; ".join(filter(None, (f"{error.reason}{where}", then))), error.offset)
     else:
-        for oddity in found.oddities:
+        for oddity in offsets.oddities:
             tell("config-oddity", oddity.detail, oddity.offset)
-        if found.faults:
-            tell("config-oddity", f"{plural(len(found.faults), 'entry', 'entries')} with the wrong "
-                 f"format: {found.faults[0]}", None, WARNING)
-    rows = [] if found is None else found.rows
-    counts = Counter((one.category, one.severity) for one in findings)
-    return Verdict(path, not any(one.is_trouble for one in findings), tuple(findings[:most]),
-                   counts, Entries(len(rows), len({row.broker for row in rows}),
-                                   len({row.topic for row in rows})),
+        if offsets.faults:
+            tell("config-oddity", f"{plural(len(offsets.faults), 'entry', 'entries')} with the "
+                 f"wrong format: {offsets.faults[0]}", None, WARNING)
+    rows = [] if offsets is None else offsets.rows
+    counts = Counter((finding.category, finding.severity) for finding in findings)
+    return Verdict(path, not any(finding.is_trouble for finding in findings),
+                   tuple(findings[:most]), counts,
+                   Entries(len(rows), len({row.broker for row in rows}),
+                           len({row.topic for row in rows})),
                    ({"structure": STRUCTURE},))
 
 
@@ -82,9 +83,9 @@ def covered(verdict: Verdict[Entries]) -> dict[str, Any]:
             "group": client_offsets.group_of(verdict.root) or Phrase("unknown")}
 
 
-def _unread(found: ClientOffsets) -> Iterator[tuple[str, int]]:
+def _unread(offsets: ClientOffsets) -> Iterator[tuple[str, int]]:
     """Return why a client does not load a file that can be parsed."""
-    return ((oddity.detail, oddity.offset) for oddity in found.oddities
+    return ((oddity.detail, oddity.offset) for oddity in offsets.oddities
             if oddity.kind in NOT_LOADED)
 
 

@@ -67,7 +67,7 @@ def check(store: Store, *, live: bool | None = None,
                 break
             time.sleep(_PAUSE)
             file = load_one(store, name)
-        yield from judge(store, file, known=name in KINDS)
+        yield from judge(store, file, names_known=name in KINDS)
     # What the files say of topics, groups and offsets.
     topics = {topic for topic, _ in logged or ()}
     for defect in judge_metadata(store, live=held, logged=topics, release=release).defects:
@@ -105,7 +105,7 @@ def _names(store: Store) -> list[str]:
                   and (name in KINDS or name.endswith(".json")))
 
 
-def judge(store: Store, file: ConfigFile, *, known: bool = True,
+def judge(store: Store, file: ConfigFile, *, names_known: bool = True,
           structure: str = "config") -> Iterator[Finding]:
     """Yield the findings of a file and its backup."""
     main, backup = file.main, file.backup
@@ -114,7 +114,7 @@ def judge(store: Store, file: ConfigFile, *, known: bool = True,
         position = 0 if copy.state == EMPTY else copy.offset
         return Finding(category, structure, detail, file=store.path(copy.path), offset=position,
                        length=None if position is None else max(copy.size - position, 0),
-                       severity=severity if known else INFO, next=_FIX)
+                       severity=severity if names_known else INFO, next=_FIX)
 
     # The state of the main file, then what a backup helps.
     if main.size > MAX_SIZE:

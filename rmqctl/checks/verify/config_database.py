@@ -22,12 +22,12 @@ _LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: 
 
 def check(store: Store) -> Iterator[Finding]:
     """Yield the databases in the place of files, and the JSON files that lie beside them."""
-    said: set[str] = set()
+    details: set[str] = set()
     for name in store.config_parts:
         file = load_one(store, name)
         for finding in _judge(store, file):
-            if finding.detail not in said:  # of a database that holds several kinds
-                said.add(finding.detail)
+            if finding.detail not in details:  # of a database that holds several kinds
+                details.add(finding.detail)
                 yield finding
         yield from _beside(store, file)
     yield from _without_topic(store)
@@ -93,13 +93,13 @@ def _without_topic(store: Store) -> Iterator[Finding]:
     """Queues of topics that are not configured, which a broker deletes from its database of consume
     queues, the first time 10 minutes after it started.
     """
-    file, known, topics = topics_cleaned(store)
+    file, configured, topics = topics_cleaned(store)
     if topics:
         yield Finding(
             "config-topic", "config", f"{plural(len(topics), 'topic has', 'topics have')} queues "
             f"but no configuration ({some_of(topics, _NAMED)}): 10 minutes after its start a "
             "broker deletes them", file=store.path(file.main.path),
-            count=len(topics), severity="" if known or file.main.database else INFO)
+            count=len(topics), severity="" if configured or file.main.database else INFO)
 
 
 def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]:
@@ -110,9 +110,10 @@ def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]
     """
     file = load_one(store, "topics.json")
     table = (file.value or {}).get("topicConfigTable")
-    known = frozenset(table) if isinstance(table, dict) else frozenset()
+    configured = frozenset(table) if isinstance(table, dict) else frozenset()
     if store.layout.consumequeue != "rocksdb" or (
             file.value is None and file.main.state != MISSING):
-        return file, known, []
-    return file, known, sorted({topic for topic, _ in store.known_queues if deleted(topic, known)
-                                and not topic.startswith(LMQ_PREFIX)})
+        return file, configured, []
+    return file, configured, sorted({
+        topic for topic, _ in store.known_queues
+        if deleted(topic, configured) and not topic.startswith(LMQ_PREFIX)})

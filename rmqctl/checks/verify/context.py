@@ -321,8 +321,8 @@ def known_topics(store: Store) -> frozenset[str] | None:
     return frozenset(table) if table else None
 
 
-def deleted(topic: str, known: frozenset[str] | None) -> bool:
+def deleted(topic: str, configured: frozenset[str] | None) -> bool:
     """Return whether a topic is missing in a configuration that is there. Brokers keep their
     own.
     """
-    return known is not None and topic not in known and not topic.startswith(_SYSTEM)
+    return configured is not None and topic not in configured and not topic.startswith(_SYSTEM)

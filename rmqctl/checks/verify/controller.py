@@ -67,21 +67,21 @@ def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | No
     """Yield contradictions among the entries, and between them and the log."""
     number = disorder(epochs)
     if number is not None:
-        before, one = epochs[number - 1], epochs[number]
-        yield Finding("epoch-file", "store", f"epoch {one.epoch} at {one.start_offset} follows "
+        before, epoch = epochs[number - 1], epochs[number]
+        yield Finding("epoch-file", "store", f"epoch {epoch.epoch} at {epoch.start_offset} follows "
                       f"epoch {before.epoch} at {before.start_offset}: both numbers must increase",
                       file=path)
     if log_end is None or not store.layout.reads("commitlog"):
         return
-    for one in epochs[-_LOOKED_AT:]:
-        start = one.start_offset
+    for epoch in epochs[-_LOOKED_AT:]:
+        start = epoch.start_offset
         if start > log_end:
             if not live:
-                yield Finding("epoch-start", "store", f"epoch {one.epoch} starts at {start}, but "
+                yield Finding("epoch-start", "store", f"epoch {epoch.epoch} starts at {start}, but "
                               f"the log ends at {log_end}: no epoch can be added before it",
                               file=path)
         elif store.log.min_offset <= start < log_end and not in_damage(start):
             border = store.log.record_border(start)
             if border is not None and border != start:
-                yield Finding("epoch-start", "store", f"epoch {one.epoch} starts at {start}, "
+                yield Finding("epoch-start", "store", f"epoch {epoch.epoch} starts at {start}, "
                               f"inside a record; the next record is at {border}", file=path)

@@ -173,12 +173,12 @@ def _queue_name(place: Place, path: str, name: str, queue: int | None) -> Iterat
 
 
 def _not_a_folder(place: Place, folder: str, entries: Listing, meaning: str,
-                  known: re.Pattern[str] | None) -> Iterator[Finding]:
+                  allowed: re.Pattern[str] | None) -> Iterator[Finding]:
     for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable:
             yield place.finding("file-unreadable", trouble.reason, trouble.path)
-        elif known is None or not known.fullmatch(name):
+        elif allowed is None or not allowed.fullmatch(name):
             yield place.finding("file-name", f"not a {meaning} folder: a broker skips it",
                                 trouble.path, severity=INFO)
     for file in entries.files:
@@ -300,9 +300,9 @@ class Votes:
     steps: Counter[int] = field(default_factory=Counter)
 
     def add(self, files: Iterable[StoreFile]) -> None:
-        known = list(files)
-        self.lengths.update(file.size for file in known)
-        self.steps.update(b.base - a.base for a, b in pairwise(known) if b.base > a.base)
+        usable = list(files)
+        self.lengths.update(file.size for file in usable)
+        self.steps.update(b.base - a.base for a, b in pairwise(usable) if b.base > a.base)
 
     def size(self) -> int | None:
         """Return the size which most lengths and distances of names agree on; None without files.
@@ -365,7 +365,7 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
     ``taken``: offsets whose file is there but unreadable. ``gaps``: whether one is damage.
     ``aligned``: whether ``size`` is sure enough to hold it against names.
     """
-    known: list[StoreFile] = []
+    usable: list[StoreFile] = []
     for number, file in enumerate(files):
         if not vfs.access(file.path, os.R_OK):
             yield place.finding("file-unreadable", "permission denied", file.path)
@@ -375,13 +375,13 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
             yield place.finding("file-name", f"{file.base} is not a multiple of the file size "
                                 f"{size}: no broker uses this name", file.path, base=file.base,
                                 position=0)
-        elif known and file.base == known[-1].base:
-            yield place.finding("file-name", f"same name as {known[-1].path}", file.path,
+        elif usable and file.base == usable[-1].base:
+            yield place.finding("file-name", f"same name as {usable[-1].path}", file.path,
                                 base=file.base, position=0, severity=ERROR)
         else:
-            known.append(file)
+            usable.append(file)
     if gaps:
-        for a, b in pairwise(known):
+        for a, b in pairwise(usable):
             yield from _missing(place, a, b.base, size, taken)
 
 

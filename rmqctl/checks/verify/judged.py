@@ -37,9 +37,9 @@ def document(judged: Sequence[Judged]) -> dict[str, Any]:
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     coverage: dict[str, int] = {}
     checked: dict[str, None] = {}
-    for each in verdicts:
-        checked |= dict.fromkeys(str(row["structure"]) for row in each.checked)
-        for name, value in each.coverage.as_dict().items():
+    for verdict in verdicts:
+        checked |= dict.fromkeys(str(row["structure"]) for row in verdict.checked)
+        for name, value in verdict.coverage.as_dict().items():
             coverage[name] = coverage.get(name, 0) + value
     return {"ok": all(store.verdict is not None and store.verdict.ok for store in judged),
             "findings": [row for store in judged for row in store.findings()], "coverage": coverage,

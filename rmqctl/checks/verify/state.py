@@ -76,9 +76,9 @@ def load(path: str, root: str) -> Place | None:
     """Return what the last run of this store left; None when nothing (usable) is known."""
     try:
         with open(path, encoding="utf-8") as file:
-            known = json.load(file)
-        place = Place(known["position"], known["anchor"], known["anchor_end"])
-        same = known["store"] == vfs.realpath(root)
+            saved = json.load(file)
+        place = Place(saved["position"], saved["anchor"], saved["anchor_end"])
+        same = saved["store"] == vfs.realpath(root)
     except (OSError, ValueError, KeyError, TypeError):
         return None
     values: tuple[object, ...] = (place.position, place.anchor or 0, place.anchor_end or 0)

@@ -239,7 +239,7 @@ def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
     return sum(finding.count for finding in findings if finding.category in categories)
 
 
-def first_findings(findings: Iterable[Finding], most: int, known: Known | None = None) -> tuple[
+def first_findings(findings: Iterable[Finding], most: int, is_known: Known | None = None) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
     """Return (the first ``most`` findings, the number of all by category and severity); the known
     ones are only counted.
@@ -247,7 +247,7 @@ def first_findings(findings: Iterable[Finding], most: int, known: Known | None =
     first: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
     for finding in findings:
-        if known is not None and finding.is_trouble and known(finding):
+        if is_known is not None and finding.is_trouble and is_known(finding):
             counts[finding.category, KNOWN] += 1
             continue
         counts[finding.category, finding.severity] += 1
@@ -261,7 +261,7 @@ def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
     return all(severity in (INFO, KNOWN) for _, severity in counts)
 
 
-def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict[Coverage]:
+def verdict(run: Verification, most: int, is_known: Known | None = None) -> Verdict[Coverage]:
     """Run a verification to its end and keep the first ``most`` findings; with ``known`` it is ok
     when it finds nothing new.
     """
@@ -274,7 +274,7 @@ def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict
                              max([*damage, finding.offset + (finding.length or 0)])]
             yield finding
 
-    first, counts = first_findings(findings(), most, known)
+    first, counts = first_findings(findings(), most, is_known)
     before, after = (None, None) if not damage else times_around(run.store, *damage)
     ok = run.ok or nothing_new(counts)
     return Verdict(run.store.root, ok, first, counts, run.coverage, tuple(run.checked),

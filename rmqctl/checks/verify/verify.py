@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from rmqctl import vfs
@@ -175,14 +176,14 @@ class Verification:
 
     def _judged(self) -> Iterator[Finding]:
         """With one of each category for an index file that goes at the next start."""
-        for structure, some in groupby(self._all(), key=lambda one: one.structure):
+        for structure, some in groupby(self._all(), key=attrgetter("structure")):
             if structure != "index" or self.store.lock.held:
                 yield from some
                 continue
             going: dict[tuple[str, str], tuple[Finding, int]] = {}
-            for found in some:
-                finding = self._at_start.index_file(found)
-                if finding is found or finding.file is None:
+            for reported in some:
+                finding = self._at_start.index_file(reported)
+                if finding is reported or finding.file is None:
                     yield finding
                 else:
                     key = finding.file, finding.category
@@ -321,7 +322,8 @@ class Verification:
     def _log(self, context: Context, ends: dict[QueueKey, int]) -> Iterator[Finding]:
         store, result, cover = self.store, context.result, self.coverage
         reconcilers = self._reconcilers(context, ends) if self._judges("consumequeue") else []
-        queue_findings = [finding for each in reconcilers for finding in each.findings()]
+        queue_findings = [finding for reconciler in reconcilers
+                          for finding in reconciler.findings()]
         of_log = (log_findings(context, self.log_end, queue_findings)
                   if self.options.wants("commitlog") else ())
         of_log = chain(of_log, self._entries(context) if self.options.wants("commitlog") else ())

@@ -185,8 +185,8 @@ class KeyCheck:
         # Of each key as many entries as it has been met with; the times of these count, too.
         place, hashes = (window[name].astype(np.int64) for name in ("physical_offset", "key_hash"))
         key, left = paired((physical, key_hash), (place, hashes))
-        found = np.flatnonzero(key >= 0)
-        self._times(window[found], store_time[key[found]], self.position + found)
+        matched = np.flatnonzero(key >= 0)
+        self._times(window[matched], store_time[key[matched]], self.position + matched)
         # The others are listed, up to a bound.
         extra = np.flatnonzero(key < 0)
         room = max(0, KEEP - len(self.tally.extra))

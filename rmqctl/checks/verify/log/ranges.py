@@ -72,13 +72,13 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE,
 
 def _used(store: Store) -> list[int]:
     """Return where the zeros at the end of each file begin: they are read here, and not again."""
-    found = []
+    ends = []
     for number, file in enumerate(store.log.files):
         try:
-            found.append(used_size(store.log.source(number)))
+            ends.append(used_size(store.log.source(number)))
         except StoreIOError:  # the check of the range reports it
-            found.append(file.size)
-    return found
+            ends.append(file.size)
+    return ends
 
 
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
@@ -113,14 +113,14 @@ class _Job:
     used: list[int]
 
 
-def _worker(job: _Job, part: Range, told: _Told | None = None,
+def _worker(job: _Job, part: Range, shared: _Told | None = None,
             whole: Store | None = None) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
         if whole is not None:
             whole.lend(store, evidence=True)
         store.log.zeros_from(job.used)
         return run_range(store, job.ends, job.wanted, part, part.end >= job.log_end,
-                         None if told is None else told.of(part))
+                         None if shared is None else shared.of(part))
 
 
 class _Told:
@@ -172,26 +172,24 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
             everything = Range(pieces[0].start, log_end, False)
             return run_range(store, ends, wanted, everything, True, progress)
         pool = Threads(min(jobs, len(pieces)))
-    told = None if progress is None else _Told(progress)
+    shared = None if progress is None else _Told(progress)
     job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot, log_end,
                used)
     total: RangeResult | None = None
     # A cluster's tasks travel without it: they tell when they are done.
     work = partial(_worker, job)
     if isinstance(pool, Threads):
-        work = partial(work, told=told, whole=store)
-    for part, found in pool.run(work, pieces):
-        result = found
+        work = partial(work, shared=shared, whole=store)
+    for part, result in pool.run(work, pieces):
         if total is None:
             total = result
-        else:
-            seam = _seam(store, total.position)
-            if result.first != seam:
-                again = Range(seam, max(part.end, seam), False)
-                result = run_range(store, ends, wanted, again, part.end >= log_end)
+        elif result.first == (seam := _seam(store, total.position)):
             total.merge(result)
-        if told is not None:
-            told.finish(part)
+        else:
+            again = Range(seam, max(part.end, seam), False)
+            total.merge(run_range(store, ends, wanted, again, part.end >= log_end))
+        if shared is not None:
+            shared.finish(part)
     assert total is not None
     return total
 

@@ -85,8 +85,9 @@ class Seals:
         self.sealed, self.behind = True, None
 
     def _lack(self, run: Run) -> None:
-        known = self.behind if self.sealed else self.before
-        whole = run if known is None else Run(known.start, run.end, known.messages + run.messages)
+        open_run = self.behind if self.sealed else self.before
+        whole = run if open_run is None else Run(
+            open_run.start, run.end, open_run.messages + run.messages)
         if self.sealed:
             self.behind = whole
         else:

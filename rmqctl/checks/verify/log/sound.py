@@ -226,10 +226,10 @@ class SoundPass:
         if sealed:
             result.with_property_crc += count
         else:
-            one = unconfirmed_bytes(np.zeros(1, np.int64), np.zeros(1, np.int64),
-                                    by_index=self._keys is not None)
+            unconfirmed = unconfirmed_bytes(np.zeros(1, np.int64), np.zeros(1, np.int64),
+                                            by_index=self._keys is not None)
             result.bytes_unverifiable += self._get("loose") + count * (
-                one + (0 if self._wanted.queues else BY_QUEUE))
+                unconfirmed + (0 if self._wanted.queues else BY_QUEUE))
         result.seals.add_run(Run(first, end, count), sealed=sealed)
         result.headers.add_run(self._heads, count)
         result.passed.intact_end = end

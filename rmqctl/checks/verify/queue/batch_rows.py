@@ -257,11 +257,11 @@ def batch_forward(context: Context) -> Iterator[Finding]:
 
 def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expected) -> Iterator[
         Finding]:
-    known = {int(place) for place in np.concatenate(
+    with_row = {int(place) for place in np.concatenate(
         [queue.rows_of(number)["physical_offset"] for number in range(len(queue.files))])}
     rows = queue.all_used()
     newest = int(rows["physical_offset"].max()) if len(rows) else -1
-    missing = [message for message in expected if message[0] not in known]
+    missing = [message for message in expected if message[0] not in with_row]
     between = [message for message in missing if message[0] < newest]
     behind = [message for message in missing if message[0] > newest]
     if between:

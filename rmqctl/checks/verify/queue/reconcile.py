@@ -286,8 +286,8 @@ class QueueReconciler(LeftOver):
             if begin < end_of_run:
                 yield begin, end_of_run
 
-    def _note_impossible(self, found: Iterable[tuple[int, int]]) -> None:
-        for first, count in found:
+    def _note_impossible(self, impossible: Iterable[tuple[int, int]]) -> None:
+        for first, count in impossible:
             if len(self._impossible) < SINGLE:
                 self._impossible.append((first, count))
             else:
@@ -447,8 +447,8 @@ class QueueReconciler(LeftOver):
         # The entry is another message's.
         elsewhere = next((r for r, u in self._loose.items()
                           if u.physical_offset == claim.physical_offset), None)
-        known = self.context.was_read(unit.physical_offset)
-        if self.tally_covers(row) or not known:
+        was_read = self.context.was_read(unit.physical_offset)
+        if self.tally_covers(row) or not was_read:
             # The row serves another message: it is this one's own fields that lie.
             if elsewhere is not None and not self.queue.topic.startswith(props.LMQ_PREFIX):
                 yield self._fields(claim, elsewhere)

@@ -344,8 +344,8 @@ class QueueRows:
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
         """Return which messages have a row further ahead in their queue (bool)."""
-        known = self.ends.get((queue.topic, queue.queue_id))
-        end = queue.disk_end if known is None else known
+        log_end = self.ends.get((queue.topic, queue.queue_id))
+        end = queue.disk_end if log_end is None else log_end
         ahead, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
         if ahead.any():
             moved = rows.take(ahead)

@@ -30,21 +30,21 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
     _, group = np.unique(np.searchsorted(own, ordered), return_inverse=True)
     first = np.flatnonzero(np.diff(group, prepend=-1))
     low, high = ordered[first], ordered[np.append(first[1:], len(ordered)) - 1]
-    told: Array = np.zeros(len(low), bool)
+    is_on: Array = np.zeros(len(low), bool)
     for other, queue in context.store.queues.items():
         if other[0].startswith(props.LMQ_PREFIX) and other != key and queue.exists:
             place = _places(queue)
             stretch = np.searchsorted(low, place, "right") - 1
             inside = (stretch >= 0) & (place <= high[stretch])
-            told[stretch[inside]] = True
-    return set(ordered[told[group]].tolist())
+            is_on[stretch[inside]] = True
+    return set(ordered[is_on[group]].tolist())
 
 
 def _places(queue: ConsumeQueue) -> Array:
     """Return the physical offsets that the used rows of a queue lead to (int64)."""
-    found = [np.zeros(0, np.int64)]
+    places = [np.zeros(0, np.int64)]
     with closing(queue):
         for _, rows in queue.pages(queue.first_index, queue.disk_end):
             used = (rows["size"] > 0) & (rows["size"] != FILLER.size)
-            found.append(rows["physical_offset"][used].astype(np.int64))
-    return np.concatenate(found)
+            places.append(rows["physical_offset"][used].astype(np.int64))
+    return np.concatenate(places)

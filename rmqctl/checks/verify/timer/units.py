@@ -166,15 +166,15 @@ class TimerLog:
 
         Known are units of the latest files read, unless `forget` named them.
         """
-        known: Array = np.zeros(len(position), bool)
+        is_known: Array = np.zeros(len(position), bool)
         out: Array = np.zeros(len(position), np.uint32)
         for number, times in self._times.items():
             index = (position - self.files[number].base) // UNIT_SIZE
             inside = (index >= 0) & (index < len(times)) & (
                 position < self.files[number].base + self.file_size)
             out[inside] = times[index[inside]]
-            known |= inside
-        return known & (out != 0), out
+            is_known |= inside
+        return is_known & (out != 0), out
 
     def forget(self, position: Array) -> None:
         """Forget units that are damaged. All must be in one file."""

@@ -128,8 +128,8 @@ class Wheel:
         """
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
             sound_slots = np.flatnonzero(self.sound & ~self.bad)
-            known, time = log.times(column[sound_slots])
-            other = known & (time != self.time[sound_slots] & 0xFFFFFFFF)
+            is_known, time = log.times(column[sound_slots])
+            other = is_known & (time != self.time[sound_slots] & 0xFFFFFFFF)
             yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
@@ -173,8 +173,8 @@ class Chains:
         """Take the units ``rows`` of a page, with which nothing else is wrong."""
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
-        known, time = self._log.times(previous)
-        broken = (previous != _NONE) & known & (time != self._log.time_of(units))
+        is_known, time = self._log.times(previous)
+        broken = (previous != _NONE) & is_known & (time != self._log.time_of(units))
         room = max(_MOST - len(self._broken), 0)
         self._broken += zip(position[broken].tolist()[:room], previous[broken].tolist()[:room],
                             strict=True)
