@@ -352,7 +352,7 @@ class Store:
         """Diagnose the store: problems, affected groups, losses of a startup: `rmqctl doctor -o
         json`.
         """
-        from rmqctl.checks.doctor import KEPT, diagnose
+        from rmqctl.checks.doctor import MAX_LISTED, diagnose
         from rmqctl.checks.preflight.around import around_in_use
         from rmqctl.repair.outlook import advised
 
@@ -363,11 +363,12 @@ class Store:
 
             own = found.findings
             with tier:
-                found = found.with_tier(joined(own, tier, self._store, len(own.findings) + KEPT))
+                found = found.with_tier(joined(own, tier, self._store,
+                                               len(own.findings) + MAX_LISTED))
         found = replace(found, outlook=advised(self._store, found, self._options(), silent))
         document = found.as_dict()
         return DoctorReport.of("doctor", self.path, document["sound"], str(found.verdict), document,
-                      found.findings.findings)
+                               found.findings.findings)
 
     def diff(self, other: Store | str | os.PathLike[str], *,
              by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> DiffReport:

@@ -31,12 +31,12 @@ class Phrase(str):
         made.template, made.values = many or template, values
         return made
 
-    def said(self, catalog: Catalog) -> str:
+    def translated(self, catalog: Catalog) -> str:
         """Return the text in the language of ``catalog``; in English if the catalog lacks it."""
         template = catalog.get(self.template)
         if template is None:
             return str(self)
-        values = {name: said(value, catalog) for name, value in self.values.items()}
+        values = {name: translated(value, catalog) for name, value in self.values.items()}
         return template.format(**values) if values else template
 
 
@@ -51,17 +51,17 @@ class Joined(Phrase):
         joined.template, joined.values = separator, {"parts": made}
         return joined
 
-    def said(self, catalog: Catalog) -> str:
-        parts = (said(part, catalog) for part in self.values["parts"])
+    def translated(self, catalog: Catalog) -> str:
+        parts = (translated(part, catalog) for part in self.values["parts"])
         return catalog.get(self.template, self.template).join(parts)
 
     def __getnewargs__(self) -> tuple[str, list[str]]:  # type: ignore[override]
         return self.template, self.values["parts"]
 
 
-def said(value: Any, catalog: Catalog) -> Any:
+def translated(value: Any, catalog: Catalog) -> Any:
     """Return a phrase in the language of ``catalog``; any other value unchanged."""
-    return value.said(catalog) if isinstance(value, Phrase) else value
+    return value.translated(catalog) if isinstance(value, Phrase) else value
 
 
 def counted(count: int, one: str, many: str = "") -> Phrase:

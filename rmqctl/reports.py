@@ -17,7 +17,7 @@ from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
     from rmqctl.actions import Action
-    from rmqctl.checks.advice import Step
+    from rmqctl.checks.advice import NextStep
     from rmqctl.checks.findings import Finding
     from rmqctl.repair.executor.room import Room
     from rmqctl.repair.plan import Plan
@@ -252,9 +252,9 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
                   "room": [each.as_dict() for each in room], "applied": False, "id": None})
 
 
-def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[Step]:
+def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[NextStep]:
     """Return the commands that apply a plan in a shell, one for each remaining choice."""
-    from rmqctl.checks.advice import Step
+    from rmqctl.checks.advice import NextStep
 
     if plan.empty:
         return []
@@ -277,19 +277,19 @@ def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[Ste
         ("--consumequeue", form) for form in ("file", "rocksdb") if plan.form_unproven]
     why = Phrase("carries the plan out; `undo` reverts it")
     loses = {"messages": lost} if lost else {}
-    return [Step(shlex.join((*words, *form, *choice, "--apply")), why, "reversible", loses)
+    return [NextStep(shlex.join((*words, *form, *choice, "--apply")), why, "reversible", loses)
             for form in forms or [()] for choice in choices or [()]]
 
 
-def _steps_after(plan: Plan) -> list[Step]:
+def _steps_after(plan: Plan) -> list[NextStep]:
     """Return the steps after a plan is applied."""
-    from rmqctl.checks.advice import Step, to_the_end
+    from rmqctl.checks.advice import NextStep, to_the_end
 
     beyond = () if plan.consumers is None else {
         queue.group for queue in plan.consumers.affected if queue.beyond_end}
     root = shlex.quote(plan.root)
     return [*to_the_end(root, beyond),
-            Step(f"rmqctl doctor {root}", Phrase("checks the store again"))]
+            NextStep(f"rmqctl doctor {root}", Phrase("checks the store again"))]
 
 
 def _refuse(root: str, plan: Plan, *, decided: bool) -> None:

@@ -211,7 +211,7 @@ def stem(target: str) -> str:
                 name) or "store"
 
 
-def known(root: str) -> Tree | None:
+def listed_tree(root: str) -> Tree | None:
     """Return a place that was listed a moment ago; an archive of this machine that is the same
     still.
     """

@@ -28,7 +28,7 @@ Effect = Literal["read-only", "reversible", "irreversible"]
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextStep:
     """A command, the reason for it, its effect, and what it loses: ``{"messages": 3}`` become
     fillers, ``{"undecided": 2}`` records are left out.
     """
@@ -48,12 +48,12 @@ def is_of_a_tier(command: str | None) -> bool:
     return command is not None and command.startswith("rmqctl tiered recover ")
 
 
-def of_the_tier(findings: Iterable[Finding]) -> Iterator[Step]:
+def of_the_tier(findings: Iterable[Finding]) -> Iterator[NextStep]:
     """Yield the repair of a tier in the store, where its findings name one."""
     for command in dict.fromkeys(finding.next for finding in findings
                                  if finding.is_trouble and finding.next):
         if is_of_a_tier(command):
-            yield Step(command, Phrase(
+            yield NextStep(command, Phrase(
                 "shows the plan of a repair of the tier; --apply carries it out, `undo` reverts "
                 "it"), "reversible")
 
@@ -78,9 +78,9 @@ class Tail(NamedTuple):
     start: int
     lost: int
 
-    def truncated(self, root: str) -> Step:
+    def truncated(self, root: str) -> NextStep:
         """Return the step that truncates the log there; ``root`` as a shell reads it."""
-        return Step(f"rmqctl truncate {root} --to-phy {self.start}", Phrase(
+        return NextStep(f"rmqctl truncate {root} --to-phy {self.start}", Phrase(
             "truncates the damaged end of the log: {count:,} message lost there gets no filler",
             "truncates the damaged end of the log: {count:,} messages lost there get no fillers",
             count=self.lost), "reversible", {"messages": self.lost} if self.lost else {})
@@ -215,13 +215,13 @@ _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes:
 
 
 def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: bool,
-          is_damaged: bool) -> Iterator[Step]:
+          is_damaged: bool) -> Iterator[NextStep]:
     """Yield the steps for a store that is not sound. ``outlook``: None where no repair was planned;
     then one is offered wherever `recover` plans repairs at all. ``is_held``: a broker runs on it;
     ``is_damaged``: `verify` finds damage.
     """
     if start.misled:
-        yield Step(start.look_at_configuration(root), CONFIGURATION)
+        yield NextStep(start.look_at_configuration(root), CONFIGURATION)
     root = shlex.quote(root)
     judged = not start.not_judged or start.unopened  # what cannot be opened is rebuilt
     if start.misled and not is_damaged:
@@ -231,7 +231,7 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     if judged and not is_held and not is_damaged:
         yield from of_the_queues(start, root)
     if judged and not is_held:
-        repairs = [*_repairs(root, outlook, lost=start.account.known)]
+        repairs = [*_repairs(root, outlook, lost=start.account.known_lost)]
         printed = {step.command for step in repairs}
         if outlook.refused is not None:
             printed.add(f"rmqctl recover {root}")
@@ -244,28 +244,28 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
             beyond &= outlook.groups_beyond
         yield from to_the_end(root, beyond)
     if is_damaged:
-        yield Step(f"rmqctl verify {root}", _FINDINGS)
+        yield NextStep(f"rmqctl verify {root}", _FINDINGS)
     if start.consumers is not None and start.consumers.groups_affected:
-        yield Step(f"rmqctl impact {root}", Phrase("shows which groups miss which messages"))
+        yield NextStep(f"rmqctl impact {root}", Phrase("shows which groups miss which messages"))
     if not start.harmless:
-        yield Step(f"rmqctl preflight {root}",
-                   Phrase("shows what a broker would do at startup, file by file"))
+        yield NextStep(f"rmqctl preflight {root}",
+                       Phrase("shows what a broker would do at startup, file by file"))
 
 
-def with_backup(planned: Sequence[Step], root: str, backup: str, when: int) -> list[Step]:
+def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int) -> list[NextStep]:
     """Return the steps with the named backup as the first other copy; ``when`` in epoch ms."""
     if not planned:
         return []
     copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"
-    return [Step(copy.replace("COPY", shlex.quote(backup)), Phrase(
+    return [NextStep(copy.replace("COPY", shlex.quote(backup)), Phrase(
         "restores what is lost or damaged from the backup of {time}", time=time_text(when)),
         "reversible"), *(step for step in planned if not step.command.endswith(_FROM_COPY))]
 
 
-def into_a_folder(root: str) -> tuple[str, list[Step]]:
+def into_a_folder(root: str) -> tuple[str, list[NextStep]]:
     """The folder that a store at a URL or in an archive is copied into, and that step."""
     copy = vfs.stem(root) + _RESTORED
-    return copy, [Step(f"rmqctl restore {shlex.quote(root)} {shlex.quote(copy)}", Phrase(
+    return copy, [NextStep(f"rmqctl restore {shlex.quote(root)} {shlex.quote(copy)}", Phrase(
         "copies the store into a folder of this machine: repairs need one"))]
 
 
@@ -278,110 +278,112 @@ def with_next(start: Prediction, root: str) -> dict[str, Any]:
             "steps": [step.as_dict()] if step else []}
 
 
-def _after(start: Prediction, root: str) -> Step | None:
+def _after(start: Prediction, root: str) -> NextStep | None:
     """Return the next step; None if nothing needs to be done."""
     if start.misled:
-        return Step(start.look_at_configuration(root), CONFIGURATION)
+        return NextStep(start.look_at_configuration(root), CONFIGURATION)
     is_elsewhere, root = vfs.is_remote(root), shlex.quote(root)
     if start.unopened and not is_elsewhere:
-        return Step(f"rmqctl recover {root}", _PLAN, "reversible")
+        return NextStep(f"rmqctl recover {root}", _PLAN, "reversible")
     if not start.not_judged and start.harmless:
         return None
     if not start.recovers and not start.not_judged:
         return next(of_the_machine(start, root), None)
     if start.not_judged or not start.mendable:  # `recover` plans nothing for such a store
-        return Step(f"rmqctl verify {root}", _FINDINGS)
+        return NextStep(f"rmqctl verify {root}", _FINDINGS)
     cure = None if is_elsewhere else next(of_metadata(start, root), None)
     if start.starts and cure is not None and all(
             loss.what != MESSAGES or loss in start.metadata.losses for loss in start.losses):
         return cure
-    if start.start_is_harmless and not (start.account.known or start.undecodable):
+    if start.start_is_harmless and not (start.account.known_lost or start.undecodable):
         # Nothing but offsets beyond the end of a queue, which `recover` does not change.
         groups = [offset.group for offset in start.offsets_beyond_end if offset.group]
         if groups and not is_elsewhere:
             return next(to_the_end(root, groups[:1]))
-    return Step(f"rmqctl doctor {root}", Phrase(
+    return NextStep(f"rmqctl doctor {root}", Phrase(
         "shows what the damage means and which repair helps"))
 
 
-def of_the_form(root: str) -> Step:
+def of_the_form(root: str) -> NextStep:
     """Return the step that determines which consume queues a broker reads, if a store has two
     kinds.
     """
-    return Step(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
+    return NextStep(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
         "storeType in the broker's configuration file determines which consume queues it reads"))
 
 
-def to_the_end(root: str, groups: Iterable[str]) -> Iterator[Step]:
+def to_the_end(root: str, groups: Iterable[str]) -> Iterator[NextStep]:
     """Yield steps that move the offsets of these groups beyond the end of a queue to its end."""
     for group in sorted(group for group in groups if group):
-        yield Step(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
-                   _BEYOND, "reversible")
+        yield NextStep(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
+                       _BEYOND, "reversible")
 
 
-def of_the_queues(start: Prediction, root: str) -> Iterator[Step]:
+def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
     """Yield the step that converts consume queues to the form that broker.conf asks for, where the
     broker would not build all of them again.
     """
     for setting in start.configuration:
         if setting.setting == "storeType" and setting.effect == "differs" and start.unreachable:
             form = "rocksdb" if (setting.value or "").casefold() == "defaultrocksdb" else "file"
-            yield Step(f"rmqctl convert {root} --consumequeue {form}", Phrase(
+            yield NextStep(f"rmqctl convert {root} --consumequeue {form}", Phrase(
                 "converts all consume queues to the form that broker.conf requires"),
                 "reversible")
 
 
-def of_the_machine(start: Prediction, root: str) -> Iterator[Step]:
+def of_the_machine(start: Prediction, root: str) -> Iterator[NextStep]:
     """Yield the steps that show or prevent losses that are not damage of the store."""
     if not start.runs_well:
-        yield Step(f"rmqctl du {root}", Phrase("shows which files use the disk"))
+        yield NextStep(f"rmqctl du {root}", Phrase("shows which files use the disk"))
     if any(loss.what in (TOPICS, GROUPS, OFFSETS) and loss.by_hand is None
            for loss in start.other_losses):
-        yield Step(f"rmqctl config convert {root} --to json",
-                   Phrase("writes the configuration as the JSON files that this release reads"),
-                   "reversible")
+        yield NextStep(f"rmqctl config convert {root} --to json",
+                       Phrase("writes the configuration as the JSON files that this release reads"),
+                       "reversible")
 
 
-def of_metadata(start: Prediction, root: str) -> Iterator[Step]:
+def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
     """Yield the steps that restore topics, groups and committed offsets."""
     for command in commands(start.metadata.defects):
-        yield Step(command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ")
-                   else Phrase("recreates the topic's configuration, so that clients can use it"),
-                   "reversible")
+        yield NextStep(
+            command.replace("STORE", root, 1), _PLAN if command.startswith("rmqctl recover ") else
+            Phrase("recreates the topic's configuration, so that clients can use it"),
+            "reversible")
     if any(defect.category == "log-start" for defect in start.metadata.defects):
-        yield Step(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
+        yield NextStep(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
     elif any(defect.command is None and defect.loss.what == OFFSETS
              for defect in start.metadata.defects):
-        yield Step(f"rmqctl recover {root}{_FROM_COPY}", Phrase(
+        yield NextStep(f"rmqctl recover {root}{_FROM_COPY}", Phrase(
             "a copy of the store or of its config folder has the committed offsets"), "reversible")
 
 
-def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[Step]:
+def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[NextStep]:
     """Yield repairs: from another copy first, then of this store alone."""
     if outlook.undo_first is not None:
-        yield Step(f"rmqctl undo {root} {outlook.undo_first}", _UNDO, "reversible")
+        yield NextStep(f"rmqctl undo {root} {outlook.undo_first}", _UNDO, "reversible")
         return
     if outlook.is_member and (outlook.refused or outlook.lost):
-        yield Step(f"rmqctl recover {root} --from MEMBER", _MEMBER, "reversible")
+        yield NextStep(f"rmqctl recover {root} --from MEMBER", _MEMBER, "reversible")
     elif outlook.lost or outlook.undecided or lost:
-        yield Step(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
+        yield NextStep(f"rmqctl recover {root}{_FROM_COPY}", _COPY, "reversible")
     if outlook.tail is not None:
         yield outlook.tail.truncated(root)
     loses = {"messages": outlook.lost} if outlook.lost else {}
     forms = _FORMS if outlook.form_unproven else ("",)
     if outlook.undecided:
         for form in forms:
-            yield Step(f"rmqctl recover {root}{form} --ambiguous keep", _KEEP, "reversible", loses)
-            yield Step(f"rmqctl recover {root}{form} --ambiguous leave-out", _LEAVE_OUT,
-                       "reversible", {**loses, "undecided": outlook.undecided})
+            yield NextStep(f"rmqctl recover {root}{form} --ambiguous keep", _KEEP, "reversible",
+                           loses)
+            yield NextStep(f"rmqctl recover {root}{form} --ambiguous leave-out", _LEAVE_OUT,
+                           "reversible", {**loses, "undecided": outlook.undecided})
     elif outlook.form_unproven:
         for form, why in _FORMS.items():
-            yield Step(f"rmqctl recover {root}{form}", why, "reversible", loses)
+            yield NextStep(f"rmqctl recover {root}{form}", why, "reversible", loses)
     elif outlook.changes:
-        yield Step(f"rmqctl recover {root}", _PLAN, "reversible", loses)
+        yield NextStep(f"rmqctl recover {root}", _PLAN, "reversible", loses)
     elif outlook.truncate_to is not None:
-        yield Step(f"rmqctl truncate {root} --to-phy {outlook.truncate_to}", _TRUNCATE,
-                   "reversible")
+        yield NextStep(f"rmqctl truncate {root} --to-phy {outlook.truncate_to}", _TRUNCATE,
+                       "reversible")
 
 
 def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
@@ -435,7 +437,7 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
         if outlook.refused is None or category in by_hand or category.startswith("tiered-")]
     if outlook.refused is not None:
         remaining.insert(0, Remaining("refused", 1, outlook.refused))
-    if not remaining and (lost := start.account.known):
+    if not remaining and (lost := start.account.known_lost):
         remaining.append(Remaining("messages", lost, Phrase(
             "this store cannot restore them: use a replica or a backup (`rmqctl recover --from "
             "COPY`), or start the broker without them")))

@@ -14,7 +14,7 @@ from rmqctl.store.info import Item
 from rmqctl.store.log.ranges import Threads
 
 _BLOCK = 1 << 20
-MOST_HOLES = 4 << 30
+MAX_HOLES = 4 << 30
 """Bytes of holes of one file that are read as the zeros they are: no file of a broker has more, and
 a file that takes no space may claim any size.
 """
@@ -75,7 +75,7 @@ def file_digest(root: str, name: str, size: int, most_holes: int | None = None, 
     """Return the digest of a file which had ``size`` bytes; with ``device`` it may be a block
     device.
     """
-    path, most = os.path.join(root, name), MOST_HOLES if most_holes is None else most_holes
+    path, most = os.path.join(root, name), MAX_HOLES if most_holes is None else most_holes
     digest = hashlib.sha256()
     position = data_at = holes = 0
     try:

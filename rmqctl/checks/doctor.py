@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmqctl import vfs
 from rmqctl.broker.versions import release_of
 from rmqctl.checks import advice
-from rmqctl.checks.advice import Outlook, Remaining, Step
+from rmqctl.checks.advice import NextStep, Outlook, Remaining
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
 from rmqctl.checks.losses import Losses, TierLosses
 from rmqctl.checks.preflight.around import Around, around_in_use
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.repaired import all_in_words
-from rmqctl.checks.verify.verdict import Verdict, verdict
+from rmqctl.checks.verify.verdict import VerifyResult, verdict
 from rmqctl.checks.verify.verify import Coverage, Verification, VerifyOptions
 from rmqctl.files.lock_probe import LockState
 from rmqctl.phrases import Joined, Phrase, some_of
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rmqctl.scan.profile import LogProfile
 
 _ORDER = (ERROR, WARNING, INFO)
-KEPT = 1000
+MAX_LISTED = 1000
 _CAUSES = 2
 
 
@@ -63,7 +63,7 @@ class Diagnosis:
     and when its newest restore point was made (epoch ms).
     """
 
-    findings: Verdict[Coverage]
+    findings: VerifyResult[Coverage]
     start: Prediction
     lock: LockState
     disk: Disk
@@ -71,7 +71,7 @@ class Diagnosis:
     outlook: Outlook | None = None
     backup: tuple[str, int] | None = None
 
-    def with_tier(self, findings: Verdict[Coverage]) -> Diagnosis:
+    def with_tier(self, findings: VerifyResult[Coverage]) -> Diagnosis:
         """Return the diagnosis of a store with its tier, which these `findings` include."""
         self.start.in_tier = TierLosses.of(findings.tier)
         return replace(self, findings=findings)
@@ -143,8 +143,8 @@ class Diagnosis:
             return Phrase("sound: {what}", what=Joined("; ", parts))
         # What is lost, and why a broker would not start or would lose more.
         parts = []
-        if lost.known:
-            parts.append(lost.lost_in_words(lost.known))
+        if lost.known_lost:
+            parts.append(lost.lost_in_words(lost.known_lost))
         if start.misled:
             parts.append(Phrase("broker.conf does not fit this store ({settings})",
                                 settings=Joined(", ", dict.fromkeys(
@@ -161,7 +161,7 @@ class Diagnosis:
             parts.append(Phrase("startup would delete all consume queues"))
         elif start.is_so_alone and not start.start_is_harmless:
             parts += start.undecided
-        elif start.rows_cut and lost.known:
+        elif start.rows_cut and lost.known_lost:
             parts.append(Phrase("startup would remove the only evidence of the loss"))
         # What else a start, or clients, would lose.
         causes = [loss.cause for loss in start.beside_messages if loss.already]
@@ -251,7 +251,7 @@ class Diagnosis:
         return self.not_judged.get("commitlog")
 
     @property
-    def next(self) -> list[Step]:
+    def next(self) -> list[NextStep]:
         """Return the steps in their order, repairs before commands that only read; none where no
         step is needed.
         """
@@ -259,7 +259,7 @@ class Diagnosis:
             return [] if not self._is_form_unknown else [advice.of_the_form(self.findings.root)]
         # What cannot be changed where it is, is copied first.
         root = self.findings.root
-        copied: list[Step] = []
+        copied: list[NextStep] = []
         if vfs.is_remote(root):
             root, copied = advice.into_a_folder(root)
         steps = list(advice.steps(root, self.start, self.outlook,
@@ -342,7 +342,7 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
     release = release_of(broker_version) if broker_version else None
     run = Verification(store, VerifyOptions(None, jobs, profile=profile, release=release), progress,
                        phase=phase)
-    verification = verdict(run, KEPT)
+    verification = verdict(run, MAX_LISTED)
     if phase is not None:
         phase("predicting startup", store.log.size if store.layout.reads("commitlog") else None)
     start = preflight(store, broker_version, full=True, progress=progress,

@@ -170,24 +170,24 @@ def _no_repairs() -> RepairLosses:
 class Losses:
     """Losses of a store, already and by a start: the one account that every command shows.
 
-    ``known``: messages that the log no longer has, and of which the log itself, consume queues,
-    index or committed offsets tell. ``in_repairs``: what repairs dropped without a filler.
-    ``by_offsets``: how many of the known nothing but committed offsets tells of. ``cut``: messages
-    that the next startup truncates, ``cut_undecided`` undecided records among them;
-    ``without_entry``: those that it leaves in the log without a consume queue entry (None: not
-    looked for). ``in_log``: undecided records of the log; a record that a repair discarded stays
-    undecided. ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``,
-    ``groups``: None where these cannot be judged. ``beside``: topics, groups, committed offsets,
-    timers, index entries, with the file that loses them. ``unread``: the structures that would tell
-    of lost messages and that cannot be read; then ``known`` is not reliable. ``in_tier``: what the
-    tier in the store lacks, beside all of these. ``at_least``: whether more of ``known`` may be
-    lost than is counted.
+    ``known_lost``: messages that the log no longer has, and of which the log itself, consume
+    queues, index or committed offsets tell. ``in_repairs``: what repairs dropped without a filler.
+    ``by_offsets``: how many of these nothing but committed offsets tells of. ``cut``: messages that
+    the next startup truncates, ``cut_undecided`` undecided records among them; ``without_entry``:
+    those that it leaves in the log without a consume queue entry (None: not looked for).
+    ``in_log``: undecided records of the log; a record that a repair discarded stays undecided.
+    ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``, ``groups``:
+    None where these cannot be judged. ``beside``: topics, groups, committed offsets, timers, index
+    entries, with the file that loses them. ``unread``: the structures that would tell of lost
+    messages and that cannot be read; then ``known_lost`` is not reliable. ``in_tier``: what the
+    tier in the store lacks, beside all of these. ``at_least``: whether more of ``known_lost`` may
+    be lost than is counted.
 
     An index entry, a consume queue entry or a committed offset of a lost message is a witness of
     that loss, and no loss of its own.
     """
 
-    known: int = 0
+    known_lost: int = 0
     in_repairs: RepairLosses = field(default_factory=_no_repairs)
     by_offsets: int = 0
     cut: int = 0
@@ -224,7 +224,7 @@ class Losses:
     @property
     def already(self) -> int:
         """Return the number of messages that are lost already."""
-        return self.known + self.in_repairs.messages + self.in_tier.already
+        return self.known_lost + self.in_repairs.messages + self.in_tier.already
 
     @property
     def lost_by_topic(self) -> dict[str, int]:

@@ -8,10 +8,10 @@ import numpy as np
 
 from rmqctl.scan.frames import Array
 
-MOST_RUNS = 1 << 16
+MAX_RUNS = 1 << 16
 """Runs that one set keeps; what would make more is left out (``complete`` is False then)."""
-_MOST_OFFSET = 1 << 62
-_MOST_PARTS = 64
+_MAX_OFFSET = 1 << 62
+_MAX_PARTS = 64
 _NONE: Array = np.zeros((0, 2), np.int64)
 
 
@@ -35,18 +35,18 @@ class OffsetRuns:
         runs = np.empty((len(offsets), 2), np.int64)
         runs[:, 0] = offsets
         runs[:, 1] = offsets + (1 if counts is None else counts)
-        good = (runs[:, 0] >= 0) & (runs[:, 1] > runs[:, 0]) & (runs[:, 1] <= _MOST_OFFSET)
+        good = (runs[:, 0] >= 0) & (runs[:, 1] > runs[:, 0]) & (runs[:, 1] <= _MAX_OFFSET)
         if not good.all():
             runs = runs[good]
         if len(runs):
             self._parts.append(_joined(runs))
             self._sums = None
-            if len(self._parts) >= _MOST_PARTS:
+            if len(self._parts) >= _MAX_PARTS:
                 self._settle()
 
     def add_run(self, first: int, end: int) -> None:
         """Add the queue offsets from ``first`` to before ``end``."""
-        first, end = max(0, first), min(end, _MOST_OFFSET)
+        first, end = max(0, first), min(end, _MAX_OFFSET)
         if first < end:
             self.add(np.array([first], np.int64), np.array([end - first], np.int64))
 
@@ -55,9 +55,9 @@ class OffsetRuns:
         self._settle()
         return self._runs
 
-    def count(self, first: int = 0, end: int = _MOST_OFFSET) -> int:
+    def count(self, first: int = 0, end: int = _MAX_OFFSET) -> int:
         """Return how many of the queue offsets lie from ``first`` to before ``end``."""
-        if first <= 0 and end >= _MOST_OFFSET:
+        if first <= 0 and end >= _MAX_OFFSET:
             runs = self.runs()
             return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0
         return max(0, self._below(end) - self._below(first))
@@ -110,8 +110,8 @@ class OffsetRuns:
             return
         parts = [self._runs, *self._parts] if len(self._runs) else self._parts
         runs = parts[0] if len(parts) == 1 else _joined(np.concatenate(parts))
-        self.complete = self.complete and len(runs) <= MOST_RUNS
-        self._runs, self._parts, self._sums = runs[:MOST_RUNS], [], None
+        self.complete = self.complete and len(runs) <= MAX_RUNS
+        self._runs, self._parts, self._sums = runs[:MAX_RUNS], [], None
 
 
 def _joined(runs: Array) -> Array:

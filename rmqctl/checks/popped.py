@@ -55,7 +55,7 @@ _SLACK = 60_000
 """Milliseconds by which a message may be stored after its delivery began: a client that waits for
 messages waits at most 30 s."""
 
-_MOST_NAMES = 246
+_MAX_NAMES = 246
 """Bytes of group and topic in the name of a retry topic."""
 
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
@@ -68,7 +68,7 @@ class _Named(msgspec.Struct, frozen=True):
     consumerGroup: str  # noqa: N815 - the names of a broker's class
 
     def __post_init__(self) -> None:
-        if len(f"{self.topic}{self.consumerGroup}".encode()) > _MOST_NAMES:
+        if len(f"{self.topic}{self.consumerGroup}".encode()) > _MAX_NAMES:
             raise ValueError("its names are too long for a retry topic")
 
 
@@ -146,7 +146,7 @@ class Delivery:
     never: bool = False
 
 
-class Popped(NamedTuple):
+class PoppedMessage(NamedTuple):
     """A message that a group received and did not acknowledge; ``record`` has no body."""
 
     state: str
@@ -180,7 +180,7 @@ class PopState:
     already, or is not known. ``damaged``: records of the revive topics that cannot be read.
     """
 
-    messages: list[Popped] = field(default_factory=list)
+    messages: list[PoppedMessage] = field(default_factory=list)
     acknowledged: int = 0
     unmatched: int = 0
     damaged: int = 0
@@ -332,7 +332,7 @@ class _Judge:
         self._retried: dict[str, set[tuple[str, int, str | None]] | None] = {}
         self._bounds: dict[tuple[str, int], tuple[int, int] | None] = {}
 
-    def messages(self, delivery: Delivery) -> Iterator[Popped]:
+    def messages(self, delivery: Delivery) -> Iterator[PoppedMessage]:
         """Yield what was not acknowledged and is not in a retry topic."""
         point, (topic, queue_id) = delivery.point, delivery.revive
         passed = delivery.never or (delivery.offset is not None and delivery.offset <=
@@ -350,7 +350,7 @@ class _Judge:
                     continue
                 state = why or (UNDECIDED if retried is None or topic in self._reading.faulty
                                 else LOST)
-            yield Popped(state, delivery, offset, record)
+            yield PoppedMessage(state, delivery, offset, record)
 
     def _message(self, point: CheckPoint, offset: int) -> tuple[Record | None, str]:
         """Return (the message, why it cannot be delivered again)."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from rmqctl.phrases import Catalog, said
+from rmqctl.phrases import Catalog, translated
 
 VARIABLE = "RMQCTL_LANG"
 _VARIABLES = (VARIABLE, "LC_ALL", "LC_MESSAGES", "LANG")
@@ -30,7 +30,7 @@ class Language:
 
     def say(self, value: Any) -> Any:
         """Return a `Phrase` in this language; anything else is data, and unchanged."""
-        return said(value, self.catalog)
+        return translated(value, self.catalog)
 
     def caption(self, text: str) -> str:
         """Return the name of a section, column or value in this language; names are never data."""

@@ -128,7 +128,7 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
                         for message in predicted.lost_first), store.log.raw_at)
     lost = predicted.account
     # A start that cuts nothing keeps the entries, but committed offsets prove nothing after it.
-    gone = lost.by_offsets if predicted.start_is_harmless else lost.known
+    gone = lost.by_offsets if predicted.start_is_harmless else lost.known_lost
     return Dropped(lost.cut_for_sure + gone, lost.cut - lost.cut_for_sure, places)
 
 

@@ -27,7 +27,7 @@ from rmqctl.checks.popped import (
     TIMER,
     UNDECIDED,
     CheckPoint,
-    Popped,
+    PoppedMessage,
     popped,
     retry_topics,
 )
@@ -83,7 +83,7 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
         release = _USUAL
     configuration, forms = configured(store, {"version": release}), _Forms.of(store, release)
     while True:
-        chosen, wholes, left = list[Popped](), list[Record](), list[dict[str, Any]]()
+        chosen, wholes, left = list[PoppedMessage](), list[Record](), list[dict[str, Any]]()
         for number, pop in enumerate(state.messages):
             whole = None if pop.record is None else store.log.record_at(
                 pop.record.physical_offset)
@@ -128,7 +128,7 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
                          notes=(*configuration.notes, *notes)), shown, left)
 
 
-def _why_left(message: Popped, record: Record | None, *, undecided: bool) -> str:
+def _why_left(message: PoppedMessage, record: Record | None, *, undecided: bool) -> str:
     if message.state == UNDECIDED and not undecided:
         return ("the records that may acknowledge or contain it are damaged. `rmqctl recover` may "
                 "restore them; --undecided delivers it again, maybe as a duplicate")
@@ -155,7 +155,7 @@ class _Forms:
         conf = Effective(store.sizes.conf, release)
         return cls(is_from(release, _SHORT_SINCE), bool(conf.given("enableRetryTopicV2")))
 
-    def retry_topic(self, store: Store, message: Popped) -> str:
+    def retry_topic(self, store: Store, message: PoppedMessage) -> str:
         """Return the retry topic; the second form also if the store uses only that one."""
         first, *others = retry_topics(message.delivery.point)
         if others and (self.second or (queue_ids(store, "consumequeue", others[0])
@@ -179,7 +179,7 @@ def _again(record: Record, popped_at: int, topic: str, settings: Settings) -> Ou
         record.store_host, record.reconsume_times + 1)
 
 
-def _ack(message: Popped, settings: Settings, *, short: bool) -> Outgoing:
+def _ack(message: PoppedMessage, settings: Settings, *, short: bool) -> Outgoing:
     """Return a client's acknowledgement, which is due when the message would be visible again."""
     point, check_point = message.delivery.point, message.delivery.record
     assert check_point is not None

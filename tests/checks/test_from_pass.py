@@ -123,7 +123,7 @@ def test_as_many_are_lost_as_a_start_finds(golden: GoldenFolder, tmp_path: Path,
     with Store.open(root) as opened:
         seen = verified(opened).seen
         assert seen is not None
-        assert known_from(opened, seen) in (None, preflight(opened).account.known)
+        assert known_from(opened, seen) in (None, preflight(opened).account.known_lost)
 
 
 @pytest.mark.parametrize(("store", "damage"), [
@@ -149,7 +149,7 @@ def test_the_log_is_not_read_again(golden: GoldenFolder, tmp_path: Path,
         seen = verified(opened).seen
         of_log = count_reads(monkeypatch, "/commitlog/")
         monkeypatch.setattr(module, "preflight", None)  # what would walk the log
-        assert missing(opened, damaged=True, seen=seen).known == count
+        assert missing(opened, damaged=True, seen=seen).known_lost == count
         used = seen.last_record_end or 0
     assert sum(of_log) < max(used // 8, 128 << 10)
 

@@ -176,7 +176,7 @@ def compared(root: Path, tmp_path: Path) -> Losses:
     assert said["info"]["messages_already_lost"] is None  # it does not read the log
     # By topic, queue and group it is the same loss.
     named = sum(found.already_by_topic.values())
-    assert named <= found.known
+    assert named <= found.known_lost
     if found.queues is not None:
         assert sum(queue.lost for queue in found.queues.values()) == named
         assert sum(queue.cut for queue in found.queues.values()) == found.cut_for_sure
@@ -221,7 +221,7 @@ def test_all_commands_show_the_same_numbers(version: str, end: str, hurt: Damage
     plan = run("recover", root, *choice, *JSON).expect(0, 1).json()
     lost = plan.get("messages_lost_total", len(plan["messages_lost"]))
     assert plan["messages_undecided"] == before.in_log
-    came_back = before.known + before.in_log - lost
+    came_back = before.known_lost + before.in_log - lost
     assert came_back == (1 if hurt is flipped_bit else 0)
     with Scratch() as scratch:
         planned = plan_recover(str(root), scratch, RecoverOptions(), unwatched)
@@ -288,7 +288,7 @@ def test_index_entries_of_lost_messages_are_witnesses(version: str,
     after = predicted(root)
     gone = sum(place not in there for place in places)
     assert gone > 0
-    assert after.account.known > before.account.known
+    assert after.account.known_lost > before.account.known_lost
     assert after.index_lost == before.index_lost - gone
 
 
@@ -304,7 +304,7 @@ def test_what_was_not_read_is_not_lost(hurt: Damage, golden_copy: GoldenFolder) 
     shutil.rmtree(root / "consumequeue")
     shutil.rmtree(root / "index")
     quick, full = (predicted(root, full=full).account for full in (False, True))
-    assert 0 < quick.known < full.known
+    assert 0 < quick.known_lost < full.known_lost
 
 
 def entry_places(root: Path) -> list[int]:
@@ -327,7 +327,7 @@ def test_a_damaged_record_counts_whoever_tells_of_it(tmp_path: Path, *, rows: bo
         shutil.rmtree(root / "consumequeue")
         shutil.rmtree(root / "index")
     found = account(root)
-    assert (found.known, found.in_log) == (1, 0)
+    assert (found.known_lost, found.in_log) == (1, 0)
     assert found.already_by_topic == {message.record.topic.decode(): 1}
 
 
@@ -373,4 +373,4 @@ def test_the_search_finds_who_counts() -> None:
                    "cover.messages_replaced", "prediction.repairs.messages",
                    "from rmqctl.checks.preflight.lost import Cut"):
         assert len(list(_names_losses(ast.parse(source)))) == 1
-    assert not list(_names_losses(ast.parse("found.losses.known + found.losses.undecided")))
+    assert not list(_names_losses(ast.parse("found.losses.known_lost + found.losses.undecided")))

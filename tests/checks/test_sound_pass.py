@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from rmqctl.checks.verify.context import RangeResult, Wanted
+from rmqctl.checks.verify.context import ComparedStructures, RangeResult
 from rmqctl.checks.verify.log import log_pass, ranges
 from rmqctl.checks.verify.log.sound import SoundPass
 from rmqctl.checks.verify.queue.rows import QueueTally, merged
@@ -57,7 +57,8 @@ def tally_of(tally: QueueTally) -> dict[str, Any]:
     return found
 
 
-def passed(root: Path, sizes: Sizes | None, wanted: Wanted, folders: tuple[str, ...] = (),
+def passed(root: Path, sizes: Sizes | None, wanted: ComparedStructures,
+           folders: tuple[str, ...] = (),
            count: int | None = None) -> dict[str, Any] | str:
     with Store.open(str(root), folders, sizes) as store:
         try:
@@ -69,7 +70,8 @@ def passed(root: Path, sizes: Sizes | None, wanted: Wanted, folders: tuple[str, 
 
 def assert_equal(root: Path, sizes: Sizes | None, monkeypatch: pytest.MonkeyPatch,
                  folders: tuple[str, ...] = ()) -> None:
-    for wanted in (Wanted(), Wanted(queues=False), Wanted(index=False)):
+    for wanted in (ComparedStructures(), ComparedStructures(queues=False),
+                   ComparedStructures(index=False)):
         for count in (None, 3):
             in_one_loop = passed(root, sizes, wanted, folders, count)
             with monkeypatch.context() as patch:
@@ -125,7 +127,7 @@ def test_sound_messages_come_in_no_batch(golden: GoldenFolder,
     settle = SoundPass.settle
     monkeypatch.setattr(SoundPass, "settle", lambda self, result: (
         runs.append(self.waiting), settle(self, result))[1])
-    found = passed(golden("5.3.3/basic/store"), None, Wanted())
+    found = passed(golden("5.3.3/basic/store"), None, ComparedStructures())
     assert isinstance(found, dict)
     assert sum(taken) == 0
     assert sum(runs) == found["messages"] > 0

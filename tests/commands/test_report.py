@@ -173,7 +173,7 @@ def test_the_digests_are_those_of_the_files(damaged: Path, report) -> None:
 def test_holes_beyond_all_use_are_not_hashed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                              ) -> None:
     """A file of 1 TiB that takes no space would be read for an hour."""
-    monkeypatch.setattr(digests, "MOST_HOLES", 8 << 20)
+    monkeypatch.setattr(digests, "MAX_HOLES", 8 << 20)
     read: list[int] = []
     real = digests.FileSource.read
     monkeypatch.setattr(digests.FileSource, "read", lambda of, at, size: (

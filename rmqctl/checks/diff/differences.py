@@ -102,7 +102,7 @@ class Differences:
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class DifferenceRun:
     """Differences of one kind that follow each other without a gap: in the log, or in a queue."""
 
     first: Difference
@@ -118,22 +118,23 @@ class Run:
         return self.last.physical_offset + (self.last.length or 0)
 
 
-def runs(differences: Iterable[Difference]) -> Iterator[Run]:
+def runs(differences: Iterable[Difference]) -> Iterator[DifferenceRun]:
     """Yield the differences with those coalesced that go on where the one before ends."""
-    run: Run | None = None
+    run: DifferenceRun | None = None
     for difference in differences:
         if run is not None and _goes_on(run, difference):
-            run = Run(run.first, difference, run.count + 1,
-                      run.queues | {(difference.topic, difference.queue_id)})
+            run = DifferenceRun(run.first, difference, run.count + 1,
+                                run.queues | {(difference.topic, difference.queue_id)})
             continue
         if run is not None:
             yield run
-        run = Run(difference, difference, 1, frozenset({(difference.topic, difference.queue_id)}))
+        run = DifferenceRun(difference, difference, 1,
+                            frozenset({(difference.topic, difference.queue_id)}))
     if run is not None:
         yield run
 
 
-def _goes_on(run: Run, difference: Difference) -> bool:
+def _goes_on(run: DifferenceRun, difference: Difference) -> bool:
     last = run.last
     if (difference.kind, difference.structure, difference.fields, difference.file) != (
             last.kind, last.structure, last.fields,

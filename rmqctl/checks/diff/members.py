@@ -24,7 +24,7 @@ from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
 
 NAMES = "abc"
-_MOST_TERMS = 10_000
+_MAX_TERMS = 10_000
 BEFORE, BEYOND, HOLE, WHOLE, DAMAGED = range(5)
 """Kinds of what a member has of an index: expired, not yet there, damage, an entry, a damaged
 entry.
@@ -94,11 +94,11 @@ class Member:
             term, last = int(entries.term[low]), int(entries.number[high - 1])
             if self.terms and self.terms[-1].term == term:
                 self.terms[-1] = self.terms[-1]._replace(last_index=last)
-            elif len(self.terms) < _MOST_TERMS:
+            elif len(self.terms) < _MAX_TERMS:
                 self.terms.append(Term(term, int(entries.number[low]), last, int(entries.pos[low])))
 
 
-class Run(NamedTuple):
+class DifferingEntries(NamedTuple):
     """Indexes ``first`` to ``last`` that the members do not have alike. By member: ``kinds``, the
     ``groups`` of those that are the same, their ``terms``; ``pos`` and ``end``: byte offsets.
     """
@@ -154,14 +154,14 @@ class Members:
     members: list[Member] = field(default_factory=list)
     equal: int = 0
     count: int = 0
-    expired: list[Run] = field(default_factory=list)
+    expired: list[DifferingEntries] = field(default_factory=list)
     """The first ``most`` of what only some still have, as others begin later."""
-    runs: list[Run] = field(default_factory=list)
+    runs: list[DifferingEntries] = field(default_factory=list)
     runs_total: int = 0
     common: tuple[int, int, int] | None = None
     common_end: int = 0
     """Byte offset after that entry."""
-    parted: Run | None = None
+    parted: DifferingEntries | None = None
 
     def run(self) -> None:
         """Walk all logs. StoreIOError."""
@@ -172,7 +172,7 @@ class Members:
                          self.progress))
             for number, (store, reader) in enumerate(zip(self.stores, readers, strict=True))]
         try:
-            open_run: Run | None = None
+            open_run: DifferingEntries | None = None
             for run in self._pieces():
                 if open_run is not None and run.first != self.border + 1 and _goes_on(
                         open_run, run):
@@ -187,7 +187,7 @@ class Members:
             for reader in readers:
                 reader.close()
 
-    def _add(self, run: Run) -> None:
+    def _add(self, run: DifferingEntries) -> None:
         count = run.last - run.first + 1
         for member, kind in zip(self.members, run.kinds, strict=True):
             member.damaged += count * (kind in (HOLE, DAMAGED))
@@ -205,7 +205,7 @@ class Members:
         if len(self.runs) < self.most:
             self.runs.append(run)
 
-    def _pieces(self) -> Iterator[Run]:
+    def _pieces(self) -> Iterator[DifferingEntries]:
         """Yield differences in the order of the indexes."""
         pages = [iter(member.chain) for member in self.members]
         held: list[Entries] = [NONE for _ in pages]
@@ -228,7 +228,7 @@ class Members:
                     for some, part in zip(held, now, strict=True)]
             yield from self._compared(now)
 
-    def _compared(self, parts: Sequence[Entries]) -> Iterator[Run]:
+    def _compared(self, parts: Sequence[Entries]) -> Iterator[DifferingEntries]:
         numbers = np.unique(np.concatenate([part.number for part in parts]))
         rows = [np.searchsorted(part.number, numbers) for part in parts]
         kinds, groups, terms = (np.zeros((len(parts), len(numbers)), np.int64) for _ in range(3))
@@ -284,8 +284,8 @@ class Members:
             here, until = int(odd[low]), int(odd[high - 1])
             which, alike_as, of_term = (tuple(table[:, here].tolist())
                                         for table in (kinds, groups, terms))
-            yield Run(int(numbers[here]), int(numbers[until]), which, alike_as, of_term,
-                      int(pos[here]), int(end[until]))
+            yield DifferingEntries(int(numbers[here]), int(numbers[until]), which, alike_as,
+                                   of_term, int(pos[here]), int(end[until]))
 
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:
@@ -389,7 +389,7 @@ class Members:
                              fields=("term",) if run.parted else (), detail=run.words())
 
 
-def _goes_on(run: Run, other: Run) -> bool:
+def _goes_on(run: DifferingEntries, other: DifferingEntries) -> bool:
     return run.last + 1 == other.first and (run.kinds, run.groups, run.terms) == (
         other.kinds, other.groups, other.terms)
 

@@ -99,7 +99,7 @@ class _Judge:
                  release: str | None) -> None:
         self.store, self.live, self.logged, self.release = store, live, logged, release
         self.queues = Queues(store)
-        self.made = Metadata()
+        self.metadata = Metadata()
 
     def run(self) -> Metadata:
         # 1. Files of which a broker loads nothing, or less than the other copy has.
@@ -116,7 +116,7 @@ class _Judge:
         if not self.live:
             self._front()
         self._notes()
-        return self.made
+        return self.metadata
 
     def _table(self, name: str) -> Table:
         cached = {TOPICS: self._topics, GROUPS: self._groups, OFFSETS: self._offsets}
@@ -170,7 +170,7 @@ class _Judge:
                        file=name, state=state)
         count, restorable = self._gone(name, entries)
         if count != 0:
-            self.made.unknown |= _LOST[name] == losses.OFFSETS and name != DELAYS
+            self.metadata.unknown |= _LOST[name] == losses.OFFSETS and name != DELAYS
             self._lose(name, entries, count, restorable, cause, None)
 
     def _missing(self, name: str, entries: Table) -> None:
@@ -221,7 +221,7 @@ class _Judge:
             position > other.get(key, position) for key, position in loaded.items())
         if gone:
             category = "config-older" if loaded else "config-emptied"
-            self.made.offsets |= gone
+            self.metadata.offsets |= gone
             self._lose(name, entries, len(gone), _table_of(gone),
                        self._words(name, entries, emptied=not loaded),
                        category)
@@ -264,12 +264,12 @@ class _Judge:
             restorable = {key: readable[key] for key in user_groups(readable)}
             return len(restorable.keys() | self._told_groups), restorable
         offsets = positions(readable) if name != DELAYS else {}
-        self.made.offsets |= offsets
+        self.metadata.offsets |= offsets
         if name == DELAYS:
             return (len(readable) or None) if self.queues.delayed else 0, dict(readable)
         if offsets:
             return len(offsets), dict(readable)
-        self.made.unknown |= bool(self.queues.user)
+        self.metadata.unknown |= bool(self.queues.user)
         return None if self.queues.user else 0, {}
 
     @cached_property
@@ -284,11 +284,11 @@ class _Judge:
     def _lose(self, name: str, entries: Table, count: int | None, restorable: dict[str, object],
               cause: Phrase, category: str | None, *, already: bool = False) -> None:
         if restorable and name in _LOST:
-            self.made.restored.setdefault(name, {}).update(restorable)
+            self.metadata.restored.setdefault(name, {}).update(restorable)
         rebuilt = name in (TOPICS, GROUPS)  # one that is damaged, by every repair
         command = "rmqctl recover STORE" if restorable or (rebuilt and entries.file.main.state in (
             EMPTY, UNREADABLE)) else "rmqctl recover STORE --only config" if rebuilt else None
-        self.made.defects.append(Defect(Loss(
+        self.metadata.defects.append(Defect(Loss(
             _LOST[name], count, cause, entries.path, already), category, cause, command=command))
 
     # -- topics ---------------------------------------------------------------------------------
@@ -352,7 +352,7 @@ class _Judge:
 
     def _unreadable(self, topic: str, unread: int, cause: Phrase,
                     command: str | None) -> None:
-        self.made.defects.append(Defect(
+        self.metadata.defects.append(Defect(
             Loss(losses.MESSAGES, unread, cause, self._topics.path, already=True),
             "config-read-queues", cause, topic, command))
 
@@ -370,7 +370,7 @@ class _Judge:
             count = max((*self.queues.with_messages.get(topic, ()), *(
                 queue_id for _, of, queue_id in self._committed if of == topic)), default=0) + 1
             count = count if group_of(topic) is not None else max(count, _CLIENT_QUEUES)
-            self.made.defects.append(Defect(
+            self.metadata.defects.append(Defect(
                 Loss(losses.TOPICS, 1, Phrase(
                     "{topic} has messages but is not in {file}", topic=topic, file=TOPICS),
                     self._topics.path, already=True), "config-topic", Phrase(
@@ -394,7 +394,7 @@ class _Judge:
         """Judge topics whose queues a broker deletes from RocksDB 10 minutes after its start."""
         file, configured, topics = topics_cleaned(self.store)
         if topics and (configured or file.main.database):
-            self.made.defects.append(Defect(Loss(
+            self.metadata.defects.append(Defect(Loss(
                 losses.MESSAGES, sum(self.queues.count(topic) for topic in topics), Phrase(
                     "{topics} not in {file}: the broker deletes the consume queues",
                     topics=some_of(topics, _NAMED), file=file.main.path), file.main.path), None))
@@ -416,7 +416,7 @@ class _Judge:
             if count:
                 cause = Phrase("consumers get no message of {topic}: its compaction log is missing",
                                topic=topic)
-                self.made.defects.append(Defect(Loss(
+                self.metadata.defects.append(Defect(Loss(
                     losses.MESSAGES, count, cause, f"{_COMPACTION}/{topic}", already=True),
                     "compaction", cause, topic))
 
@@ -440,7 +440,7 @@ class _Judge:
                 "the log begins at {start}, but whole consume queue files point before it: "
                 "{count:,} message", "the log begins at {start}, but whole consume queue files "
                 "point before it: {count:,} messages", start=self.store.log.min_offset, count=count)
-            self.made.defects.append(Defect(Loss(
+            self.metadata.defects.append(Defect(Loss(
                 losses.MESSAGES, count, cause, "commitlog", already=True),
                 "log-start", cause))
 
@@ -451,13 +451,13 @@ class _Judge:
         offsets = self._offsets
         if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:
             return
-        with_offset = {group for group, _, _ in {**self._committed, **self.made.offsets}}
+        with_offset = {group for group, _, _ in {**self._committed, **self.metadata.offsets}}
         groups = sorted({group for topic in self.queues.with_messages
                          if (group := group_of(topic)) is not None
                          and group not in with_offset and group in (self.groups or ())})
         if groups:
-            self.made.unknown = True
-            self.made.defects.append(Defect(Loss(losses.OFFSETS, None, Phrase(
+            self.metadata.unknown = True
+            self.metadata.defects.append(Defect(Loss(losses.OFFSETS, None, Phrase(
                 "{names} has retry messages but no committed offset",
                 "{names} have retry messages but no committed offsets",
                 names=some_of(groups, _NAMED), count=len(groups)), offsets.path, already=True),
@@ -467,22 +467,22 @@ class _Judge:
     # -- what follows ---------------------------------------------------------------------------
 
     def _notes(self) -> None:
-        kinds = {loss.what for loss in self.made.losses}
-        if losses.OFFSETS in kinds and (self.made.offsets or self.made.unknown):
-            self.made.notes.append(self._skipped())
+        kinds = {loss.what for loss in self.metadata.losses}
+        if losses.OFFSETS in kinds and (self.metadata.offsets or self.metadata.unknown):
+            self.metadata.notes.append(self._skipped())
         if losses.TOPICS in kinds:
-            self.made.notes.append(Phrase(
+            self.metadata.notes.append(Phrase(
                 "A topic that is not configured has no route: clients get TOPIC_NOT_EXIST until "
                 "it is created again (autoCreateTopicEnable: by the next message, with default "
                 "settings)."))
         if losses.GROUPS in kinds:
-            self.made.notes.append(Phrase(
+            self.metadata.notes.append(Phrase(
                 "A group that is not configured comes back with default settings when a consumer "
                 "connects (autoCreateSubscriptionGroup); without it, its consumers are rejected."))
 
     def _skipped(self) -> Phrase:
         """Return how many messages groups without an offset skip."""
-        if self.made.unknown:
+        if self.metadata.unknown:
             return Phrase(
                 "A group without a committed offset starts where its consumeFromWhere says: by "
                 "default at the last offset, so it skips its backlog (up to {count:,} message).",
@@ -490,10 +490,10 @@ class _Judge:
                 "default at the last offset, so it skips its backlog (up to {count:,} messages).",
                 count=sum(self.queues.count(topic) for topic in self.queues.user))
         unread = 0
-        for (_, topic, queue_id), position in self.made.offsets.items():
+        for (_, topic, queue_id), position in self.metadata.offsets.items():
             bounds = self.queues.bounds(topic, queue_id)
             unread += 0 if bounds is None else max(0, bounds.end - max(bounds.first, position))
-        names = some_of(sorted({group for group, _, _ in self.made.offsets}), _NAMED)
+        names = some_of(sorted({group for group, _, _ in self.metadata.offsets}), _NAMED)
         return Phrase(
             "Without its committed offset a group starts where its consumeFromWhere says: by "
             "default at the last offset, so {names} would skip {count:,} unread message.",

@@ -35,7 +35,7 @@ from rmqctl.checks.preflight.positions import LogFacts, Positions
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.preflight.undecided import Undecided
-from rmqctl.checks.preflight.walked import Walked
+from rmqctl.checks.preflight.walked import WalkResults
 from rmqctl.checks.verify.common import plural
 from rmqctl.damage.by_time import unclear_in_log
 from rmqctl.damage.index_keys import turned_place
@@ -56,13 +56,13 @@ from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 from rmqctl.store.store import Store
 
-_MOST_SPANS = 1 << 20
+_MAX_SPANS = 1 << 20
 _READ_ALL = 1 << 20
 """Rows up to which a queue is read from its beginning; of a longer one the first row that may lead
 to nothing is found by bisection, as its rows follow the log."""
 _PAGE = 1 << 16
 _BLOCK = 1 << 17
-_MOST_PLACES = 1 << 23
+_MAX_PLACES = 1 << 23
 """Places that are told apart; rows beyond them are counted, those of light queues are not."""
 _SECOND = 1000
 _FEW = 1000
@@ -78,7 +78,7 @@ class Witnessed:
     more: Counter[str] = field(default_factory=Counter)
 
     def add(self, number: int, topic: str, places: Array) -> None:
-        if self.held + len(places) > _MOST_PLACES:
+        if self.held + len(places) > _MAX_PLACES:
             if not topic.startswith(LMQ_PREFIX):
                 self.more[topic] += len(places)
             return
@@ -135,7 +135,7 @@ class AlreadyLost:
                 newest = int(batch.column("store_timestamp")[good].max())
                 self._newest = max(newest, self._newest or newest)
                 odd = good & undecodable(batch)
-                if odd.any() and len(self._undecodable) < _MOST_SPANS:
+                if odd.any() and len(self._undecodable) < _MAX_SPANS:
                     self._undecodable.update(batch.offset[odd].tolist())
             if not good.all():
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
@@ -149,7 +149,7 @@ class AlreadyLost:
         # What lies between, where no broker accepts it.
         if spans:
             self._undecided.look(batch.spans)
-        if spans and len(self._spans) < _MOST_SPANS:
+        if spans and len(self._spans) < _MAX_SPANS:
             self._spans += [(span.offset, span.end) for span in batch.spans if span.kind != BLANK]
 
         if self._held >= _BLOCK:
@@ -165,7 +165,7 @@ class AlreadyLost:
         for queue, last in _last_offsets(number[good], offset[good]):
             self._seen[queue] = max(self._seen.get(queue, 0), last + 1)
 
-    def take(self, walked: Walked) -> None:
+    def take(self, walked: WalkResults) -> None:
         """Look at the whole log at once, from what a pass over it has kept; StoreIOError."""
         self._pending, self._held = [], 0
         self._spans, self._end = walked.places, walked.end

@@ -6,7 +6,7 @@ from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.consumers import QueueLosses
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.already import AlreadyLost
-from rmqctl.checks.preflight.lost import Lost, Unreachable
+from rmqctl.checks.preflight.lost import TruncatedMessages, Unreachable
 from rmqctl.checks.preflight.positions import batch_end
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
@@ -15,7 +15,7 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 
 def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
              unreachable: Unreachable | None = None,
-             lost: Lost | None = None) -> dict[tuple[str, int], QueueLosses]:
+             lost: TruncatedMessages | None = None) -> dict[tuple[str, int], QueueLosses]:
     """Of every queue, once all of it is judged. ``unreachable`` and ``lost``: None if the start
     does not happen or truncates nothing.
     """

@@ -27,7 +27,7 @@ from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.lost import Unreachable, by_queue, units_at
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.types import Prediction
-from rmqctl.checks.preflight.walked import Walked
+from rmqctl.checks.preflight.walked import WalkResults
 from rmqctl.checks.verify.context import BadRecord, RangeResult
 from rmqctl.checks.verify.log.log_pass import UNREADABLE
 from rmqctl.checks.verify.queue.rows import QueueTally, merged
@@ -61,7 +61,7 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
         if not log.files or log.files != store.log.files:
             return None
         try:
-            return _Counting(store, version, log, seen).known(release)
+            return _Counting(store, version, log, seen).lost(release)
         except _UnusualError:
             return None
 
@@ -72,7 +72,7 @@ class SoundPass(NamedTuple):
     """
 
     last: int
-    walked: Walked
+    walked: WalkResults
     messages: int
     replaced: int
 
@@ -164,7 +164,7 @@ class _Counting:
                 self._tallies[self._queues.number(key)] = tally
         self._clean = not store.has_abort
 
-    def all_sound(self, start: int, end: int) -> Walked | None:
+    def all_sound(self, start: int, end: int) -> WalkResults | None:
         """Return what walks from ``start`` to ``end`` would show, where every message has its
         entry, and every entry its message; else None. StoreIOError.
         """
@@ -172,11 +172,11 @@ class _Counting:
             if tally.claims or tally.without_queue or not self._is_sound(
                     number, self._runs(number, np.zeros(0, np.int64))):
                 return None
-        return Walked([], [], self._seen.passed.intact_end, self._accepted(start, end), {
+        return WalkResults([], [], self._seen.passed.intact_end, self._accepted(start, end), {
             number: tally.next_offset for number, tally in self._tallies.items()},
             sound=set(self._tallies), newest=self._seen.last_store_timestamp)
 
-    def known(self, release: str) -> int:
+    def lost(self, release: str) -> int:
         """Return the count. StoreIOError."""
         queues, version, log = self._queues, self._version, self._log
         loose, damaged, agreeing = self._without_entry()
@@ -319,14 +319,14 @@ class _Counting:
     # -- what a walk would have seen --------------------------------------------------------------
 
     def _walked(self, start: int, end: int, loose: _Messages, damaged: _Messages,
-                agreeing: Array) -> Walked:
+                agreeing: Array) -> WalkResults:
         seen = self._seen
         spans = [span for span in seen.spans if span.kind != BLANK]
         places = [(span.offset, span.end) for span in spans]
         places += [(record.offset, record.offset + record.size) for record in seen.bad
                    if record.is_body]
-        walked = Walked(spans, places, seen.passed.intact_end, self._accepted(start, end),
-                        newest=seen.last_store_timestamp)
+        walked = WalkResults(spans, places, seen.passed.intact_end, self._accepted(start, end),
+                             newest=seen.last_store_timestamp)
         walked.ends = {number: tally.next_offset for number, tally in self._tallies.items()
                        if tally.next_offset}
         for number, offset in zip(loose.number.tolist(), loose.offset.tolist(), strict=True):

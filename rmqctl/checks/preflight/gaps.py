@@ -20,9 +20,9 @@ from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import Array
 
-_MOST = 1 << 20
+_MAX_RUNS = 1 << 20
 """Pieces of queues without a gap that are kept apart."""
-_NEAR = 1000
+_MAX_AHEAD = 1000
 """Queue offsets beyond the last record of its queue up to which a damaged record is believed."""
 
 
@@ -35,7 +35,7 @@ class Gap(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Piece:
+class _RecordRun:
     """Records of a queue without a gap: places of the first and last, offsets from … to before."""
 
     low: int
@@ -65,7 +65,7 @@ class DamagedBytes:
 class LogGaps:
     """Goes along with the walks of a log, in any order of its ranges."""
 
-    _pieces: dict[int, list[_Piece]] = field(default_factory=dict)
+    _pieces: dict[int, list[_RecordRun]] = field(default_factory=dict)
     _held: int = 0
     _told: list[bool] = field(default_factory=list)
     """Of each queue, whether its offsets follow each other in the log."""
@@ -93,14 +93,14 @@ class LogGaps:
         and the last, queue offsets from … to before …), and queue offsets of damaged records and
         their ``places``.
         """
-        self._pieces[number] = [_Piece(low, first, high, end) for low, first, high, end in pieces]
+        self._pieces[number] = [_RecordRun(*piece) for piece in pieces]
         if len(damaged):
             self._named.setdefault(number, []).append(
                 (damaged, np.ones_like(damaged), places))
 
     def _take(self, number: Array, offset: Array, count: Array, place: Array) -> None:
         """Intact records, by number of their queue."""
-        if not len(number) or self._held >= _MOST:
+        if not len(number) or self._held >= _MAX_RUNS:
             return
         end = offset + count
         begins = np.append(True, (number[1:] != number[:-1]) | (offset[1:] != end[:-1])
@@ -110,7 +110,7 @@ class LogGaps:
         for queue, *fields in zip(number[first].tolist(), place[first].tolist(),
                                   offset[first].tolist(), place[last].tolist(), end[last].tolist(),
                                   strict=True):
-            piece, pieces = _Piece(*fields), self._pieces.setdefault(queue, [])
+            piece, pieces = _RecordRun(*fields), self._pieces.setdefault(queue, [])
             if pieces and pieces[-1].end == piece.first and pieces[-1].high < piece.low:
                 pieces[-1].high, pieces[-1].end = piece.high, piece.end
             else:
@@ -137,7 +137,7 @@ class LogGaps:
         """
         pieces = sorted((piece for piece in self._pieces.get(number, ()) if piece.low < end),
                         key=lambda piece: piece.low)
-        last = _Piece(-1, 0, -1, 0) if from_zero else None
+        last = _RecordRun(-1, 0, -1, 0) if from_zero else None
         for piece in pieces:
             if last is not None and piece.low <= last.high:
                 # A part of the log that two walks have passed.
@@ -158,7 +158,7 @@ class LogGaps:
             named.add(offset[place < end], count[place < end])
         if last is not None and last.high >= 0:
             near = OffsetRuns()
-            near.add_run(last.end, last.end + _NEAR)
+            near.add_run(last.end, last.end + _MAX_AHEAD)
             behind = named.without(named.without(near)).without(accounted)
             if behind.count():
                 yield Gap(last.high, 1 + max(int(place[behind.has(offset)].max(initial=last.high))

@@ -18,8 +18,8 @@ def in_words(prediction: Prediction) -> Phrase:
     if prediction.not_judged:
         broker = Phrase("as far as known, {broker}", broker=broker)
     gone, account = [], prediction.account
-    if account.known:
-        lost = account.lost_in_words(account.known)
+    if account.known_lost:
+        lost = account.lost_in_words(account.known_lost)
         topics = _of_topics(account.already_by_topic)
         gone.append(Phrase("{what} ({names})", what=lost, names=topics) if topics else lost)
     causes = [loss.cause for loss in prediction.beside_messages if loss.already]
@@ -61,7 +61,7 @@ def in_words(prediction: Prediction) -> Phrase:
         costs.append(Phrase("keep {count:,} message that the next start loses",
                             "keep {count:,} messages that the next start loses",
                             count=prediction.second_start.messages_lost))
-    if account.known and prediction.rows_cut and not costs:
+    if account.known_lost and prediction.rows_cut and not costs:
         costs.append(Phrase("delete the entries that prove this loss"))
     also = prediction.also_loses
     if costs and also is not None:

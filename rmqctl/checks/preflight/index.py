@@ -26,7 +26,7 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.store import Store
 
 _PAGE = 1 << 16
-_MOST_KEYS = 1 << 15
+_MAX_KEYS = 1 << 15
 """Keys a message can have: its properties are no longer."""
 
 
@@ -127,7 +127,7 @@ class Index:
             return 0
         try:
             number = number_of_first = self._count - 1
-            while number_of_first > 0 and number - number_of_first < _MOST_KEYS:
+            while number_of_first > 0 and number - number_of_first < _MAX_KEYS:
                 entry = index.entry(number_of_first)
                 if entry is None or entry.physical_offset != self._end_phy:
                     break

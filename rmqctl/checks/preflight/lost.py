@@ -31,11 +31,11 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
 from rmqctl.store.queue.search import begun_at
 
 Progress = Callable[[int], None]
-KEEP = 10_000
+MAX_NAMED = 10_000
 """Lost messages that are named singly."""
 _BLOCK = 1 << 17
 _SOME = 4096
-_FAR = 4096
+_MAX_DISTANCE = 4096
 _ENDLESS = 1 << 62
 
 
@@ -129,7 +129,7 @@ class _Topics:
         names = [os.fsdecode(topic) for topic in self._topics.texts]
         for number, count in zip(*np.unique(topic, return_counts=True), strict=True):
             self.by_topic[names[int(number)]] += int(count)
-        left = slice(0, KEEP - len(self.first))
+        left = slice(0, MAX_NAMED - len(self.first))
         for number, *rest in zip(*(column[left].tolist() for column in (
                 topic, queue_id, offset, place, size, when)), strict=True):
             self.first.append(LostMessage(names[number], *rest))
@@ -158,7 +158,7 @@ class Cut(_Topics):
                 self._take_undecided(log, batch, end)
 
 
-class Lost(_Topics):
+class TruncatedMessages(_Topics):
     """Intact messages beyond the end of the log, by topic.
 
     ``superseded`` counts those whose place in their queue is held by a message before that end:
@@ -350,7 +350,7 @@ class Unreachable:
                 offset[order[ends - 1]].tolist(), (ends - starts).tolist(), strict=True)):
             state = self._queues.states[queue]
             if isinstance(state.found, ConsumeQueue) and first >= state.found.first_index and (
-                    last < state.found_end) and last - first < end + _FAR:
+                    last < state.found_end) and last - first < end + _MAX_DISTANCE:
                 with closing(state.found) as held:
                     units = plain_units(held.timed_units(first, last + 1 - first))
                 begin[:, at] = total - first, len(units) + total
@@ -394,7 +394,7 @@ def units_at(queue: ConsumeQueue, offset: Array) -> Array:
     out: Array = np.zeros(len(offset), queue.timed_units(0, 0).dtype)
     order = np.argsort(offset, kind="stable")
     with closing(queue):
-        for part in np.split(order, np.flatnonzero(np.diff(offset[order]) > _FAR) + 1):
+        for part in np.split(order, np.flatnonzero(np.diff(offset[order]) > _MAX_DISTANCE) + 1):
             if not len(part):
                 continue
             first = int(offset[part[0]])

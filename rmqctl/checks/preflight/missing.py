@@ -26,23 +26,23 @@ from rmqctl.store.store import Store
 
 
 class Missing(NamedTuple):
-    """Messages that a store has lost. ``known``: what entries, index or consumer offsets know and
-    the log does not have, None where that cannot be judged; ``in_repairs``: messages that repairs
-    dropped, and ``discarded`` the undecided records among what they left out.
+    """Messages that a store has lost. ``known_lost``: what entries, index or consumer offsets know
+    and the log does not have, None where that cannot be judged; ``in_repairs``: messages that
+    repairs dropped, and ``discarded`` the undecided records among what they left out.
     """
 
-    known: int | None = None
+    known_lost: int | None = None
     in_repairs: int = 0
     discarded: int = 0
 
     @property
     def already(self) -> int:
-        return (self.known or 0) + self.in_repairs
+        return (self.known_lost or 0) + self.in_repairs
 
     @property
     def counted(self) -> int | None:
         """Return the same; None where it cannot be judged."""
-        return None if self.known is None else self.already
+        return None if self.known_lost is None else self.already
 
     @property
     def total(self) -> int:
@@ -64,9 +64,9 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
         return unjudged
     try:
         if not (damaged or any(store.log.gaps()) or _after_the_end(store)):
-            return unjudged._replace(known=0)
+            return unjudged._replace(known_lost=0)
         count = None if seen is None else known_from(store, seen)
-        return unjudged._replace(known=preflight(store, full=True).account.known
+        return unjudged._replace(known_lost=preflight(store, full=True).account.known_lost
                                  if count is None else count)
     except (StoreIOError, UsageError):
         return unjudged
@@ -90,7 +90,8 @@ def known_beyond(store: Store, end: int) -> Beyond:
     places = looked_from[looked_from >= end]
     predicted = _predicted(store)
     lost = predicted.account
-    return Beyond(min(len(places) + lost.by_offsets + predicted.lost_at_end, lost.known), places)
+    return Beyond(min(len(places) + lost.by_offsets + predicted.lost_at_end, lost.known_lost),
+                  places)
 
 
 def known_by_offsets(store: Store) -> int:

@@ -48,15 +48,15 @@ class LogFacts(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """A position beyond the end of plain queue ``number``, known to have held up to ``known``."""
+    """A committed offset beyond ``known_end``, the known end of plain queue ``number``."""
 
     number: int
     position: OffsetBeyondEnd
-    known: int
+    known_end: int
 
     @property
     def missing(self) -> int:
-        return self.position.offset - self.known
+        return self.position.offset - self.known_end
 
 
 class Positions:
@@ -102,7 +102,7 @@ class Positions:
         lost: Counter[str] = Counter()
         for beyond in furthest:
             lost[beyond.position.topic] += beyond.missing
-            self.lost[beyond.number] = beyond.known, beyond.position.offset
+            self.lost[beyond.number] = beyond.known_end, beyond.position.offset
         predicted.positions_unclear = [beyond.position for beyond in (*alone, *without_room)]
         predicted.position_notes = list(self._notes(furthest, alone, without_room, room))
         predicted.notes += predicted.position_notes

@@ -39,7 +39,7 @@ from rmqctl.checks.preflight.from_pass import SoundPass, sound_pass
 from rmqctl.checks.preflight.index import Index
 from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
-from rmqctl.checks.preflight.lost import Counted, Lost, Unreachable, duplicate_files
+from rmqctl.checks.preflight.lost import Counted, TruncatedMessages, Unreachable, duplicate_files
 from rmqctl.checks.preflight.queues import Queues
 from rmqctl.checks.preflight.second import second_start
 from rmqctl.checks.preflight.startup import start_of
@@ -166,14 +166,14 @@ class _Start:
                  log: CommitLog, full: bool, running: bool, progress: Progress | None,
                  seen: RangeResult | None) -> None:
         self.store, self.version, self.log = store, version, log
-        self.made, self.found = predicted, loading
+        self.predicted, self.loading = predicted, loading
         self.full, self.running, self.progress = full, running, progress
         self.clean = predicted.recovery == "normal"
         self.saved = checkpoint(store)
         self.queues = Queues(store, version)
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
         self.unreachable = Unreachable(self.queues, log)
-        self.lost: Lost | None = None
+        self.lost: TruncatedMessages | None = None
         """Messages that the start truncates; None if a repair has done so."""
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
@@ -191,7 +191,7 @@ class _Start:
 
     def run(self) -> None:
         # What the start makes of log and queues.
-        predicted = self.made
+        predicted = self.predicted
         predicted.loaded_log = list(self.log.files)
         if not self.log.files:
             predicted.truncate_to = 0
@@ -219,7 +219,7 @@ class _Start:
                 predicted, self.queues, self.already, self.unreachable, self.lost), self.running)
         # What is said of it, and what changes.
         self._notes()
-        actions.fill(predicted, self.store, self.log, self.version, self.found, self.queues,
+        actions.fill(predicted, self.store, self.log, self.version, self.loading, self.queues,
                      self.index, self.walk, self.saved, self.already.gone)
         if self.walk is not None and predicted.starts and self.cut is None:
             predicted.second_start = second_start(
@@ -227,7 +227,7 @@ class _Start:
 
     def _recover(self, predicted: Prediction) -> None:
         # Where recovery begins.
-        predicted, log, version = self.made, self.log, self.version
+        predicted, log, version = self.predicted, self.log, self.version
         reach = self.queues.max_physic
         number, predicted.start_reason = start_file(self.store, log, version, reach)
         start = log.files[number]
@@ -327,7 +327,7 @@ class _Start:
 
     def _table(self) -> None:
         """Build the table of queue offsets: 5.x fails at a queue whose last file has no row."""
-        predicted = self.made
+        predicted = self.predicted
         if not self.version.empty_queue_file_fails:
             return
         for state in self.queues.states:
@@ -342,9 +342,9 @@ class _Start:
 
     def _reput(self, predicted: Prediction) -> None:
         """Dispatch what follows once recovery is over (4.x: from the queues' own end)."""
-        assert self.made.truncate_to is not None
+        assert self.predicted.truncate_to is not None
         # From where on the broker dispatches.
-        end, log = self.made.truncate_to, self.log
+        end, log = self.predicted.truncate_to, self.log
         if not self.version.reput_from_queues and self.ledger is None:
             return
         start = max(log.min_offset, self.queues.max_physic, 0)
@@ -353,7 +353,7 @@ class _Start:
         # The walk, and what it adds.
         walk = ReputWalk(log, start, end, self.version)
         if start < end:
-            self.made.dispatch.append(
+            self.predicted.dispatch.append(
                 DispatchRange(start, end, None, True, self.queues.positions()))
             for batch in walk:
                 put = self._dispatch(batch, np.ones(len(batch), bool), walk.odd)
@@ -371,11 +371,11 @@ class _Start:
                     self.unreachable.regain(batch, put)
             # Where it gets stuck, and what it skips.
             if walk.stuck is not None:
-                self.made.starts = False
-                self.made.refusals.append(Phrase(
+                self.predicted.starts = False
+                self.predicted.refusals.append(Phrase(
                     "start-up hangs at physical offset {stuck}: no file covers it, and dispatch "
                     "must reach the end of the log", stuck=walk.stuck))
-            self.made.notes += [Phrase(
+            self.predicted.notes += [Phrase(
                 "{offset} to the end of its file is unreadable and gets no entries",
                 offset=position) for position in walk.skipped]
             self.skipped = walk.skipped if self.clean else []
@@ -385,7 +385,7 @@ class _Start:
         """Read the part of the log that the broker does not read."""
         end = self.start
         if self.clean and (self.version.reput_from_queues or self.ledger is not None):
-            end = min(self.reput_start, self.made.truncate_to or 0)
+            end = min(self.reput_start, self.predicted.truncate_to or 0)
         unread = [(self.log.min_offset, end)]
         for position in self.skipped:
             file = self.log.file_of(position)
@@ -408,9 +408,9 @@ class _Start:
         return put
 
     def _count(self, predicted: Prediction) -> None:
-        predicted = self.made
+        predicted = self.predicted
         self.unreachable.flush()
-        lost = Lost(self.queues, predicted.truncate_to or 0)
+        lost = TruncatedMessages(self.queues, predicted.truncate_to or 0)
         # Intact messages beyond the end of the log; after a repair these were cut off then.
         lost.collect(self.log, self._beyond, self.progress, whether=not self.full)
         if self.cut is not None:
@@ -472,7 +472,7 @@ class _Start:
             predicted.notes.append(Joined("; ", parts))
 
     def _notes(self) -> None:
-        predicted, walk = self.made, self.walk
+        predicted, walk = self.predicted, self.walk
         # Epochs and index.
         epochs = read_epochs(self.store)
         if epochs.main.fault is not None or epochs.used is epochs.backup:

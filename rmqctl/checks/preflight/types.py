@@ -86,7 +86,7 @@ class SecondStart:
     lost_by_topic: dict[str, int]
 
     @property
-    def said(self) -> Phrase:
+    def sentence(self) -> Phrase:
         """Return one sentence."""
         return Phrase(
             "The second, clean start truncates the log at {offset} and loses {count:,} message "

@@ -16,7 +16,7 @@ from rmqctl.store.log.commit_log import packed_records
 from rmqctl.store.store import Store
 
 _SOME = 4096
-_MOST = 1 << 16
+_MAX_LOOKED_UP = 1 << 16
 """Records whose queue offsets are looked up; the others are only counted."""
 
 
@@ -31,7 +31,7 @@ class Undecided:
     def look(self, spans: Iterable[Span]) -> None:
         """Take those that are in some of a walk's spans. Raises: StoreIOError."""
         frames = [frame for span in spans for frame in span.doubtful]
-        room = max(0, _MOST - self.count)
+        room = max(0, _MAX_LOOKED_UP - self.count)
         self.count += len(frames)
         log = self.store.log
         for start in range(0, min(len(frames), room), _SOME):

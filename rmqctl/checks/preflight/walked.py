@@ -8,7 +8,7 @@ from rmqctl.scan.frames import Array, Span
 
 
 @dataclass(slots=True)
-class Walked:
+class WalkResults:
     """Results of `AlreadyLost.look` in walks over the whole log. By number of the queue: ``ends``
     after the last queue offset of an intact message; ``pieces`` (places of the first and last,
     queue offsets from … to before …) of messages that follow each other, ``damaged`` queue offsets

@@ -66,12 +66,12 @@ class AtStart:
         if place is None:
             return PutRight()
 
-        def made(start: Prediction) -> bool:
+        def is_recreated(start: Prediction) -> bool:
             losses = (start.queue_losses or {}).get(key)
             return (losses is not None and losses.end == end and not losses.without_row
                     and not losses.cut)
 
-        return self._judge(place, made)
+        return self._judge(place, is_recreated)
 
     def rely(self) -> None:
         """Note that something counts as no trouble because a start is still to come."""
@@ -98,7 +98,7 @@ class AtStart:
         name = relative(self.store, finding.file)
         telling = finding.category == "index-ahead"
         right = self._judge(None, lambda start: name in start.doomed and not (
-            telling and start.account.known))
+            telling and start.account.known_lost))
         of_end_time = (finding.category, finding.offset) == ("index-header", _END_TIME)
         if not right.severity or (of_end_time and right.entries_lost):
             return finding

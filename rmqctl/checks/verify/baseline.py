@@ -17,8 +17,8 @@ from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.files.durable import replace_file
 
 _FIELDS = ("category", "structure", "file", "offset", "topic", "queue_id", "queue_offset")
-_MOST = 1_000_000
-_LARGEST = 1 << 30
+_MAX_KEYS = 1_000_000
+_MAX_BYTES = 1 << 30
 Key = tuple[Any, ...]
 
 
@@ -38,7 +38,7 @@ class Baseline:
         read.
         """
         try:
-            if vfs.getsize(path) > _LARGEST:
+            if vfs.getsize(path) > _MAX_BYTES:
                 raise UsageError(f"{path}: too large for a baseline file")
             with vfs.open_bytes(path) as source:
                 rows = json.load(source)["findings"]
@@ -57,7 +57,7 @@ class Baseline:
     def knows(self, finding: Finding) -> bool:
         """Return whether it is one of the known ones."""
         key = self._key(finding)
-        if len(self._seen) < _MOST:
+        if len(self._seen) < _MAX_KEYS:
             self._seen[key] = None
         return key in self._known
 
@@ -68,8 +68,8 @@ class Baseline:
 
     def rows(self) -> list[dict[str, Any]]:
         """Return what was seen, in the form of the file. RefusedError for too many findings."""
-        if len(self._seen) >= _MOST:
-            raise RefusedError(f"more than {_MOST:,} findings: too many for a baseline")
+        if len(self._seen) >= _MAX_KEYS:
+            raise RefusedError(f"more than {_MAX_KEYS:,} findings: too many for a baseline")
         store = {} if self.store is None else {"store": self.store}
         return [store | dict(zip(_FIELDS, key, strict=True))
                 for key in sorted(self._seen, key=repr)]

@@ -21,7 +21,7 @@ from rmqctl.parse_values import time_or_zero, time_text
 from rmqctl.store.store import Store
 
 _FIX = "rmqctl recover STORE --only checkpoint"
-_MOST = 1 << 16
+_MAX_SIZE = 1 << 16
 _NOT_SET = -1
 """Value of the two offsets that brokers write without such an offset."""
 _DRIFT_MS = 3_600_000
@@ -59,7 +59,7 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
                            "missing: after a crash a broker checks the whole log", 0)
         return
     try:
-        data, size = read_start(path, _MOST)
+        data, size = read_start(path, _MAX_SIZE)
     except StoreIOError as error:
         yield unreadable("checkpoint", path, error)
         return

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from rmqctl import vfs
 from rmqctl.checks.findings import WARNING, Finding
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.verdict import Verdict
+from rmqctl.checks.verify.verdict import VerifyResult
 from rmqctl.errors import FormatError
 from rmqctl.formats import kinds
 from rmqctl.phrases import Phrase
@@ -24,7 +24,7 @@ STRUCTURE = "client-offsets"
 _HEAD = 4096
 
 
-class Entries(NamedTuple):
+class ClientOffsetsCoverage(NamedTuple):
     """Contents of the file."""
 
     queues: int
@@ -35,7 +35,7 @@ class Entries(NamedTuple):
         return self._asdict()
 
 
-def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
+def verdict_of(path: str, most: int) -> VerifyResult[ClientOffsetsCoverage] | None:
     """Return the verdict on a file, with at most so many findings; None for a file of another kind.
     StoreIOError.
     """
@@ -69,14 +69,14 @@ def verdict_of(path: str, most: int) -> Verdict[Entries] | None:
                  f"wrong format: {offsets.faults[0]}", None, WARNING)
     rows = [] if offsets is None else offsets.rows
     counts = Counter((finding.category, finding.severity) for finding in findings)
-    return Verdict(path, not any(finding.is_trouble for finding in findings),
-                   tuple(findings[:most]), counts,
-                   Entries(len(rows), len({row.broker for row in rows}),
-                           len({row.topic for row in rows})),
-                   ({"structure": STRUCTURE},))
+    return VerifyResult(path, not any(finding.is_trouble for finding in findings),
+                        tuple(findings[:most]), counts,
+                        ClientOffsetsCoverage(len(rows), len({row.broker for row in rows}),
+                                              len({row.topic for row in rows})),
+                        ({"structure": STRUCTURE},))
 
 
-def covered(verdict: Verdict[Entries]) -> dict[str, Any]:
+def covered(verdict: VerifyResult[ClientOffsetsCoverage]) -> dict[str, Any]:
     """Return what was covered, for people."""
     return {"queues": str(verdict.coverage.queues), "brokers": str(verdict.coverage.brokers),
             "topics": str(verdict.coverage.topics),

@@ -17,13 +17,13 @@ from rmqctl.phrases import Phrase, counted
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
-SINGLE = 100
+MAX_SINGLE = 100
 """Findings of one category in one file that are told one by one; the rest is counted."""
 LOOK = "rmqctl dump FILE --at OFFSET --hex"
 
 
 def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
-            most: int = SINGLE) -> Iterator[Finding]:
+            most: int = MAX_SINGLE) -> Iterator[Finding]:
     """Yield the first ``most`` findings of each category, structure and file (or folder).
 
     The rest is counted, and reported in one finding each at the end: random bytes in a large file
@@ -115,11 +115,11 @@ class Gaps:
         """
         before = np.concatenate([[self.used - 1], number[:-1]])
         self._pending += [(int(before[row]) + 1, int(number[row] - before[row]) - 1)
-                          for row in np.flatnonzero(number - before > 1)[:SINGLE].tolist()]
+                          for row in np.flatnonzero(number - before > 1)[:MAX_SINGLE].tolist()]
         self.used = int(number[-1]) + 1
         last = int(number[valid][-1]) if valid.any() else -1
         certain = [gap for gap in self._pending if gap[0] < last]
-        self._pending = self._pending[len(certain):][:SINGLE]
+        self._pending = self._pending[len(certain):][:MAX_SINGLE]
         return certain
 
 

@@ -43,7 +43,7 @@ FOLDER, LOG, QUEUE = "compaction", "compactionLog", "compactionCq"
 POSITIONS = "position-checkpoint"
 _PAGE = 1 << 15
 _COLUMNS = ("offset", "size", "store_timestamp", "msg_base_offset", "tags_code")
-_MOST_JSON = 16 << 20
+_MAX_JSON = 16 << 20
 
 
 def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
@@ -282,7 +282,7 @@ def _json(store: Store, name: str) -> dict[str, object] | FormatError | StoreIOE
     if not vfs.lexists(store.path(FOLDER, name)):
         return None
     try:
-        value = config_json.parse(store.read_small(FOLDER, name, most=_MOST_JSON)).value
+        value = config_json.parse(store.read_small(FOLDER, name, most=_MAX_JSON)).value
     except (FormatError, StoreIOError) as error:
         return error
     return value if isinstance(value, dict) else FormatError("not a JSON object", offset=0)

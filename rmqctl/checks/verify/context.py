@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 _IN_MEMORY = "not yet flushed: entries are in the broker's memory"
 _WAS_IN_MEMORY = "never flushed: entries were in the killed broker's memory"
-KEEP = 100_000
+MAX_LISTED = 100_000
 """Damaged records and spans that are listed; the rest is only counted."""
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
@@ -254,7 +254,7 @@ class RangeResult:
 
     def keep_bad(self, record: BadRecord) -> None:
         """List a record, up to a limit."""
-        if len(self.bad) < KEEP:
+        if len(self.bad) < MAX_LISTED:
             self.bad.append(record)
         else:
             self.unlisted += 1
@@ -303,7 +303,7 @@ class RangeResult:
 
 
 @dataclass(slots=True)
-class Wanted:
+class ComparedStructures:
     """Structures that the pass compares the log with; ``profile``: whether it creates a profile."""
 
     queues: bool = True

@@ -24,14 +24,14 @@ from rmqctl.store.layout import DATABASE_FILE
 from rmqctl.store.store import Store
 
 WORKING = ("compacting", "replicating")
-_ELECTORATE = 1000
+_MAX_VOTERS = 1000
 """Queues whose files say what the file size is: enough to outvote any damage."""
 _LOG_FIX = "rmqctl recover STORE --strategy salvage"
 _CQ_FIX = "rmqctl recover STORE --only consumequeue"
 _INDEX_FIX = "rmqctl recover STORE --only index"
 MAX_SIZE = (1 << 31) - 1
 """No broker maps a larger file: sizes are Java integers."""
-_CANDIDATES = 20
+_MAX_CANDIDATES = 20
 """Different lengths and distances that are weighed: a folder may hold anything."""
 
 
@@ -61,18 +61,18 @@ def _nested(store: Store) -> str:
 
 
 def _commitlog(store: Store) -> Iterator[Finding]:
-    place = Place("commitlog", fix=_LOG_FIX)
+    sequence = FileSequence("commitlog", fix=_LOG_FIX)
     files: list[StoreFile] = []
     taken: list[int] = []
     # Each folder of the log; one that is missing costs the consume queues.
     for folder in store.log_folders:
         if not vfs.lexists(folder):
             if any(queue.exists for queue in store.known_queues.values()):
-                yield place.finding("file-missing", "the log folder is missing: a broker that "
-                                    "starts now deletes all consume queues", folder)
+                yield sequence.finding("file-missing", "the log folder is missing: a broker that "
+                                       "starts now deletes all consume queues", folder)
             continue
         log_listing = listing(folder)
-        yield from strange(place, folder, log_listing, nested=_nested(store))
+        yield from strange(sequence, folder, log_listing, nested=_nested(store))
         files += log_listing.files
         taken += occupied(log_listing)
     # The size that most of the files have.
@@ -81,27 +81,29 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     votes.add(files)
     size = store.sizes.commitlog_file or votes.size()
     if size is None:
-        yield from _only_odd(place, files)
+        yield from _only_odd(sequence, files)
         return
     if len(files) == 1 and store.sizes.commitlog_file is None and files[0].base % size:
         # Its own name says that it never had this length.
         file = files[0]
-        yield place.finding("file-size", f"has {file.size} bytes, and its name is not a multiple "
-                            "of that",
-                            file.path, base=file.base, position=file.size)
+        yield sequence.finding("file-size",
+                               f"has {file.size} bytes, and its name is not a multiple "
+                               "of that",
+                               file.path, base=file.base, position=file.size)
         return
-    yield from check_sequence(place, files, size, taken=sorted(taken), aligned=votes.sure(size))
+    yield from check_sequence(sequence, files, size, taken=sorted(taken), aligned=votes.sure(size))
 
 
-def _only_odd(place: Place, files: list[StoreFile]) -> Iterator[Finding]:
+def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Finding]:
     """Files none of which has a possible length: nothing says how long they should be."""
     for file in files:
         if file.size:
-            yield place.finding("file-size", f"has {file.size} bytes, a size that no broker uses "
-                                "here", file.path, base=file.base, position=file.size)
+            yield sequence.finding("file-size",
+                                   f"has {file.size} bytes, a size that no broker uses "
+                                   "here", file.path, base=file.base, position=file.size)
         else:
-            yield place.finding("file-empty", "empty file, like all files here", file.path,
-                                base=file.base, position=0)
+            yield sequence.finding("file-empty", "empty file, like all files here", file.path,
+                                   base=file.base, position=0)
 
 
 # -- queues ----------------------------------------------------------------------------------
@@ -115,26 +117,26 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
         return
     # The size that most files of the structure have.
     votes = Votes(unit)
-    for files in islice(_voters(store, top), _ELECTORATE):
+    for files in islice(_voters(store, top), _MAX_VOTERS):
         votes.add(files)
     size = given or votes.size()
     nested = _nested(store)
     topics = store.listed(top)
-    yield from _not_a_folder(Place(structure, fix=fix), top, topics, "topic", DATABASE_FILE)
+    yield from _not_a_folder(FileSequence(structure, fix=fix), top, topics, "topic", DATABASE_FILE)
     # Topic by topic, queue by queue.
     for topic in topics.folders:
         folder = os.path.join(top, topic)
         inside = store.listed(folder)
-        place = Place(structure, topic, fix=fix)
-        yield from _not_a_folder(place, folder, inside, "queue", None)
+        sequence = FileSequence(structure, topic, fix=fix)
+        yield from _not_a_folder(sequence, folder, inside, "queue", None)
         for name in inside.folders:
             path = os.path.join(folder, name)
             queue = _queue_id(name)
-            yield from _queue_name(place, path, name, queue)
+            yield from _queue_name(sequence, path, name, queue)
             if queue is None:
                 continue
             held = store.listed(path)
-            own = Place(structure, topic, queue, fix, row_size)
+            own = FileSequence(structure, topic, queue, fix, row_size)
             yield from strange(own, path, held, allowed=WORKING if part else (), nested=nested)
             if size is None:
                 yield from _only_odd(own, held.files)
@@ -160,30 +162,31 @@ def _queue_id(name: str) -> int | None:
         return None
 
 
-def _queue_name(place: Place, path: str, name: str, queue: int | None) -> Iterator[Finding]:
+def _queue_name(sequence: FileSequence, path: str, name: str,
+                queue: int | None) -> Iterator[Finding]:
     """Yield a finding for a folder that is not a queue to a broker, which skips it (consumequeue.md
     §1).
     """
     if queue is None:
-        yield place.finding("file-name", "the name is not a queue id: a broker skips the folder",
-                            path, severity=INFO)
+        yield sequence.finding("file-name", "the name is not a queue id: a broker skips the folder",
+                               path, severity=INFO)
     elif str(queue) != name or queue < 0:
-        yield place.finding("file-name", f"a broker reads the name as queue {queue} and opens "
-                            "another folder", path, severity=INFO)
+        yield sequence.finding("file-name", f"a broker reads the name as queue {queue} and opens "
+                               "another folder", path, severity=INFO)
 
 
-def _not_a_folder(place: Place, folder: str, entries: Listing, meaning: str,
+def _not_a_folder(sequence: FileSequence, folder: str, entries: Listing, meaning: str,
                   allowed: re.Pattern[str] | None) -> Iterator[Finding]:
     for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable:
-            yield place.finding("file-unreadable", trouble.reason, trouble.path)
+            yield sequence.finding("file-unreadable", trouble.reason, trouble.path)
         elif allowed is None or not allowed.fullmatch(name):
-            yield place.finding("file-name", f"not a {meaning} folder: a broker skips it",
-                                trouble.path, severity=INFO)
+            yield sequence.finding("file-name", f"not a {meaning} folder: a broker skips it",
+                                   trouble.path, severity=INFO)
     for file in entries.files:
-        yield place.finding("file-name", f"a file in {os.path.basename(folder)}, which contains "
-                            f"{meaning} folders: a broker skips it", file.path, severity=INFO)
+        yield sequence.finding("file-name", f"a file in {os.path.basename(folder)}, which contains "
+                               f"{meaning} folders: a broker skips it", file.path, severity=INFO)
 
 
 # -- timer log and index ---------------------------------------------------------------------
@@ -193,61 +196,65 @@ def _timerlog(store: Store) -> Iterator[Finding]:
     folder = store.path("timerlog")
     if not vfs.lexists(folder):
         return
-    place = Place("timer")
+    sequence = FileSequence("timer")
     timer_listing = listing(folder)
-    yield from strange(place, folder, timer_listing, nested=_nested(store))
+    yield from strange(sequence, folder, timer_listing, nested=_nested(store))
     votes = Votes()
     votes.add(timer_listing.files)
     size = votes.size()
     if size is not None:
-        yield from check_sequence(place, timer_listing.files, size, taken=occupied(timer_listing),
+        yield from check_sequence(sequence, timer_listing.files, size,
+                                  taken=occupied(timer_listing),
                                   aligned=votes.sure(size))
     elif any(file.size for file in timer_listing.files):
-        yield from _only_odd(place, timer_listing.files)
+        yield from _only_odd(sequence, timer_listing.files)
     else:
         for file in timer_listing.files:
             # Other implementations make the first file when they start and fill it later.
-            yield place.finding("file-empty", "empty file: no timer message was ever written",
-                                file.path, base=file.base, position=0, severity=INFO)
+            yield sequence.finding("file-empty", "empty file: no timer message was ever written",
+                                   file.path, base=file.base, position=0, severity=INFO)
 
 
 def _index(store: Store) -> Iterator[Finding]:
     folder = store.path("index")
     if not vfs.lexists(folder):
         return
-    place = Place("index", fix=_INDEX_FIX)
+    sequence = FileSequence("index", fix=_INDEX_FIX)
     index_listing = store.index_listing
     # Names that no broker loads.
     for trouble in index_listing.troubles:
         if trouble.unreadable or trouble.reason == "not a regular file":
-            yield place.finding("file-unreadable", trouble.reason, trouble.path)
+            yield sequence.finding("file-unreadable", trouble.reason, trouble.path)
         else:
-            yield place.finding("file-name", "not the name of an index file (17 digits): a broker "
-                                "does not load it", trouble.path)
+            yield sequence.finding("file-name",
+                                   "not the name of an index file (17 digits): a broker "
+                                   "does not load it", trouble.path)
     for name in index_listing.folders:
-        yield place.finding("file-name", "a folder among the index files: a broker does not start "
-                            "with it", os.path.join(folder, name))
+        yield sequence.finding("file-name",
+                               "a folder among the index files: a broker does not start "
+                               "with it", os.path.join(folder, name))
     # Sizes, compared with the others.
     expected = _index_size(store)
     common, count = next(iter(Counter(file.size for file in index_listing.files).most_common(1)),
                          (0, 0))
     for number, file in enumerate(index_listing.files):
         if not vfs.access(file.path, os.R_OK):
-            yield place.finding("file-unreadable", "permission denied", file.path)
+            yield sequence.finding("file-unreadable", "permission denied", file.path)
         # Another configuration gives all later files another size; one alone is no such change.
         alone = count > 1 and file.size < common in (later.size
                                                      for later in index_listing.files[number:])
         if file.size == 0:
-            yield place.finding("file-empty", "empty file: a broker turns it into an index without "
-                                "entries", file.path, position=0)
+            yield sequence.finding("file-empty",
+                                   "empty file: a broker turns it into an index without "
+                                   "entries", file.path, position=0)
         elif file.size != expected is not None or alone:
             wanted = expected or common
-            yield place.finding(
+            yield sequence.finding(
                 "file-size", f"has {file.size} bytes, expected {wanted}",
                 file.path, position=min(file.size, wanted), length=abs(file.size - wanted))
         elif not _can_be_index(file.size):
-            yield place.finding("file-size", f"has {file.size} bytes, which fits no number of "
-                                "slots and entries", file.path, position=file.size)
+            yield sequence.finding("file-size", f"has {file.size} bytes, which fits no number of "
+                                   "slots and entries", file.path, position=file.size)
 
 
 def _index_size(store: Store) -> int | None:
@@ -265,8 +272,8 @@ def _can_be_index(size: int) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place of a sequence: its structure, and its queue if it has one."""
+class FileSequence:
+    """A sequence of files: its structure, and its queue if it has one."""
 
     structure: str
     topic: str | None = None
@@ -309,8 +316,8 @@ class Votes:
 
         A missing file makes a distance a multiple of the size, never a part of it.
         """
-        steps = [step for step, _ in self.steps.most_common(_CANDIDATES)]
-        lengths = [length for length, _ in self.lengths.most_common(_CANDIDATES)]
+        steps = [step for step, _ in self.steps.most_common(_MAX_CANDIDATES)]
+        lengths = [length for length, _ in self.lengths.most_common(_MAX_CANDIDATES)]
 
         def weight(size: int) -> tuple[int, bool, bool, int]:
             return (self.lengths[size] + self.steps[size],
@@ -324,7 +331,7 @@ class Votes:
         return self.lengths[size] + self.steps[size] > 1
 
 
-def strange(place: Place, folder: str, entries: Listing, *, allowed: tuple[str, ...] = (),
+def strange(sequence: FileSequence, folder: str, entries: Listing, *, allowed: tuple[str, ...] = (),
             nested: str = INFO) -> Iterator[Finding]:
     """Yield findings for other content in the folder of a sequence.
 
@@ -334,17 +341,18 @@ def strange(place: Place, folder: str, entries: Listing, *, allowed: tuple[str, 
     for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable or _in_sequence(name):
-            yield place.finding("file-unreadable", trouble.reason, trouble.path)
+            yield sequence.finding("file-unreadable", trouble.reason, trouble.path)
         elif not (name.endswith(".delete") and allowed):
-            yield place.finding("file-name", f"{trouble.reason}: a broker does not start with this "
-                                "name in the folder", trouble.path)
+            yield sequence.finding("file-name",
+                                   f"{trouble.reason}: a broker does not start with this "
+                                   "name in the folder", trouble.path)
     for name in entries.folders:
         path = os.path.join(folder, name)
         if _in_sequence(name):
-            yield place.finding("file-unreadable", "a folder with the name of a file", path)
+            yield sequence.finding("file-unreadable", "a folder with the name of a file", path)
         elif name not in allowed and nested:
-            yield place.finding("file-name", "a folder among the files: brokers before 5.1 do "
-                                "not start with it", path, severity=nested)
+            yield sequence.finding("file-name", "a folder among the files: brokers before 5.1 do "
+                                   "not start with it", path, severity=nested)
 
 
 def _in_sequence(name: str) -> bool:
@@ -357,7 +365,7 @@ def occupied(entries: Listing) -> list[int]:
     return sorted(base for base in map(names.parse_offset, taken) if base is not None)
 
 
-def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int = 1,
+def check_sequence(sequence: FileSequence, files: list[StoreFile], size: int, *, unit: int = 1,
                    taken: Iterable[int] = (), gaps: bool = True,
                    aligned: bool = True) -> Iterator[Finding]:
     """Lengths, names and gaps of one sequence, sorted by name; ``size`` is what all should have.
@@ -368,41 +376,44 @@ def check_sequence(place: Place, files: list[StoreFile], size: int, *, unit: int
     usable: list[StoreFile] = []
     for number, file in enumerate(files):
         if not vfs.access(file.path, os.R_OK):
-            yield place.finding("file-unreadable", "permission denied", file.path)
+            yield sequence.finding("file-unreadable", "permission denied", file.path)
         last = number == len(files) - 1
-        yield from _length(place, file, size, unit, last)
+        yield from _length(sequence, file, size, unit, last)
         if aligned and file.base % size:
-            yield place.finding("file-name", f"{file.base} is not a multiple of the file size "
-                                f"{size}: no broker uses this name", file.path, base=file.base,
-                                position=0)
+            yield sequence.finding("file-name", f"{file.base} is not a multiple of the file size "
+                                   f"{size}: no broker uses this name", file.path, base=file.base,
+                                   position=0)
         elif usable and file.base == usable[-1].base:
-            yield place.finding("file-name", f"same name as {usable[-1].path}", file.path,
-                                base=file.base, position=0, severity=ERROR)
+            yield sequence.finding("file-name", f"same name as {usable[-1].path}", file.path,
+                                   base=file.base, position=0, severity=ERROR)
         else:
             usable.append(file)
     if gaps:
         for a, b in pairwise(usable):
-            yield from _missing(place, a, b.base, size, taken)
+            yield from _missing(sequence, a, b.base, size, taken)
 
 
-def _length(place: Place, file: StoreFile, size: int, unit: int, last: bool) -> Iterator[Finding]:
+def _length(sequence: FileSequence, file: StoreFile, size: int, unit: int,
+            last: bool) -> Iterator[Finding]:
     if file.size == 0 and last:
-        yield place.finding("file-empty", "empty file: brokers before 5.1.3 do not start with it, "
-                            "later ones delete it", file.path, base=file.base, position=0,
-                            length=size)
+        yield sequence.finding("file-empty",
+                               "empty file: brokers before 5.1.3 do not start with it, "
+                               "later ones delete it", file.path, base=file.base, position=0,
+                               length=size)
     elif file.size != size:
         position = min(file.size, size)
-        yield place.finding(
+        yield sequence.finding(
             "file-size", f"has {file.size} bytes, expected {size}: a broker does not start with it",
             file.path, base=file.base, position=position,
             length=abs(file.size - size))
     elif size % unit:
-        yield place.finding("file-size", f"{file.size} bytes are not a multiple of the {unit}-byte "
-                            "units", file.path, base=file.base, position=size - size % unit,
-                            length=size % unit)
+        yield sequence.finding("file-size",
+                               f"{file.size} bytes are not a multiple of the {unit}-byte "
+                               "units", file.path, base=file.base, position=size - size % unit,
+                               length=size % unit)
 
 
-def _missing(place: Place, before: StoreFile, end: int, size: int,
+def _missing(sequence: FileSequence, before: StoreFile, end: int, size: int,
              taken: Iterable[int]) -> Iterator[Finding]:
     """Yield files missing between ``before`` and the one at ``end``: one finding per stretch."""
     start = max(before.base + size, before.end)
@@ -410,7 +421,7 @@ def _missing(place: Place, before: StoreFile, end: int, size: int,
         if stop > start:
             count = -(-(stop - start) // size)
             path = os.path.join(os.path.dirname(before.path), names.build_offset(start))
-            yield place.finding(
+            yield sequence.finding(
                 "file-missing", f"{count} file{'s' if count > 1 else ''} missing: "
                 f"[{start}, {stop})", path, base=start, position=0, length=stop - start,
                 count=count)

@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rmqctl.checks.verify.verdict import Verdict
+from rmqctl.checks.verify.verdict import VerifyResult
 from rmqctl.checks.verify.verify import Coverage
 from rmqctl.errors import RmqctlError
 
 
 @dataclass(frozen=True, slots=True)
-class Judged:
+class JudgedStore:
     """The verdict on a store, or why it could not be made."""
 
     root: str
-    verdict: Verdict[Coverage] | None
+    verdict: VerifyResult[Coverage] | None
     error: RmqctlError | None = None
 
     def findings(self) -> list[dict[str, Any]]:
@@ -32,7 +32,7 @@ class Judged:
                                        if name != "findings"}}
 
 
-def document(judged: Sequence[Judged]) -> dict[str, Any]:
+def document(judged: Sequence[JudgedStore]) -> dict[str, Any]:
     """As that of ``verify``, over all stores, and what each of them came to."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     coverage: dict[str, int] = {}

@@ -31,7 +31,7 @@ def default_path(root: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class VerifiedEnd:
     """Up to where all was well: physical ``position``, a frame border.
 
     ``anchor`` and ``anchor_end`` are the last record before it: as long as it is there, the log has
@@ -52,8 +52,8 @@ class Place:
         return record is not None and self.anchor + record.total_size == self.anchor_end
 
 
-def next_place(before: Place | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
-               last_record: tuple[int, int] | None) -> Place:
+def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
+               last_record: tuple[int, int] | None) -> VerifiedEnd:
     """Return the place before which nothing has to be checked again: before the first trouble in
     the log.
 
@@ -62,22 +62,22 @@ def next_place(before: Place | None, findings: Iterable[Finding], *, ok: bool, l
     if ok:
         if last_record is None and before is not None:
             return before  # nothing came since
-        return Place(log_end, *(last_record or (None, None)))
+        return VerifiedEnd(log_end, *(last_record or (None, None)))
     # All of the log that was read is good up to its first trouble; if the trouble is elsewhere,
     # the next run looks at the same part again.
     troubled = [finding.offset for finding in findings if finding.is_trouble
                 and finding.structure == "commitlog" and finding.offset is not None]
-    start = before or Place(0)
+    start = before or VerifiedEnd(0)
     first = min(troubled, default=start.position)
-    return Place(first) if first > start.position else start
+    return VerifiedEnd(first) if first > start.position else start
 
 
-def load(path: str, root: str) -> Place | None:
+def load(path: str, root: str) -> VerifiedEnd | None:
     """Return what the last run of this store left; None when nothing (usable) is known."""
     try:
         with open(path, encoding="utf-8") as file:
             saved = json.load(file)
-        place = Place(saved["position"], saved["anchor"], saved["anchor_end"])
+        place = VerifiedEnd(saved["position"], saved["anchor"], saved["anchor_end"])
         same = saved["store"] == vfs.realpath(root)
     except (OSError, ValueError, KeyError, TypeError):
         return None
@@ -86,7 +86,7 @@ def load(path: str, root: str) -> Place | None:
     return place if same and good and place.position >= 0 else None
 
 
-def save(path: str, root: str, place: Place) -> None:
+def save(path: str, root: str, place: VerifiedEnd) -> None:
     """Remember a place: the file is the old one or the new one, whatever happens. StoreIOError."""
     text = json.dumps({"store": vfs.realpath(root), **asdict(place)})
     try:

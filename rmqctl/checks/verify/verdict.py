@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
-from rmqctl.checks.advice import Step
+from rmqctl.checks.advice import NextStep
 from rmqctl.checks.findings import ERROR, INFO, WARNING, Finding
 from rmqctl.checks.impact import Impact
 from rmqctl.checks.losses import TierLosses
@@ -29,7 +29,7 @@ _TOPICS = 3
 _WHY = Phrase("shows what the findings mean and what to do")
 KNOWN = "known"
 """Severity of a finding that is in the baseline."""
-Known = Callable[[Finding], bool]
+IsKnown = Callable[[Finding], bool]
 DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-damaged",
                     "physical-offset", "zero-gap", "torn-tail"})
 """Findings about bytes of the log which were messages."""
@@ -45,7 +45,7 @@ C = TypeVar("C", bound=Covering)
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict(Generic[C]):
+class VerifyResult(Generic[C]):
     """``findings`` are the first ones, ``counts`` all of them by (category, severity).
 
     Findings that are known already (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` has
@@ -74,11 +74,11 @@ class Verdict(Generic[C]):
 
     @property
     def total(self) -> int:
-        return sum(self.counts.values()) - self.known
+        return sum(self.counts.values()) - self.in_baseline
 
     @property
-    def known(self) -> int:
-        """Return findings that were known before."""
+    def in_baseline(self) -> int:
+        """Return the number of findings that are in the baseline."""
         return sum(count for (_, severity), count in self.counts.items() if severity == KNOWN)
 
     @property
@@ -225,9 +225,9 @@ class Verdict(Generic[C]):
             "coverage": coverage, "checked": list(self.checked),
             "not_judged": [{"structure": name, "reason": reason}
                            for name, reason in self.not_judged.items()],
-            "findings_total": self.total, "known": self.known,
+            "findings_total": self.total, "known": self.in_baseline,
             "next": [self.next] if self.next else [],
-            "steps": [Step(self.next, _WHY).as_dict()] if self.next else [],
+            "steps": [NextStep(self.next, _WHY).as_dict()] if self.next else [],
             "impact": self.impact,
             "damaged_from": self.damaged_from, "damaged_to": self.damaged_to,
             "counts": [{"category": category, "severity": severity, "count": count}
@@ -239,7 +239,8 @@ def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
     return sum(finding.count for finding in findings if finding.category in categories)
 
 
-def first_findings(findings: Iterable[Finding], most: int, is_known: Known | None = None) -> tuple[
+def first_findings(findings: Iterable[Finding], most: int,
+                   is_known: IsKnown | None = None) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
     """Return (the first ``most`` findings, the number of all by category and severity); the known
     ones are only counted.
@@ -261,7 +262,8 @@ def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
     return all(severity in (INFO, KNOWN) for _, severity in counts)
 
 
-def verdict(run: Verification, most: int, is_known: Known | None = None) -> Verdict[Coverage]:
+def verdict(run: Verification, most: int,
+            is_known: IsKnown | None = None) -> VerifyResult[Coverage]:
     """Run a verification to its end and keep the first ``most`` findings; with ``known`` it is ok
     when it finds nothing new.
     """
@@ -277,9 +279,9 @@ def verdict(run: Verification, most: int, is_known: Known | None = None) -> Verd
     first, counts = first_findings(findings(), most, is_known)
     before, after = (None, None) if not damage else times_around(run.store, *damage)
     ok = run.ok or nothing_new(counts)
-    return Verdict(run.store.root, ok, first, counts, run.coverage, tuple(run.checked),
-                   None if run.parts is None else len(run.parts), not_judged=run.not_judged,
-                   damaged_from=before, damaged_to=after)
+    return VerifyResult(run.store.root, ok, first, counts, run.coverage, tuple(run.checked),
+                        None if run.parts is None else len(run.parts), not_judged=run.not_judged,
+                        damaged_from=before, damaged_to=after)
 
 
 def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | None]:

@@ -19,7 +19,7 @@ from rmqctl.checks.findings import INFO, Finding, advised
 from rmqctl.checks.verify import checkpoint, compaction, config, files
 from rmqctl.checks.verify.at_start import AtStart
 from rmqctl.checks.verify.common import plural
-from rmqctl.checks.verify.context import Context, RangeResult, Wanted, known_topics
+from rmqctl.checks.verify.context import ComparedStructures, Context, RangeResult, known_topics
 from rmqctl.checks.verify.index import findings as index_structure
 from rmqctl.checks.verify.index.findings import index_findings
 from rmqctl.checks.verify.log import ranges
@@ -129,7 +129,7 @@ class Verification:
     log_end: int = 0
     last_record: tuple[int, int] | None = None
     profile: LogProfile | None = None
-    parts: list[ranges.Range] | None = None
+    parts: list[ranges.VerifyRange] | None = None
     not_judged: dict[str, str] = field(default_factory=dict)
     phase: Callable[[str], None] | None = None
     seen: RangeResult | None = None
@@ -146,13 +146,13 @@ class Verification:
         """Return whether all is well now, without a start of a broker that repairs it."""
         return self.ok and not self._at_start.relied_on
 
-    def _parts(self) -> list[ranges.Range] | None:
+    def _parts(self) -> list[ranges.VerifyRange] | None:
         """Return the ranges of the log to look at; None for all of it."""
         options, log = self.options, self.store.log
         if options.part is not None:
-            return [ranges.Range(*options.part, False)]
+            return [ranges.VerifyRange(*options.part, False)]
         if options.since is not None and options.since > log.min_offset:
-            return [ranges.Range(min(options.since, log.end), log.end, False)]
+            return [ranges.VerifyRange(min(options.since, log.end), log.end, False)]
         if options.sample is not None and options.sample < 1:
             return ranges.sample(self.store, options.sample, options.seed)
         return None
@@ -222,7 +222,8 @@ class Verification:
         if any(self._judges(name) for name in _OVER_LOG):
             # Ends first: what a running broker dispatches from now on is in the log already.
             ends = self._ends()
-            wanted = Wanted(self._judges("consumequeue"), options.wants("index"), options.profile)
+            wanted = ComparedStructures(self._judges("consumequeue"), options.wants("index"),
+                                        options.profile)
             try:
                 self.parts = self._parts()
                 if self.parts is None:

@@ -22,7 +22,7 @@ from rmqctl.phrases import Phrase, some_of
 
 if TYPE_CHECKING:
     from rmqctl.checks.diff.diff import Diff
-    from rmqctl.checks.diff.differences import Difference, Run
+    from rmqctl.checks.diff.differences import Difference, DifferenceRun
     from rmqctl.output import Output
     from rmqctl.output.human import Human
     from rmqctl.store import Store as OpenedStore
@@ -266,7 +266,7 @@ def _epochs(found: dict[str, Any] | None) -> str:
     return f"{have}, the first {found['common']} are equal; same log: {upto}"
 
 
-def _brief(run: Run) -> dict[str, Any]:
+def _brief(run: DifferenceRun) -> dict[str, Any]:
     """Return a row of the table: one difference, or several consecutive ones."""
     first, last = run.first, run.last
     where = first.file or ("" if first.physical_offset is None else str(first.physical_offset))

@@ -106,7 +106,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
     show_section(page, prediction.consumers, prediction.notes)
     # Consequences that appear only later, or only in some cases or versions.
     if prediction.second_start is not None:
-        page.text(prediction.second_start.said, "bad")
+        page.text(prediction.second_start.sentence, "bad")
     for text in prediction.undecided:
         page.text(text, "warn")
     if prediction.differences:

@@ -29,8 +29,8 @@ from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.baseline import Baseline
-    from rmqctl.checks.verify.state import Place
-    from rmqctl.checks.verify.verdict import Verdict
+    from rmqctl.checks.verify.state import VerifiedEnd
+    from rmqctl.checks.verify.verdict import VerifyResult
     from rmqctl.checks.verify.verify import Coverage, VerifyOptions
     from rmqctl.output import Output
 
@@ -77,7 +77,7 @@ def command(
         rmqctl verify /data/store --since-last --format-prometheus /metrics/rmq.prom
         rmqctl verify '/data/*/store' --baseline known.json --quiet-if-ok --limit-rate 50MiB
     """
-    from rmqctl.checks.verify.judged import Judged
+    from rmqctl.checks.verify.judged import JudgedStore
     from rmqctl.checks.verify.verify import STRUCTURES, VerifyOptions
     from rmqctl.commands.shared.verifying import (
         covered,
@@ -119,11 +119,11 @@ def command(
     for root in roots:
         _outside(root, {"--format-prometheus": prometheus, "--baseline": cron.baseline})
         try:
-            judged.append(Judged(root, check.of(replace(store, root=root))))
+            judged.append(JudgedStore(root, check.of(replace(store, root=root))))
         except RmqctlError as error:
             if len(roots) == 1 or error.exit_code == ExitCode.USAGE:
                 raise
-            judged.append(Judged(root, None, error))
+            judged.append(JudgedStore(root, None, error))
     # What to show, and to keep for the next run: first the latter, as who reads may go away.
     cron.settle(out, check.baselines)
     if not cron.quiet_if_ok or any(
@@ -175,7 +175,7 @@ class _Check:
     baselines: list[Baseline] = field(default_factory=list)
     _places: list[Callable[[], None]] = field(default_factory=list)
 
-    def of(self, store: StoreOptions) -> Verdict[Coverage]:
+    def of(self, store: StoreOptions) -> VerifyResult[Coverage]:
         """Return the verdict on a store. Raises NotAStoreError, StoreIOError, UsageError."""
         from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify import state as states
@@ -190,7 +190,7 @@ class _Check:
             baseline = self.cron.known(opened.root, store.root if self.named else None)
             known = None if baseline is None else baseline.knows
             # Where the last run ended.
-            before: Place | None = None
+            before: VerifiedEnd | None = None
             place = self.state or states.default_path(opened.root)
             if self.since_last:
                 _outside(opened.root, {"--state": place})
@@ -262,7 +262,7 @@ def _outside(root: str, files: dict[str, str | None]) -> None:
                              "to")
 
 
-def _metrics(path: str, verdicts: Sequence[Verdict[Coverage]]) -> None:
+def _metrics(path: str, verdicts: Sequence[VerifyResult[Coverage]]) -> None:
     import time
 
     from rmqctl.files.durable import replace_file

@@ -148,9 +148,9 @@ def command(
 
 def _then(look: str) -> list[dict[str, Any]]:
     """Return the next step after an undo, in JSON form."""
-    from rmqctl.checks.advice import Step
+    from rmqctl.checks.advice import NextStep
 
-    return [Step(look, Phrase("checks the store again")).as_dict()]
+    return [NextStep(look, Phrase("checks the store again")).as_dict()]
 
 
 def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: bool) -> None:

@@ -27,7 +27,7 @@ def replaced_text(count: int) -> str:
 
 def lost_texts(lost: Missing) -> Iterator[str]:
     """Yield the notes on messages that the log does not contain."""
-    if count := lost.known:
+    if count := lost.known_lost:
         yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost, "
                "according to consume queues, index or consumer offsets; run `rmqctl doctor` for "
                "details")

@@ -18,7 +18,7 @@ from rmqctl.output.units import size_text, time_text
 from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
-    from rmqctl.checks.advice import Step, Tail
+    from rmqctl.checks.advice import NextStep, Tail
     from rmqctl.checks.impact import Impact
     from rmqctl.output import Human, Output
     from rmqctl.repair.executor.room import Room
@@ -135,44 +135,44 @@ def _lost_by(plan: Plan, document: Mapping[str, Any]) -> int:
     return int(document.get("messages_lost_total", len(plan.messages_lost)))
 
 
-def _steps(proposal: Proposal, following: str | None) -> list[Step]:
+def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
     """Return the command to continue with, or each of those that the user has to choose from."""
-    from rmqctl.checks.advice import Step
+    from rmqctl.checks.advice import NextStep
 
     if following is None:
         return []
     if proposal.plan.empty:
-        return [Step(following, Phrase("checks the store again"))]
+        return [NextStep(following, Phrase("checks the store again"))]
     lost = proposal.plan.lost_for_sure if proposal.choice else proposal.plan.lost
     loses = {"messages": lost} if lost else {}
     if proposal.instead:
-        return [Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
-                     loses)]
+        return [NextStep(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
+                         loses)]
     if not proposal.choice:
         tail = [] if proposal.tail is None else [
             proposal.tail.truncated(shlex.quote(proposal.plan.root))]
         if proposal.purges:
-            return [Step(following, Phrase("carries the plan out, for good"), "irreversible",
-                         loses)]
+            return [NextStep(following, Phrase("carries the plan out, for good"), "irreversible",
+                             loses)]
         return [*(replace(step, command=typed.completed(step.command) or "") for step in tail),
-                Step(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
-                     loses)]
-    return [Step(typed.again(*words, without=("--dry-run",)), proposal.why_choose, "reversible",
-                 loses)
+                NextStep(following, Phrase("carries the plan out; `undo` reverts it"), "reversible",
+                         loses)]
+    return [NextStep(typed.again(*words, without=("--dry-run",)), proposal.why_choose, "reversible",
+                     loses)
             for words in proposal.choice]
 
 
-def steps_after(plan: Plan, look: str) -> list[Step]:
+def steps_after(plan: Plan, look: str) -> list[NextStep]:
     """Return the steps after a plan is applied: consumer offsets that it leaves beyond the end of a
     queue move to that end, then ``look`` checks the store again.
     """
-    from rmqctl.checks.advice import Step, to_the_end
+    from rmqctl.checks.advice import NextStep, to_the_end
 
     beyond = () if plan.consumers is None else {
         queue.group for queue in plan.consumers.affected if queue.beyond_end}
     return [*(replace(step, command=typed.completed(step.command) or "")
               for step in to_the_end(shlex.quote(plan.root), beyond)),
-            Step(look, Phrase("checks the store again"))]
+            NextStep(look, Phrase("checks the store again"))]
 
 
 def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: str) -> None:

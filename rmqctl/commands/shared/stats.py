@@ -129,7 +129,7 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
     if any(aggregate.unread for aggregate in figures.sums):
         raise typer.Exit(int(ExitCode.IO))
     if any(aggregate.bytes_damaged for aggregate in figures.sums) or any(
-            lacking.lost.known or lacking.holes for lacking in figures.lacking):
+            lacking.lost.known_lost or lacking.holes for lacking in figures.lacking):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
@@ -435,7 +435,8 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
             unused(source.files) for source in group))
         damaged = holes or bool(aggregate.bytes_damaged or aggregate.bodies_damaged)
         each = [missing(source.opened, damaged=damaged) for source in group]
-        lost = Missing(sum(one.known or 0 for one in each), sum(one.in_repairs for one in each),
+        lost = Missing(sum(one.known_lost or 0 for one in each),
+                       sum(one.in_repairs for one in each),
                        sum(one.discarded for one in each))
         where = f"{group[0].store}: " if len(groups) > 1 else ""
         if holes:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
-from rmqctl.phrases import Catalog, Joined, Phrase, counted, said
+from rmqctl.phrases import Catalog, Joined, Phrase, counted, translated
 
 if TYPE_CHECKING:
     from rmqctl.actions import Action
@@ -39,8 +39,8 @@ class Beginning(Phrase):
         made.values = {"text": text}
         return made
 
-    def said(self, catalog: Catalog) -> str:
-        return _beginning(said(self.values["text"], catalog))
+    def translated(self, catalog: Catalog) -> str:
+        return _beginning(translated(self.values["text"], catalog))
 
     def __getnewargs__(self) -> tuple[str]:
         return (self.values["text"],)

@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from rmqctl.checks.doctor import Diagnosis
     from rmqctl.checks.findings import Finding
     from rmqctl.checks.losses import TierLosses
-    from rmqctl.checks.verify.judged import Judged
-    from rmqctl.checks.verify.verdict import Covering, Known, Verdict
+    from rmqctl.checks.verify.judged import JudgedStore
+    from rmqctl.checks.verify.verdict import Covering, IsKnown, VerifyResult
     from rmqctl.checks.verify.verify import Coverage
     from rmqctl.ext.tiered.tier import Tier
     from rmqctl.output import Output
@@ -56,8 +56,8 @@ def structures(only: str | None, known: Sequence[str]) -> frozenset[str] | None:
     return names
 
 
-def show(out: Output, verdict: Verdict[C],
-         covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
+def show(out: Output, verdict: VerifyResult[C],
+         covered: Callable[[VerifyResult[C]], Mapping[str, str]]) -> None:
     """Print the verdict in the chosen format; ``covered``: what was covered, for people."""
     if verdict.total > len(verdict.findings):
         out.warn(Phrase("{some} more findings counted but not listed (--limit)",
@@ -69,7 +69,7 @@ def show(out: Output, verdict: Verdict[C],
     _conclude(out, verdict)
 
 
-def _conclude(out: Output, verdict: Verdict[C]) -> None:
+def _conclude(out: Output, verdict: VerifyResult[C]) -> None:
     out.conclude(*_first_line(verdict))
 
 
@@ -80,8 +80,8 @@ def completed(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def show_page(page: Human, verdict: Verdict[C],
-              covered: Callable[[Verdict[C]], Mapping[str, str]]) -> None:
+def show_page(page: Human, verdict: VerifyResult[C],
+              covered: Callable[[VerifyResult[C]], Mapping[str, str]]) -> None:
     """Show the verdict to people."""
     page.text(*_first_line(verdict))
     if not verdict.ok and verdict.concerned:
@@ -107,21 +107,21 @@ def show_page(page: Human, verdict: Verdict[C],
                          "only {count:,} parts of the log checked", count=verdict.pieces), "warn")
 
 
-def _first_line(verdict: Verdict[C]) -> tuple[Phrase, str]:
+def _first_line(verdict: VerifyResult[C]) -> tuple[Phrase, str]:
     """Return the verdict in a line, and its style."""
     return (Phrase("{store}: {verdict}", store=verdict.root, verdict=_headline(verdict)),
             "bad" if not verdict.ok else "warn" if verdict.not_judged else "good")
 
 
-def _headline(verdict: Verdict[C]) -> Phrase:
-    found = counted(verdict.troubles if not verdict.ok else verdict.known, "finding")
+def _headline(verdict: VerifyResult[C]) -> Phrase:
+    found = counted(verdict.troubles if not verdict.ok else verdict.in_baseline, "finding")
     if not verdict.ok:
-        return found if not verdict.known else Phrase(
-            "{findings}, and {known:,} in the baseline", findings=found, known=verdict.known)
+        return found if not verdict.in_baseline else Phrase(
+            "{findings}, and {known:,} in the baseline", findings=found, known=verdict.in_baseline)
     if verdict.not_judged:
         return Phrase("no damage found; not checked: {names}",
                       names=Joined(", ", verdict.not_judged))
-    if verdict.known:
+    if verdict.in_baseline:
         return Phrase("no new damage found; {findings} in the baseline", findings=found)
     return Phrase("no damage found")
 
@@ -139,7 +139,7 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
             "queue": queue, "detail": finding.detail}
 
 
-def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
+def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
     """Show what was covered of a store."""
     from rmqctl.checks.losses import Losses
 
@@ -177,7 +177,7 @@ def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
 # -- several stores -------------------------------------------------------------------------------
 
 
-def show_stores(out: Output, judged: Sequence[Judged]) -> None:
+def show_stores(out: Output, judged: Sequence[JudgedStore]) -> None:
     """Print the verdicts on stores in the chosen format."""
     from rmqctl.checks.verify.judged import document
 
@@ -200,7 +200,7 @@ def show_stores(out: Output, judged: Sequence[Judged]) -> None:
         out.conclude(*_first_line_of(judged))
 
 
-def _first_line_of(judged: Sequence[Judged]) -> tuple[Phrase, str]:
+def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
     """Return the verdict on several stores in a line, and its style."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     bad = sum(not verdict.ok for verdict in verdicts)
@@ -214,7 +214,8 @@ def _first_line_of(judged: Sequence[Judged]) -> tuple[Phrase, str]:
         "warn" if partly else "good")
 
 
-def end_with(judged: Sequence[Judged], fails: Callable[[Verdict[Coverage]], bool]) -> None:
+def end_with(judged: Sequence[JudgedStore],
+             fails: Callable[[VerifyResult[Coverage]], bool]) -> None:
     """End the command with the code of the first store that could not be checked at all, else with
     1 where any fails, else with that of a partly checked one.
     """
@@ -230,12 +231,12 @@ def end_with(judged: Sequence[Judged], fails: Callable[[Verdict[Coverage]], bool
         verdict.require_judged()
 
 
-def _reason(store: Judged) -> str:
+def _reason(store: JudgedStore) -> str:
     text = str(store.error)
     return text if store.root in text else f"{store.root}: {text}"
 
 
-def _show_table(page: Human, judged: Sequence[Judged]) -> None:
+def _show_table(page: Human, judged: Sequence[JudgedStore]) -> None:
     from rmqctl.checks.verify.verdict import KNOWN
 
     # One store gets its full page; several stores share a table.
@@ -255,8 +256,8 @@ def _show_table(page: Human, judged: Sequence[Judged]) -> None:
         # Show the most frequent kinds of findings, or what was not judged.
         top = each.counts.most_common(3)
         found = Phrase("no damage") if each.ok else counted(each.troubles, "finding")
-        if each.known:
-            found = Phrase("{what} ({known:,} in the baseline)", what=found, known=each.known)
+        if each.in_baseline:
+            found = Phrase("{what} ({known:,} in the baseline)", what=found, known=each.in_baseline)
         rows.append({
             "store": store.root,
             "verdict": Phrase("partly checked") if each.ok and each.not_judged else found,
@@ -289,8 +290,8 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
     return ",".join(name for name in names if name != TIERED), TIERED in names
 
 
-def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
-              asked: bool, known: Known | None = None) -> Verdict[Coverage]:
+def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int, *,
+              asked: bool, known: IsKnown | None = None) -> VerifyResult[Coverage]:
     """Return the verdict on a store, including the tier in it. ``asked``: the tier was named; then
     its absence is noted. ``known``: returns whether a finding is in the baseline.
     """
@@ -315,10 +316,10 @@ def with_tier(out: Output, store: Store, own: Verdict[Coverage], most: int, *,
 
 def diagnosed_with_tier(out: Output, store: Store, found: Diagnosis) -> Diagnosis:
     """Return a diagnosis of a store, including the tier in it."""
-    from rmqctl.checks.doctor import KEPT
+    from rmqctl.checks.doctor import MAX_LISTED
 
     own = found.findings
-    return found.with_tier(with_tier(out, store, own, len(own.findings) + KEPT, asked=False))
+    return found.with_tier(with_tier(out, store, own, len(own.findings) + MAX_LISTED, asked=False))
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:

@@ -24,7 +24,7 @@ from rmqctl.parse_values import show_times_in
 from rmqctl.phrases import counted
 
 if TYPE_CHECKING:
-    from rmqctl.checks.verify.verdict import Verdict
+    from rmqctl.checks.verify.verdict import VerifyResult
     from rmqctl.ext.tiered.verify.context import Coverage
 
 
@@ -84,7 +84,7 @@ def command(
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def covered(verdict: Verdict[Coverage]) -> dict[str, str]:
+def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
     """Show what was covered of a tier."""
     from rmqctl.checks.verify.common import plural
 

@@ -44,7 +44,7 @@ def headline(found: Diagnosis, say: Say) -> Headline:
         return Headline(WARN, say("No damage now; messages were lost before"))
     if found.sound:
         return Headline(GOOD, say("Sound: nothing is damaged, nothing is lost"))
-    gone = lost.known or lost.in_tier.messages
+    gone = lost.known_lost or lost.in_tier.messages
     if gone and lost.would_lose:
         return Headline(BAD, say("Messages are lost, and starting a broker would lose more"))
     if gone:
@@ -141,7 +141,7 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
 def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]:
     # Begin with losses of the past: fillers, other losses, and what repairs dropped.
     start, account = found.start, found.losses
-    count, replaced = account.known, account.all_replaced
+    count, replaced = account.known_lost, account.all_replaced
     before = [say("{count:,} message was lost earlier; a repair replaced it with a filler.",
                   "{count:,} messages were lost earlier; a repair replaced them with fillers.",
                   count=replaced)] if replaced else []
@@ -204,7 +204,7 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
             "A {version} broker would start with an empty log and delete all consume queues, which "
             "prove what is lost.", version=start.broker_version))
     # A start can also remove the evidence of earlier losses.
-    if start.rows_cut and lost.known and not lost.would_lose:
+    if start.rows_cut and lost.known_lost and not lost.would_lose:
         sentences.append(say(
             "A {version} broker would start without losing an intact message, but would remove "
             "the evidence of the loss.", version=start.broker_version))

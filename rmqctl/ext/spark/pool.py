@@ -19,7 +19,7 @@ from contextlib import ExitStack, chdir, contextmanager, suppress
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from rmqctl import kernel, vfs
-from rmqctl.checks.verify.log.ranges import Range as VerifyRange
+from rmqctl.checks.verify.log.ranges import VerifyRange
 from rmqctl.errors import JobError, RmqctlError
 from rmqctl.ext.spark.session import log_of
 from rmqctl.files.remote.reader import secrets, share_secrets

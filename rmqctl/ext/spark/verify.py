@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from rmqctl.checks.verify.judged import Judged
+from rmqctl.checks.verify.judged import JudgedStore
 from rmqctl.checks.verify.log.ranges import split
 from rmqctl.checks.verify.verdict import verdict
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
@@ -62,7 +62,7 @@ def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = 
 
 
 def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most: int,
-                  dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[Judged]:
+                  dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[JudgedStore]:
     """Yield the verdicts in the order of the stores, each with at most ``most`` findings listed.
 
     ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` what is given of
@@ -85,11 +85,11 @@ def _bytes(root: str, dirs: Sequence[str]) -> int:
 
 
 def _judged(options: VerifyOptions, most: int, dirs: Sequence[str], sizes: Sizes | None,
-            pool: Pool | None, root: str) -> Judged:
+            pool: Pool | None, root: str) -> JudgedStore:
     """One store: with a pool in ranges, else here and now."""
     try:
         with Store.open(root, dirs, sizes) as store:
             run = Verification(store, replace(options, jobs=1), pool=pool)
-            return Judged(root, verdict(run, most))
+            return JudgedStore(root, verdict(run, most))
     except RmqctlError as error:
-        return Judged(root, None, error)
+        return JudgedStore(root, None, error)

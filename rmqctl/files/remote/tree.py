@@ -28,7 +28,7 @@ def mounted(root: str, *, sampled: bool = False) -> str:
     `Store.open`.
     """
     named = hide(root.rstrip("/"))
-    tree = vfs.known(named)
+    tree = vfs.listed_tree(named)
     if tree is None:
         vfs.mount(tree := tree_of(named), named)
     tree.reader.sampled = sampled

@@ -22,8 +22,8 @@ from rmqctl.checks.diff.members import (
     DAMAGED,
     HOLE,
     WHOLE,
+    DifferingEntries,
     Members,
-    Run,
     committed_index,
 )
 from rmqctl.checks.verify.common import plural
@@ -222,7 +222,7 @@ class _Job:
         self.wanted += [(at, end) for at, end in marks.items() if at not in ours and at <= reach]
         self._lay(source)
 
-    def _before(self, source: Source, run: Run) -> None:
+    def _before(self, source: Source, run: DifferingEntries) -> None:
         """Copy entries that only the source has, before this store's first file."""
         if source.preferred:
             self._copy(source, run, "preferred, although it may have expired here")
@@ -232,7 +232,7 @@ class _Job:
                 "the first file of this store are lost or have expired (unknown which); --prefer "
                 f"{source.name} copies them")
 
-    def _same_term(self, source: Source, run: Run) -> None:
+    def _same_term(self, source: Source, run: DifferingEntries) -> None:
         """Compare intact entries with the same index and term that differ: one is damaged where no
         checksum covers it, and this store's consume queues and index may show which.
         """
@@ -261,7 +261,7 @@ class _Job:
     def _was_placed(self, start: int, end: int) -> bool:
         return any(low < end and high > start for low, high in self.placed)
 
-    def _agreed(self, source: Source, run: Run, why: str, *, alone: bool) -> None:
+    def _agreed(self, source: Source, run: DifferingEntries, why: str, *, alone: bool) -> None:
         """Copy entries that neither the remaining bytes nor most other sources contradict.
         ``alone``: each entry is decided by itself; else nothing after the first contested one is
         copied.
@@ -314,7 +314,7 @@ class _Job:
         return (knowledge(self.store, self.parts[0].witness, record) - len(of_record(record))
                 + (head.channel == head.chain_crc == head.body_crc == 0))
 
-    def _conflict(self, source: Source, run: Run, decided: bool) -> None:
+    def _conflict(self, source: Source, run: DifferingEntries, decided: bool) -> None:
         decision = (f"{source.name} is preferred" if source.preferred else
                 "this store's copy is kept, as preferred" if self.keep_ours else
                 f"this store's copy is kept, unless --prefer {source.name} is given")
@@ -358,7 +358,7 @@ class _Job:
                 {"source": source.name}))
         self.end = end if end < ours else None
 
-    def _copy(self, source: Source, run: Run, why: str) -> None:
+    def _copy(self, source: Source, run: DifferingEntries, why: str) -> None:
         count = run.last - run.first + 1
         self.wanted.append((run.pos, run.end))
         self.placed.append((run.pos, run.end))

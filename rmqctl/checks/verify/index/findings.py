@@ -33,9 +33,9 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.index.shape import UnknownShapeError
 from rmqctl.store.store import Store
 
-SINGLE = 1000
+MAX_SINGLE = 1000
 _PAGE = 1 << 16
-SINGLE_IN_FILE = 100
+MAX_SINGLE_IN_FILE = 100
 """Broken links or slots of one kind that a file's findings name one by one."""
 
 
@@ -55,7 +55,7 @@ def index_findings(context: Context) -> Iterator[Finding]:
     tally.settle()
     yield from _extra(context)
     yield from _missing(context)
-    for physical, when, place in tally.late[:SINGLE]:
+    for physical, when, place in tally.late[:MAX_SINGLE]:
         yield _entry(tally.files, place, "index-time", "time_diff",
                      f"time {time_text(when)} (in whole seconds) differs from the store time of "
                      f"the message at {physical}")
@@ -72,13 +72,13 @@ def _extra(context: Context) -> Iterator[Finding]:
             continue  # expired with its file, or a key of a message that is damaged
         elif not _belongs(context, physical, key_hash):
             broken_entries += 1
-            if broken_entries <= SINGLE:
+            if broken_entries <= MAX_SINGLE:
                 yield _entry(tally.files, place, "index-entry", "physical_offset",
                              f"points to {physical} with hash {key_hash}; no message there has "
                              "such a key")
     # What was only counted is after the log too, if the first of it does.
     unlisted_ahead = tally.unlisted_extra if tally.unlisted_from >= context.log_end else 0
-    more = max(broken_entries - SINGLE, 0) + tally.unlisted_extra - unlisted_ahead
+    more = max(broken_entries - MAX_SINGLE, 0) + tally.unlisted_extra - unlisted_ahead
     if more:
         yield Finding("index-entry", "index", f"{more} more entries match no key (only counted)",
                       count=more)
@@ -298,8 +298,9 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
     for start in range(1, entries + 1, _PAGE):
         page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
         slot_of[start:start + len(page)] = page["key_hash"] % shape.slots
-        first_hash_bad += (np.flatnonzero(page["key_hash"] < 0) + start).tolist()[:SINGLE_IN_FILE]
-    for negative in first_hash_bad[:SINGLE_IN_FILE]:
+        negative_hash = np.flatnonzero(page["key_hash"] < 0)[:MAX_SINGLE_IN_FILE]
+        first_hash_bad += (negative_hash + start).tolist()
+    for negative in first_hash_bad[:MAX_SINGLE_IN_FILE]:
         yield _entry_finding(index, "index-entry", negative, "key_hash", "negative key hash")
     broken_entries = 0
     for start in range(1, entries + 1, _PAGE):
@@ -314,9 +315,9 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
         reached.add(previous[sound])
         for row in np.flatnonzero(bad).tolist():
             broken_entries += 1
-            if broken_entries <= SINGLE_IN_FILE:
+            if broken_entries <= MAX_SINGLE_IN_FILE:
                 yield _entry_finding(index, "index-chain", start + row, "previous",
-                             _link_words(int(previous[row]), start + row))
+                                     _link_words(int(previous[row]), start + row))
     used = broken_slots = 0
     for start in range(0, shape.slots, _PAGE):
         heads = slots[start:start + _PAGE]
@@ -332,13 +333,14 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
             for slot, head in zip((filled[bad] + start).tolist(), target[bad].tolist(),
                                   strict=True):
                 broken_slots += 1
-                if broken_slots <= SINGLE_IN_FILE:
+                if broken_slots <= MAX_SINGLE_IN_FILE:
                     yield _slot(index, slot, f"points to entry {head}, which belongs to another "
                                 "slot")
-    if broken_slots > SINGLE_IN_FILE:
-        yield Finding("index-slot", "index", f"{broken_slots - SINGLE_IN_FILE} more slots point to "
+    if broken_slots > MAX_SINGLE_IN_FILE:
+        yield Finding("index-slot", "index",
+                      f"{broken_slots - MAX_SINGLE_IN_FILE} more slots point to "
                       "entries of other slots", file=index.file.path,
-                      count=broken_slots - SINGLE_IN_FILE)
+                      count=broken_slots - MAX_SINGLE_IN_FILE)
     yield from counting.judged(index, used, entries)
     yield from _reached(index, reached, slots, slot_of, broken_entries + broken_slots > 0)
 
@@ -392,13 +394,13 @@ def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
     # With counts, or numpy would load its masked arrays for this.
     twice, _ = np.unique(np.concatenate([np.zeros(0, np.int64), *reached.again]),
                          return_counts=True)
-    for number in twice[:SINGLE_IN_FILE].tolist():
+    for number in twice[:MAX_SINGLE_IN_FILE].tolist():
         yield _entry_finding(index, "index-chain", number, "previous",
                              "several links or slots point to this entry")
     never = np.flatnonzero(reached.seen[1:] == 0) + 1
-    if not len(never) or (broken and len(twice) == 0 and len(never) <= SINGLE_IN_FILE):
+    if not len(never) or (broken and len(twice) == 0 and len(never) <= MAX_SINGLE_IN_FILE):
         return  # the broken links already named are why these are out of reach
-    for number in never[:SINGLE_IN_FILE].tolist():
+    for number in never[:MAX_SINGLE_IN_FILE].tolist():
         slot = int(slot_of[number])
         head = int(slots[slot])
         yield _slot(index, slot, f"points to entry {head} and does not reach entry {number}")

@@ -16,7 +16,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import Array
 from rmqctl.store.index.entries import Entries, EntryPlace, OpenedFile
 
-KEEP = 200_000
+MAX_LISTED = 200_000
 _MARGIN = 4096
 """Entries behind those of a block that are looked at with it."""
 
@@ -153,7 +153,7 @@ class KeyCheck:
             place = self.entries.place(int(position[index]))
             if place.entry == 1 and self._rolled(place.file, int(entries["time_diff"][index])):
                 continue
-            if len(self.tally.late) < KEEP:
+            if len(self.tally.late) < MAX_LISTED:
                 self.tally.late.append((int(entries["physical_offset"][index]), int(when[index]),
                                         place))
 
@@ -189,7 +189,7 @@ class KeyCheck:
         self._times(window[matched], store_time[key[matched]], self.position + matched)
         # The others are listed, up to a bound.
         extra = np.flatnonzero(key < 0)
-        room = max(0, KEEP - len(self.tally.extra))
+        room = max(0, MAX_LISTED - len(self.tally.extra))
         for index in extra[:room].tolist():
             self.tally.extra.append((int(place[index]), int(hashes[index]),
                                      self.entries.place(self.position + index)))
@@ -197,7 +197,7 @@ class KeyCheck:
             self.tally.unlisted_extra += len(extra) - room
             self.tally.unlisted_from = min(self.tally.unlisted_from,
                                            int(place[extra[room:]].min()))
-        room = max(0, KEEP - len(self.tally.missing))
+        room = max(0, MAX_LISTED - len(self.tally.missing))
         self.tally.missing += zip(physical[left[:room]].tolist(), key_hash[left[:room]].tolist(),
                                   strict=True)
         self.tally.unlisted_missing += len(left[room:])

@@ -25,12 +25,12 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
 
-KEEP = 1000
+MAX_LISTED = 1000
 _DTYPE = dledger.ENTRY_HEAD.dtype()
 _FIELDS = ("magic", "size", "pos", "body_length")
 
 
-class Fault(NamedTuple):
+class EntryFault(NamedTuple):
     """A fault at an entry: ``category``, its ``pos`` and ``size``, and why."""
 
     category: str
@@ -50,7 +50,7 @@ class EntryTally:
     first_loose: bool = False
     loose: bool = False
     count: int = 0
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[EntryFault] = field(default_factory=list)
     unlisted: int = 0
 
     def add(self, batch: Batch, log: CommitLog, units: UnitReader | None) -> None:
@@ -125,8 +125,8 @@ class EntryTally:
                        f"entry {int(index[row])}: {why}")
 
     def _note(self, category: str, pos: int, size: int, detail: str) -> None:
-        if len(self.faults) < KEEP:
-            self.faults.append(Fault(category, pos, size, detail))
+        if len(self.faults) < MAX_LISTED:
+            self.faults.append(EntryFault(category, pos, size, detail))
         else:
             self.unlisted += 1
 

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
-from rmqctl.checks.verify.context import KEEP, BadRecord, RangeResult, Wanted
+from rmqctl.checks.verify.context import MAX_LISTED, BadRecord, ComparedStructures, RangeResult
 from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.log.sound import SoundPass
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
-from rmqctl.checks.verify.queue.rows import QueueKey, QueueRows, Rows
+from rmqctl.checks.verify.queue.rows import ExpectedRows, QueueKey, QueueRows
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import MAGIC_V2, decode
@@ -47,7 +47,8 @@ UNREADABLE = "(unreadable)"
 class LogPass:
     """Runs over one source range after the other; `result` accumulates."""
 
-    def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: Wanted, start: int,
+    def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
+                 start: int,
                  progress: Callable[[int], None] | None = None) -> None:
         self.store, self.wanted = store, wanted
         self.result = RangeResult(start, start)
@@ -214,7 +215,7 @@ class LogPass:
             self._keep_bad(batch, codes, ok, odd)
         if self._batch_topics:
             self._batches(batch, codes, ok)
-        self._messages.check(Part(batch, properties, codes, ok, sealed))
+        self._messages.check(CheckedBatch(batch, properties, codes, ok, sealed))
 
     def _note(self, batch: Batch, numbers: Array) -> None:
         """Keep what a prediction needs of a batch."""
@@ -223,8 +224,8 @@ class LogPass:
         if len(intact):
             facts.intact_end = int(batch.offset[intact[-1]]
                                    + batch.column("total_size")[intact[-1]])
-        facts.odd_numbers += batch.offset[numbers[:KEEP]].tolist()
-        facts.complete &= len(facts.odd_numbers) < KEEP
+        facts.odd_numbers += batch.offset[numbers[:MAX_LISTED]].tolist()
+        facts.complete &= len(facts.odd_numbers) < MAX_LISTED
         if facts.first_v2 is None and batch.has_v2:
             newer = np.flatnonzero(batch.column("magic") == MAGIC_V2)
             facts.first_v2 = int(batch.offset[newer[0]]) if len(newer) else None
@@ -246,7 +247,7 @@ class LogPass:
             result.fillers[topic] = result.fillers.get(topic, 0) + int(count)
 
     def _keep_span(self, span: Span) -> None:
-        if len(self.result.spans) < KEEP:
+        if len(self.result.spans) < MAX_LISTED:
             self.result.spans.append(span)
         else:
             self.result.unlisted += 1
@@ -280,7 +281,7 @@ class LogPass:
                 (record.physical_offset, record.total_size, base, count))
 
 
-class Part(NamedTuple):
+class CheckedBatch(NamedTuple):
     """The messages of a batch: ``topic`` are numbers of their topics, ``ok`` is False where a
     checksum failed, ``sealed`` says which have an appended CRC.
     """
@@ -295,7 +296,7 @@ class Part(NamedTuple):
 class MessageChecks:
     """Takes batches in log order and compares them with consume queues and index."""
 
-    def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: Wanted,
+    def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
                  topics: text.Dictionary, result: RangeResult) -> None:
         self.store, self.wanted, self.result = store, wanted, result
         self._topics = topics
@@ -326,7 +327,7 @@ class MessageChecks:
             self.result.keys = self.keys.tally
             self.keys.entries.close()
 
-    def check(self, part: Part) -> None:
+    def check(self, part: CheckedBatch) -> None:
         for raw in self._topics.texts[len(self._plain):]:
             self._plain.append(os.fsdecode(raw) not in self.batched)
         checked: Array = np.zeros(len(part.batch), np.int64)
@@ -342,7 +343,7 @@ class MessageChecks:
             self.result.keyed += int(keyed.sum())
         self._count_doubtful(part, checked)
 
-    def _count_doubtful(self, part: Part, checked: Array) -> None:
+    def _count_doubtful(self, part: CheckedBatch, checked: Array) -> None:
         """Add the bytes of intact records that nothing in this store could have proved wrong.
 
         ``checked``: bytes of each record's properties that queue or index were compared with.
@@ -361,16 +362,16 @@ class MessageChecks:
 
     # -- consumequeue rows ----------------------------------------------------------------------
 
-    def _queue_rows(self, part: Part, kind: Array, checked: Array) -> None:
+    def _queue_rows(self, part: CheckedBatch, kind: Array, checked: Array) -> None:
         rowed = (kind == sysflag.TRANSACTION_NONE) | (kind == sysflag.TRANSACTION_COMMIT)
         if self.batched:
             rowed &= np.array(self._plain, bool)[part.topic]
         batch, when = part.batch, part.batch.column("store_timestamp")
         tags, tagged, size = self._tags.codes(part.properties, part.topic, when)
         checked[tagged] += size
-        rows = Rows(self._numbers.encode(part.topic, batch.column("queue_id")),
-                    batch.column("queue_offset"), batch.offset, batch.column("total_size"),
-                    tags, ~part.ok, when)
+        rows = ExpectedRows(self._numbers.encode(part.topic, batch.column("queue_id")),
+                            batch.column("queue_offset"), batch.offset, batch.column("total_size"),
+                            tags, ~part.ok, when)
         self.rows.add(rows if rowed.all() else rows.take(rowed))
         # Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10).
         which = rowed & part.ok
@@ -378,7 +379,8 @@ class MessageChecks:
         if self.store.generation >= 5:
             self._add_further(part, rows, skipped_rows(part.properties, which), skipped=True)
 
-    def _add_further(self, part: Part, rows: Rows, further: tuple[Array, text.Texts, Array], *,
+    def _add_further(self, part: CheckedBatch, rows: ExpectedRows,
+                     further: tuple[Array, text.Texts, Array], *,
                      skipped: bool = False) -> None:
         """Further rows, of which some need not be there.
 
@@ -419,7 +421,7 @@ class MessageChecks:
 
     # -- index keys -----------------------------------------------------------------------------
 
-    def _index_keys(self, part: Part, kind: Array, check: KeyCheck, checked: Array) -> None:
+    def _index_keys(self, part: CheckedBatch, kind: Array, check: KeyCheck, checked: Array) -> None:
         keys = self._index.keys(part.properties, part.topic)
         checked += np.bincount(keys.row, keys.size, len(part.batch)).astype(np.int64)
         row, hashes = keys.row, keys.key_hash

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from rmqctl.checks.verify.context import RangeResult, Wanted
+from rmqctl.checks.verify.context import ComparedStructures, RangeResult
 from rmqctl.checks.verify.log.log_pass import LogPass
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import StoreIOError
@@ -31,13 +31,13 @@ _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
 """Bytes more of a range for each queue of the store, and for each file of its log: each range looks
 at all of them.
 """
-_MOST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 """Of a range for one of several threads: progress is told by range."""
 Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Range:
+class VerifyRange:
     """Physical offsets ``[start, end)``; ``resync``: the start may be inside a record."""
 
     start: int
@@ -46,7 +46,7 @@ class Range:
 
 
 def split(store: Store, parts: int, minimum: int = MIN_RANGE,
-          used: Sequence[int] | None = None) -> list[Range]:
+          used: Sequence[int] | None = None) -> list[VerifyRange]:
     """Return at most ``parts`` ranges of about equal bytes over all files of the log; with
     ``used``, where the zeros at the end of each file begin, over those before, so that each range
     has something to look at.
@@ -66,7 +66,7 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE,
             left -= size
     starts = [(files[0].base if files else 0, False), *cuts]
     ends = [*(cut for cut, _ in cuts), store.log.end]
-    return [Range(start, end, resync)
+    return [VerifyRange(start, end, resync)
             for (start, resync), end in zip(starts, ends, strict=True)]
 
 
@@ -81,7 +81,8 @@ def _used(store: Store) -> list[int]:
     return ends
 
 
-def run_range(store: Store, ends: dict[QueueKey, int], wanted: Wanted, part: Range, last: bool,
+def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
+              part: VerifyRange, last: bool,
               progress: Progress | None = None) -> RangeResult:
     """Return one range in this process. The result's ``first`` is where its first frame starts."""
     malloc_tuning.keep_freed_memory()
@@ -107,13 +108,13 @@ class _Job:
     folders: list[str]
     sizes: Any
     ends: dict[QueueKey, int]
-    wanted: Wanted
+    wanted: ComparedStructures
     snapshot: Snapshot | None
     log_end: int
     used: list[int]
 
 
-def _worker(job: _Job, part: Range, shared: _Told | None = None,
+def _worker(job: _Job, part: VerifyRange, shared: _SharedProgress | None = None,
             whole: Store | None = None) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
         if whole is not None:
@@ -123,7 +124,7 @@ def _worker(job: _Job, part: Range, shared: _Told | None = None,
                          None if shared is None else shared.of(part))
 
 
-class _Told:
+class _SharedProgress:
     """Progress of several threads: each range tells its bytes as they are done, and no more."""
 
     def __init__(self, progress: Progress) -> None:
@@ -131,23 +132,23 @@ class _Told:
         self._lock = threading.Lock()
         self._left: dict[int, int] = {}
 
-    def of(self, part: Range) -> Progress:
+    def of(self, part: VerifyRange) -> Progress:
         """Callback for the progress of a range."""
         return partial(self._tell, part)
 
-    def _tell(self, part: Range, count: int) -> None:
+    def _tell(self, part: VerifyRange, count: int) -> None:
         with self._lock:
             left = self._left.setdefault(part.start, part.end - part.start)
             count = min(count, left)
             self._left[part.start] = left - count
             self._progress(count)
 
-    def finish(self, part: Range) -> None:
+    def finish(self, part: VerifyRange) -> None:
         """Process the rest of a range, once it is done."""
         self._tell(part, part.end - part.start)
 
 
-def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
+def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, jobs: int,
         progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
     """Return the whole log, by ``jobs`` threads or by a ``pool``. StoreIOError from any range ends
@@ -163,16 +164,16 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         pieces = split(store, 1)
     else:
         used = _used(store)
-        pieces = split(store, count or max(jobs * 4, store.log.size // _MOST_BYTES),
+        pieces = split(store, count or max(jobs * 4, store.log.size // _MAX_BYTES),
                        max(minimum, _BY_QUEUE * len(ends), _BY_FILE * len(store.log.files))
                        if count is None else 1, used)
     # One piece needs no pool.
     if pool is None:
         if len(pieces) == 1 or jobs == 1:
-            everything = Range(pieces[0].start, log_end, False)
+            everything = VerifyRange(pieces[0].start, log_end, False)
             return run_range(store, ends, wanted, everything, True, progress)
         pool = Threads(min(jobs, len(pieces)))
-    shared = None if progress is None else _Told(progress)
+    shared = None if progress is None else _SharedProgress(progress)
     job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot, log_end,
                used)
     total: RangeResult | None = None
@@ -186,7 +187,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: Wanted, jobs: int,
         elif result.first == (seam := _seam(store, total.position)):
             total.merge(result)
         else:
-            again = Range(seam, max(part.end, seam), False)
+            again = VerifyRange(seam, max(part.end, seam), False)
             total.merge(run_range(store, ends, wanted, again, part.end >= log_end))
         if shared is not None:
             shared.finish(part)
@@ -206,7 +207,7 @@ PIECE = 64 << 20
 """Bytes of one sampled piece of the log."""
 
 
-def sample(store: Store, share: float, seed: int) -> list[Range]:
+def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
     """Return about ``share`` of the log in pieces, the same ones for the same seed; never none.
 
     The piece with the end of the used log is always among them: that is where crashes strike.
@@ -223,7 +224,7 @@ def sample(store: Store, share: float, seed: int) -> list[Range]:
     return [used[number] for number in sorted(picked)]
 
 
-def _unused(store: Store, part: Range) -> bool:
+def _unused(store: Store, part: VerifyRange) -> bool:
     """Return whether a range has no data at all (the hole of a pre-allocated file)."""
     place = store.log.locate(part.start)
     if place is None:
@@ -233,7 +234,8 @@ def _unused(store: Store, part: Range) -> bool:
     return data >= min(source.size, position + part.end - part.start)
 
 
-def run_parts(store: Store, ends: dict[QueueKey, int], wanted: Wanted, parts: list[Range],
+def run_parts(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
+              parts: list[VerifyRange],
               progress: Progress | None = None) -> RangeResult:
     """Only some ranges of the log, one after the other, with nothing said of what lies between."""
     total: RangeResult | None = None

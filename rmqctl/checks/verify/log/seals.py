@@ -14,12 +14,12 @@ import numpy as np
 
 from rmqctl.scan.frames import Array
 
-FEW = 3
+MAX_SUSPICIOUS = 3
 """Messages in a row without an appended CRC that no broker leaves with a restart in between."""
-KEEP = 1000
+MAX_LISTED = 1000
 
 
-class Run(NamedTuple):
+class UnsealedRun(NamedTuple):
     """Messages in a row without an appended CRC: physical ``[start, end)``, and how many."""
 
     start: int
@@ -30,13 +30,13 @@ class Run(NamedTuple):
 @dataclass(slots=True)
 class Seals:
     """Along the log, in order: those before the first message that has an appended CRC, those
-    between two that have it (the first `KEEP` places), those after the last.
+    between two that have it (the first `MAX_LISTED` places), those after the last.
     """
 
     sealed: bool = False
-    before: Run | None = None
-    between: list[Run] = field(default_factory=list)
-    behind: Run | None = None
+    before: UnsealedRun | None = None
+    between: list[UnsealedRun] = field(default_factory=list)
+    behind: UnsealedRun | None = None
 
     def add(self, offset: Array, size: Array, sealed: Array, ok: Array) -> None:
         """Messages after the others, by column; those that are not ``ok`` do not count."""
@@ -46,7 +46,8 @@ class Seals:
             return
         if not sealed.any():
             rows = np.flatnonzero(lacking)
-            self._lack(Run(int(offset[rows[0]]), int(offset[rows[-1]] + size[rows[-1]]), len(rows)))
+            self._lack(UnsealedRun(int(offset[rows[0]]), int(offset[rows[-1]] + size[rows[-1]]),
+                                   len(rows)))
             return
         rows = np.flatnonzero(lacking | sealed)
         for part in np.split(rows, np.flatnonzero(np.diff(sealed[rows])) + 1):
@@ -54,9 +55,10 @@ class Seals:
             if sealed[first]:
                 self._seal(True)
             else:
-                self._lack(Run(int(offset[first]), int(offset[last] + size[last]), len(part)))
+                self._lack(UnsealedRun(int(offset[first]), int(offset[last] + size[last]),
+                                       len(part)))
 
-    def add_run(self, run: Run, *, sealed: bool) -> None:
+    def add_run(self, run: UnsealedRun, *, sealed: bool) -> None:
         """Messages after the others, all of which have an appended CRC or none."""
         if sealed:
             self._seal(True)
@@ -69,24 +71,24 @@ class Seals:
             self._lack(other.before)
         if other.sealed:
             self._seal(True)
-            self.between += other.between[:max(0, KEEP - len(self.between))]
+            self.between += other.between[:max(0, MAX_LISTED - len(self.between))]
             self.behind = other.behind
 
-    def suspicious(self) -> Iterator[Run]:
+    def suspicious(self) -> Iterator[UnsealedRun]:
         """Yield the runs that a broker's setting does not explain."""
         last = [self.behind] if self.behind is not None else []
-        yield from (run for run in [*self.between, *last] if run.messages <= FEW)
+        yield from (run for run in [*self.between, *last] if run.messages <= MAX_SUSPICIOUS)
 
     def _seal(self, any_sealed: bool) -> None:
         if not any_sealed:
             return
-        if self.behind is not None and len(self.between) < KEEP:
+        if self.behind is not None and len(self.between) < MAX_LISTED:
             self.between.append(self.behind)
         self.sealed, self.behind = True, None
 
-    def _lack(self, run: Run) -> None:
+    def _lack(self, run: UnsealedRun) -> None:
         open_run = self.behind if self.sealed else self.before
-        whole = run if open_run is None else Run(
+        whole = run if open_run is None else UnsealedRun(
             open_run.start, run.end, open_run.messages + run.messages)
         if self.sealed:
             self.behind = whole

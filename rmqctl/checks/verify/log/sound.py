@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
-from rmqctl.checks.verify.context import BadRecord, RangeResult, Wanted
+from rmqctl.checks.verify.context import BadRecord, ComparedStructures, RangeResult
 from rmqctl.checks.verify.index.keys import KeyCheck
-from rmqctl.checks.verify.log.seals import Run
+from rmqctl.checks.verify.log.seals import UnsealedRun
 from rmqctl.checks.verify.queue.rows import TIME, QueueRows
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import delay, sysflag
@@ -30,10 +30,10 @@ from rmqctl.store.store import Store
 _ROWS, _ENTRIES, _TIMED = 1, 2, 4
 _UNITS = 1 << 18
 """Units of consume queues that are at hand."""
-_FEWEST, _MOST = 64, 1 << 13
+_MIN_READ, _MAX_READ = 64, 1 << 13
 """Number of entries of a queue that are read at a time."""
 _ENTRIES_HELD = 1 << 15
-_MOST_IDS = 1 << 12
+_MAX_QUEUE_ID = 1 << 12
 """Queue ids from here on are left to others."""
 _INTERVALS = 1 << 12
 _BAD = 1 << 12
@@ -44,7 +44,7 @@ _SHORT = 256
 class SoundPass:
     """Input of the kernel, and what it has skipped and is not counted yet."""
 
-    def __init__(self, kernel: Any, store: Store, wanted: Wanted, rows: QueueRows,
+    def __init__(self, kernel: Any, store: Store, wanted: ComparedStructures, rows: QueueRows,
                  batched: set[str]) -> None:
         self._kernel, self._store, self._wanted, self._rows = kernel, store, wanted, rows
         self._at = {name: number for number, name in enumerate(kernel.SOUND_STATE)}
@@ -133,7 +133,7 @@ class SoundPass:
 
     def _add_queue(self, topic: int, queue_id: int) -> bool:
         """Return whether there is room for such a queue."""
-        if queue_id >= _MOST_IDS:
+        if queue_id >= _MAX_QUEUE_ID:
             return False
         first, count = self._topics.rows[topic, 1:3].tolist()
         if queue_id >= count:
@@ -154,7 +154,7 @@ class SoundPass:
         key = self._rows.keys[number]
         # As much for each queue as there is room for all.
         queues = max(len(self._rows.keys), len(self._rows.ends))
-        share = min(max(_UNITS // queues, _FEWEST), _MOST)
+        share = min(max(_UNITS // queues, _MIN_READ), _MAX_READ)
         try:
             queue = self._store.queue(*key)
             if queue is None or not queue.exists:
@@ -230,7 +230,7 @@ class SoundPass:
                                             by_index=self._keys is not None)
             result.bytes_unverifiable += self._get("loose") + count * (
                 unconfirmed + (0 if self._wanted.queues else BY_QUEUE))
-        result.seals.add_run(Run(first, end, count), sealed=sealed)
+        result.seals.add_run(UnsealedRun(first, end, count), sealed=sealed)
         result.headers.add_run(self._heads, count)
         result.passed.intact_end = end
         newest = self._get("newest")

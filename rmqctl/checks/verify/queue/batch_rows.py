@@ -28,7 +28,7 @@ from rmqctl.store.store import Store
 STRUCTURE = "batchconsumequeue"
 _FIX = "rmqctl recover STORE --only consumequeue"
 _PAGE = 1 << 15
-_SINGLE = 1000
+_MAX_SINGLE = 1000
 
 Wrong = tuple[str, str, str]
 """(category, field, words)."""
@@ -52,10 +52,10 @@ def check(store: Store, log_end: int, *, live: bool = False,
     ``in_damage`` says whether a physical offset is in a damaged part of the log.
     """
     for queue in store.batch_queues.values():
-        yield from _Rows(store, queue, log_end, live, in_damage or nowhere).check()
+        yield from _BatchQueueCheck(store, queue, log_end, live, in_damage or nowhere).check()
 
 
-class _Rows:
+class _BatchQueueCheck:
     """The rows of one queue, file by file."""
 
     def __init__(self, store: Store, queue: BatchQueue, log_end: int, live: bool,
@@ -201,7 +201,7 @@ class _Rows:
         if not readable or self._in_damage(physical):
             return "cq-lost", "physical_offset", (f"the message at {physical} is damaged or in a "
                                                   "missing file")
-        record = (self._store.log.record_at(physical) if self._asked <= _SINGLE else None)
+        record = (self._store.log.record_at(physical) if self._asked <= _MAX_SINGLE else None)
         if record is None:
             return "cq-wrong-offset", "physical_offset", f"no message at {physical}"
         return "cq-wrong-size", "size", (f"{int(row['size'])}, but the message at {physical} has "

@@ -24,14 +24,14 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.queue_reach import telling
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
-SINGLE = 20_000
+MAX_SINGLE = 20_000
 """Left-over rows of one queue that are looked at one by one; the rest is counted."""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
 _OR_LOST = ("or the entries are lost; unknown which. In the first case pass --broker-conf FILE "
             "with enableMultiDispatch=false; recover --multi-dispatch creates the entries")
-_GAP = 1 << 20
+_MAX_GAP = 1 << 20
 """So many queue offsets are not missing before a queue's last message: its field is damaged."""
-_MOST = (1 << 63) // UNIT_SIZE
+_MAX_OFFSET = (1 << 63) // UNIT_SIZE
 """A queue offset from which on a row would have no place in any file."""
 
 
@@ -156,7 +156,7 @@ class LeftOver:
     def _claim(self, first: int, count: int, by: int) -> None:
         """Turn messages whose rows are ``by`` places too early into claims."""
         tally = self.tally
-        single = min(count, SINGLE)
+        single = min(count, MAX_SINGLE)
         tally.unlisted += count - single
         for offset in range(first, first + single):
             held = self.queue.unit(offset - by)
@@ -198,7 +198,7 @@ class LeftOver:
             self._lost.append(row)
             self.context.lost.setdefault(unit.physical_offset, (
                 self.queue.topic, self.queue.queue_id, row))
-        elif len(self._loose) < SINGLE:
+        elif len(self._loose) < MAX_SINGLE:
             self._loose[row] = unit
             self.context.loose_rows.setdefault(unit.physical_offset, (self.key, row))
         else:
@@ -288,7 +288,7 @@ class QueueReconciler(LeftOver):
 
     def _note_impossible(self, impossible: Iterable[tuple[int, int]]) -> None:
         for first, count in impossible:
-            if len(self._impossible) < SINGLE:
+            if len(self._impossible) < MAX_SINGLE:
                 self._impossible.append((first, count))
             else:
                 self._unseen += count
@@ -312,7 +312,7 @@ class QueueReconciler(LeftOver):
         lost = stored_while_on(
             self.context, self.key, [claim.physical_offset for claim in self.tally.claims])
         for claim in self.tally.claims:
-            if not 0 <= claim.queue_offset < _MOST or claim.physical_offset in rows or (
+            if not 0 <= claim.queue_offset < _MAX_OFFSET or claim.physical_offset in rows or (
                     claim.physical_offset in lost):
                 left.append(claim)
             elif claim.row in (None, (0, 0, 0), tuple(FILLER)):
@@ -343,7 +343,7 @@ class QueueReconciler(LeftOver):
             loose = self.context.loose_rows.get(claim.physical_offset)
             if loose is not None and loose[0] != self.key and not self._also_in(claim, *loose[0]):
                 yield from self._of_another_queue(claim, *loose)
-            elif not 0 <= row < _MOST or (unit is None and row >= self.end):
+            elif not 0 <= row < _MAX_OFFSET or (unit is None and row >= self.end):
                 behind.append(claim)
             elif unit is None or unit == (0, 0, 0) or unit == tuple(FILLER):
                 (behind if row >= self.end else missing).append(claim)
@@ -356,7 +356,7 @@ class QueueReconciler(LeftOver):
             row_of = loose_at.get(claim.physical_offset)
             if row_of is not None:
                 yield self._fields(claim, row_of)
-            elif 0 <= claim.queue_offset < _MOST:
+            elif 0 <= claim.queue_offset < _MAX_OFFSET:
                 still.append(claim)
             else:
                 yield self.finding(
@@ -541,7 +541,7 @@ def _is_flip(run: Shift, *more: Shift) -> bool:
     gap.
     """
     return run.length == 1 and not more and (
-        (run.first ^ (run.first - run.by)).bit_count() == 1 or run.by >= _GAP)
+        (run.first ^ (run.first - run.by)).bit_count() == 1 or run.by >= _MAX_GAP)
 
 
 def dispatched_to(record: Record, queue: str) -> bool:

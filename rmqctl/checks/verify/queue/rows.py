@@ -24,13 +24,13 @@ from rmqctl.store.queue.search import begun_at
 from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
-KEEP = 100_000
+MAX_LISTED = 100_000
 """Differences kept singly for one run; the rest is only counted."""
 TIME = "store_timestamp"
 """The field of rows that note one."""
 _BLOCK = 1 << 17
 """Messages gathered before queues are compared: many rows a queue, few reads."""
-_BACK, _FARTHEST = 1 << 12, 1 << 21
+_BACK, _MAX_BACK = 1 << 12, 1 << 21
 """Number of rows before its place in which the row of a light queue's message is searched."""
 
 
@@ -125,7 +125,7 @@ def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @dataclass(slots=True)
-class Rows:
+class ExpectedRows:
     """Expected rows as columns: queue (number of a key), queue offset, place, size, tags code.
 
     ``damaged`` marks rows of records whose body is damaged: their fields are doubtful too.
@@ -142,10 +142,10 @@ class Rows:
     def __len__(self) -> int:
         return len(self.queue)
 
-    def take(self, which: Any) -> Rows:
-        return Rows(self.queue[which], self.offset[which], self.physical[which],
-                    self.size[which], self.tags[which], self.damaged[which],
-                    self.store_time[which])
+    def take(self, which: Any) -> ExpectedRows:
+        return ExpectedRows(self.queue[which], self.offset[which], self.physical[which],
+                            self.size[which], self.tags[which], self.damaged[which],
+                            self.store_time[which])
 
 
 class QueueRows:
@@ -156,20 +156,20 @@ class QueueRows:
         self.tallies: dict[QueueKey, QueueTally] = {}
         self.keys: list[QueueKey] = []
         self._numbers: dict[QueueKey, int] = {}
-        self._pending: list[Rows] = []
+        self._pending: list[ExpectedRows] = []
         self._count = 0
         self._listed = self._noted = 0
         self._ext: dict[QueueKey, ExtReader] = {}
 
     def number(self, key: QueueKey) -> int:
-        """Return the number that replaces a queue in `Rows.queue`."""
+        """Return the number that replaces a queue in `ExpectedRows.queue`."""
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.keys)
             self.keys.append(key)
         return number
 
-    def add(self, rows: Rows) -> None:
+    def add(self, rows: ExpectedRows) -> None:
         if len(rows):
             self._pending.append(rows)
             self._count += len(rows)
@@ -182,7 +182,7 @@ class QueueRows:
         The row itself is added like others, as ``damaged``, and is not counted.
         """
         tally = self._tally(self.keys[number])
-        if len(tally.skipped) < KEEP:
+        if len(tally.skipped) < MAX_LISTED:
             tally.skipped.append(offset)
         tally.messages -= 1
 
@@ -202,7 +202,7 @@ class QueueRows:
             return
         columns = zip(*((r.queue, r.offset, r.physical, r.size, r.tags, r.damaged, r.store_time)
                         for r in self._pending), strict=True)
-        rows = Rows(*(np.concatenate(column) for column in columns))
+        rows = ExpectedRows(*(np.concatenate(column) for column in columns))
         self._pending, self._count = [], 0
         # Small numbers: numpy sorts 16-bit integers by radix, many times faster.
         small = len(self.keys) < 1 << 16
@@ -217,7 +217,7 @@ class QueueRows:
     def _tally(self, key: QueueKey) -> QueueTally:
         return self.tallies.setdefault(key, QueueTally())
 
-    def _compare(self, key: QueueKey, rows: Rows) -> None:
+    def _compare(self, key: QueueKey, rows: ExpectedRows) -> None:
         tally = self._tally(key)
         tally.messages += len(rows)
         sound, physical = rows.offset[~rows.damaged], rows.physical[~rows.damaged]
@@ -232,7 +232,7 @@ class QueueRows:
         if len(sound):
             tally.next_offset = max(tally.next_offset, int(sound.max()) + 1)
 
-    def _compare_inside(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> None:
+    def _compare_inside(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> None:
         key = queue.topic, queue.queue_id
         low, end = queue.first_index, self.ends.get(key)
         high = max(queue.disk_end if end is None else end, low)
@@ -244,14 +244,14 @@ class QueueRows:
             for part in _spread(rows):
                 self._compare_rows(queue, tally, part)
 
-    def _note(self, tally: QueueTally, rows: Rows) -> None:
+    def _note(self, tally: QueueTally, rows: ExpectedRows) -> None:
         sound = np.flatnonzero(~rows.damaged)
-        room = max(0, KEEP - self._noted)
+        room = max(0, MAX_LISTED - self._noted)
         tally.without_queue += [_claim(rows, None, row) for row in sound[:room].tolist()]
         tally.unnoted += len(sound[room:])
         self._noted += len(sound[:room])
 
-    def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> None:
+    def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> None:
         """Compare messages of one queue (``rows``) with the rows at their queue offsets."""
         # One read for all of them; what is wrong with an unreadable queue is said elsewhere.
         first = int(rows.offset.min())
@@ -283,7 +283,8 @@ class QueueRows:
         if differs.any():
             self._tags(queue, tally, rows.take(differs), units[differs])
 
-    def _tags(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows, units: Array) -> None:
+    def _tags(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows,
+              units: Array) -> None:
         """Tags codes that differ from the hash: legal for delays and extension addresses."""
         code = units["tags_code"].astype(np.int64)
         wrong: Array = ~rows.damaged
@@ -299,7 +300,7 @@ class QueueRows:
             wrong[linked] &= ~self._units_agree(queue, rows.take(linked), code[linked])
         self._keep_tags(tally.wrong_tags, tally, rows, units, wrong)
 
-    def _units_agree(self, queue: ConsumeQueue, rows: Rows, address: Array) -> Array:
+    def _units_agree(self, queue: ConsumeQueue, rows: ExpectedRows, address: Array) -> Array:
         """Return whether the extension units hold the messages' own tags code and store time."""
         if vfs.lacks(self.store.root, FOLDER):
             return np.ones(len(rows), bool)
@@ -315,7 +316,7 @@ class QueueRows:
         reader.close()
         return out
 
-    def _keep(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows, units: Array | None,
+    def _keep(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows, units: Array | None,
               which: Array) -> None:
         which = which & ~rows.damaged
         if which.any():
@@ -323,7 +324,7 @@ class QueueRows:
         if which.any():
             which &= ~self._earlier(queue, tally, rows.physical, which)
         for index in np.flatnonzero(which).tolist():
-            if self._listed >= KEEP:
+            if self._listed >= MAX_LISTED:
                 tally.unlisted += 1
                 continue
             self._listed += 1
@@ -342,7 +343,7 @@ class QueueRows:
             tally.take_earlier(len(places), int(places.min()), int(places.max()))
         return earlier
 
-    def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: Rows) -> Array:
+    def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> Array:
         """Return which messages have a row further ahead in their queue (bool)."""
         log_end = self.ends.get((queue.topic, queue.queue_id))
         end = queue.disk_end if log_end is None else log_end
@@ -356,17 +357,17 @@ class QueueRows:
                 self._tags(queue, tally, moved.take(differs), units[differs])
         return ahead
 
-    def _keep_tags(self, into: list[Claim], tally: QueueTally, rows: Rows, units: Array,
+    def _keep_tags(self, into: list[Claim], tally: QueueTally, rows: ExpectedRows, units: Array,
                    which: Array) -> None:
         for index in np.flatnonzero(which).tolist():
-            if self._listed >= KEEP:
+            if self._listed >= MAX_LISTED:
                 tally.unlisted += 1
                 continue
             self._listed += 1
             into.append(_claim(rows, units, index))
 
 
-def _claim(rows: Rows, units: Array | None, index: int) -> Claim:
+def _claim(rows: ExpectedRows, units: Array | None, index: int) -> Claim:
     row = None if units is None else (
         int(units["physical_offset"][index]), int(units["size"][index]),
         int(units["tags_code"][index]))
@@ -388,7 +389,7 @@ def _cover(tally: QueueTally, offsets: Array) -> None:
     tally.cover(int(offsets[0]), int(offsets[-1]) + 1)
 
 
-def _spread(rows: Rows) -> list[Rows]:
+def _spread(rows: ExpectedRows) -> list[ExpectedRows]:
     """Return parts whose queue offsets lie close together, so that no read is mostly waste."""
     span = int(rows.offset.max() - rows.offset.min())
     if span <= 4 * len(rows) + 4096:
@@ -398,7 +399,7 @@ def _spread(rows: Rows) -> list[Rows]:
     return [rows.take(part) for part in np.split(np.arange(len(rows)), cuts)]
 
 
-def _compare_times(tally: QueueTally, rows: Rows, noted: Array) -> None:
+def _compare_times(tally: QueueTally, rows: ExpectedRows, noted: Array) -> None:
     wrong = np.flatnonzero((noted != rows.store_time) & ~rows.damaged)
     if len(wrong):
         at = int(wrong[0])
@@ -454,7 +455,7 @@ def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tup
             units = queue.units(begin, max(0, end - begin))
         except StoreIOError:
             return begin, queue.units(0, 0)
-        if (begin == queue.first_index or back >= _FARTHEST or not len(units)
+        if (begin == queue.first_index or back >= _MAX_BACK or not len(units)
                 or units["physical_offset"][0] <= least):
             return begin, units
         back *= 8

@@ -37,9 +37,9 @@ _NEVER = -1
 _LONG_MAX = (1 << 63) - 1
 _TOPIC = TIMER_TOPIC.encode()
 _ANYWHERE = 1 << 62
-_SINGLE = 1000
+_MAX_SINGLE = 1000
 """Units without a message that are looked at one by one; others are all told alike."""
-_AHEAD = 1 << 20
+_MAX_AHEAD = 1 << 20
 """Rows of the consumequeue that are read from where the first asked one should be."""
 
 
@@ -304,7 +304,7 @@ class Records:
                 continue
             self._asked += 1
             record = self._store.log.record_at(
-                int(units[row]["physical_offset"])) if self._asked <= _SINGLE else None
+                int(units[row]["physical_offset"])) if self._asked <= _MAX_SINGLE else None
             if record is None:
                 yield row, "physical_offset", "does not point to a message"
             else:
@@ -323,7 +323,7 @@ class Records:
         wanted = units["physical_offset"][rows].astype(np.int64)
         try:
             first = _bisect(queue, int(wanted.min()))
-            for _, page in queue.pages(first, min(first + _AHEAD, queue.disk_end)):
+            for _, page in queue.pages(first, min(first + _MAX_AHEAD, queue.disk_end)):
                 order = np.argsort(page["physical_offset"], kind="stable")
                 physical = page["physical_offset"][order].astype(np.int64)
                 row = np.minimum(np.searchsorted(physical, wanted), len(physical) - 1)

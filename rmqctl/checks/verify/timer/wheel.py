@@ -24,10 +24,10 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 _PAGE = 1 << 15
-_ASKED = 500
+_MAX_SAMPLED = 500
 """Slots whose units are asked for the precision the wheel runs with."""
 _NONE = -1
-_MOST = 1 << 17
+_MAX_KEPT = 1 << 17
 """Disagreements that are kept to be judged; random bytes may give any number of them."""
 
 
@@ -105,7 +105,7 @@ class Wheel:
     def precision(self, log: TimerLog) -> int:
         """Return the milliseconds of a slot, as the units that slots lead to tell it."""
         votes: Counter[int] = Counter()
-        for number in np.flatnonzero(self.sound)[:_ASKED].tolist():
+        for number in np.flatnonzero(self.sound)[:_MAX_SAMPLED].tolist():
             unit = log.unit(int(self.last[number]))
             time = int(self.time[number])
             if unit is not None and unit.slot_time > 0 and unit.slot_time % time == 0:
@@ -175,14 +175,14 @@ class Chains:
         previous = units["prev_pos"].astype(np.int64)
         is_known, time = self._log.times(previous)
         broken = (previous != _NONE) & is_known & (time != self._log.time_of(units))
-        room = max(_MOST - len(self._broken), 0)
+        room = max(_MAX_KEPT - len(self._broken), 0)
         self._broken += zip(position[broken].tolist()[:room], previous[broken].tolist()[:room],
                             strict=True)
         if self._wheel is not None:
             # After the flushed position the wheel may be older than the log (§1.5).
             slot = slot_time(units) // self._log.precision
             unconfirmed = (position < self._flushed) & self._wheel.unconfirmed(position, slot)
-            room = max(_MOST - len(self._suspects), 0)
+            room = max(_MAX_KEPT - len(self._suspects), 0)
             self._suspects.update(zip(position[unconfirmed].tolist()[:room],
                                       slot[unconfirmed].tolist()[:room],
                                       strict=True))
@@ -196,7 +196,7 @@ class Chains:
         wrong_slots = list(self._wrong_slots(wheel)) if wheel is not None else []
         asked = {before for _, before in self._broken}
         asked.update(unit_position for name, _, places in wrong_slots if name != "time"
-                     for unit_position in places[:_MOST].tolist())
+                     for unit_position in places[:_MAX_KEPT].tolist())
         guilty = asked & suspects.keys()
         guilty |= {unit_position for unit_position, before in self._broken if before not in guilty
                    and unit_position in suspects}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from rmqctl.checks.advice import is_of_a_tier
 from rmqctl.checks.losses import TierLosses
-from rmqctl.checks.verify.verdict import Covering, Known, Verdict
+from rmqctl.checks.verify.verdict import Covering, IsKnown, VerifyResult
 from rmqctl.errors import NotAStoreError
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.context import LOG, QUEUE, TIERED
@@ -40,8 +40,9 @@ def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int
         if index else 0)
 
 
-def joined(own: Verdict[Coverage], tier: Tier, store: Store, most: int,
-           known: Known | None = None, progress: Progress | None = None) -> Verdict[Coverage]:
+def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
+           known: IsKnown | None = None,
+           progress: Progress | None = None) -> VerifyResult[Coverage]:
     """Return the verdict on a store, with that on the tier in it; the first ``most`` findings."""
     theirs = without_empty_advice(tier, verdict(
         Verification(tier, beside=store, progress=progress), most, known))
@@ -60,7 +61,7 @@ def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLo
         0).coverage.as_dict())
 
 
-def without_empty_advice(tier: Tier, found: Verdict[C]) -> Verdict[C]:
+def without_empty_advice(tier: Tier, found: VerifyResult[C]) -> VerifyResult[C]:
     """Return a verdict whose findings name no repair of the tier that changes nothing."""
     if any(one.is_trouble and is_of_a_tier(one.next) for one in found.findings):
         from rmqctl.ext.tiered.recover.recover import changes_nothing

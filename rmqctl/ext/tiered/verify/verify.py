@@ -18,7 +18,7 @@ from rmqctl.checks import repaired
 from rmqctl.checks.findings import INFO, Finding, advised_in_tier
 from rmqctl.checks.losses import TierLosses
 from rmqctl.checks.verify.common import bounded
-from rmqctl.checks.verify.verdict import Known, Verdict, first_findings, nothing_new
+from rmqctl.checks.verify.verdict import IsKnown, VerifyResult, first_findings, nothing_new
 from rmqctl.errors import FormatError, StoreIOError, UnsupportedError
 from rmqctl.ext.tiered.files.opening import open_reader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
@@ -341,11 +341,11 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
         reader.close()
 
 
-def verdict(run: Verification, most: int, known: Known | None = None) -> Verdict[Coverage]:
+def verdict(run: Verification, most: int, known: IsKnown | None = None) -> VerifyResult[Coverage]:
     """Run a verification to its end and keep the first ``most`` findings; with ``known`` it is ok
     when it finds nothing new.
     """
     first, counts = first_findings(run.findings(), most, known)
     lost = TierLosses.of(run.coverage.as_dict()).already if run.options.wants(LOG) else None
-    return Verdict(run.tier.name, run.ok or nothing_new(counts), first, counts,
-                   replace(run.coverage), tuple(run.checked), already_lost=lost)
+    return VerifyResult(run.tier.name, run.ok or nothing_new(counts), first, counts,
+                        replace(run.coverage), tuple(run.checked), already_lost=lost)
