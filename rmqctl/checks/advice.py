@@ -1,9 +1,9 @@
-"""Next steps for a store, in their order, and what no command repairs.
+"""Next steps for a store in their order, and problems that no command repairs.
 
-A step is offered only where it changes something: `Outlook` holds what a planned repair would do. A
-step never loses what the one before it had: another copy comes first, then the repair of this store
-alone (at the end of the log, truncating before fillers), then consumer offsets, then commands that
-only look.
+A step is offered only where it changes something. `Outlook` describes the effect of a planned
+repair. No step loses what the step before it kept: another copy comes first, then the repair of
+this store alone (at the end of the log, truncating before fillers), then consumer offsets, then
+commands that only read.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ Effect = Literal["read-only", "reversible", "irreversible"]
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A command, the reason for it, its effect, and what it loses: ``{"messages": 3}`` become
-    fillers, ``{"undecided": 2}`` records are left out.
+    """A command, the reason for it, its effect, and its losses: ``{"messages": 3}`` are replaced by
+    fillers, ``{"undecided": 2}`` records are discarded.
     """
 
     command: str
@@ -49,7 +49,7 @@ def is_of_a_tier(command: str | None) -> bool:
 
 
 def of_the_tier(findings: Iterable[Finding]) -> Iterator[NextStep]:
-    """Yield the repair of a tier in the store, where its findings name one."""
+    """Yield the repair of a tier in the store if a finding of the tier names one."""
     for command in dict.fromkeys(finding.next for finding in findings
                                  if finding.is_trouble and finding.next):
         if is_of_a_tier(command):
@@ -60,7 +60,7 @@ def of_the_tier(findings: Iterable[Finding]) -> Iterator[NextStep]:
 
 @dataclass(frozen=True, slots=True)
 class Remaining:
-    """Findings that no command repairs, and what to do by hand."""
+    """Findings that no command repairs, and how to fix them by hand."""
 
     category: str
     count: int
@@ -71,15 +71,15 @@ class Remaining:
 
 
 class Tail(NamedTuple):
-    """Damage at the end of a log, from ``start`` on: nothing intact follows. ``lost``: messages
-    that are known to have been there.
+    """Damage at the end of a log, from ``start`` on, with nothing intact after it. ``lost``:
+    messages that were there.
     """
 
     start: int
     lost: int
 
     def truncated(self, root: str) -> NextStep:
-        """Return the step that truncates the log there; ``root`` as a shell reads it."""
+        """Return the step that truncates the log there; ``root`` is quoted for a shell."""
         return NextStep(f"rmqctl truncate {root} --to-phy {self.start}", Phrase(
             "truncates the damaged end of the log: {count:,} message lost there gets no filler",
             "truncates the damaged end of the log: {count:,} messages lost there get no fillers",
@@ -91,14 +91,13 @@ class Outlook:
     """The effect of `recover` on a store as it is.
 
     ``changes``: whether it changes anything. ``lost``: messages that it replaces by fillers or
-    drops; ``undecided``: records that need a decision of the user. ``undo_first``: the repair that
-    keeps what this one cannot bring back. ``refused``: why no plan was made. ``is_member``: the log
-    is that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
-    log, where truncating the files that go on beyond it loses no message and helps.
+    drops. ``undecided``: records that need a decision of the user. ``undo_first``: the repair that
+    keeps what this one cannot restore. ``refused``: why no plan was made. ``is_member``: the log is
+    that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
+    log, where truncating the files that continue beyond it helps and loses no message.
     ``form_unproven``: the user has to name the form in which consume queues are created. ``tail``:
-    the damaged end of the log, where that can be truncated instead of filled. ``groups_beyond``:
-    groups with an offset that is beyond the end of its queue after the repair, None where this is
-    unknown.
+    the damaged end of the log, if it can be truncated instead of filled. ``groups_beyond``: groups
+    with an offset beyond the end of its queue after the repair; None if unknown.
     """
 
     changes: bool = False
@@ -114,7 +113,7 @@ class Outlook:
 
     @property
     def is_possible(self) -> bool:
-        """Return whether a command of this program changes anything for the better."""
+        """Return whether a command of this program improves anything."""
         return bool(self.changes or self.undo_first or self.truncate_to is not None)
 
 
@@ -203,9 +202,9 @@ _OFFSETS_GONE = Phrase(
     "this store does not show how far groups had read: restore config/consumerOffset.json from a "
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
-"""End of the command of a step that needs another copy; such steps come first."""
+"""Ending of the command of a step that needs another copy; such steps come first."""
 _RESTORED = ".restored"
-"""Ends the name of the folder that a store elsewhere is copied into."""
+"""Ending of the name of the folder that a store elsewhere is copied into."""
 _OF_A_HEADER = Phrase(
     "no broker writes this value, and the right one is unknown: `recover` leaves it, and "
     "consumers get the message; compare with a replica if the field matters")
@@ -216,8 +215,8 @@ _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes:
 
 def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: bool,
           is_damaged: bool) -> Iterator[NextStep]:
-    """Yield the steps for a store that is not sound. ``outlook``: None where no repair was planned;
-    then one is offered wherever `recover` plans repairs at all. ``is_held``: a broker runs on it;
+    """Yield the steps for a store that is not sound. ``outlook``: None if no repair was planned;
+    then a repair is offered wherever `recover` can plan one. ``is_held``: a broker uses the store;
     ``is_damaged``: `verify` finds damage.
     """
     if start.misled:
@@ -263,15 +262,17 @@ def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int) 
 
 
 def into_a_folder(root: str) -> tuple[str, list[NextStep]]:
-    """The folder that a store at a URL or in an archive is copied into, and that step."""
+    """Return the folder that a store at a URL or in an archive is copied into, and the step that
+    copies it.
+    """
     copy = vfs.stem(root) + _RESTORED
     return copy, [NextStep(f"rmqctl restore {shlex.quote(root)} {shlex.quote(copy)}", Phrase(
         "copies the store into a folder of this machine: repairs need one"))]
 
 
 def with_next(start: Prediction, root: str) -> dict[str, Any]:
-    """Return the JSON document of a prediction, with the one step to go on with, which only looks
-    or shows a plan.
+    """Return the JSON document of a prediction, with the next step, which only reads or shows a
+    plan.
     """
     step = _after(start, root)
     return {**start.as_dict(), "next": [step.command] if step else [],
@@ -305,7 +306,7 @@ def _after(start: Prediction, root: str) -> NextStep | None:
 
 
 def of_the_form(root: str) -> NextStep:
-    """Return the step that determines which consume queues a broker reads, if a store has two
+    """Return the step that determines which consume queues a broker reads if a store has two
     kinds.
     """
     return NextStep(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
@@ -313,15 +314,17 @@ def of_the_form(root: str) -> NextStep:
 
 
 def to_the_end(root: str, groups: Iterable[str]) -> Iterator[NextStep]:
-    """Yield steps that move the offsets of these groups beyond the end of a queue to its end."""
+    """Yield the steps that reset the offsets of these groups from beyond the end of a queue to its
+    end.
+    """
     for group in sorted(group for group in groups if group):
         yield NextStep(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
                        _BEYOND, "reversible")
 
 
 def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
-    """Yield the step that converts consume queues to the form that broker.conf asks for, where the
-    broker would not build all of them again.
+    """Yield the step that converts consume queues to the form that broker.conf selects, if the
+    broker would not rebuild all of them.
     """
     for setting in start.configuration:
         if setting.setting == "storeType" and setting.effect == "differs" and start.unreachable:
@@ -332,7 +335,7 @@ def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
 
 
 def of_the_machine(start: Prediction, root: str) -> Iterator[NextStep]:
-    """Yield the steps that show or prevent losses that are not damage of the store."""
+    """Yield the steps that show or prevent losses that are not damage to the store."""
     if not start.runs_well:
         yield NextStep(f"rmqctl du {root}", Phrase("shows which files use the disk"))
     if any(loss.what in (TOPICS, GROUPS, OFFSETS) and loss.by_hand is None
@@ -388,8 +391,8 @@ def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[NextStep]:
 
 def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
             outlook: Outlook | None) -> list[Remaining]:
-    """Return what no command of this program repairs. ``damaged``: categories of findings and their
-    counts, ignored if a repair is possible, or if none was planned.
+    """Return the problems that no command of this program repairs. ``damaged``: categories of
+    findings and their counts, ignored if a repair is possible or none was planned.
     """
     by_hand = {(loss.what, str(loss.by_hand)): Remaining(loss.what, loss.count or 1, loss.by_hand)
                for loss in start.other_losses if loss.by_hand is not None and not loss.already}
@@ -407,9 +410,7 @@ def _of_kind(category: str) -> Phrase:
 
 
 def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
-    """Yield what to do about a full disk; never delete a part of the store that the broker would
-    keep.
-    """
+    """Yield remedies for a full disk; none of them deletes files that the broker would keep."""
     disk = start.disk
     if start.runs_well or disk is None or disk.used_ratio is None:
         return

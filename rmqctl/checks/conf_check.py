@@ -30,7 +30,9 @@ _MATTER = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "fileReserve
 
 @dataclass(frozen=True, slots=True)
 class ConfFinding:
-    """A finding about a setting. ``line``: where it is in the file; None: it is not in it."""
+    """A finding about a setting. ``line``: its line in the file; None if the file does not set
+    it.
+    """
 
     finding: Finding
     setting: str
@@ -38,13 +40,13 @@ class ConfFinding:
     line: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the finding object of `verify`, with the setting after it."""
+        """Return the JSON finding as `verify` has it, with the setting added."""
         return {**self.finding.as_dict(), "setting": self.setting, "value": self.value,
                 "line": self.line}
 
 
 def check(conf: BrokerConf, release: str, store: Store | None) -> list[ConfFinding]:
-    """Return findings for the broker of ``release``, and for ``store`` where it is given."""
+    """Return the findings for a broker of ``release``, and for ``store`` if given."""
     return list(_Check(conf, release, store).findings())
 
 
@@ -129,8 +131,8 @@ class _Check:
     # -- folders, and the store -------------------------------------------------------------------
 
     def _paths(self) -> Iterator[ConfFinding]:
-        """Yield folders that do not exist on this machine; with a store `follow` checks root and
-        log.
+        """Yield folders that do not exist on this machine. If a store is given, `follow` checks
+        root and log.
         """
         for name in self._conf.texts:
             value = self._settings.given(name) if name.startswith(_PATH) else None
@@ -142,7 +144,7 @@ class _Check:
                         "{name}: {path} does not exist", name=name, path=shown(path)))
 
     def _here(self, path: str) -> str:
-        """Return a path as it is below the store, where it is below the file's own root."""
+        """Return a path below the file's own root as a path below the store."""
         root = self._settings.given(ROOT)
         if self._store is None or not root or not path.startswith(os.path.join(root, "")):
             return path

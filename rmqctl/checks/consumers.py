@@ -1,10 +1,10 @@
 """Effect of damage, a start or a repair on consumers: one record for each group and queue.
 
 The losses by queue come from the caller (`rmqctl.checks.preflight`, a plan), the consumer offsets
-from ``config/``. Nothing is read again but what an offset needs. Unknown stays unknown: groups
-write their offsets to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean
-shutdown some messages after an offset were consumed already; broadcast consumers keep their offsets
-themselves; with POP an offset covers what was delivered, not what was acknowledged.
+from ``config/``. Nothing else is read but what an offset needs. Unknown stays unknown: groups write
+their offsets to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean shutdown some
+messages after an offset were already consumed. Broadcast consumers keep their offsets themselves.
+With POP an offset covers delivered messages, not acknowledged ones.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ _NAMED = 3
 @dataclass(frozen=True, slots=True)
 class QueueLosses:
     """The outcome for one queue, in queue offsets. ``end``: after its last message, after the start
-    or the repair. ``lost``: gone from the log already. ``cut``: intact, and the start cuts them
-    off. ``without_row``: in the log, and no consumer gets them. ``undecodable``: clients cannot
-    decode them. ``made_from``: of a queue that the start rebuilds, and not from its beginning, the
-    first queue offset with a row, behind fillers; ``least``: what the broker then takes for its min
-    offset, None where the size of its files is not known.
+    or the repair. ``lost``: already missing from the log. ``cut``: intact, truncated by the start.
+    ``without_row``: in the log, but delivered to no consumer. ``undecodable``: clients cannot
+    decode them. ``made_from``: the first queue offset with an entry after the fillers, if the start
+    rebuilds the queue, but not from its beginning. ``least``: the min offset that the broker then
+    assumes, None if the size of its files is unknown.
     """
 
     end: int
@@ -55,24 +55,25 @@ class QueueLosses:
 
     @property
     def complete(self) -> bool:
-        """Return whether all of them are known, not the first ones only."""
+        """Return whether all of them are known, not only the first ones."""
         return all(runs.complete for runs in (self.lost, self.cut, self.without_row,
                                               self.undecodable))
 
 
 class QueueImpact(NamedTuple):
-    """One queue for one group; all are counts of messages but the queue offsets ``position``,
+    """One queue for one group. All are counts of messages except the queue offsets ``position``,
     ``max_offset`` and ``goes_on_at``.
 
-    ``position``: the next offset the group reads, None where it committed none (then all of the
-    queue counts as unread). ``max_offset``: the end of the queue, after the start or repair.
-    ``beyond_end``: how far the position is beyond it; None next to a running broker, where this is
-    meaningless. ``lost_before``, ``lost_after``: gone, and before the position or not yet read.
-    ``at_risk``: intact and unread, and no longer to be had after the start; ``would_be_cut``,
-    ``without_row`` and ``undecodable`` say why. ``goes_on_at``: where a consumer reads next.
-    ``twice``: what is certainly delivered again; ``twice_at_most``: and what may be, as the
-    position may be older than what was consumed. ``skipped``: intact and unread, and the start
-    loses the position, so the group goes on at the end of the queue (by default).
+    ``position``: the next offset that the group reads, None if it committed none (then all of the
+    queue counts as unread). ``max_offset``: the end of the queue after the start or repair.
+    ``beyond_end``: how far the position is beyond it; None beside a running broker, where this is
+    meaningless. ``lost_before``, ``lost_after``: lost messages before the position, and lost unread
+    ones. ``at_risk``: intact unread messages that consumers cannot get after the start;
+    ``would_be_cut``, ``without_row`` and ``undecodable`` give the reasons. ``goes_on_at``: where a
+    consumer reads next. ``twice``: messages certainly delivered again; ``twice_at_most``: including
+    those that may be, as the position may be older than what was consumed. ``skipped``: intact
+    unread messages of a group whose position the start loses, so that it continues at the end of
+    the queue (by default).
     """
 
     group: str
@@ -94,9 +95,9 @@ class QueueImpact(NamedTuple):
 
     @property
     def affected(self) -> bool:
-        """Return whether the group misses a message, gets one twice, or is beyond the end. It
-        already had what is lost before its offset; the delay service is moved back to the end, and
-        misses nothing.
+        """Return whether the group misses a message, receives one twice, or is beyond the end. It
+        has already received what is lost before its offset. The delay service is moved back to the
+        end and misses nothing.
         """
         set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
         return bool((self.beyond_end and not set_back) or self.lost_after or self.at_risk
@@ -110,9 +111,8 @@ COLUMNS = QueueImpact._fields
 class Consumers:
     """All groups of a store. ``queues`` by group, topic and queue id.
 
-    ``without_position``: groups that are configured and committed nothing here. ``complete``:
-    whether the figures count all losses; else these are at least so many. ``notes``: what is
-    unknown.
+    ``without_position``: configured groups that have committed nothing here. ``complete``: whether
+    the figures count all losses; otherwise they are lower bounds. ``notes``: what is unknown.
     """
 
     queues: tuple[QueueImpact, ...]
@@ -194,9 +194,9 @@ class Consumers:
 
 
 class Situation(NamedTuple):
-    """Inputs besides the losses: the broker's ``generation`` (4 or 5), whether the last end
+    """Inputs besides the losses: the broker's ``generation`` (4 or 5), whether the last shutdown
     was ``unclean``, whether a broker is ``running`` on the store, and whether it ``clamps`` the
-    delay service's positions into their queues when it starts (since 4.9.2).
+    delay service's offsets to their queues when it starts (since 4.9.2).
     """
 
     generation: int
@@ -208,9 +208,9 @@ class Situation(NamedTuple):
 def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: Situation,
               unplaced: int = 0,
               offsets_lost: Mapping[tuple[str, str, int], int] | None = None) -> Consumers:
-    """Return what ``losses`` mean for every group of the store, and for the delay service (group
-    ``(delay)``). Queues of deleted topics are left out. ``unplaced``: how many messages more are
-    lost, whose queue is unknown. ``offsets_lost``: positions by group, topic and queue id that a
+    """Return the effect of ``losses`` on every group of the store and on the delay service (group
+    ``(delay)``). Queues of deleted topics are skipped. ``unplaced``: the number of lost messages
+    whose queue is unknown. ``offsets_lost``: committed offsets by group, topic and queue id that a
     broker does not load, or loses.
     """
     # Where each group stands, by topic and queue; then offsets that a broker does not load.
@@ -296,7 +296,7 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
 
 def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, position: int,
               losses: QueueLosses) -> int | None:
-    """Return where a consumer beyond the end continues; None if unknown."""
+    """Return the offset at which a consumer beyond the end continues; None if unknown."""
     end = losses.end
     if group == DELAY_GROUP:
         return end if situation.clamps else None
@@ -317,7 +317,7 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
 
 
 def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
-    """Yield a note on messages that were sent back: they come from the retry topic, and again from
+    """Yield a note on messages that were sent back. They come from the retry topic, and also from
     their own topic if the offset there is not after them.
     """
     waiting = sorted({queue.group for queue in queues

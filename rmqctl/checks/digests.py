@@ -1,4 +1,4 @@
-"""SHA-256 of every file of a store: what a report was made of, to be compared with later."""
+"""SHA-256 of every file of a store, to compare with the files later."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from rmqctl.store.log.ranges import Threads
 
 _BLOCK = 1 << 20
 MAX_HOLES = 4 << 30
-"""Bytes of holes of one file that are read as the zeros they are: no file of a broker has more, and
-a file that takes no space may claim any size.
+"""Maximum bytes of holes of one file that are read as zeros. No file of a broker has more, and a
+file that takes no space may claim any size.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """``path`` is relative to the store's root (absolute for what is elsewhere), ``size`` in bytes.
-    ``sha256``: None if ``problem`` says why it is missing. ``changed``: whether the file has not
-    the size any more that it had when the report was begun.
+    """``path`` is relative to the store's root (absolute for a file elsewhere), ``size`` in bytes.
+    ``sha256``: None if ``problem`` gives the reason. ``changed``: whether the size of the file has
+    changed since the report began.
     """
 
     path: str
@@ -41,7 +41,7 @@ class FileDigest:
 
 
 def sum_line(sha256: str, path: str) -> bytes:
-    """Return a line of `sha256sum` without its end, as that writes it for a name of any bytes."""
+    """Return a line of `sha256sum` without its newline, in its notation for names of any bytes."""
     name = os.fsencode(path)
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     return b"%s%s  %s" % (b"" if escaped == name else b"\\", sha256.encode(), escaped)
@@ -49,7 +49,7 @@ def sum_line(sha256: str, path: str) -> bytes:
 
 def digests(root: str, items: Sequence[Item], jobs: int = 1,
             progress: Callable[[int], None] | None = None) -> list[FileDigest]:
-    """Return those of files of a store, read in blocks. ``progress`` hears of their bytes."""
+    """Return the digests of files of a store, read in blocks. ``progress`` receives their bytes."""
     file_digests = []
     for item, digest in Threads(jobs).run(partial(_of_item, root), items):
         file_digests.append(digest)
@@ -59,7 +59,7 @@ def digests(root: str, items: Sequence[Item], jobs: int = 1,
 
 
 def of_all(lines: Iterable[str]) -> str:
-    """Return a digest for all of them: that of their lines, each with its end."""
+    """Return one digest for all of them: the digest of their lines, each with its newline."""
     whole = hashlib.sha256()
     for line in lines:
         whole.update(f"{line}\n".encode("utf-8", "backslashreplace"))
@@ -72,7 +72,7 @@ def _of_item(root: str, item: Item) -> FileDigest:
 
 def file_digest(root: str, name: str, size: int, most_holes: int | None = None, *,
                 device: bool = False) -> FileDigest:
-    """Return the digest of a file which had ``size`` bytes; with ``device`` it may be a block
+    """Return the digest of a file that had ``size`` bytes; with ``device`` it may be a block
     device.
     """
     path, most = os.path.join(root, name), MAX_HOLES if most_holes is None else most_holes

@@ -47,7 +47,7 @@ class Damage:
 
 
 class Disk(NamedTuple):
-    """Bytes of a store's file system, and those that are left to the store's owner; None for a
+    """Size of a store's file system, and the space left to the store's owner, in bytes; None for a
     store at a URL or in an archive.
     """
 
@@ -95,8 +95,8 @@ class Diagnosis:
 
     @property
     def _is_damaged(self) -> bool:
-        """Return whether anything is found except offsets beyond the end, for which the start has
-        steps.
+        """Return whether there is any finding except offsets beyond the end, for which the start
+        has steps.
         """
         return any(row.category != "config-offset" for row in self.damaged)
 
@@ -209,15 +209,13 @@ class Diagnosis:
 
     @property
     def repaired(self) -> Phrase | None:
-        """Return what earlier repairs lost, of the log and of the tier; None where that is
-        nothing.
-        """
+        """Return the losses of earlier repairs of the log and the tier; None if there are none."""
         own, tier = all_in_words(self.start.repairs), self.start.in_tier.repaired_in_words
         return Joined("; ", [own, tier]) if own and tier else own or tier
 
     @property
     def _replaced(self) -> Phrase | None:
-        """Return what a repair could not restore; None where no such repair is known."""
+        """Return what a repair could not restore; None without such a repair."""
         count = self.losses.all_replaced
         return Phrase("no damage now, but a repair has replaced or marked {count:,} message",
                       "no damage now, but a repair has replaced or marked {count:,} messages",
@@ -238,22 +236,20 @@ class Diagnosis:
 
     @property
     def _is_form_unknown(self) -> bool:
-        """Return whether the broker's configuration alone determines which consume queues it
+        """Return whether only the broker's configuration determines which consume queues it
         reads.
         """
         return self.not_judged.get("consumequeue", "").endswith(FORM_UNKNOWN)
 
     @property
     def untold(self) -> str | None:
-        """Return the reason why messages cannot be judged, where the log cannot be read; else
-        None.
-        """
+        """Return why messages cannot be checked if the log cannot be read; else None."""
         return self.not_judged.get("commitlog")
 
     @property
     def next(self) -> list[NextStep]:
-        """Return the steps in their order, repairs before commands that only read; none where no
-        step is needed.
+        """Return the steps in their order, repairs before commands that only read; empty if no step
+        is needed.
         """
         if self.sound:
             return [] if not self._is_form_unknown else [advice.of_the_form(self.findings.root)]
@@ -322,9 +318,7 @@ class Diagnosis:
         }
 
     def require_judged(self) -> None:
-        """Raise UnsupportedError, in one sentence, where nothing was wrong but not all was
-        judged.
-        """
+        """Raise UnsupportedError if nothing was wrong but not everything was checked."""
         if self.sound:
             self.findings.require_judged()
             self.start.require_judged(self.findings.root)
@@ -337,7 +331,8 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
     """Verify a whole store and predict a start on it. `progress` receives bytes of the log, each of
     them twice. `profile`: also profile the log, in the same pass. `machine`: the clock and the disk
     of the start; None: this machine's. `phase` receives the name of each piece of work, and how
-    many bytes it reads where that is known. StoreIOError.
+    many bytes it reads where that is known.
+    Raises: StoreIOError.
     """
     release = release_of(broker_version) if broker_version else None
     run = Verification(store, VerifyOptions(None, jobs, profile=profile, release=release), progress,

@@ -20,8 +20,8 @@ FINDING, ACTION = "finding", "action"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """``kind`` is `FINDING` or `ACTION`. ``cause``: how a finding comes about, or what an action
-    does; ``brokers``: what they do about it; ``advice``: what to do.
+    """``kind`` is `FINDING` or `ACTION`. ``cause``: the cause of a finding, or the effect of an
+    action. ``brokers``: how brokers react to it; ``advice``: what to do.
 
     ``severity``, ``meaning``, ``brokers`` and ``advice`` are "" for actions.
     """
@@ -44,7 +44,7 @@ class Explanation:
 
 @cache
 def explanations(lang: str = "en") -> dict[str, Explanation]:
-    """Return all explanations by name, findings in the order of their list, then actions; in
+    """Return all explanations by name, findings in the order of their list, then actions, in
     English (``en``) or Chinese (``zh``), except ``meaning``, which is always English.
     """
     name = "explanations.toml" if lang == "en" else f"explanations.{lang}.toml"

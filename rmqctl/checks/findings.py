@@ -1,8 +1,8 @@
-"""Findings: what a check has to say, one class of trouble per category.
+"""Findings: one problem each, in one of a closed list of categories.
 
-A finding names structure, file and exact place, what is wrong in words, and the command that
-answers it. Categories are a closed list, with severity, meaning and that command beside each
-other: scripts filter by them, and docs/explanation/verify.md is made from them.
+A finding names structure, file and exact place, describes the problem, and gives the command for
+it. Each category has a severity, a meaning and a command: scripts filter by category, and
+docs/explanation/verify.md is generated from them.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ REBUILT = frozenset({"consumequeue", "index"})
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A finding. ``offset`` is the physical offset for the commitlog, else the position in the
-    file; ``position`` is always the position in ``file``. ``count`` rows or records.
+    """A finding. ``offset`` is the physical offset for the commitlog, otherwise the position in the
+    file; ``position`` is always the position in ``file``. ``count``: number of entries or records.
     """
 
     category: str
@@ -52,8 +52,8 @@ class Finding:
         return {name: getattr(self, name) for name in order}
 
     def with_next(self, command: str | None) -> Finding:
-        """Return a copy with another ``next``. There may be many: `replace` takes five times as
-        long.
+        """Return a copy with another ``next``. `replace` takes five times as long, and there may be
+        many.
         """
         return Finding(self.category, self.structure, self.detail, self.file, self.offset,
                        self.length, self.topic, self.queue_id, self.queue_offset, self.position,
@@ -61,7 +61,7 @@ class Finding:
 
     @property
     def is_trouble(self) -> bool:
-        """Return whether it makes the store not ok (info does not)."""
+        """Return whether the finding makes the store not ok (info does not)."""
         return self.severity != INFO
 
 
@@ -88,19 +88,19 @@ def _preflight(_finding: Finding, store: str) -> str:
 
 
 def _diagnose(finding: Finding, store: str) -> str:
-    """Return the command for what a repair may fix: `doctor` plans the repair, and names it if it
-    changes anything.
+    """Return the command for problems that a repair may fix: `doctor` plans the repair, and names
+    it if it changes anything.
     """
     return f"rmqctl {'preflight' if finding.severity == INFO else 'doctor'} {store}"
 
 
 def _derived(finding: Finding, store: str) -> str | None:
-    """Return the diagnosis for what is rebuilt from the log; a look at anything else."""
+    """Return the diagnosis of a structure that is rebuilt from the log, or a look at any other."""
     return (_diagnose if finding.structure in REBUILT else _look)(finding, store)
 
 
 def _of_log(finding: Finding, store: str) -> str | None:
-    """Return the command for damage which the commitlog and other structures may have."""
+    """Return the command for damage that the commitlog and other structures may have."""
     if finding.structure == "commitlog":
         return _diagnose(finding, store)
     return (_derived if finding.category.startswith("file-") else _look)(finding, store)
@@ -113,7 +113,7 @@ def _or_info(finding: Finding, store: str) -> str:
 
 
 def _by_hand(_finding: Finding, _store: str) -> None:
-    """Name no command for what only a person can correct: a broker's configuration file."""
+    """Return no command for a problem that only a person can fix: a broker's configuration file."""
 
 
 def _epochs(finding: Finding, store: str) -> str | None:
@@ -139,7 +139,9 @@ def _by_topic_table(finding: Finding, store: str) -> str:
 
 
 def _recover_tier(_finding: Finding, tier: str) -> str:
-    """Return the command that rebuilds from the tiered files, or fixes what is not damage."""
+    """Return the command that rebuilds a structure from the tiered files, or fixes what is not
+    damage.
+    """
     return f"rmqctl tiered recover {tier}"
 
 
@@ -157,7 +159,7 @@ def _look_into_tier(finding: Finding, tier: str) -> str | None:
 
 
 def advised(finding: Finding, root: str) -> Finding:
-    """Return the finding with its ``next`` filled in, where there is something to look at."""
+    """Return the finding with its ``next`` command, if there is something to look at."""
     store = shlex.quote(root)
     if finding.structure == "config":
         return finding.with_next((finding.next or _SHOW_CONFIG).replace("STORE", store, 1))
@@ -177,7 +179,7 @@ def advised_in_tier(finding: Finding, root: str) -> Finding:
 
 
 class Category(NamedTuple):
-    """``meaning`` is the line that `explain` shows; ``remedy`` makes a finding's ``next``."""
+    """``meaning`` is the line that `explain` shows; ``remedy`` gives the ``next`` of a finding."""
 
     severity: str
     meaning: str

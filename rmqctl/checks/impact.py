@@ -1,6 +1,6 @@
 """Effect of a verdict or a plan on messages: how many of how many, of which topics, stored when.
 
-One shape for every command (JSON: ``impact``), and one line of it for people.
+All commands share one form (JSON: ``impact``), and one line of it for people.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _TOPICS = 3
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """``messages`` are affected out of ``of`` (None: not counted). ``topics``: how many of which
-    topic, without those whose topic is not known. ``earliest``, ``latest``: store times (ms)
-    between which they are, None if unknown. ``complete``: whether topics and times are of all of
-    them, not of the first ones only.
+    """``messages`` are affected out of ``of`` (None: not counted). ``topics``: counts by topic,
+    without messages of unknown topic. ``earliest``, ``latest``: range of their store times (ms),
+    None if unknown. ``complete``: whether topics and times cover all of them, not only the first
+    ones.
     """
 
     messages: int
@@ -31,7 +31,7 @@ class Impact:
     complete: bool = True
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object; times are ISO-8601, in the zone that is asked for."""
+        """Return the JSON object; times are ISO-8601 in the selected time zone."""
         return {"messages": self.messages, "of": self.of, "topics": _by_count(self.topics),
                 "from": None if self.earliest is None else time_text(self.earliest),
                 "to": None if self.latest is None else time_text(self.latest),
@@ -78,7 +78,7 @@ class Impact:
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
     """Return the earliest and the latest of some spans of store times (ms); None for an end at
-    which one of them is open.
+    which a span is open.
     """
     pairs = list(times)
     starts, ends = [start for start, _ in pairs], [end for _, end in pairs]

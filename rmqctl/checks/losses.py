@@ -3,7 +3,7 @@
 
 Every command takes its counts of lost, undecided and replaced messages from `Losses`; no other
 module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds them, and
-`rmqctl.checks.preflight.losses` gives the account of a store.
+`rmqctl.checks.preflight.losses` returns the account of a store.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ TIMERS, INDEX = "timers", "index"
 
 @dataclass(frozen=True, slots=True)
 class Loss:
-    """``count`` of ``what`` (a constant above) is or would be lost; None where it is unknown.
+    """``count`` of ``what`` (a constant above) is or would be lost; None if unknown.
 
-    ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: it is lost
-    before the start, so another start makes it no worse. ``by_hand``: what to do about it, where
-    no command prevents it.
+    ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: it was lost
+    before the start, so another start makes it no worse. ``by_hand``: what to do about it if no
+    command prevents it.
     """
 
     what: str
@@ -66,7 +66,7 @@ def counted(what: str, count: int | None) -> Phrase:
 
 
 def summed(losses: Iterable[Loss]) -> Phrase | None:
-    """``12 committed offsets, 3 topics``: one sum for each kind; None without a loss."""
+    """Return ``12 committed offsets, 3 topics``: one sum for each kind; None without a loss."""
     sums: dict[str, int | None] = {}
     for loss in losses:
         total = sums.get(loss.what, 0)
@@ -89,16 +89,18 @@ class PlannedLosses(Protocol):
 
     @property
     def fills(self) -> int:
-        """Return the number of messages that it replaces by fillers, or keeps damaged."""
+        """Return the number of messages that the plan replaces by fillers or keeps damaged."""
 
     @property
     def drops(self) -> tuple[int, int]:
-        """Count messages that it loses without a filler, and undecided records that it discards."""
+        """Count messages that the plan loses without a filler, and undecided records that it
+        discards.
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class QueueLoss:
-    """Messages of one queue: gone from the log already; truncated by the next startup; left by it
+    """Messages of one queue: missing from the log; truncated by the next startup; left by it
     without a consume queue entry; intact, but clients cannot decode them.
     """
 
@@ -110,7 +112,7 @@ class QueueLoss:
 
 @dataclass(frozen=True, slots=True)
 class GroupLoss:
-    """Messages that a group has not read: lost already, and at risk by the next startup."""
+    """Unread messages of a group: already lost, and at risk at the next startup."""
 
     unread_lost: int = 0
     at_risk: int = 0
@@ -118,9 +120,9 @@ class GroupLoss:
 
 @dataclass(frozen=True, slots=True)
 class TierLosses:
-    """Messages that neither a tier nor the log next to it has: ``messages`` that are lost, those
-    that repairs of the tier dropped, ``undecided`` records, and messages that are ``replaced``.
-    ``by_topic``: the first.
+    """Messages that neither a tier nor the log beside it has. ``messages``: lost; ``in_repairs``:
+    dropped by repairs of the tier; ``undecided``: records; ``replaced``: messages. ``by_topic``:
+    ``messages``.
     """
 
     messages: int = 0
@@ -131,7 +133,7 @@ class TierLosses:
 
     @classmethod
     def of(cls, coverage: Mapping[str, Any] | None) -> Self:
-        """Return the losses as a verification of the tier counts them; none without one."""
+        """Return the losses that a verification of the tier has counted; empty without one."""
         if coverage is None:
             return cls()
         topics = coverage["already_lost_by_topic"]
@@ -170,21 +172,20 @@ def _no_repairs() -> RepairLosses:
 class Losses:
     """Losses of a store, already and by a start: the one account that every command shows.
 
-    ``known_lost``: messages that the log no longer has, and of which the log itself, consume
-    queues, index or committed offsets tell. ``in_repairs``: what repairs dropped without a filler.
-    ``by_offsets``: how many of these nothing but committed offsets tells of. ``cut``: messages that
-    the next startup truncates, ``cut_undecided`` undecided records among them; ``without_entry``:
-    those that it leaves in the log without a consume queue entry (None: not looked for).
+    ``known_lost``: messages that the log no longer has but that the log itself, consume queues,
+    index or committed offsets show. ``in_repairs``: what repairs dropped without a filler.
+    ``by_offsets``: those of ``known_lost`` that only committed offsets show. ``cut``: messages that
+    the next startup truncates, ``cut_undecided`` undecided records among them. ``without_entry``:
+    messages that it leaves in the log without a consume queue entry (None: not searched).
     ``in_log``: undecided records of the log; a record that a repair discarded stays undecided.
     ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``, ``groups``:
-    None where these cannot be judged. ``beside``: topics, groups, committed offsets, timers, index
-    entries, with the file that loses them. ``unread``: the structures that would tell of lost
-    messages and that cannot be read; then ``known_lost`` is not reliable. ``in_tier``: what the
-    tier in the store lacks, beside all of these. ``at_least``: whether more of ``known_lost`` may
-    be lost than is counted.
+    None if these cannot be checked. ``beside``: topics, groups, committed offsets, timers, index
+    entries, with the file that loses them. ``unread``: structures that would show lost messages but
+    cannot be read; then ``known_lost`` is not reliable. ``in_tier``: losses of the tier in the
+    store, besides all of these. ``at_least``: whether ``known_lost`` is only a lower bound.
 
-    An index entry, a consume queue entry or a committed offset of a lost message is a witness of
-    that loss, and no loss of its own.
+    An index entry, a consume queue entry or a committed offset of a lost message is evidence of
+    that loss, not a loss of its own.
     """
 
     known_lost: int = 0
@@ -207,17 +208,19 @@ class Losses:
 
     @property
     def counted(self) -> int | None:
-        """Return the number of messages that are lost already; None where that cannot be judged."""
+        """Return the number of messages that are already lost; None if that cannot be
+        determined.
+        """
         return None if self.unread else self.already
 
     @property
     def unjudged(self) -> Phrase:
-        """Return why these are not counted, where they are named beside it."""
+        """Return why lost messages are not counted, for a line that names them."""
         return Phrase("not checked: {names} cannot be read", names=", ".join(self.unread))
 
     @property
     def unjudged_losses(self) -> Phrase:
-        """Return the same as a sentence of its own."""
+        """Return why lost messages are not counted, as a sentence of its own."""
         return Phrase("lost messages not counted: {names} cannot be read",
                       names=", ".join(self.unread))
 
@@ -228,7 +231,7 @@ class Losses:
 
     @property
     def lost_by_topic(self) -> dict[str, int]:
-        """Return those of known topic, in the log and in the tier."""
+        """Return the lost messages of known topic, by topic, in the log and in the tier."""
         return dict(Counter(self.already_by_topic) + Counter(self.in_tier.by_topic))
 
     @property
@@ -248,7 +251,7 @@ class Losses:
 
     @property
     def what_a_start_loses(self) -> Phrase:
-        """Return the sentence; an undecided record is not called intact."""
+        """Return the sentence for `would_lose`; an undecided record is not called intact."""
         if self.cut_undecided:
             return Phrase("startup would lose {count:,} message, {undecided:,} of them undecided",
                           "startup would lose {count:,} messages, {undecided:,} of them undecided",
@@ -258,8 +261,8 @@ class Losses:
 
     @property
     def all_replaced(self) -> int | None:
-        """Return the number of fillers and messages kept damaged, in log and tier; None where they
-        are not counted.
+        """Return the number of fillers and messages kept damaged, in log and tier; None if not
+        counted.
         """
         return None if self.replaced is None else self.replaced + self.in_tier.replaced
 
@@ -277,30 +280,30 @@ class Losses:
 
     @property
     def unread_and_affected(self) -> int | None:
-        """Count deliveries that groups miss or would miss; None if that cannot be judged."""
+        """Count deliveries that groups miss or would miss; None if that cannot be determined."""
         return None if self.groups is None else sum(
             group.unread_lost + group.at_risk for group in self.groups.values())
 
     @property
     def total(self) -> int:
-        """Return the number of messages that are not there as they were sent; no step may lower it
-        but by what it brings back.
+        """Return the number of messages that are not there as they were sent; a step may lower it
+        only by restoring messages.
         """
         return self.already + self.undecided + (self.all_replaced or 0)
 
     @property
     def is_complete(self) -> bool:
-        """Return whether nothing is known to be missing."""
+        """Return whether no message is known to be missing."""
         return not (self.total or self.in_repairs.losses or self.unread)
 
     def verified(self, cover: Verified) -> Losses:
-        """Return the account with what a verification of the whole store has counted besides."""
+        """Return the account including the counts of a verification of the whole store."""
         return replace(self, in_log=max(self.in_log, cover.messages_undecided),
                        replaced=cover.messages_replaced if self.replaced is None
                        else self.replaced)
 
     def lost_in_words(self, count: int) -> Phrase:
-        """Return the sentence for so many of the messages that are lost already."""
+        """Return the sentence for this many of the messages that are already lost."""
         if self.at_least:
             return Phrase("at least {count:,} message is already lost",
                           "at least {count:,} messages are already lost", count=count)
@@ -308,7 +311,7 @@ class Losses:
                       "{count:,} messages are already lost", count=count)
 
     def in_words(self) -> list[Phrase]:
-        """Return a sentence for each kind of loss; none where nothing is lost."""
+        """Return a sentence for each kind of loss; empty if nothing is lost."""
         sentences = []
         if self.unread:
             sentences.append(self.unjudged_losses)
@@ -324,8 +327,8 @@ class Losses:
         return sentences
 
     def after(self, plan: PlannedLosses) -> Losses:
-        """Return the account once a plan for the store is carried out, as far as it is about
-        messages that are gone; whatever the plan brings back is no longer lost.
+        """Return the account of missing messages once a plan for the store is carried out; messages
+        that the plan restores are no longer lost.
         """
         from rmqctl.store.repair_losses import RepairLoss
 

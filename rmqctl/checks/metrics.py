@@ -1,7 +1,7 @@
 """Contents of a store and the lag of its consumers, as named numbers for monitoring.
 
-Reads the ends of files and the configuration only, as `info` and `offsets` do, so it can be asked
-every minute beside a running broker.
+Reads only the ends of files and the configuration, as `info` and `offsets` do, so it can run every
+minute beside a running broker.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ Sample = tuple[str, Mapping[str, str], float]
 def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
              failed: Callable[[RmqctlError], None]) -> dict[
                  str, list[tuple[Mapping[str, str], float]]]:
-    """By the names of `HELP` what each of the stores, by name, has when it is opened; ``failed``
-    hears why one cannot be read.
+    """Return the samples of the stores by the names of `HELP`, opening one store after the other;
+    ``failed`` receives the error of a store that cannot be read.
     """
     samples_of: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in HELP}
     for name, opens in stores:

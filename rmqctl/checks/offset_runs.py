@@ -1,4 +1,4 @@
-"""A set of queue offsets, kept as runs: what is lost of a queue, or at risk, lies side by side."""
+"""A set of queue offsets, kept as runs: lost messages and those at risk are mostly adjacent."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 from rmqctl.scan.frames import Array
 
 MAX_RUNS = 1 << 16
-"""Runs that one set keeps; what would make more is left out (``complete`` is False then)."""
+"""Maximum number of runs of one set; further ones are dropped (``complete`` is False then)."""
 _MAX_OFFSET = 1 << 62
 _MAX_PARTS = 64
 _NONE: Array = np.zeros((0, 2), np.int64)
@@ -22,15 +22,15 @@ class OffsetRuns:
         self._runs = _NONE
         self._parts: list[Array] = []
         self._sums: tuple[list[int], list[int], list[int]] | None = None
-        """Of the runs: where they begin and end, and how many queue offsets are before each."""
+        """Starts and ends of the runs, and the number of queue offsets before each."""
         self.complete = True
 
     def __bool__(self) -> bool:
         return bool(len(self._runs) or self._parts)
 
     def add(self, offsets: Array, counts: Array | None = None) -> None:
-        """Queue offsets (int64, in any order); ``counts``: how many from each on. Others than
-        those a queue can have are left out.
+        """Add queue offsets (int64, in any order); ``counts``: how many from each on. Offsets that
+        a queue cannot have are ignored.
         """
         runs = np.empty((len(offsets), 2), np.int64)
         runs[:, 0] = offsets
@@ -56,7 +56,7 @@ class OffsetRuns:
         return self._runs
 
     def count(self, first: int = 0, end: int = _MAX_OFFSET) -> int:
-        """Return how many of the queue offsets lie from ``first`` to before ``end``."""
+        """Return the number of the queue offsets from ``first`` to before ``end``."""
         if first <= 0 and end >= _MAX_OFFSET:
             runs = self.runs()
             return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0
@@ -72,14 +72,14 @@ class OffsetRuns:
         return inside
 
     def join(self, other: OffsetRuns) -> OffsetRuns:
-        """Return both sets in a new one."""
+        """Return the union as a new set."""
         both = OffsetRuns()
         both._parts = [self.runs(), other.runs()]
         both.complete = self.complete and other.complete
         return both
 
     def without(self, other: OffsetRuns) -> OffsetRuns:
-        """Return what ``other`` has not, in a new set."""
+        """Return the difference (without the offsets of ``other``) as a new set."""
         left = OffsetRuns()
         left.complete = self.complete and other.complete
         runs, others = self.runs(), other.runs()
@@ -95,7 +95,7 @@ class OffsetRuns:
         return left
 
     def _below(self, offset: int) -> int:
-        """Return how many of the set are before ``offset``."""
+        """Return the number of offsets of the set before ``offset``."""
         runs = self.runs()
         if self._sums is None:
             before = np.append(0, np.cumsum(runs[:, 1] - runs[:, 0]))
@@ -115,7 +115,7 @@ class OffsetRuns:
 
 
 def _joined(runs: Array) -> Array:
-    """Return runs in order, those that touch or overlap as one."""
+    """Return the runs in order, with touching and overlapping ones joined."""
     if len(runs) < 2:
         return runs
     runs = runs[np.argsort(runs[:, 0], kind="stable")]

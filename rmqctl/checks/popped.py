@@ -1,11 +1,11 @@
 """Messages that consumer groups received by POP and did not acknowledge (spec:
 timer-and-others-5x.md §6).
 
-A broker notes each delivery as a check point in its revive topic, and each acknowledgement beside
-it; both wait in the timer until the time is over at which the messages become visible again. Then
-it reads the revive topic from the position of its revive group on, and puts what was not
-acknowledged into a retry topic of the group. With ``popConsumerKVServiceEnable`` it keeps a record
-for each message in ``kvStore/`` instead, until that is acknowledged.
+A broker records each delivery as a check point in its revive topic, and each acknowledgement beside
+it. Both wait in the timer until the messages become visible again. Then it reads the revive topic
+from the offset of its revive group on, and puts messages without an acknowledgement into a retry
+topic of the group. With ``popConsumerKVServiceEnable`` it keeps a record for each message in
+``kvStore/`` instead, until that message is acknowledged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOST, UNDECIDED = "lost", "undecided"
 GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC = (
     "gone", "replaced", "beyond the end", "no queue", "no topic")
 ORPHANED = frozenset({GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC})
-"""Of deliveries whose message cannot be delivered again."""
+"""States of deliveries whose message cannot be delivered again."""
 DAMAGED = "damaged"
 """State of a record of the revive topic that is neither a check point nor an acknowledgement."""
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -52,11 +52,12 @@ FIRST_POP_TIME = "1ST_POP_TIME"
 TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
 _SLACK = 60_000
-"""Milliseconds by which a message may be stored after its delivery began: a client that waits for
-messages waits at most 30 s."""
+"""Milliseconds by which a message may be stored after its delivery began: a waiting client waits at
+most 30 s.
+"""
 
 _MAX_NAMES = 246
-"""Bytes of group and topic in the name of a retry topic."""
+"""Maximum bytes of group and topic in the name of a retry topic."""
 
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Int = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -73,8 +74,8 @@ class _Named(msgspec.Struct, frozen=True):
 
 
 class CheckPoint(_Named, frozen=True):
-    """One delivery: ``num`` messages, of which ``queueOffsetDiff`` says the queue offsets. Times in
-    ms. ``rePutTimes``: how often a broker could not read its message, and noted it once more.
+    """One delivery: ``num`` messages with the queue offsets of ``queueOffsetDiff``. Times in ms.
+    ``rePutTimes``: how often a broker could not read its message and recorded it again.
     """
 
     startOffset: _Long  # noqa: N815
@@ -92,7 +93,9 @@ class CheckPoint(_Named, frozen=True):
         return self.popTime + self.invisibleTime
 
     def offsets(self) -> list[int]:
-        """Return the queue offsets of its messages. FormatError."""
+        """Return the queue offsets of its messages.
+        Raises: FormatError.
+        """
         if not self.queueOffsetDiff:
             return [self.startOffset + number for number in range(self.num)]
         if len(self.queueOffsetDiff) < self.num:
@@ -101,7 +104,7 @@ class CheckPoint(_Named, frozen=True):
 
 
 class Ack(_Named, frozen=True):
-    """Messages of a delivery that were acknowledged."""
+    """Acknowledged messages of a delivery."""
 
     startOffset: _Long  # noqa: N815
     popTime: _Long  # noqa: N815
@@ -112,7 +115,9 @@ class Ack(_Named, frozen=True):
 
 
 def read_state(record: Record) -> CheckPoint | Ack | None:
-    """Parse a record of a revive topic; None for one that brokers skip. Raises: FormatError."""
+    """Parse a record of a revive topic; None for a record that brokers skip.
+    Raises: FormatError.
+    """
     tag = _known(record).get(props.TAGS)
     if tag not in (CHECK_POINT, ACK, BATCH_ACK):
         return None
@@ -132,9 +137,9 @@ _Key = tuple[str, str, str, int, int, int]
 
 @dataclass(slots=True)
 class Delivery:
-    """``left``: the queue offsets that are not acknowledged. ``offset``: of the check point in its
-    revive queue, None while it waits in the timer; ``never``: from which no start delivers it.
-    ``record``: the check point's.
+    """``left``: the queue offsets that are not acknowledged. ``offset``: offset of the check point
+    in its revive queue, None while it waits in the timer. ``never``: no start delivers the check
+    point from the timer. ``record``: the record of the check point.
     """
 
     point: CheckPoint
@@ -176,8 +181,8 @@ class PoppedMessage(NamedTuple):
 
 @dataclass(slots=True)
 class PopState:
-    """``unmatched``: acknowledgements of no delivery that is left: of one that was acknowledged
-    already, or is not known. ``damaged``: records of the revive topics that cannot be read.
+    """``unmatched``: acknowledgements without a delivery: it was already acknowledged, or is
+    unknown. ``damaged``: unreadable records of the revive topics.
     """
 
     messages: list[PoppedMessage] = field(default_factory=list)
@@ -190,7 +195,8 @@ class PopState:
 def popped(store: Store, now: int, report: Report = lambda _problem: None,
            wanted: Callable[[CheckPoint], bool] = lambda _point: True) -> PopState:
     """Return the messages that were delivered and not acknowledged, by group, topic and queue.
-    ``now``: epoch ms. ``wanted``: of which deliveries they are shown. StoreIOError.
+    ``now``: epoch ms. ``wanted``: selects the deliveries to return.
+    Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
     reading = _Reading(store, report)
@@ -210,16 +216,18 @@ def popped(store: Store, now: int, report: Report = lambda _problem: None,
 
 
 class _Reading:
-    """All deliveries of a store, as the revive topics and the timer have them."""
+    """All deliveries of a store, from the revive topics and the timer."""
 
     def __init__(self, store: Store, report: Report) -> None:
         self._store, self._report, self._view = store, report, View(store)
         self.state = PopState()
         self.open: dict[_Key, Delivery] = {}
         self.noted_again: set[tuple[str, str, int, int, int]] = set()
-        """(topic, group, queue id, queue offset, time) of check points that a broker put again."""
+        """(topic, group, queue id, queue offset, time) of check points that a broker recorded
+        again.
+        """
         self.faulty: set[str] = set()
-        """Revive topics in which something cannot be read."""
+        """Revive topics with unreadable records."""
 
     def read(self, now: int) -> None:
         # What waits in the timer may be in the revive topic already: it is looked at last.
@@ -333,7 +341,7 @@ class _Judge:
         self._bounds: dict[tuple[str, int], tuple[int, int] | None] = {}
 
     def messages(self, delivery: Delivery) -> Iterator[PoppedMessage]:
-        """Yield what was not acknowledged and is not in a retry topic."""
+        """Yield messages that were not acknowledged and are not in a retry topic."""
         point, (topic, queue_id) = delivery.point, delivery.revive
         passed = delivery.never or (delivery.offset is not None and delivery.offset <=
                                     self._revived.get(topic, {}).get(queue_id, -1))
@@ -402,12 +410,12 @@ class _Judge:
 
 
 def identity(record: Record) -> str:
-    """Return what a message and the one that is put into a retry topic for it have in common."""
+    """Return the identity that a message shares with its copy in a retry topic."""
     return _known(record).get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
 def normal_topic(point: CheckPoint) -> str:
-    """Return the topic that a message came from which is in a retry topic."""
+    """Return the original topic of a message in a retry topic."""
     for separator in "+_":
         prefix = f"{RETRY_PREFIX}{point.consumerGroup}{separator}"
         if point.topic.startswith(prefix):
@@ -416,9 +424,7 @@ def normal_topic(point: CheckPoint) -> str:
 
 
 def retry_topics(point: CheckPoint) -> tuple[str, ...]:
-    """Return topics in which messages of a delivery come again: of the first form, and of that
-    since 5.2.0.
-    """
+    """Return the retry topics of a delivery: in the first form, and in the form since 5.2.0."""
     if point.topic.startswith(RETRY_PREFIX):
         return (point.topic,)
     return tuple(f"{RETRY_PREFIX}{point.consumerGroup}{separator}{point.topic}"

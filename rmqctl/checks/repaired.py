@@ -12,7 +12,7 @@ _NAMED = 3
 
 
 def findings(losses: RepairLosses) -> Iterator[Finding]:
-    """Yield a finding for each repair; information, since no command restores these messages."""
+    """Yield an informational finding for each repair: no command restores these messages."""
     for loss in losses.losses:
         yield Finding("lost-in-repair", "commitlog", in_words(loss), count=max(loss.total, 1))
     if losses.more:
@@ -39,7 +39,7 @@ def in_words(loss: RepairLoss) -> Phrase:
 
 
 def all_in_words(losses: RepairLosses) -> Phrase | None:
-    """Return the newest of them; None where no repair has lost anything."""
+    """Return the newest repair with losses; None without one."""
     if not losses.losses:
         return None
     named = [in_words(loss) for loss in reversed(losses.losses[-_NAMED:])]

@@ -1,9 +1,9 @@
-"""Transactions that nobody ended, by their half messages (spec: recovery.md §10).
+"""Transactions without an end, by their half messages (spec: recovery.md §10).
 
-An op message ends the half messages that it names. A broker checks all others from the position of
-its check group on: it puts each once more and asks the producer, until it was checked too often or
-is too old, and then into a topic of its own. So a transaction may have several half messages, which
-share the producer's unique key.
+An op message ends the half messages that it names. A broker checks all others from the offset of
+its check group on: it puts each half message again and asks the producer, until it was checked too
+often or is too old; then it puts it into a separate topic. So a transaction may have several half
+messages, which share the producer's unique key.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ COLUMNS = ("state", "topic", "queue_id", "producer_group", "transaction_id", "ke
 WAITING, DISCARDING = "waiting", "discarded next"
 DISCARDED, PASSED, ANSWERED, GONE = "discarded", "passed over", "ended before", "gone"
 OPEN = (WAITING, DISCARDING)
-"""Of transactions that a broker still checks."""
+"""States of transactions that a broker still checks."""
 _HOUR = 3_600_000
 _CHUNK = 1 << 16
 
 
 @dataclass(slots=True)
 class Transaction:
-    """``record`` is the last half message that the log has, without its body; ``offsets`` are those
-    of all copies that no op message names; ``given_up`` is the message that a broker put aside.
+    """``record``: the last half message in the log, without its body. ``offsets``: offsets of all
+    copies that no op message names. ``given_up``: the message that a broker put aside.
     """
 
     state: str
@@ -73,7 +73,7 @@ class Transaction:
 
     @property
     def ids(self) -> set[str | None]:
-        """Return the ids by which it may be named: the client's, that of each message here."""
+        """Return the ids that may name it: the client's, and that of each message here."""
         ids = {self.properties.get(TRANSACTION_ID), self.properties.get(props.UNIQUE_KEY)}
         return ids | {record.message_id for record in (self.record, self.given_up) if record}
 
@@ -106,8 +106,9 @@ class Transaction:
 
 
 def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
-    """Yield the transactions without an end, in the order of their half messages, then those of
-    which only the message is left that a broker put aside. ``now``: epoch ms. StoreIOError.
+    """Yield the transactions without an end, in the order of their half messages, then those with
+    only the message that a broker put aside. ``now``: epoch ms.
+    Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
     rules, view = _Rules.of(store), View(store)
@@ -178,7 +179,7 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Return whether an id that no transaction without an end has is that of a half message."""
+    """Return whether an id that names no unfinished transaction is that of a half message."""
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])
         if record is not None and record.message_id == id:
@@ -187,8 +188,8 @@ def was_ended(store: Store, id: str) -> bool:  # noqa: A002
 
 
 class _Copies:
-    """The queue offsets of all half messages of a transaction: by the index, which may lack some,
-    and where that is to be ``thorough`` by reading the topic, once.
+    """The queue offsets of all half messages of a transaction, by the index, which may lack some,
+    or if ``thorough``, by reading the topic once.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -217,7 +218,7 @@ class _Copies:
 
 
 def _key(record: Record, properties: dict[str, str]) -> str:
-    """Return the identity of a transaction: its unique key, or its born time and body."""
+    """Return the identity of a transaction: its unique key, or its born time and body CRC."""
     return properties.get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
@@ -234,7 +235,7 @@ def _number(text: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """A broker's settings for checks; times in ms."""
+    """A broker's settings for transaction checks; times in ms."""
 
     immunity: int
     every: int
@@ -255,7 +256,7 @@ class _Rules:
             given("transactionCheckMax", MOST_TIMES), int(conf.get("fileReservedTime")) * _HOUR)
 
     def judge(self, some: Transaction, now: int) -> None:
-        """Determine what the next check does, and when."""
+        """Determine the outcome of the next check, and its time."""
         record = some.record
         assert record is not None
         times = _number(some.properties.get(TIMES))

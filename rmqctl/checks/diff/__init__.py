@@ -1,1 +1,1 @@
-"""`diff`: two stores compared message by message, by log or by queue."""
+"""`diff`: compare two stores message by message, by log or by queue."""

@@ -1,5 +1,5 @@
-"""Two stores compared: missing and different messages, and what is around them (queue bounds,
-configuration files, checkpoints, epochs).
+"""Comparison of two stores: missing and different messages, and everything around them (queue
+bounds, configuration files, checkpoints, epochs).
 
 For members of a DLedger group the entries of up to three are compared as well. Messages are
 compared, not files: preallocated space, the sizes of files and bytes beyond the end of the log make
@@ -45,10 +45,10 @@ _OF_MESSAGES = frozenset({"different", *MISSING.values()})
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """``whole``: what expired in one store only, and configuration, count as well.
+    """``whole``: messages that expired in one store only and configuration count as well.
 
-    ``strict`` (by queue): physical offset and store host count as well. ``most``: differences
-    that are kept; all are counted. ``view`` is that of `rmqctl.broker.view.view_of`.
+    ``strict`` (by queue): physical offset and store host count as well. ``most``: the number of
+    differences that are kept; all are counted. ``view`` is that of `rmqctl.broker.view.view_of`.
     """
 
     by: By = "auto"
@@ -102,7 +102,7 @@ class Diff:
 
     @property
     def suspect(self) -> tuple[str, str] | None:
-        """Return (a, b or c; its path) of the store that is damaged, or lacks messages; None where
+        """Return (a, b or c; its path) of the store that is damaged or lacks messages; None if
         nothing differs.
         """
         if self.equal:
@@ -117,7 +117,9 @@ class Diff:
 
     @property
     def impact(self) -> Impact | None:
-        """Return what the differences mean for messages, once it has run; None if none differs."""
+        """Return the effect of the differences on messages, once `run` has ended; None if none
+        differs.
+        """
         summary = self.summary
         if self.c is not None:
             return None
@@ -132,9 +134,10 @@ class Diff:
                       len(listed) == messages)
 
     def prepare(self) -> int:
-        """Decide what pairs messages; return the bytes of the logs that `run` is going to read.
+        """Choose how messages are paired; return the number of bytes of the logs that `run` will
+        read.
 
-        UsageError for a third store where not all are members of a DLedger group.
+        Raises: UsageError for a third store unless all are members of a DLedger group.
         """
         by = self.options.by
         if self.c is not None:
@@ -155,7 +158,9 @@ class Diff:
         return max(end for _, end in spans) - min(start for start, _ in spans)
 
     def run(self) -> None:
-        """Compare. StoreIOError when a file of a log cannot be read."""
+        """Compare the stores.
+        Raises: StoreIOError if a file of a log cannot be read.
+        """
         if not self.summary:
             self.prepare()
         # Members of a group are compared by entries; three logs by nothing else.
@@ -196,7 +201,7 @@ class Diff:
         return [self.a, self.b, *([] if self.c is None else [self.c])]
 
     def _members(self) -> dict[str, Any] | None:
-        """Return the entries of members of a DLedger group; None unless all stores are such."""
+        """Compare the entries of members of a DLedger group; None unless all stores are members."""
         if not are_members(self._stores):
             return None
         members = Members(self._stores, self.options.most, self.progress if self.c else None)
@@ -208,7 +213,7 @@ class Diff:
         return members.as_dict()
 
     def _epochs(self) -> dict[str, Any] | None:
-        """Epochs of the controller mode; None unless both stores have some."""
+        """Compare the epochs of the controller mode; None unless both stores have some."""
         ours, theirs = read_epochs(self.a).epochs, read_epochs(self.b).epochs
         if not ours or not theirs:
             return None
@@ -255,7 +260,9 @@ class Diff:
                 **asdict(job.tally)}
 
     def _head(self, job: PhysicalPass, side: Side, other: Side, upto: int) -> int:
-        """Return what is before the other log's beginning; how many messages."""
+        """Skip, or with ``whole`` report, the messages before the other log's beginning; return
+        their number.
+        """
         if self.options.whole:
             return job.rest(side, upto, f"{other.name} starts at {other.start}")
         before = side.messages
@@ -289,11 +296,11 @@ def _about(side: Side) -> dict[str, Any]:
 
 
 def shares_offsets(a: Side, b: Side) -> bool:
-    """Return whether the logs hold the same messages at the same physical offsets, by a few
-    samples.
+    """Return whether a few samples show the same messages at the same physical offsets in both
+    logs.
 
-    Logs with files of one size are taken to share them when most records of any sample agree (a
-    slave may have gone its own way later), logs cut into files of other sizes only when all do.
+    Logs with files of one size count as sharing offsets if most records of any sample agree (a
+    slave may have diverged later); logs with files of different sizes only if all do.
     """
     start, end = max(a.start, b.start), min(a.end, b.end)
     if start >= end:  # nothing in common: only an empty log leaves nothing to pair by queue
@@ -321,7 +328,7 @@ def _is_there(side: Side, record: Record) -> bool:
 
 @dataclass(slots=True)
 class QueueCount:
-    """Queues that were looked at, those that differ, and those that only begin elsewhere."""
+    """Queues that were compared, queues that differ, and queues with only another beginning."""
 
     compared: int = 0
     different: int = 0
@@ -330,9 +337,9 @@ class QueueCount:
 
 def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = False) -> Iterator[
         Difference]:
-    """Queues whose consume queues do not have the same bounds, each in its view.
+    """Yield queues whose consume queues do not have the same bounds, each in its view.
 
-    Rows expire with the log, so another beginning is only a difference when both logs begin at the
+    Entries expire with the log, so another beginning is only a difference if both logs begin at the
     same offset, or with ``whole``.
     """
     left, right = _bounds(a), _bounds(b)
@@ -355,7 +362,7 @@ def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = Fals
 
 
 def _bounds(view: View) -> dict[Key, Bounds | str]:
-    """Return the bounds of every queue with a folder; in words why not, where it cannot be read."""
+    """Return the bounds of every queue with a folder, or the reason why it cannot be read."""
     store = view.store
     bounds: dict[Key, Bounds | str] = {}
     for key, queue in store.queues.items():
@@ -393,7 +400,7 @@ def _said(bounds: Bounds | str | None) -> str:
 
 @dataclass(slots=True)
 class ConfigCount:
-    """Names of configuration files by how they compare; backups are left out."""
+    """Names of configuration files by result of the comparison, without backups."""
 
     same: int = 0
     different: list[str] = field(default_factory=list)
@@ -402,7 +409,7 @@ class ConfigCount:
 
 
 def compare_config(a: Store, b: Store) -> ConfigCount:
-    """Return the files of ``config/``, by content. One that cannot be read differs."""
+    """Compare the files of ``config/`` by content. An unreadable file counts as different."""
     ours, theirs = _config_files(a), _config_files(b)
     count = ConfigCount(only_in_a=sorted(ours - theirs), only_in_b=sorted(theirs - ours))
     for name in sorted(ours & theirs):
@@ -445,7 +452,7 @@ def _same_content(a: str, b: str) -> bool:
 
 
 def checkpoints(a: Store, b: Store) -> dict[str, Any]:
-    """Return both checkpoints (epoch ms and offsets; null without one) and what differs."""
+    """Return both checkpoints (epoch ms and offsets; null if missing) and their differences."""
     left, right = (None if store.checkpoint is None else store.checkpoint._asdict()
                    for store in (a, b))
     names = sorted({*(left or {}), *(right or {})})

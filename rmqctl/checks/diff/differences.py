@@ -1,8 +1,8 @@
 """Results of `diff`: a difference between two stores, and the differences of two records in words.
 
 The stores are called ``a`` and ``b``, as on the command line. `Side` is one of the two logs: its
-frames in order, and its damage, by physical offset. A hole of the log (a missing file, a file that
-is too short) is skipped: what the other store has there is missing here.
+frames in order, and its damage, by physical offset. A hole in the log (a missing file, a file that
+is too short) is skipped: whatever the other store has there counts as missing.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Kind = Literal["different", "missing-in-a", "missing-in-b", "damaged-in-a", "dam
                "queue", "config", "epoch", "entry"]
 PLACE = frozenset({"physical_offset", "store_host", "prepared_transaction_offset", "magic",
                    "total_size"})
-"""Fields that follow from where a message is stored; another store has others."""
+"""Fields that depend on where a message is stored, so they differ between stores."""
 _SHOWN = 40
 _BYTES = 8
 _NAMED_FIELDS = 3
@@ -40,10 +40,10 @@ _PAGE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One difference. Offsets and lengths are of ``a``, of ``b`` where ``a`` has nothing.
+    """A difference. Offsets and lengths are those of ``a``, or of ``b`` if ``a`` has nothing.
 
-    ``physical_offset_b`` and ``msg_id_b`` are set where b has others than a. ``fields`` names
-    what differs (``properties.NAME`` for one property); ``structure`` is commitlog,
+    ``physical_offset_b`` and ``msg_id_b`` are set if b has other values than a. ``fields``: names
+    of the differing fields (``properties.NAME`` for one property). ``structure`` is commitlog,
     consumequeue, config or store.
     """
 
@@ -64,7 +64,7 @@ class Difference:
     detail: str = ""
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object; what does not apply is null."""
+        """Return the JSON object; fields that do not apply are null."""
         values = {name: getattr(self, name) for name in COLUMNS}
         values["fields"] = list(self.fields)
         return values
@@ -87,7 +87,7 @@ class Differences:
 
     @property
     def room(self) -> int:
-        """Return how many more would be kept: the work of wording the others can be saved."""
+        """Return how many more differences would be kept, to avoid wording the others."""
         return max(self.most - len(self.listed), 0)
 
     def add(self, difference: Difference) -> None:
@@ -103,7 +103,7 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRun:
-    """Differences of one kind that follow each other without a gap: in the log, or in a queue."""
+    """Differences of one kind without a gap between them, in the log or in a queue."""
 
     first: Difference
     last: Difference
@@ -112,14 +112,14 @@ class DifferenceRun:
 
     @property
     def end(self) -> int | None:
-        """Return the physical offset after the last one."""
+        """Return the physical offset after the last difference."""
         if self.last.physical_offset is None:
             return None
         return self.last.physical_offset + (self.last.length or 0)
 
 
 def runs(differences: Iterable[Difference]) -> Iterator[DifferenceRun]:
-    """Yield the differences with those coalesced that go on where the one before ends."""
+    """Yield runs of differences, each of which continues where the one before it ends."""
     run: DifferenceRun | None = None
     for difference in differences:
         if run is not None and _goes_on(run, difference):
@@ -151,12 +151,12 @@ def _goes_on(run: DifferenceRun, difference: Difference) -> bool:
 
 
 def of_record(kind: Kind, record: Record, detail: str = "") -> Difference:
-    """Return a message that only one of the stores has."""
+    """Return the difference for a message that only one of the stores has."""
     return Difference(kind, **_identity(record), detail=detail)
 
 
 def of_pair(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> Difference:
-    """Two messages at the same place (or of the same queue offset) that are not the same."""
+    """Return the difference of two messages at the same place (or of the same queue offset)."""
     differing = differences_of(a, b, ignored=ignored)
     elsewhere: dict[str, Any] = {}
     if b.physical_offset != a.physical_offset:
@@ -178,10 +178,10 @@ def _identity(record: Record) -> dict[str, Any]:
 
 def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> dict[
         str, tuple[Any, Any]]:
-    """Return names of the fields that differ, in the order of the record, with both values.
+    """Return the names of the fields that differ, in the order of the record, with both values.
 
-    With ``ignored`` fields (`PLACE`) the appended property CRC, the bit of sys_flag that tells the
-    width of the store host, and the order of the properties are not looked at either.
+    ``ignored`` fields (`PLACE`) also exclude the appended property CRC, the sys_flag bit for the
+    width of the store host, and the order of the properties.
     """
     out: dict[str, tuple[Any, Any]] = {}
     for record_field in fields(Record):
@@ -220,7 +220,7 @@ def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) ->
 
 
 def _pair(name: str, left: Any, right: Any) -> str:
-    """Return ``flag 0 / 7``; of bytes the place where they part."""
+    """Return ``flag 0 / 7``; for bytes the position of the first difference."""
     if not isinstance(left, bytes):
         if name.endswith("_timestamp"):
             return f"{name} {time_text(left)} / {time_text(right)}"
@@ -246,10 +246,10 @@ def _value(value: Any) -> str:
 
 
 class Side:
-    """A cursor over the frames of a log. ``position`` is where the next frame starts.
+    """A cursor over the frames of a log. ``position`` is the start of the next frame.
 
-    ``messages`` and ``bytes_damaged`` count what it passed. ``end`` is where the log ends in its
-    view, on disk after the last provable record, at the moment the comparison began.
+    ``messages`` and ``bytes_damaged`` count what the cursor has passed. ``end`` is the end of the
+    log in its view, on disk after the last provable record, when the comparison began.
     """
 
     def __init__(self, name: Name, view: View) -> None:
@@ -263,13 +263,13 @@ class Side:
         self._page = bytearray(_PAGE)
 
     def _normalise(self) -> None:
-        """A position in a hole moves to the file after it."""
+        """Move a position in a hole to the next file."""
         if self.log.file_of(self.position) is None:
             later = [file.base for file in self.log.files if file.base >= self.position]
             self.position = min(later, default=max(self.position, self.log.end))
 
     def frames(self, upto: int) -> Iterator[Batch]:
-        """Yield the batches of all frames that start before ``upto``; moves ``position`` on."""
+        """Yield the batches of all frames that start before ``upto``; advance ``position``."""
         while self.position < min(upto, self.log.end):
             file, place = self.log.file_of(self.position), self.log.locate(self.position)
             if file is None or place is None:
@@ -285,7 +285,7 @@ class Side:
             self._normalise()
 
     def passed(self, batch: Batch) -> None:
-        """Take note of every batch that is walked."""
+        """Record every batch that is walked."""
         self.messages += len(batch)
         for span in batch.spans:
             if span.kind == DAMAGED:
@@ -294,7 +294,7 @@ class Side:
                 self.open_damage.append(Damage(span))
 
     def skip(self, upto: int, messages: int) -> None:
-        """Skip frames that are known to be the same as the other side's."""
+        """Skip frames that are the same as the other side's."""
         self.position = upto
         self.messages += messages
         self._normalise()
@@ -321,7 +321,7 @@ class Side:
     # -- damage -------------------------------------------------------------------------------
 
     def damaged_at(self, start: int, end: int) -> Damage | None:
-        """Return the damage that touches ``[start, end)``, if any; it then counts as named."""
+        """Return the damage that overlaps ``[start, end)``, if any, and count it as named."""
         for damage in self.open_damage:
             if damage.span.offset < end and start < damage.span.end:
                 damage.named = True
@@ -329,14 +329,14 @@ class Side:
         return None
 
     def close_damage(self, upto: int) -> list[Damage]:
-        """Return the damage that lies wholly before ``upto``: nobody will ask for it again."""
+        """Return the damage entirely before ``upto`` and forget it."""
         closed = [damage for damage in self.open_damage if damage.span.end <= upto]
         self.open_damage = [damage for damage in self.open_damage if damage.span.end > upto]
         return closed
 
 
 class Damage:
-    """A damaged span; ``named`` once a difference has named it."""
+    """A damaged span; ``named`` once a difference names it."""
 
     def __init__(self, span: Span) -> None:
         self.span, self.named = span, False
@@ -351,10 +351,10 @@ class Damage:
 
 
 def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
-    """Return damage before ``upto``, which both sides have passed: a difference if none has named
-    it.
+    """Report damage before ``upto``, which both sides have passed, unless a difference names it
+    already.
 
-    Equal damage on both sides is not a difference: return the number of such spans.
+    Return the number of spans with equal damage on both sides, which are not differences.
     """
     ours, theirs = a.close_damage(upto), b.close_damage(upto)
     if not ours and not theirs:

@@ -1,9 +1,9 @@
 """Two or three members of a DLedger group compared entry by entry (spec: dledger.md §2, §3).
 
-An entry is the same where index, term, byte offset and all bytes are. Two members with an entry of
-one index and one term have the same log up to it, so of two that differ in bytes one is damaged.
-Where the terms differ the logs part: two leaders wrote there, and the group keeps what most of its
-members have. Which of them that is only shows where an entry is noted as committed.
+An entry is the same if index, term, byte offset and all bytes are. Two members with an entry of the
+same index and term have the same log up to it, so of two that differ in bytes one is damaged. Where
+the terms differ, the logs diverge: two leaders wrote there, and the group keeps the entries that
+most of its members have. Only an entry recorded as committed shows which those are.
 """
 
 from __future__ import annotations
@@ -26,13 +26,11 @@ from rmqctl.store.store import Store
 NAMES = "abc"
 _MAX_TERMS = 10_000
 BEFORE, BEYOND, HOLE, WHOLE, DAMAGED = range(5)
-"""Kinds of what a member has of an index: expired, not yet there, damage, an entry, a damaged
-entry.
-"""
+"""States of an index in a member: expired, not yet there, damage, an entry, a damaged entry."""
 
 
 class Term(NamedTuple):
-    """Entries of one term that follow each other. ``start_offset``: byte offset of the first."""
+    """Adjacent entries of one term. ``start_offset``: byte offset of the first."""
 
     term: int
     first_index: int
@@ -42,9 +40,9 @@ class Term(NamedTuple):
 
 @dataclass(slots=True)
 class Member:
-    """A member of the group. ``end_offset``: byte offset after its last entry; ``damaged``: entries
-    that others have and it has damaged or not, before its end; ``behind``: those it lacks at its
-    end.
+    """A member of the group. ``end_offset``: byte offset after its last entry. ``damaged``: entries
+    before its end that others have and that are damaged or missing here. ``behind``: entries that
+    it lacks at its end.
     """
 
     name: str
@@ -65,13 +63,13 @@ class Member:
 
     @property
     def begin(self) -> int:
-        """Byte offset of its first file."""
+        """Return the byte offset of its first file."""
         return next((file.base for file in self.store.log.files if file.head), 0)
 
     @property
     def committed(self) -> int | None:
-        """Return the index up to which its checkpoint says that entries are committed, if it
-        does.
+        """Return the index up to which its checkpoint records entries as committed; None without
+        one.
         """
         index = committed_index(self.store)
         return None if index < 0 else index
@@ -99,8 +97,8 @@ class Member:
 
 
 class DifferingEntries(NamedTuple):
-    """Indexes ``first`` to ``last`` that the members do not have alike. By member: ``kinds``, the
-    ``groups`` of those that are the same, their ``terms``; ``pos`` and ``end``: byte offsets.
+    """Indexes ``first`` to ``last`` whose entries differ between the members. By member: ``kinds``,
+    the ``groups`` of equal entries, their ``terms``. ``pos`` and ``end``: byte offsets.
     """
 
     first: int
@@ -113,7 +111,7 @@ class DifferingEntries(NamedTuple):
 
     @property
     def parted(self) -> bool:
-        """Return whether two have entries of different terms."""
+        """Return whether two members have entries of different terms."""
         return len({term for kind, term in zip(self.kinds, self.terms, strict=True)
                     if kind == WHOLE}) > 1
 
@@ -139,11 +137,11 @@ class DifferingEntries(NamedTuple):
 @dataclass(slots=True)
 class Members:
     """The comparison: `run` it, then read the results. ``common``: index, term and byte offset of
-    the last entry that all have, before they part; ``parted``: where they do; ``runs``: the first
-    ``most`` of what is not alike, and ``count`` of how many entries that is.
+    the last entry that all members have before they diverge. ``parted``: where they diverge.
+    ``runs``: the first ``most`` runs of differing entries, ``count`` their number of entries.
 
-    ``files``: those of the first one's log as it would be, instead of as it is. No run goes on
-    over the index ``border``.
+    ``files``: files of the first member's log after a planned repair, instead of those on disk. No
+    run extends across the index ``border``.
     """
 
     stores: Sequence[Store]
@@ -155,16 +153,18 @@ class Members:
     equal: int = 0
     count: int = 0
     expired: list[DifferingEntries] = field(default_factory=list)
-    """The first ``most`` of what only some still have, as others begin later."""
+    """The first ``most`` runs that only some members still have, as the others begin later."""
     runs: list[DifferingEntries] = field(default_factory=list)
     runs_total: int = 0
     common: tuple[int, int, int] | None = None
     common_end: int = 0
-    """Byte offset after that entry."""
+    """Byte offset after the last common entry."""
     parted: DifferingEntries | None = None
 
     def run(self) -> None:
-        """Walk all logs. StoreIOError."""
+        """Walk all logs.
+        Raises: StoreIOError.
+        """
         readers = [UnitReader(store.nodes[0]) for store in self.stores]
         self.members = [
             Member(NAMES[number], store, store.nodes[0],
@@ -206,7 +206,7 @@ class Members:
             self.runs.append(run)
 
     def _pieces(self) -> Iterator[DifferingEntries]:
-        """Yield differences in the order of the indexes."""
+        """Yield runs of differing entries in the order of the indexes."""
         pages = [iter(member.chain) for member in self.members]
         held: list[Entries] = [NONE for _ in pages]
         done = [False for _ in pages]
@@ -289,8 +289,8 @@ class Members:
 
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:
-        """Return the first row in which two have whole entries of different terms; else beyond
-        all.
+        """Return the first column in which two members have intact entries of different terms, or
+        the number of columns.
         """
         low = np.where(kinds == WHOLE, terms, np.iinfo(np.int64).max).min(axis=0)
         high = np.where(kinds == WHOLE, terms, -1).max(axis=0)
@@ -305,14 +305,15 @@ class Members:
 
     @property
     def newest(self) -> list[Member]:
-        """Return those whose last entry is the newest: only these are elected."""
+        """Return the members whose last entry is the newest; only these are elected."""
         top = max((member.last_term, member.last) for member in self.members)
         return [member for member in self.members if (member.last_term, member.last) == top]
 
     @property
     def electable(self) -> list[str] | None:
-        """Of a whole group of three: members whose log is at least as new as another's, whose vote
-        makes them leader. None for two, which may be part of a larger group.
+        """Return the members of a complete group of three whose log is at least as new as
+        another's, whose vote makes them leader. Empty for two members, which may belong to a larger
+        group.
         """
         if len(self.members) < 3:
             return None
@@ -322,7 +323,7 @@ class Members:
 
     @property
     def committed(self) -> int | None:
-        """Return the greatest index that one of them notes as committed."""
+        """Return the greatest index that any member records as committed."""
         indexes = [member.committed for member in self.members if member.committed is not None]
         return max(indexes, default=None)
 
@@ -395,7 +396,7 @@ def _goes_on(run: DifferingEntries, other: DifferingEntries) -> bool:
 
 
 def committed_index(store: Store) -> int:
-    """Return the index that the checkpoint of a store's node says, -1 where none says one."""
+    """Return the committed index in the checkpoint of a store's node, -1 if there is none."""
     try:
         saved = store.nodes[0].checkpoint
     except FormatError:
@@ -404,5 +405,5 @@ def committed_index(store: Store) -> int:
 
 
 def are_members(stores: Sequence[Store]) -> bool:
-    """Return whether each is the store of one DLedger node."""
+    """Return whether each store is that of one DLedger node."""
     return all(store.layout.member for store in stores)

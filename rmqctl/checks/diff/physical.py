@@ -1,8 +1,8 @@
 """Two logs that share their physical offsets (master and slave, before and after, a backup).
 
-Both are walked together. Where a batch of one is in the other byte for byte, nothing else is looked
-at; elsewhere records are paired by physical offset and compared by column. `PhysicalPass` reports
-differences; override `same`, `missing` and `different` to change that.
+Both are walked together. Where a batch of one is in the other byte for byte, nothing else is
+compared; elsewhere records are paired by physical offset and compared by column. `PhysicalPass`
+reports differences; override `same`, `missing` and `different` to change that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class PhysicalTally:
-    """Messages by what became of them, in the range both stores cover and outside."""
+    """Counts of messages by result, inside and outside the range that both stores cover."""
 
     equal: int = 0
     different: int = 0
@@ -38,9 +38,10 @@ class PhysicalTally:
 
 
 class PhysicalPass:
-    """Compares the frames of two sides from where they stand; what one alone has is missing.
+    """Compares the frames of two sides from their positions on; frames of only one side are missing
+    in the other.
 
-    The batches that `same`, `missing` and `different` are given are valid during the call only.
+    Batches passed to `same`, `missing` and `different` are valid only during the call.
     """
 
     def __init__(self, a: Side, b: Side, out: Differences,
@@ -61,7 +62,7 @@ class PhysicalPass:
         self._close(min(self.a.position, self.b.position))
 
     def whole(self) -> None:
-        """Report everything that one of the sides has."""
+        """Report every frame that only one side has."""
         start, end = max(self.a.start, self.b.start), min(self.a.end, self.b.end)
         for side in (self.a, self.b):
             self.rest(side, min(start, side.end))
@@ -70,7 +71,7 @@ class PhysicalPass:
             self.rest(side, side.end)
 
     def rest(self, side: Side, end: int, detail: str = "") -> int:
-        """Report everything of one side up to ``end`` as missing in the other; return how many
+        """Report all frames of one side up to ``end`` as missing in the other; return the number of
         messages.
         """
         before = side.messages
@@ -174,7 +175,7 @@ class PhysicalPass:
 
 
 def _equal(a: Batch, rows: Array, b: Batch, other: Array) -> Array:
-    """Return which records of equal size and offset are the same, byte for byte (bool)."""
+    """Return which records of equal size and offset are equal byte for byte (bool)."""
     out: Array = np.ones(len(rows), bool)
     if not len(rows):
         return out

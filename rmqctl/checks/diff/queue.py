@@ -1,9 +1,9 @@
 """Two stores whose physical offsets differ (rebuilt, migrated): messages paired by queue.
 
 Both logs are walked side by side, in step by store time. A message is a key (topic, queue id, queue
-offset), a digest of its content and its place: 24 bytes, which wait until the other log brings the
-same key. So memory follows how far the two orders differ, not the size of the logs. What is outside
-the queue offsets that the other store has is known from a pass before: it need not wait.
+offset), a digest of its content and its place: 24 bytes, kept until the other log brings the same
+key. So memory depends on how far the two orders differ, not on the size of the logs. A pass before
+determines the queue offsets that each store has; messages outside those of the other need not wait.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from rmqctl.scan.queue_reach import QueueKey, QueueNumbers, QueueReach
 Progress = Callable[[int], None]
 _BLOCK = 1 << 16
 _BITS = 40
-"""A key is the queue's number above a queue offset of up to so many bits."""
+"""A key is the queue's number above this many bits of queue offset."""
 _UNROWED = 1 << (_BITS - 1)
 _WILD = 1 << 62
 
 
 @dataclass(slots=True)
 class Outside:
-    """Messages of one side before and beyond what the other one has of the same queues."""
+    """Messages of one side before and beyond those of the other in the same queues."""
 
     before: int = 0
     beyond: int = 0
@@ -48,7 +48,7 @@ class Outside:
 
 @dataclass(slots=True)
 class QueueTally:
-    """Messages by what became of them; ``outside`` is by the side that holds them."""
+    """Counts of messages by result; ``outside`` is by the side that has them."""
 
     equal: int = 0
     different: int = 0
@@ -60,7 +60,7 @@ class QueueTally:
 
 @dataclass(slots=True)
 class _Waiting:
-    """Messages without a partner yet, sorted by key, in the order of the log within a key."""
+    """Messages without a partner yet, sorted by key, in log order within a key."""
 
     key: Array
     digest: Array
@@ -81,7 +81,7 @@ class _Waiting:
 
 
 class _Stream:
-    """One log on its way through the join."""
+    """The state of one log in the join."""
 
     def __init__(self, side: Side) -> None:
         self.side = side
@@ -94,9 +94,9 @@ class _Stream:
 
 
 class QueuePass:
-    """The comparison. ``strict``: where a message is stored counts as well.
+    """The comparison. ``strict``: the place where a message is stored counts as well.
 
-    ``whole``: messages older than the other store's are missing there, instead of expired.
+    ``whole``: messages older than those of the other store are missing there, not expired.
     """
 
     def __init__(self, a: Side, b: Side, out: Differences, *, strict: bool = False,
@@ -130,9 +130,9 @@ class QueuePass:
             self._missing(stream.side, other.side, stream.waiting.place)
 
     def _measure(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
-        """Return the queue offsets ``[first, end)`` a store has of each queue, by its log.
+        """Return the queue offsets ``[first, end)`` that a store has of each queue, by its log.
 
-        Where the log has no message of a queue any more, its consumequeue knows the end.
+        If the log has no message of a queue any more, its consume queue gives the end.
         """
         reach = QueueReach(plain=True)
         for batch in side.log.walk(0, side.end):
@@ -171,7 +171,7 @@ class QueuePass:
         stream.fresh_count += len(part[0])
 
     def _part(self, batch: Batch, side: Side) -> tuple[Array, Array, Array]:
-        """Return (key, digest, physical offset) of the messages whose partner can be expected."""
+        """Return (key, digest, physical offset) of the messages that can have a partner."""
         queue_offset = batch.column("queue_offset")
         numbers = self._numbers.of(self._numbers.topic(text.topics(batch)),
                                    batch.column("queue_id"))
@@ -198,7 +198,7 @@ class QueuePass:
         return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
-        """By queue number: the first queue offset a side has, and the one after its last."""
+        """Return by queue number the first queue offset of a side, and the one after its last."""
         first, end = self._limits[side.name]
         more = self._numbers.keys[len(first):]
         if more:
@@ -229,7 +229,9 @@ class QueuePass:
         a.waiting, b.waiting = left.take(~paired), right.take(alone)
 
     def _compare(self, places: Array, other: Array) -> None:
-        """Pairs whose digests differ, record by record: the order of properties may be all."""
+        """Compare pairs with different digests record by record: the order of properties may differ
+        alone.
+        """
         for index in np.argsort(places, kind="stable").tolist():
             left = self.a.log.record_at(int(places[index]))
             right = self.b.log.record_at(int(other[index]))
@@ -265,7 +267,7 @@ class QueuePass:
 
 
 def _rank(key: Array) -> Array:
-    """For each of the sorted keys: how many equal ones are before it."""
+    """Return for each of the sorted keys the number of equal keys before it."""
     number = np.arange(len(key))
     first: Array = np.ones(len(key), bool)
     first[1:] = key[1:] != key[:-1]

@@ -1,1 +1,1 @@
-"""Topics, consumer groups and committed offsets: what a broker loses of them, or has lost."""
+"""Topics, consumer groups and committed offsets that a broker loses, or has lost."""

@@ -17,7 +17,8 @@ _NAMED = 3
 
 class GroupOffsets(NamedTuple):
     """Difference of the offsets of one group. ``a_ahead``, ``b_ahead``: queues in which this store
-    has the greater offset, or the only one; ``a_messages``, ``b_messages``: by how many messages.
+    has the greater offset, or the only one; ``a_messages``, ``b_messages``: the differences in
+    messages.
     """
 
     group: str
@@ -32,7 +33,7 @@ class GroupOffsets(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Return ``a is ahead in 2 queues (by 45 messages)``, and the same of b."""
+        """Return ``a is ahead in 2 queues (by 45 messages)``, and the same for b."""
         return "; ".join(
             f"{name} is ahead in {queues} queue{'' if queues == 1 else 's'} (by {messages:,} "
             f"message{'' if messages == 1 else 's'})" for name, queues, messages in (
@@ -41,8 +42,8 @@ class GroupOffsets(NamedTuple):
 
 
 def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
-    """Return groups whose committed offsets differ, by name; none where either store has no file of
-    them, or one that cannot be read.
+    """Return the groups whose committed offsets differ, by name; empty if either store has no file
+    of offsets, or an unreadable one.
     """
     ours, theirs = _committed(a), _committed(b)
     if ours is None or theirs is None:

@@ -1,7 +1,7 @@
 """Topics, groups and committed offsets that a startup loses, and those already lost.
 
-The one judgement of `verify` (findings), `preflight` (losses), `impact` (groups that begin without
-an offset) and `recover` (what its config step restores).
+`verify` (findings), `preflight` (losses), `impact` (groups that begin without an offset) and
+`recover` (what its config step restores) share this judgement.
 """
 
 from __future__ import annotations
@@ -53,10 +53,10 @@ REPORTED = frozenset({"config-emptied", "config-older"})
 
 
 class Defect(NamedTuple):
-    """A loss with what `verify` says about it.
+    """A loss, with the finding that `verify` reports for it.
 
-    ``category``: the finding; None where the check of the file itself reports it already.
-    ``command``: what repairs it, with STORE for the root.
+    ``category``: the finding; None if the check of the file itself already reports it. ``command``:
+    the command that repairs it, with STORE for the root.
     """
 
     loss: Loss
@@ -68,9 +68,9 @@ class Defect(NamedTuple):
 
 @dataclass(slots=True)
 class Metadata:
-    """``offsets``: committed offsets that groups lose, as far as they are known. ``unknown``:
-    others are lost, and nothing says what they were. ``restored``: entries by file that the copy
-    which a broker does not load still has.
+    """``offsets``: committed offsets that groups lose, as far as known. ``unknown``: others of
+    unknown value are lost. ``restored``: entries by file that are still in the copy which a broker
+    does not load.
     """
 
     defects: list[Defect] = field(default_factory=list)
@@ -86,9 +86,9 @@ class Metadata:
 
 def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
           release: str | None = None) -> Metadata:
-    """Return all defects. ``live``: a broker runs on the store, and writes both copies while they
-    are read. ``logged``: topics with messages in the log, where they are known. ``release``: of the
-    broker that starts; None: of the broker that wrote the store.
+    """Return all defects. ``live``: a broker uses the store and writes both copies while they are
+    read. ``logged``: topics with messages in the log, if known. ``release``: release of the broker
+    that starts; None: of the broker that wrote the store.
     """
     return (_Judge(store, live, logged, release).run() if store.layout.reads("config")
             else Metadata())
@@ -136,7 +136,7 @@ class _Judge:
 
     @cached_property
     def topics(self) -> Mapping[str, object]:
-        """Return the configured topics; none where that is unknown."""
+        """Return the configured topics; empty if unknown."""
         if self.store.layout.config == "rocksdb-v2":  # does not keep topics made by sending
             return {}
         return self._topics.loaded or {}
@@ -162,8 +162,8 @@ class _Judge:
             self._compared(name, entries)
 
     def _unloaded(self, name: str, entries: Table) -> None:
-        """Judge a file of which neither copy can be loaded: the broker starts empty and overwrites
-        it.
+        """Judge a file without a loadable copy: the broker starts with an empty table and
+        overwrites it.
         """
         state = (Phrase("is empty") if entries.file.main.state == EMPTY else Phrase("is damaged"))
         cause = Phrase("{file} {state} and has no usable .bak: a broker starts with an empty table",
@@ -174,7 +174,7 @@ class _Judge:
             self._lose(name, entries, count, restorable, cause, None)
 
     def _missing(self, name: str, entries: Table) -> None:
-        """Judge a main file that does not exist and that nothing replaces."""
+        """Judge a missing main file that nothing replaces."""
         database = entries.file.main.database
         # Groups come back by themselves, with default settings. A folder without their file may
         # hold nothing but offsets that somebody saved.
@@ -189,7 +189,7 @@ class _Judge:
                        None if database else "config-emptied", already=True)
 
     def _compared(self, name: str, entries: Table) -> None:
-        """Compare what a broker loads with the copy that the next write replaces."""
+        """Compare what a broker loads with the copy that its next write replaces."""
         loaded, other = entries.loaded or {}, entries.other
         if name in (TOPICS, GROUPS):
             select = user_topics if name == TOPICS else user_groups
@@ -253,8 +253,8 @@ class _Judge:
         return bounds is None or position > bounds.first or not bounds.first
 
     def _gone(self, name: str, entries: Table) -> tuple[int | None, dict[str, object]]:
-        """Return (how many entries a file had at least, those that can be read). None: unknown; 0:
-        no sign of any.
+        """Return (least number of entries that a file had, the readable ones). None: unknown; 0: no
+        sign of any entry.
         """
         readable = entries.other
         if name == TOPICS:
@@ -321,8 +321,8 @@ class _Judge:
     def _unread(self, topic: str, queues: Collection[int], written: object = None) -> int:
         """Return the number of messages in these queues that a group of the topic has not consumed.
 
-        A queue counts where a group has read it before, or producers still write to it
-        (``written``: writeQueueNums). A topic that no group reads does not count.
+        A queue counts if a group has read it before, or producers still write to it (``written``:
+        writeQueueNums). A topic that no group reads does not count.
         """
         committed: dict[str, dict[int, int]] = {}
         for (group, of, queue_id), position in self._committed.items():
@@ -345,7 +345,7 @@ class _Judge:
 
     @cached_property
     def _static(self) -> set[str]:
-        """Return topics with a queue mapping: their queue ids are not those of the
+        """Return topics with a queue mapping, whose queue ids are not those of the
         configuration.
         """
         return {row["topic"] for row in load_one(self.store, "topicQueueMapping.json").rows()}
@@ -391,7 +391,7 @@ class _Judge:
         return isinstance(version, dict) and "stateVersion" in version
 
     def _cleaned(self) -> None:
-        """Judge topics whose queues a broker deletes from RocksDB 10 minutes after its start."""
+        """Judge topics whose queues a broker deletes from RocksDB 10 minutes after startup."""
         file, configured, topics = topics_cleaned(self.store)
         if topics and (configured or file.main.database):
             self.metadata.defects.append(Defect(Loss(
@@ -423,9 +423,9 @@ class _Judge:
     # -- the log's start ------------------------------------------------------------------------
 
     def _front(self) -> None:
-        """Judge log files that are missing before the first one: a broker's cleaner deletes the
-        consume queue files of expired messages at once, so these files show that it was not the
-        cleaner.
+        """Judge missing log files before the first one. A broker's cleaner deletes the consume
+        queue files of expired messages at once, so remaining files show that it did not delete
+        these log files.
         """
         layout = self.store.layout
         if not (layout.reads("commitlog") and layout.reads("consumequeue")):
@@ -447,7 +447,7 @@ class _Judge:
     # -- groups ---------------------------------------------------------------------------------
 
     def _retried(self) -> None:
-        """Judge groups that sent messages back, so they consumed, and have no committed offset."""
+        """Judge groups without a committed offset that sent messages back, so they did consume."""
         offsets = self._offsets
         if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:
             return
@@ -481,7 +481,7 @@ class _Judge:
                 "connects (autoCreateSubscriptionGroup); without it, its consumers are rejected."))
 
     def _skipped(self) -> Phrase:
-        """Return how many messages groups without an offset skip."""
+        """Return how many messages are skipped by groups without an offset."""
         if self.metadata.unknown:
             return Phrase(
                 "A group without a committed offset starts where its consumeFromWhere says: by "
@@ -510,5 +510,5 @@ def _table_of(offsets: Mapping[Position, int]) -> dict[str, object]:
 
 
 def commands(defects: Collection[Defect]) -> Iterator[str]:
-    """Return the commands that repair them, each once."""
+    """Return the commands that repair the defects, each once."""
     yield from dict.fromkeys(defect.command for defect in defects if defect.command is not None)

@@ -19,7 +19,7 @@ from rmqctl.store.store import Store
 
 
 class OffsetBeyondEnd(NamedTuple):
-    """A group with an offset beyond the end of a queue: consumers there get OFFSET_OVERFLOW_BADLY.
+    """A group with an offset beyond the end of a queue, where consumers get OFFSET_OVERFLOW_BADLY.
     Both are queue offsets.
     """
 
@@ -32,8 +32,8 @@ class OffsetBeyondEnd(NamedTuple):
 
 def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> Iterator[
         OffsetBeyondEnd]:
-    """Yield committed offsets beyond the end of their queue, by ``end_of``: 0 without a queue, None
-    if unknown. Offsets of topics that were deleted do not count.
+    """Yield committed offsets beyond the end of their queue, by ``end_of`` (0 without a queue, None
+    if unknown). Offsets of deleted topics do not count.
     """
     configured = known_topics(store)
     for name in (OFFSETS, LMQ_OFFSETS):
@@ -45,7 +45,7 @@ def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> It
 
 
 class Queues:
-    """The queues of a store, plain and batch, in files or RocksDB; none that cannot be read."""
+    """The readable queues of a store, plain and batch, in files or RocksDB."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -83,7 +83,9 @@ class Queues:
         return SCHEDULE_TOPIC in self.with_messages
 
     def bounds(self, topic: str, queue_id: int) -> Bounds | None:
-        """Return the first and the end offset of a queue; None if unknown or it has no message."""
+        """Return the first offset and the end offset of a queue; None if unknown or without
+        messages.
+        """
         key = topic, queue_id
         if key not in self._bounds:
             bounds = self._read(topic, queue_id)
@@ -101,9 +103,9 @@ class Queues:
 
     @cached_property
     def before_log(self) -> dict[str, int]:
-        """Return entries by topic of files that a broker deletes together with the log files to
-        which all of their entries point, although these are gone. The last file of a queue always
-        stays.
+        """Return, by topic, the number of entries in files whose log files are gone: a broker
+        deletes such files together with the log files that all of their entries point to. The last
+        file of a queue always stays.
         """
         counts: dict[str, int] = {}
         start = self._store.log.min_offset

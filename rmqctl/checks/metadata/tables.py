@@ -1,8 +1,8 @@
-"""The tables of ``config/`` as a broker loads them at startup, and what the other copy has.
+"""The tables of ``config/`` as a broker loads them at startup, and the other copy.
 
-`ConfigManager.load` takes the main file; when that is missing, empty or undecodable, its ``.bak``;
-when that is missing or empty too, the broker starts with an empty table. The first write copies
-the main file over ``.bak`` (spec: checkpoint-and-small-files.md §4.1).
+`ConfigManager.load` takes the main file; if that is missing, empty or undecodable, its ``.bak``; if
+that is missing or empty too, the broker starts with an empty table. The first write copies the main
+file over ``.bak`` (spec: checkpoint-and-small-files.md §4.1).
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ def group_of(topic: str) -> str | None:
 
 
 class Table(NamedTuple):
-    """One file. ``loaded``: what a broker starts with, None where it does not start with it.
+    """One file. ``loaded``: the entries a broker starts with, None if it does not start with the
+    file.
 
-    ``other``: entries of the copy that the broker does not load, as far as they can be read.
-    ``written``: ``loaded`` is the content of the main file, which the next write copies over
-    ``.bak``. ``damaged``: neither copy can be loaded, and the main file is there.
+    ``other``: entries of the copy that the broker does not load, as far as readable. ``written``:
+    ``loaded`` is the content of the main file, which the next write copies over ``.bak``.
+    ``damaged``: neither copy can be loaded, and the main file exists.
     """
 
     file: ConfigFile
@@ -98,20 +99,18 @@ class Table(NamedTuple):
 
     @property
     def loads_nothing(self) -> bool:
-        """Return whether a broker finds nothing that it can load, and starts with an empty
-        table.
-        """
+        """Return whether a broker finds nothing to load and starts with an empty table."""
         return not self.loads_main and self.file.backup.state in (MISSING, EMPTY)
 
     @property
     def is_older(self) -> bool:
-        """Return whether the data version says that ``loaded`` is older than ``other``."""
+        """Return whether the data versions show that ``loaded`` is older than ``other``."""
         return (self.loaded_counter is not None and self.other_counter is not None
                 and self.loaded_counter < self.other_counter)
 
 
 def table(store: Store, name: str) -> Table:
-    """Return the table of one file; of a database in its place, only what is loaded."""
+    """Return the table of one file; for a database in its place, only what is loaded."""
     file = load_one(store, name)
     main, backup = file.main, file.backup
     if _loads(main):
@@ -139,8 +138,8 @@ def entries(name: str, value: Any) -> Entries:
 
 
 def positions(loaded: Entries) -> dict[tuple[str, str, int], int]:
-    """Return committed offsets by group, topic and queue id; the first two as ``TOPIC@GROUP`` has
-    them.
+    """Return committed offsets by group, topic and queue id; the first two come from
+    ``TOPIC@GROUP``.
     """
     offsets: dict[tuple[str, str, int], int] = {}
     for key, queues in loaded.items():
@@ -155,12 +154,12 @@ def positions(loaded: Entries) -> dict[tuple[str, str, int], int]:
 
 
 def user_groups(names: Iterable[str]) -> set[str]:
-    """Return those of the groups that no broker creates by itself."""
+    """Return the groups that no broker creates by itself."""
     return {name for name in names if is_user_group(name)}
 
 
 def user_topics(names: Iterable[str]) -> set[str]:
-    """Return those of the topics that no broker creates by itself."""
+    """Return the topics that no broker creates by itself."""
     return {name for name in names if is_user_topic(name)}
 
 
@@ -169,7 +168,7 @@ def _loads(copy: Copy) -> bool:
 
 
 def _readable(store: Store, copy: Copy) -> Any:
-    """Return the value of a copy, or of the part of it before the damage."""
+    """Return the value of a copy, or the readable part of it before the damage."""
     if copy.database or copy.state not in (UNREADABLE, ODDITY):
         return copy.value
     if copy.value is not None:

@@ -1,4 +1,4 @@
-"""Prediction of what a broker's start would do to a store.
+"""Prediction of what a broker's startup would do to a store.
 
-Load, recovery, queues, index, and the messages it would lose.
+It covers loading, recovery, queues, the index, and the messages it would lose.
 """

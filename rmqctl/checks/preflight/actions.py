@@ -1,5 +1,5 @@
-"""The single things a broker does when it starts, in the order in which they matter to a person:
-the log, the queues, the index, the checkpoint; and what other versions would do differently.
+"""Actions of a broker at startup, in the order in which they matter to a person: log, queues,
+index, checkpoint; and differences of other versions.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from rmqctl.store.store import Store
 def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion, loading: Load,
          queues: Queues, index: Index, walk: RecoveryWalk | None,
          saved: CheckpointRecord, gone: Callable[[Array], Array]) -> None:
-    """Add all actions, and the figures that go with them, to the prediction. ``gone``: which places
-    of the log are those of lost messages.
+    """Add all actions and their figures to the prediction. ``gone``: returns which places of the
+    log are those of lost messages.
     """
     emptied(predicted, store, loading)
     if not log.files:
@@ -66,7 +66,7 @@ def abort(predicted: Prediction) -> None:
 
 
 def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
-    """Truncate what is beyond ``predicted.truncate_to``."""
+    """Add the truncation of everything beyond ``predicted.truncate_to``."""
     end = predicted.truncate_to
     assert end is not None
     file = log.file_of(end)
@@ -136,9 +136,7 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
 
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
-    """Return the names of the files that stay and tell where the queue ends: recovery sees no
-    others.
-    """
+    """Return the names of the remaining files that determine the end of the queue for recovery."""
     files = [] if state.found is None else state.found.files
     remaining = [file for file in files[-LAST_FILES:] if file not in state.doomed]
     remaining = remaining or [file for file in files if file not in state.doomed][-1:]
@@ -219,9 +217,9 @@ def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
 
 
 def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[str]:
-    """Return what other versions would do to this store (spec: recovery.md, versions.md).
+    """Return how other versions would treat this store (spec: recovery.md, versions.md).
 
-    One sentence a row of the tables that matters here; empty where all versions agree.
+    One sentence for each row of the tables that matters here; empty if all versions agree.
     """
     out: list[str] = []
     # What keeps one version from starting, and another not.

@@ -1,20 +1,21 @@
 """Messages that are lost before any broker starts: consume queues, index or consumer offsets show
-them, and the log no longer has them; or gaps in the log show them (`rmqctl.checks.preflight.gaps`).
+them but the log no longer has them, or gaps in the log show them (`rmqctl.checks.preflight.gaps`).
 
-A row proves a message where its queue's other rows agree with it; an index entry the same way. The
-offset of a group proves that there were messages before it, but not where they lay. So a message
-counts once: by its place, and what only offsets tell beyond what is known by rows. A record that
-may be a message is undecided, and not lost.
+An entry proves a message if the other entries of its queue agree with it; so does an index entry.
+The offset of a group proves that there were messages before it, but not where. So a message counts
+once: by its place, plus messages that only offsets show beyond those known by entries. A record
+that may be a message is undecided, not lost.
 
-No proof is what leads before the log's beginning (expired), a row whose message is there all the
-same (the row is damaged), and rows beyond the end as a running broker's log goes on. A broker's
-recovery leaves the bytes of rows which it cuts off, and its index as it is: their messages are
-lost. An index entry alone proves none beyond the last file of the log (the index may be another
-log's), nor beyond an end that the rows agree with where a repair has noted its losses.
+No evidence are entries that point before the beginning of the log (expired), entries whose message
+is there all the same (the entry is damaged), and entries beyond the end while a running broker
+appends. A broker's recovery leaves the bytes of the entries that it truncates, and its index: their
+messages are lost. An index entry alone proves nothing beyond the last file of the log (the index
+may be another log's), nor beyond an end that the entries agree with if a repair has recorded its
+losses.
 
-A DLedger member's checkpoint names the last entry that was written: entries after the last intact
-one are lost, whether or not anything else shows them. Another store's checkpoint has the time of
-the last message that was written: where that is later than all messages, at least one is lost.
+A DLedger member's checkpoint names the last entry written: entries after the last intact one are
+lost, whether or not anything else shows them. Another store's checkpoint has the time of the last
+message written: if that is later than all messages, at least one is lost.
 """
 
 from __future__ import annotations
@@ -58,19 +59,20 @@ from rmqctl.store.store import Store
 
 _MAX_SPANS = 1 << 20
 _READ_ALL = 1 << 20
-"""Rows up to which a queue is read from its beginning; of a longer one the first row that may lead
-to nothing is found by bisection, as its rows follow the log."""
+"""Entries up to which a queue is read from its beginning. In a longer queue the first entry that
+may point to no message is found by bisection, as its entries follow the log.
+"""
 _PAGE = 1 << 16
 _BLOCK = 1 << 17
 _MAX_PLACES = 1 << 23
-"""Places that are told apart; rows beyond them are counted, those of light queues are not."""
+"""Maximum number of distinct places. Further entries are counted, except those of light queues."""
 _SECOND = 1000
 _FEW = 1000
 
 
 @dataclass(slots=True)
 class Witnessed:
-    """Lost messages by place, and the number (in `Queues.states`) of the queue that tells."""
+    """Lost messages by place, with the number (in `Queues.states`) of the queue that shows them."""
 
     places: list[Array] = field(default_factory=list)
     queues: list[Array] = field(default_factory=list)
@@ -88,7 +90,7 @@ class Witnessed:
 
 
 class AlreadyLost:
-    """Follows the walks of a prediction, then determines what is lost."""
+    """Follows the walks of a prediction, then determines the lost messages."""
 
     def __init__(self, store: Store, queues: Queues) -> None:
         self._store, self._queues = store, queues
@@ -99,26 +101,27 @@ class AlreadyLost:
         self._end = -1
         self._newest: int | None = None
         self.lost_offsets: dict[int, OffsetRuns] = {}
-        """Queue offsets of all that is gone and that rows or groups' offsets know, by number of the
-        queue."""
+        """Queue offsets of all lost messages that entries or committed offsets show, by number of
+        the queue.
+        """
         self.undecodable_offsets: dict[int, OffsetRuns] = {}
         self.places: Array = np.zeros(0, np.int64)
-        """Places of lost messages that rows or the index show."""
+        """Places of lost messages that entries or the index show."""
         self._gaps = LogGaps()
         self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
         self._pending: list[tuple[Array, ...]] = []
-        """Claims of batches: number, offset, count, place, and which are of intact records."""
+        """Claims of batches: number, offset, count, place, and whether the record is intact."""
         self._held = 0
         self._sound: set[int] = set()
-        """Numbers of queues of which all entries are known to point to intact messages."""
+        """Numbers of queues whose entries all point to intact messages."""
 
     # -- along the walks ------------------------------------------------------------------------
 
     def look(self, batch: Batch, *, spans: bool = True, accepted: bool = True) -> None:
-        """A batch of a walk; ``spans`` False where a broker accepts it and what lies between
-        (``accepted``: as recovery does, which ends the log).
+        """Process a batch of a walk. ``spans``: False if a broker accepts the batch and what is
+        between. ``accepted``: the batch is accepted by recovery, which ends the log.
         """
         # The last two records that recovery accepts.
         if not spans and accepted:
@@ -156,7 +159,7 @@ class AlreadyLost:
             self._count_rows()
 
     def _count_rows(self) -> None:
-        """Batch size of the walks: many rows of a queue at a time."""
+        """Count the pending claims, many entries of a queue at a time."""
         if not self._pending:
             return
         number, offset, count, place, good = map(np.concatenate, zip(*self._pending, strict=True))
@@ -166,7 +169,9 @@ class AlreadyLost:
             self._seen[queue] = max(self._seen.get(queue, 0), last + 1)
 
     def take(self, walked: WalkResults) -> None:
-        """Look at the whole log at once, from what a pass over it has kept; StoreIOError."""
+        """Process the whole log at once, from the results of a pass over it.
+        Raises: StoreIOError.
+        """
         self._pending, self._held = [], 0
         self._spans, self._end = walked.places, walked.end
         self._accepted, self._seen = walked.accepted, walked.ends
@@ -183,11 +188,11 @@ class AlreadyLost:
     def judge(self, predicted: Prediction, log: CommitLog, without_row: dict[int, OffsetRuns],
               running: bool, looked_from: int = 0, *, cut_off: bool = False,
               counts_only: bool = False) -> None:
-        """Fill in what is lost; with ``counts_only`` no more than how many messages.
-        ``without_row``: queue offsets, by queue number, of messages in the log that have no row of
-        theirs. ``running``: a broker holds the store. What is before
-        ``looked_from`` (a physical offset) was not looked at. ``cut_off``: what is beyond the
-        end was cut off by a repair. StoreIOError.
+        """Determine the lost messages; with ``counts_only`` only their number. ``without_row``:
+        queue offsets, by queue number, of messages in the log without an entry. ``running``: a
+        broker holds the store. ``looked_from``: physical offset before which nothing was examined.
+        ``cut_off``: a repair truncated the log at its end.
+        Raises: StoreIOError.
         """
         self._end = max(self._end, looked_from)
         self._count_rows()
@@ -267,8 +272,9 @@ class AlreadyLost:
                 self._elsewhere(predicted, log, places)
 
     def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
-        """Return (how many messages after a place a checkpoint knows, the place); (0, 0) for none.
-        ``may_be_undecided``: the last message may be a record that is not counted as one.
+        """Return (number of messages after a place that a checkpoint shows, the place); (0, 0) if
+        none. ``may_be_undecided``: the last message may be a record that is not counted as a
+        message.
         """
         store = self._store
         if store.nodes:
@@ -317,9 +323,9 @@ class AlreadyLost:
         return len(contradicted)
 
     def _is_confirmed(self) -> bool:
-        """Return whether a broker stopped cleanly with the very end that this start would find.
+        """Return whether a broker stopped cleanly with the same end that this start would find.
 
-        5.x notes where the last message starts, 4.x only when it was stored.
+        5.x records the start of the last message, 4.x only its store time.
         """
         saved = self._store.checkpoint
         if self._store.has_abort or saved is None or len(self._accepted) < 2:
@@ -344,7 +350,7 @@ class AlreadyLost:
                     "shutdown confirmed: an earlier recovery truncated the messages", count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
-        """Bring the places without anything intact into one ascending list."""
+        """Merge the places without intact data into one ascending list."""
         spans = sorted([*self._spans, *((gap.start, gap.end) for gap in log.gaps())])
         self._end = max(self._end, log.min_offset)
         spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
@@ -364,7 +370,7 @@ class AlreadyLost:
         self._ends = np.array([span[1] for span in joined], np.int64)
 
     def gone(self, place: Array) -> Array:
-        """Return which places (int64) lie where nothing is intact (bool)."""
+        """Return which places (int64) have no intact data (bool)."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
         index = np.searchsorted(self._starts, place, "right") - 1
@@ -374,8 +380,8 @@ class AlreadyLost:
     # -- rows -----------------------------------------------------------------------------------
 
     def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array | None, Array]]:
-        """Yield (first queue offsets, how many from each on, places) of the rows of a queue that
-        lead to nothing, page by page; None: one each.
+        """Yield (first queue offsets, how many from each on, places) of the entries of a queue that
+        point to no message, page by page. A count of None means 1 each.
         """
         if not len(self._starts) or state.found is None or not state.found.exists:
             return
@@ -401,7 +407,9 @@ class AlreadyLost:
                     yield offset[gone], None, place[gone]
 
     def _leading_nowhere(self, place: Array, low: int) -> Array:
-        """Return which of neighbouring rows, by the places they lead to, lead to nothing (bool)."""
+        """Return which of neighbouring entries, by the places they point to, point to no message
+        (bool).
+        """
         gone = self.gone(place) & (place >= low)
         if not gone.any():
             return gone
@@ -410,7 +418,9 @@ class AlreadyLost:
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
-        """Return places, each once, and how many by topic: light queues share others' messages."""
+        """Return the distinct places, and their counts by topic; light queues share messages of
+        others.
+        """
         if not sum(map(len, witnessed.places)):
             return np.zeros(0, np.int64), Counter()
         places, numbers = np.concatenate(witnessed.places), np.concatenate(witnessed.queues)
@@ -428,8 +438,8 @@ class AlreadyLost:
 
     def _by_gaps(self, log: CommitLog, *,
                  from_begin: bool, end: int) -> tuple[list[Gap], Counter[str]]:
-        """Return lost messages that only the queue offsets of others, or damaged records, before
-        physical ``end`` show. ``from_begin``: whether all of the log was looked at.
+        """Return lost messages before physical ``end`` that only the queue offsets of others, or
+        damaged records, show. ``from_begin``: whether all of the log was examined.
         """
         gaps: list[Gap] = []
         topics: Counter[str] = Counter()
@@ -451,10 +461,10 @@ class AlreadyLost:
 
     def _by_index(self, predicted: Prediction,
                   places: Array) -> tuple[Array, tuple[int, int] | None]:
-        """Return (places of messages which only the index knows, the times of its entries for all
-        that is lost).
+        """Return (places of messages that only the index shows, the range of store times in its
+        entries for all lost messages).
 
-        A place of a row with one flipped bit is corrected in ``places``.
+        The place of an entry with one flipped bit is corrected in ``places``.
         """
         entries = Entries(self._store)
         keyed, times = [np.zeros(0, np.int64)], []
@@ -499,15 +509,17 @@ class AlreadyLost:
         return unknown, (min(times), max(times) + _SECOND - 1) if times else None
 
     def _agreed(self, places: Array) -> bool:
-        """Return whether there are consume queues, and none leads beyond the end of the log."""
+        """Return whether there are consume queues and none of them points beyond the end of the
+        log.
+        """
         return not (places >= self._end).any() and any(
             state.found is not None and state.found_end for state in self._queues.states)
 
     # -- offsets of groups ----------------------------------------------------------------------
 
     def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
-        """Return lost messages by topic that no row knows, but a group had reached; offsets of
-        messages that a repair has noted do not count these again.
+        """Return lost messages by topic that no entry shows, but that are before a committed
+        offset. Messages that a repair has recorded are not counted again.
         """
         inside = self._ends < ENDLESS
         positions = Positions(self._store, self._queues, LogFacts(
@@ -528,7 +540,9 @@ class AlreadyLost:
 
     def _times(self, predicted: Prediction, log: CommitLog, places: Array,
                indexed: tuple[int, int] | None) -> None:
-        """Store times (ms) between which all of it was stored, as far as neighbours tell."""
+        """Set the store times (ms) between which all of them were stored, as far as neighbours
+        show.
+        """
         before = after = None
         if len(places):
             first, last = np.searchsorted(self._starts, places[[0, -1]], "right") - 1
@@ -540,8 +554,8 @@ class AlreadyLost:
         predicted.already_lost_from, predicted.already_lost_to = before, after
 
     def _neighbour(self, log: CommitLog, place: int, *, before: bool) -> int | None:
-        """Return the store time of the last message before a place, or the first one after it, as
-        rows point to them.
+        """Return the store time of the last message before a place, or the first one after it, by
+        the entries that point to them.
         """
         times = []
         for state in self._queues.states[:_FEW]:
@@ -558,7 +572,7 @@ class AlreadyLost:
         return (max(times) if before else min(times)) if times else None
 
     def _elsewhere(self, predicted: Prediction, log: CommitLog, places: Array) -> None:
-        """Note rows that point into missing files, which have another explanation, too."""
+        """Note entries that point into missing files, which have another possible cause."""
         inside: Array = np.zeros(len(places), bool)
         for file in log.files:
             # One that is shorter than the others has lost its own end.
@@ -572,7 +586,7 @@ class AlreadyLost:
 
 
 def _matched(places: Array, gaps: list[Gap]) -> int:
-    """Return how many of the places (ascending) may be those of messages that only gaps tell of."""
+    """Return how many of the places (ascending) may be those of messages that only gaps show."""
     free: Array = np.ones(len(places), bool)
     for gap in sorted(gaps, key=lambda gap: gap.high):
         start, end = np.searchsorted(places, [gap.low + 1, gap.high]).tolist()
@@ -581,13 +595,13 @@ def _matched(places: Array, gaps: list[Gap]) -> int:
 
 
 def _distinct(values: Array) -> Array:
-    """Return the values, ascending, each once; without `numpy.ma`, which `np.unique` loads."""
+    """Return the distinct values, ascending; without `numpy.ma`, which `np.unique` loads."""
     ordered = np.sort(values)
     return ordered[np.append(True, ordered[1:] != ordered[:-1])] if len(ordered) else ordered
 
 
 def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
-    """Yield (queue, its largest offset) of each queue, of parallel columns."""
+    """Yield (queue, its largest offset) of each queue in parallel columns."""
     if not len(queues):
         return
     order = np.argsort(queues, kind="stable")
@@ -598,7 +612,7 @@ def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:
-    """Return the queue offset of the first row that leads to ``place`` or after it, by
+    """Return the queue offset of the first entry that points to ``place`` or after it, by
     bisection.
     """
     first, end = queue.first_index, queue.disk_end

@@ -16,8 +16,8 @@ IGNORE = "ignore"
 
 
 class Around(NamedTuple):
-    """``now``: the time (ms) of the start. ``disk_used``: share of the disk in use, instead of what
-    the file system says. ``no_disk``: why the disk is not judged; "" where it is.
+    """``now``: time of the start (ms). ``disk_used``: share of the disk in use, instead of the file
+    system's figure. ``no_disk``: why the disk is not judged; "" if it is.
     """
 
     now: int
@@ -26,11 +26,13 @@ class Around(NamedTuple):
 
 
 clock: Callable[[Store], int] = lambda _store: now_ms()  # noqa: E731 - tests replace it
-"""The time at which a broker would start on a store."""
+"""Time at which a broker would start on a store."""
 
 
 def around(store: Store, disk_used: float | str | None = None) -> Around:
-    """Return the machine's own clock and disk, but for a ratio (0 to 1) or `IGNORE`."""
+    """Return the clock and the disk of this machine; a ratio (0 to 1) or `IGNORE` replaces the
+    disk's.
+    """
     if disk_used == IGNORE:
         return Around(clock(store), no_disk=Phrase("disk not checked (--disk-used ignore)"))
     if disk_used is not None:
@@ -41,9 +43,7 @@ def around(store: Store, disk_used: float | str | None = None) -> Around:
 
 
 def around_in_use(store: Store, disk_used: float | str | None = None) -> Around:
-    """Return the same; the disk counts only where a broker uses the store, or the caller passes the
-    ratio.
-    """
+    """Return `around`, but judge the disk only if a broker uses the store or a ratio was passed."""
     surroundings = around(store, disk_used)
     if disk_used is None and not surroundings.no_disk and not _in_use(store):
         return surroundings._replace(no_disk=Phrase("no sign that a broker uses this store"))
@@ -51,7 +51,9 @@ def around_in_use(store: Store, disk_used: float | str | None = None) -> Around:
 
 
 def parse_disk_used(text: str) -> float | str:
-    """Parse ``0.86``, ``86%`` or ``ignore``. Raises: UsageError."""
+    """Parse ``0.86``, ``86%`` or ``ignore``.
+    Raises: UsageError.
+    """
     if text.strip().lower() == IGNORE:
         return IGNORE
     try:

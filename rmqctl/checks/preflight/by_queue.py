@@ -1,4 +1,4 @@
-"""Messages lost before and by a start, by queue and in queue offsets, as consumers count."""
+"""Messages lost before and by a start, by queue and in queue offsets, as consumers see them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
              unreachable: Unreachable | None = None,
              lost: TruncatedMessages | None = None) -> dict[tuple[str, int], QueueLosses]:
-    """Of every queue, once all of it is judged. ``unreachable`` and ``lost``: None if the start
-    does not happen or truncates nothing.
+    """Return the losses of every queue, once all queues are judged. ``unreachable`` and ``lost``:
+    None if the start does not happen or truncates nothing.
     """
     rowless = {} if unreachable is None else unreachable.offsets()
     losses_of: dict[tuple[str, int], QueueLosses] = {}
@@ -38,7 +38,7 @@ def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
 
 
 def _cut_rows(state: QueueState) -> OffsetRuns:
-    """Return the rows of a light queue, which other queues' messages fill, that are cut off."""
+    """Return the truncated entries of a light queue, which other queues' messages fill."""
     rows = OffsetRuns()
     rows.add_run(state.end, state.found_end)
     return rows

@@ -1,10 +1,10 @@
-"""Prediction of what a broker's cleaner deletes after the start, and whether the broker accepts
-messages.
+"""Prediction of the files that a broker's cleaner deletes after startup, and of whether the broker
+accepts messages.
 
-spec: recovery.md §12. The cleaner runs for the first time a minute after the start and every 10
-seconds from then on. Above one share of the disk in use it deletes the oldest log files whatever
-their age, above another the broker rejects messages; files older than ``fileReservedTime`` go in
-the hour of ``deleteWhen``, or at once where the disk is used beyond ``diskMaxUsedSpaceRatio``.
+spec: recovery.md §12. The cleaner runs a minute after startup for the first time, then every 10
+seconds. Above one share of the disk in use it deletes the oldest log files whatever their age;
+above another the broker rejects messages. Files older than ``fileReservedTime`` are deleted in the
+hour of ``deleteWhen``, or at once if the disk is used beyond ``diskMaxUsedSpaceRatio``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ HOUR = 3_600_000
 
 
 class Rules(NamedTuple):
-    """A broker's limits; ratios of the disk in use. ``batch``: files of one run of the cleaner."""
+    """Limits of a broker; ratios of the disk in use. ``batch``: files of one run of the cleaner."""
 
     reserved_hours: int
     delete_when: str
@@ -48,7 +48,7 @@ class Rules(NamedTuple):
 
     @classmethod
     def of(cls, store: Store, version: BrokerVersion) -> Rules:
-        """Return those of ``broker.conf``, else a broker's defaults (the same in 4.9.3 and
+        """Return the limits of ``broker.conf``, or a broker's defaults (the same in 4.9.3 and
         5.3.3).
         """
         given = store.sizes.conf.runtime
@@ -65,13 +65,13 @@ class Rules(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """Return whether the cleaner fails at deleteWhen each time, before it looks at the disk."""
+        """Return whether the cleaner fails at deleteWhen every time, before it checks the disk."""
         hours, odd = _hours(self.delete_when)
         return odd is not None and not hours
 
     @property
     def fault(self) -> Phrase | None:
-        """Return the effect of a deleteWhen that is not a list of hours; None if it is."""
+        """Return the effect of a deleteWhen that is not a list of hours; None if it is one."""
         hours, odd = _hours(self.delete_when)
         if odd is None:
             return None
@@ -85,8 +85,8 @@ class Rules(NamedTuple):
                       hours=", ".join(f"{hour:02}" for hour in hours))
 
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
-        """Return (messages are rejected, files go whatever their age, files go at all) at these
-        ratios.
+        """Return (messages are rejected, files are deleted whatever their age, files are deleted at
+        all) at these ratios.
         """
         log_full, queues_full = (used > self.refuse_ratio for used in (log, queues))
         force, queues_force = (used > min(self.clean_ratio, self.refuse_ratio)
@@ -103,7 +103,7 @@ class Rules(NamedTuple):
 
 
 def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
-    """Return when (epoch ms) expired files go next by the hours of deleteWhen (``04`` or
+    """Return when (epoch ms) expired files are next deleted by the hours of deleteWhen (``04`` or
     ``04;16``), on a clock of the ``zone``; None: never.
     """
     hours, _ = _hours(delete_when)
@@ -116,8 +116,8 @@ def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
 
 
 def _hours(delete_when: str) -> tuple[list[int], str | None]:
-    """Return the hours that deleteWhen names, up to the first part that is not a number, and that
-    part. `UtilAll.isItTimeToDo` fails there; Java's split leaves empty parts at the end out.
+    """Return the hours in deleteWhen up to the first part that is not a number, and that part.
+    `UtilAll.isItTimeToDo` fails there; Java's split drops empty parts at the end.
     """
     hours: list[int] = []
     named = delete_when.rstrip(";")
@@ -130,7 +130,7 @@ def _hours(delete_when: str) -> tuple[list[int], str | None]:
 
 
 class FileSystem:
-    """One file system: bytes in use of all that can be used, as a broker divides them."""
+    """One file system: bytes in use out of all usable bytes, as a broker divides them."""
 
     def __init__(self, folder: str, used_ratio: float | None) -> None:
         about = vfs.statvfs(folder)
@@ -140,13 +140,14 @@ class FileSystem:
 
     @property
     def ratio(self) -> float:
-        """In whole hundredths, rounded up."""
+        """Return the ratio in whole hundredths, rounded up."""
         return -(-max(self.used, 0) * 100 // self.entire) / 100 if self.entire else 0.0
 
 
 def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, FileSystem]:
-    """Return those of the log (of several folders the least full one) and of the queues;
-    ``used_ratio`` instead of what they say. StoreIOError.
+    """Return the file systems of the log (of several folders the least full one) and of the queues;
+    ``used_ratio`` replaces their own figures.
+    Raises: StoreIOError.
     """
     try:
         logs = [FileSystem(folder, used_ratio) for folder in store.log_folders
@@ -159,7 +160,9 @@ def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, Fi
 
 def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
                around: Around) -> None:
-    """Add to a prediction what the cleaner does. StoreIOError."""
+    """Add the effects of the cleaner to a prediction.
+    Raises: StoreIOError.
+    """
     disk, predicted.refuses_writes = disk_use(store, Rules.of(store, version), _files(
         predicted, store), around, predicted.messages)
     predicted.disk = disk
@@ -185,8 +188,9 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
 
 def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Around,
              messages: int | None = None) -> tuple[DiskUse, bool]:
-    """Return what the cleaner deletes of the ``files`` of the log that it may delete, and whether
-    the broker rejects messages. ``messages``: how many the log has (None: unknown). StoreIOError.
+    """Return which of the deletable log ``files`` the cleaner deletes, and whether the broker
+    rejects messages. ``messages``: number of messages of the log (None: unknown).
+    Raises: StoreIOError.
     """
     # Which files have expired, and which the disk's use takes besides.
     expired = _expired(files, around.now - rules.reserved_hours * HOUR)
@@ -208,7 +212,9 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Aro
 
 
 def expiry(disk: DiskUse | None) -> Phrase | None:
-    """Return what the broker deletes by age, and when; None where no file is too old."""
+    """Return the action for files that the broker deletes by age, and when; None if no file is too
+    old.
+    """
     if disk is None or not disk.expires_files:
         return None
     files = counted(disk.expires_files, "log file")
@@ -222,7 +228,9 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
-    """Return the log files that the start leaves and the cleaner may delete: all but the last."""
+    """Return the log files that remain after the start and that the cleaner may delete: all but the
+    last.
+    """
     doomed = {os.path.join(store.root, name) for name in predicted.doomed}
     end = predicted.truncate_to
     return [file for file in predicted.loaded_log if file.path not in doomed
@@ -230,7 +238,9 @@ def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
 
 
 def _expired(files: Sequence[StoreFile], before: int) -> int:
-    """Return how many of the files, from the oldest on, were last written by ``before`` (ms)."""
+    """Return how many of the files, from the oldest on, were last written before ``before``
+    (ms).
+    """
     for number, file in enumerate(files):
         try:
             if vfs.stat(file.path).st_mtime_ns // 1_000_000 > before:
@@ -242,8 +252,9 @@ def _expired(files: Sequence[StoreFile], before: int) -> int:
 
 def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expired: int,
                    used_ratio: float | None) -> tuple[int, float, bool, bool]:
-    """Return (files that go whatever their age, share of the disk in use at first, whether messages
-    are rejected, whether expired files go at once): run after run until nothing more goes.
+    """Return (files deleted whatever their age, share of the disk in use at first, whether messages
+    are rejected, whether expired files are deleted at once), run by run until nothing more is
+    deleted.
     """
     least, queues = file_systems(store, used_ratio)
     first, gone, forced = max(least.ratio, queues.ratio), 0, 0
@@ -264,7 +275,7 @@ def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expir
 
 
 def allocated(file: StoreFile) -> int:
-    """Return the number of bytes of the disk that a file takes; 0 where it cannot be looked at."""
+    """Return the number of bytes that a file takes on the disk; 0 if it cannot be determined."""
     try:
         return min(vfs.stat(file.path).st_blocks * BLOCK, file.size)
     except OSError:
@@ -272,8 +283,8 @@ def allocated(file: StoreFile) -> int:
 
 
 def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
-    """Return the number of messages that begin in these files: by the rows of queues where there is
-    one for each of all the ``messages`` of the log (None: unknown), else read.
+    """Return the number of messages that begin in these files, by the entries of queues if there is
+    one for each of the ``messages`` of the log (None: unknown), otherwise by reading the files.
     """
     if not files:
         return 0

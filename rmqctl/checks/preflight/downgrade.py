@@ -1,7 +1,8 @@
-"""Losses of an older broker on a store that a newer one wrote: it does not read these files.
+"""Losses of an older broker on a store that a newer one wrote, because it does not read these
+files.
 
-spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. The pending timed
-messages are `rmqctl.checks.preflight.timers`, the log's own forms `rmqctl.broker.recovery`.
+spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. Pending timed messages
+are in `rmqctl.checks.preflight.timers`, the forms of the log in `rmqctl.broker.recovery`.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ _MAPPINGS = "topicQueueMapping.json"
 
 
 def judge_downgrade(predicted: Prediction, store: Store) -> None:
-    """Add to a prediction what this release does not read of the store."""
+    """Add to a prediction the parts of the store that this release does not read."""
     version = version_of(predicted.broker_version)
     unread = (
         "v2 record" in predicted.stop_reason
@@ -78,8 +79,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
-    """Yield (the feature, the loss) of what a broker of the release does not read, unless something
-    else has it, too.
+    """Yield (the feature, the loss) of what a broker of the release does not read and nothing else
+    has.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
                            (LONG_TOPICS, _delayed), (LONG_TRANSACTIONS, _open_transactions),
@@ -94,7 +95,7 @@ def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
 
 
 def _config(store: Store, release: str) -> Iterator[Loss]:
-    """Yield entries that only RocksDB has: the JSON files beside it count for this release."""
+    """Yield entries that only RocksDB has: this release reads the JSON files beside it."""
     if not store.layout.reads("config"):
         yield Loss(TOPICS, None, _config_cause(release), "config")
         return
@@ -127,7 +128,7 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
 
 
 def _static(store: Store, release: str) -> Iterator[Loss]:
-    """Yield static topics: their queue ids and offsets are those of the mapping, not of the
+    """Yield static topics: their queue ids and offsets come from the mapping, not from the
     queues.
     """
     if not store.layout.reads("config"):
@@ -206,8 +207,8 @@ def _end_in_tier(tier: metadata.Metadata, topic: str, queue_id: int) -> int:
 
 
 def _delayed(store: Store, release: str) -> Iterator[Loss]:
-    """Yield delayed messages that wait behind one for a topic with a name that the broker refuses:
-    it tries that one for ever.
+    """Yield delayed messages that wait behind one for a topic whose name the broker refuses: it
+    retries that one for ever.
     """
     names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
         topic for topic, _ in store.known_queues}
@@ -233,7 +234,7 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
-    """Yield half messages whose commit the broker refuses, for the name of their topic."""
+    """Yield half messages whose commit the broker refuses because of the name of their topic."""
     from rmqctl.checks.transactions import OPEN, transactions
 
     topics = {row["topic"] for row in load_one(store, "topics.json").rows()}
@@ -255,7 +256,9 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _pop(store: Store, release: str) -> Iterator[Loss]:
-    """Yield messages that were delivered by POP, are not acknowledged, and would come again."""
+    """Yield messages that were delivered by POP, are not acknowledged, and would be delivered
+    again.
+    """
     from rmqctl.checks.popped import DUE, INVISIBLE, RECORDS, popped
 
     unacknowledged = 0
@@ -273,9 +276,7 @@ def _pop(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _unread_retries(store: Store) -> int:
-    """Return the number of messages in retry topics that POP has for each topic of a group, and
-    that it has not read.
-    """
+    """Return the number of unread messages in the POP retry topics of a group."""
     if not store.layout.reads("consumequeue"):
         return 0
     progress = ConsumerProgress.of(store).by_group()
@@ -301,7 +302,7 @@ def _pop_cause(release: str) -> Phrase:
 
 
 def _pop_states(store: Store, release: str) -> Iterator[Loss]:
-    """Yield the same where POP keeps its records in RocksDB."""
+    """Yield unacknowledged messages if POP keeps its records in RocksDB."""
     folder = store.path("kvStore")
     if not vfs.isdir(folder):
         return

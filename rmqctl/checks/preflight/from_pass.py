@@ -2,10 +2,10 @@
 read again.
 
 `verify` has compared all messages with the entries of their queues. Where an entry points to its
-message, a start changes nothing and nothing is missing, so what counts is the rest: messages
-without their entry, damaged records, what is not a record at all. With these, `preflight`'s own
-parts count what they would after walks of their own. That holds for the usual store only; of any
-other nothing is said here, and a walk has to tell.
+message, a start changes nothing and nothing is missing, so only the rest counts: messages without
+their entry, damaged records, bytes that are not a record. With these, the parts of `preflight`
+count what they would count after walks of their own. That holds for ordinary stores only; any other
+store needs a walk.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 _BACK = 64 << 10
-"""Bytes before the end of the log in which its last two records are looked for, at first."""
+"""Bytes before the end of the log in which its last two records are searched first."""
 
 
 class _UnusualError(Exception):
-    """Structures that this module does not follow."""
+    """A structure that this module does not follow."""
 
 
 def known_from(store: Store, seen: RangeResult) -> int | None:
     """Return the lost messages that entries, index, consumer offsets or the log itself prove, as
-    `preflight` counts them; None where a pass over all of the log (``seen``) does not tell.
-    StoreIOError, UsageError.
+    `preflight` counts them; None if a pass over all of the log (``seen``) does not show them.
+    Raises: StoreIOError, UsageError.
     """
     release = judged(store).release
     version = as_configured(store, version_of(release))
@@ -67,8 +67,8 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
 
 
 class SoundPass(NamedTuple):
-    """Results of a pass over a log in which all is sound: the last record, what walks would have
-    seen, how many messages there are, and how many of them replace lost ones.
+    """Results of a pass over a sound log: the last record, the results of walks, the number of
+    messages, and how many of them replace lost ones.
     """
 
     last: int
@@ -79,8 +79,9 @@ class SoundPass(NamedTuple):
 
 def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Queues,
                seen: RangeResult) -> SoundPass | None:
-    """Return what a start needs of the log when it changes nothing there, as it was stopped
-    cleanly, is sound as a whole, and each message has its entry; else None. StoreIOError.
+    """Return what a start needs to know of the log if it changes nothing there: the log was closed
+    cleanly, all of it is sound, and each message has its entry. Otherwise return None.
+    Raises: StoreIOError.
     """
     last, end = seen.last_record_start, seen.last_record_end
     if store.has_abort or last is None or end is None or log.files != store.log.files or not (
@@ -106,7 +107,7 @@ def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Que
 
 
 def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
-    """Return whether a broker would open these very files, and count by them alone."""
+    """Return whether a broker would open exactly these files and decide by nothing else."""
     files = store.log.files
     return (store.layout.consumequeue == "file" and not store.sizes.conf.path
             and store.cut_off is None and not store.lock.held and not store.batch_queues
@@ -116,7 +117,7 @@ def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
 
 
 def _is_usual_log(seen: RangeResult) -> bool:
-    """Return whether the pass has kept all that is odd, and nothing that only a walk can follow."""
+    """Return whether the pass has kept everything odd, and found nothing that needs a walk."""
     return not (seen.unlisted or seen.shrunk or seen.batch_rows or not seen.passed.complete
                 or any(span.field == UNREADABLE for span in seen.spans)
                 or any(tally.shifted or tally.skipped or tally.unlisted or tally.unnoted
@@ -148,7 +149,7 @@ class _Messages:
 
 
 class _Counting:
-    """One start of a broker, as far as the count needs it."""
+    """One start of a broker, as far as the count depends on it."""
 
     def __init__(self, store: Store, version: BrokerVersion, log: CommitLog, seen: RangeResult,
                  queues: Queues | None = None) -> None:
@@ -165,8 +166,9 @@ class _Counting:
         self._clean = not store.has_abort
 
     def all_sound(self, start: int, end: int) -> WalkResults | None:
-        """Return what walks from ``start`` to ``end`` would show, where every message has its
-        entry, and every entry its message; else None. StoreIOError.
+        """Return the results of walks from ``start`` to ``end`` if every message has its entry and
+        every entry its message; else None.
+        Raises: StoreIOError.
         """
         for number, tally in self._tallies.items():
             if tally.claims or tally.without_queue or not self._is_sound(
@@ -177,7 +179,9 @@ class _Counting:
             sound=set(self._tallies), newest=self._seen.last_store_timestamp)
 
     def lost(self, release: str) -> int:
-        """Return the count. StoreIOError."""
+        """Return the number of lost messages.
+        Raises: StoreIOError.
+        """
         queues, version, log = self._queues, self._version, self._log
         loose, damaged, agreeing = self._without_entry()
 
@@ -245,7 +249,7 @@ class _Counting:
         return self._numbers[key]
 
     def _agree(self, some: _Messages) -> Array:
-        """Return which of the messages their entries point to (bool)."""
+        """Return which messages their entries point to (bool)."""
         agree: Array = np.zeros(len(some), bool)
         for part in by_queue(some.number):
             queue = self._queues.states[int(some.number[part[0]])].found
@@ -258,7 +262,7 @@ class _Counting:
     # -- the recovery -----------------------------------------------------------------------------
 
     def _end(self, first: int) -> int:
-        """Return where the recovery that begins with file number ``first`` ends the log."""
+        """Return the end of the log after a recovery that begins with file number ``first``."""
         # What a walk of the broker would stop at.
         passed = self._seen.passed
         refused = [*((span.offset, True) for span in self._seen.spans if span.kind != BLANK),
@@ -290,8 +294,8 @@ class _Counting:
         return end
 
     def _require_dispatched(self, start: int, end: int) -> None:
-        """Entries that point to their messages must be known to the broker: it writes none of them
-        again.
+        """Require that the broker knows all entries that point to their messages: it writes none of
+        them again.
         """
         for number, tally in self._tallies.items():
             state = self._queues.states[number]
@@ -345,8 +349,8 @@ class _Counting:
         return walked
 
     def _runs(self, number: int, damaged: Array) -> Array:
-        """Return queue offsets of intact messages with their entry: half-open runs, int64 (n,
-        2).
+        """Return queue offsets of intact messages with their entry as half-open runs, int64 of
+        shape (n, 2).
         """
         tally = self._tallies.get(number)
         covered = [] if tally is None else merged(tally.covered)
@@ -370,8 +374,8 @@ class _Counting:
 
     def _pieces(self, number: int, runs: Array,
                 loose: _Messages | None) -> list[tuple[int, int, int, int]]:
-        """Return the intact messages of a queue, in the order of the log, in pieces that follow
-        each other: between messages with their entry others may lie.
+        """Return the intact messages of a queue as adjacent pieces in log order; others may be
+        between messages with their entry.
         """
         if loose is None:
             place = self._places(number, np.column_stack([runs[:, 0], runs[:, 1] - 1]).ravel())

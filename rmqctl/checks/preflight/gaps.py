@@ -1,8 +1,8 @@
-"""Gaps in the log that show messages which it no longer has.
+"""Gaps in the log that show missing messages.
 
-The queue offsets of a queue follow each other in the log. Where some are missing between two
-records, and damaged bytes between these have room for them, the messages were there. A damaged
-record that still says which message it was tells of that message, too.
+The queue offsets of a queue are consecutive in the log. If some are missing between two records,
+and damaged bytes between these have space for them, the messages were there. A damaged record that
+still shows which message it was proves that message, too.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import Array
 
 _MAX_RUNS = 1 << 20
-"""Pieces of queues without a gap that are kept apart."""
+"""Maximum number of gapless runs of queues."""
 _MAX_AHEAD = 1000
-"""Queue offsets beyond the last record of its queue up to which a damaged record is believed."""
+"""Queue offsets after the last record of its queue up to which a damaged record is trusted."""
 
 
 class Gap(NamedTuple):
-    """Queue offsets of which only the log tells, all between two places of the log."""
+    """Queue offsets that only the log shows, all between two places of the log."""
 
     low: int
     high: int
@@ -36,7 +36,9 @@ class Gap(NamedTuple):
 
 @dataclass(slots=True)
 class _RecordRun:
-    """Records of a queue without a gap: places of the first and last, offsets from … to before."""
+    """A gapless run of records of a queue: places of the first and last, offsets from … to before
+    ….
+    """
 
     low: int
     first: int
@@ -45,7 +47,7 @@ class _RecordRun:
 
 
 class DamagedBytes:
-    """Spans of a log, ascending, that do not overlap: how many bytes of them lie where."""
+    """Ascending spans of a log that do not overlap, with the number of bytes between two places."""
 
     def __init__(self, starts: Array, ends: Array) -> None:
         self._starts, self._ends = starts, ends
@@ -63,19 +65,19 @@ class DamagedBytes:
 
 @dataclass(slots=True)
 class LogGaps:
-    """Goes along with the walks of a log, in any order of its ranges."""
+    """Follows the walks of a log, in any order of its ranges."""
 
     _pieces: dict[int, list[_RecordRun]] = field(default_factory=dict)
     _held: int = 0
     _told: list[bool] = field(default_factory=list)
-    """Of each queue, whether its offsets follow each other in the log."""
+    """For each queue, whether its offsets are consecutive in the log."""
     _named: dict[int, list[tuple[Array, Array, Array]]] = field(default_factory=dict)
-    """Of damaged records: queue offsets, how many each, places."""
+    """Of damaged records, by queue: queue offsets, how many each, places."""
 
     def look(self, states: Sequence[QueueState], number: Array, offset: Array, count: Array,
              place: Array, good: Array) -> None:
-        """Add the own rows of some records in the order of a walk, of which ``good`` (bool) are
-        intact: number of the queue, first queue offset and how many, place.
+        """Add the own entries of records in the order of a walk: number of the queue, first queue
+        offset and how many, place. ``good`` (bool): the record is intact.
         """
         self._told += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
                        for state in states[len(self._told):]]
@@ -89,9 +91,9 @@ class LogGaps:
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
              damaged: Array, places: Array) -> None:
-        """A queue as it is known without a walk: messages without a gap, as (places of the first
-        and the last, queue offsets from … to before …), and queue offsets of damaged records and
-        their ``places``.
+        """Add a queue without a walk: its messages as gapless runs (places of the first and the
+        last, queue offsets from … to before …), and the queue offsets of damaged records with their
+        ``places``.
         """
         self._pieces[number] = [_RecordRun(*piece) for piece in pieces]
         if len(damaged):
@@ -99,7 +101,7 @@ class LogGaps:
                 (damaged, np.ones_like(damaged), places))
 
     def _take(self, number: Array, offset: Array, count: Array, place: Array) -> None:
-        """Intact records, by number of their queue."""
+        """Add intact records, by number of their queue."""
         if not len(number) or self._held >= _MAX_RUNS:
             return
         end = offset + count
@@ -118,8 +120,8 @@ class LogGaps:
                 self._held += 1
 
     def odd_places(self, damage: DamagedBytes) -> list[int]:
-        """Return the places of records, ascending, on both sides of each jump in a queue's offsets
-        that no damage between them explains.
+        """Return the places of the records (ascending) on both sides of each jump in a queue's
+        offsets that no damage between them explains.
         """
         places: set[int] = set()
         for pieces in self._pieces.values():
@@ -131,9 +133,9 @@ class LogGaps:
 
     def gaps(self, number: int, accounted: OffsetRuns, damage: DamagedBytes, *,
              from_zero: bool, end: int) -> Iterator[Gap]:
-        """Of a queue, before physical ``end``. ``known``: queue offsets that something else tells
-        of; ``damage``: all that is not intact in the log; ``from_zero``: the log
-        begins with 0, and so did the queue.
+        """Yield the gaps of a queue before physical ``end``. ``accounted``: queue offsets that
+        something else shows. ``damage``: everything that is not intact in the log. ``from_zero``:
+        the log begins with 0, and so did the queue.
         """
         pieces = sorted((piece for piece in self._pieces.get(number, ()) if piece.low < end),
                         key=lambda piece: piece.low)

@@ -1,4 +1,4 @@
-"""A prediction in one sentence: what every screen says of a start on a store."""
+"""A prediction in one sentence, as every screen shows it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _CAUSES = 2
 
 
 def in_words(prediction: Prediction) -> Phrase:
-    """Return the sentence: what is lost already, whether a broker starts, and what that costs."""
+    """Return the sentence: losses so far, whether a broker starts, and the losses of the start."""
     # Begin with the subject of the sentence, and with what is already lost without any start.
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:
@@ -88,7 +88,7 @@ def in_words(prediction: Prediction) -> Phrase:
 
 
 def _of_topics(counts: Mapping[str, int]) -> Phrase:
-    """Return the topics with the most of them, for a headline."""
+    """Return the topics with the largest counts, for a headline."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_NAMED]]
     if len(ordered) > _NAMED:

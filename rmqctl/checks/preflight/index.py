@@ -1,4 +1,4 @@
-"""The index as a broker loads it, and what dispatching again adds to it (index.md §5-§9)."""
+"""The index as a broker loads it, and the entries that dispatching adds to it (index.md §5-§9)."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from rmqctl.store.store import Store
 
 _PAGE = 1 << 16
 _MAX_KEYS = 1 << 15
-"""Keys a message can have: its properties are no longer."""
+"""Maximum number of keys of a message, by the size of its properties."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,9 @@ class Loaded:
 
 
 class Index:
-    """The index of a store. ``discarded`` go away when it is loaded after an unclean end."""
+    """The index of a store. ``discarded`` files are deleted when it is loaded after an unclean
+    end.
+    """
 
     def __init__(self, store: Store, clean: bool, trusted_until: int) -> None:
         """``trusted_until``: the checkpoint's index time."""
@@ -65,9 +67,10 @@ class Index:
         self._trusted_end, self._returned = self._end_phy, 0
         self.entries = self.duplicates = self.created = 0
         self.uncounted: list[Loaded] = []
-        """Discarded files of which `lost` cannot tell the entries."""
+        """Discarded files whose entries `lost` cannot determine."""
         self.rolled_at = 0
-        """End time of the last file that became full: the checkpoint's index time; 0 if none."""
+        """End time of the last file that became full: the checkpoint's index time; 0 without one.
+        """
 
     @property
     def trusted_end(self) -> int:
@@ -76,11 +79,11 @@ class Index:
 
     @property
     def end_phy(self) -> int:
-        """Return the physical offset before which messages get no entry any more."""
+        """Return the physical offset before which messages get no further entry."""
         return self._end_phy
 
     def dispatch(self, batch: Batch, which: Array) -> None:
-        """Add the keys of the records ``which`` (bool), as they follow each other."""
+        """Add the keys of the records ``which`` (bool) in their order."""
         # From the first record on that the index does not reach.
         record = np.flatnonzero(which)
         if not len(record):
@@ -118,7 +121,7 @@ class Index:
             self._current()
 
     def _last_entries(self, store: Store) -> int:
-        """Return how many entries of the last kept file belong to its last message."""
+        """Return how many entries of the last remaining file belong to its last message."""
         if not self.kept or self.kept[-1].header is None:
             return 0
         try:
@@ -138,11 +141,11 @@ class Index:
 
     def lost(self, store: Store, end: int, gone: Callable[[Array], Array]) -> int:
         """Return the number of entries of the discarded files that point before the physical offset
-        ``end`` and do not come back: their messages are not dispatched again, or have fewer keys
+        ``end`` and are not recreated: their messages are not dispatched again, or have fewer keys
         than entries.
 
-        An entry of a message that is lost itself (``gone``, of places) is not a loss, but shows
-        one.
+        An entry of a lost message (``gone``, by place) is evidence of that loss, not a loss of its
+        own.
         """
         if not self.discarded:
             return 0

@@ -1,5 +1,5 @@
 """Checks whether a broker loads a store at all (spec: recovery.md §2): names and sizes of files,
-folders that do not belong, configuration that cannot be read.
+folders that do not belong there, unreadable configuration.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rmqctl.store.store import Store
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
            "delayOffset.json")
 _SINCE_5 = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics")
-"""Files that a 5.x broker loads besides; it does not start if it cannot decode them."""
+"""Further files that a 5.x broker loads; it does not start if it cannot decode them."""
 QUEUES = "consumequeue"
 _FIVE = 5
 _EXTENSION_FILE = Settings().consumequeue_ext_file_size
-"""Bytes, where the configuration file does not say it."""
+"""Size in bytes if the configuration file does not set it."""
 REFUSE = "refuse to start"
 DELETE = "delete"
 
 
 @dataclass(slots=True)
 class Load:
-    """Results of loading. ``emptied`` are files without a byte that a 5.1.3+ broker deletes."""
+    """Results of loading. ``emptied``: empty files that a broker since 5.1.3 deletes."""
 
     refusals: list[Action] = field(default_factory=list)
     emptied: list[StoreFile] = field(default_factory=list)
@@ -53,8 +53,8 @@ class Load:
 
 
 def load(store: Store, version: BrokerVersion) -> Load:
-    """Return everything that keeps a broker from starting; nothing is read but names and sizes. Of
-    consume queues in a form that is not read only a damaged database is reported.
+    """Return everything that keeps a broker from starting; only names and sizes are read. Of
+    consume queues in an unsupported form only a damaged database is reported.
     """
     loading = Load()
     _config(store, version, loading)
@@ -82,8 +82,8 @@ def load(store: Store, version: BrokerVersion) -> Load:
 
 
 def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
-    """With enableConsumeQueueExt a broker loads consumequeue_ext with its queues. Without a
-    configuration file the folder shows that it was enabled.
+    """Check consumequeue_ext, which a broker loads with its queues if enableConsumeQueueExt is set.
+    Without a configuration file, an existing folder counts as set.
     """
     conf = store.sizes.conf.values
     if store.sizes.conf.path and not conf.get("consumequeue_ext"):
@@ -98,13 +98,13 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 
 def relative(store: Store, path: str) -> str:
-    """Return a path as a plan names it: below the root relative to it, else absolute."""
+    """Return a path as a plan shows it: relative to the root if it is below it, else absolute."""
     below = vfs.relpath(path, store.root)
     return vfs.abspath(path) if below.startswith(os.pardir) else below
 
 
 def queue_file_size(store: Store) -> int | None:
-    """Return the size a broker's consumequeue files have; None if unknown."""
+    """Return the size of a broker's consume queue files; None if unknown."""
     size = store.sizes.consumequeue_file or store.remembered.get("consumequeue_file_size")
     return layout.file_size(size) if size else queue_size(
         (queue.files for queue in store.queues.values()), layout.UNIT_SIZE)
@@ -127,8 +127,8 @@ def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 
 def _epochs(store: Store, version: BrokerVersion, loading: Load) -> None:
-    """Controller mode: an epoch file that a broker can read in no way ends its startup. Without a
-    configuration file the store shows the mode.
+    """Check the epoch file of the controller mode: a broker that cannot read it does not start.
+    Without a configuration file the store shows the mode.
     """
     conf = store.sizes.conf
     if version.generation < _FIVE or not store.layout.controller or (
@@ -189,7 +189,7 @@ def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
 
 
 def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last: str) -> None:
-    """Handle a file that does not belong to the sequence; a broker deletes it if it is empty and
+    """Process a file that does not belong to the sequence; a broker deletes it if it is empty and
     the last.
     """
     name = os.path.basename(odd.path)
@@ -200,7 +200,9 @@ def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last
 
 
 def _is_empty(path: str) -> bool:
-    """Return whether a broker sees a length of 0; it looks at no name and no kind but folders."""
+    """Return whether a broker sees a length of 0. It checks neither name nor kind, except for
+    folders.
+    """
     try:
         info = vfs.stat(path)
     except OSError:
@@ -222,7 +224,9 @@ def _size(store: Store, version: BrokerVersion, loading: Load, file: StoreFile,
 
 
 def _batch_types(store: Store, loading: Load) -> None:
-    """5.x: a queue's folder must be of the kind that the topic's configuration says."""
+    """Check (5.x) that each queue's folder is of the type that the topic's configuration
+    requires.
+    """
     if known_topics(store) is None:
         return
     batch = batch_topics(store)

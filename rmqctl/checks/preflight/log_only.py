@@ -1,9 +1,9 @@
-"""Prediction for a store whose consume queues have a form that rmqctl does not read: what follows
-from the log, the small files and the names alone (spec: rocksdb.md §4, recovery.md §2-§4).
+"""Prediction for a store whose consume queues have an unsupported form, from the log, the small
+files and the file names alone (spec: rocksdb.md §4, recovery.md §2-§4).
 
-Only such consume queues show where a recovery begins. So the log's end is judged for every file in
-which one may begin: it is known where all of them lead to the same, else only what is beyond the
-furthest is lost for certain.
+Only the consume queues show where a recovery begins. So the end of the log is determined for every
+file in which recovery may begin. If all of them give the same end, it is known; otherwise only
+messages beyond the furthest end are certainly lost.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ CONFIG = "config"
 
 class End(NamedTuple):
     """The end of the log (a physical offset) after a recovery that begins in one of the files
-    ``first`` to ``last`` (numbers), and why.
+    ``first`` to ``last`` (numbers), and the reason for it.
     """
 
     first: int
@@ -42,7 +42,9 @@ class End(NamedTuple):
 
 
 def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loading: Load) -> None:
-    """Fill in what can be said without the consume queues. StoreIOError."""
+    """Fill in the results that do not depend on the consume queues.
+    Raises: StoreIOError.
+    """
     reason = store.layout.unread[QUEUES]
     predicted.not_judged = {
         QUEUES: reason,
@@ -65,8 +67,8 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
 
 
 def _look(predicted: Prediction, log: CommitLog) -> str | None:
-    """Count the intact messages of all of the log, and those that clients cannot decode; says what
-    is damaged.
+    """Count the intact messages of the whole log and those that clients cannot decode; add notes on
+    damage.
     """
     count, places, first = Counted(), 0, None
     for batch in log.walk():
@@ -87,7 +89,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
 
 
 def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: CommitLog) -> None:
-    """Determine where the log ends, and what that costs."""
+    """Determine the end of the log and the messages that this loses."""
     # The files in which a recovery may begin; after a clean end older brokers do not ask.
     if not store.has_abort and not version.normal_by_queues:
         number, predicted.start_reason = start_file(store, log, version, -1)
@@ -119,7 +121,8 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
 
 def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> list[End]:
     """Return the ends of the log for recoveries that begin in the files ``starts`` (ascending
-    numbers), in the order of the log. Every byte is walked once. StoreIOError.
+    numbers), in log order. Every byte is walked once.
+    Raises: StoreIOError.
     """
     ends: list[End] = []
     while starts:
@@ -142,7 +145,7 @@ def _case(store: Store, log: CommitLog, end: End, cost: Cut) -> str:
 
 
 def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load) -> None:
-    """Add what the start certainly does to files."""
+    """Add the certain effects of the start on files."""
     saved = checkpoint(store)
     actions.emptied(predicted, store, loading)
     if predicted.truncate_to is not None:

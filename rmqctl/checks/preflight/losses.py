@@ -1,4 +1,6 @@
-"""The account of a store: the one way to ask what is lost of it (`rmqctl.checks.losses`)."""
+"""The account of the losses of a store, the single source for all commands
+(`rmqctl.checks.losses`).
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,10 @@ from rmqctl.store.store import Store
 
 def losses(store: Store, plan: PlannedLosses | None = None,
            progress: Callable[[int], None] | None = None) -> Losses:
-    """Return what is lost of a store, would be lost by the next startup, is undecided, or was
-    replaced; with a ``plan``, once that is carried out. Reads all of the log, whose bytes are
-    passed to ``progress``, and may raise. StoreIOError.
+    """Return the messages of a store that are lost, would be lost by the next startup, are
+    undecided, or were replaced; with a ``plan``, after it is carried out. Reads the whole log and
+    passes its bytes to ``progress``.
+    Raises: StoreIOError.
     """
     account = preflight(store, progress=progress).account
     return account if plan is None else account.after(plan)

@@ -1,4 +1,4 @@
-"""Intact messages that a start loses: cut off the log, or left in it without a row or in one of
+"""Intact messages that a start loses: truncated, or left in the log without an entry or in one of
 several files of the same name.
 """
 
@@ -32,7 +32,7 @@ from rmqctl.store.queue.search import begun_at
 
 Progress = Callable[[int], None]
 MAX_NAMED = 10_000
-"""Lost messages that are named singly."""
+"""Maximum number of lost messages that are listed."""
 _BLOCK = 1 << 17
 _SOME = 4096
 _MAX_DISTANCE = 4096
@@ -46,7 +46,7 @@ def intact(batch: Batch) -> Array:
 
 
 def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
-    """Return how many intact messages a part of the log has of each topic."""
+    """Return the number of intact messages by topic in a part of the log."""
     topics = _Topics()
     for batch in log.walk(start, end, whole=True):
         if len(batch):
@@ -56,7 +56,7 @@ def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
 
 @dataclass(slots=True)
 class Counted:
-    """Messages of a log along a walk."""
+    """Counts of messages of a log along a walk."""
 
     intact: int = 0
     replaced: int = 0
@@ -64,7 +64,7 @@ class Counted:
     first_damaged: int | None = None
 
     def add(self, batch: Batch, before: int | None = None) -> None:
-        """Count those of a batch; of these, with ``before``, those that start before that physical
+        """Count the messages of a batch, with ``before`` only those that start before that physical
         offset.
         """
         if not len(batch):
@@ -83,7 +83,7 @@ class Counted:
         self.replaced += int((replaced(batch) & good).sum())
 
     def fill(self, predicted: Prediction) -> None:
-        """Put the figures into a prediction, and a note of what is damaged."""
+        """Copy the figures into a prediction, with a note on damaged records."""
         predicted.messages, predicted.messages_replaced = self.intact, self.replaced
         predicted.messages_damaged = self.damaged
         if self.damaged:
@@ -99,16 +99,16 @@ _NOTED = ("queue_id", "queue_offset", "physical_offset", "total_size", "store_ti
 
 
 class _Topics:
-    """Messages by topic, the first of them singly."""
+    """Counts of messages by topic, and a list of the first ones."""
 
     def __init__(self) -> None:
         self._topics = text.Dictionary()
         self.by_topic: Counter[str] = Counter()
         self.first: list[LostMessage] = []
         self.times: list[int] = []
-        """The earliest and the latest store time (ms); nothing before the first message."""
+        """The earliest and the latest store time (ms); empty before the first message."""
         self.undecided = 0
-        """Of them, those that may be messages or part of the body of a damaged message."""
+        """Number of those that may be messages or part of the body of a damaged message."""
 
     @property
     def total(self) -> int:
@@ -118,7 +118,9 @@ class _Topics:
         self._count(self._columns(batch), rows)
 
     def _columns(self, batch: Batch) -> list[Array]:
-        """Return fields noted of messages: the number of the topic, and the fields of `_NOTED`."""
+        """Return the columns noted for messages: the number of the topic, and the fields of
+        `_NOTED`.
+        """
         return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
 
     def _count(self, columns: Sequence[Array], rows: Array) -> None:
@@ -145,7 +147,9 @@ class _Topics:
 
 
 class Cut(_Topics):
-    """Intact messages of a log from physical offset ``end`` on. StoreIOError."""
+    """Intact messages of a log from physical offset ``end`` on.
+    Raises: StoreIOError.
+    """
 
     def __init__(self, log: CommitLog, end: int) -> None:
         super().__init__()
@@ -161,8 +165,8 @@ class Cut(_Topics):
 class TruncatedMessages(_Topics):
     """Intact messages beyond the end of the log, by topic.
 
-    ``superseded`` counts those whose place in their queue is held by a message before that end:
-    an earlier cut left them, they are no longer anybody's.
+    ``superseded`` counts those whose queue offset belongs to a message before that end: an earlier
+    truncation left them, and they no longer belong to a queue.
     """
 
     def __init__(self, queues: Queues, end: int) -> None:
@@ -170,14 +174,16 @@ class TruncatedMessages(_Topics):
         self._queues, self._end = queues, end
         self.superseded = 0
         self.offsets: dict[int, OffsetRuns] = {}
-        """Their queue offsets in their own queues, by number of the queue."""
+        """Queue offsets of the messages in their own queues, by number of the queue."""
         self._pending: list[tuple[list[Array], Array, list[Claims]]] = []
-        """Columns of messages of batches, which of them count, what these claim."""
+        """Columns of messages of batches, which of them count, and their claims."""
         self._held = 0
 
     def collect(self, log: CommitLog, look: Callable[[Batch], None],
                 progress: Progress | None = None, *, whether: bool = False) -> None:
-        """``look`` sees all batches, too. ``whether``: it is enough to know if there are any."""
+        """Collect the messages. ``look`` receives all batches. ``whether``: stop at the first
+        message.
+        """
         for number, file in enumerate(log.files):
             if file.end <= self._end:
                 continue
@@ -204,7 +210,7 @@ class TruncatedMessages(_Topics):
         self._held += len(batch)
 
     def _settle(self) -> None:
-        """Compare what is held back with the rows on disk: many of a queue at a time."""
+        """Compare pending messages with the entries on disk, many of a queue at a time."""
         if not self._pending:
             return
         columns, masks, lists = zip(*self._pending, strict=True)
@@ -232,8 +238,8 @@ class TruncatedMessages(_Topics):
 
 
 def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
-    """A batch in parts, each of which ends with a place where records are undecided: what is noted
-    singly comes in the order of the log.
+    """Yield parts of a batch, each of which ends at a place with undecided records, so that
+    messages are listed in log order.
     """
     cuts = [(number, int(np.searchsorted(batch.offset, span.offset)))
             for number, span in enumerate(batch.spans, 1) if span.doubtful]
@@ -249,8 +255,8 @@ def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
 
 
 class Unreachable:
-    """Messages of the log that have no row in their queue, by topic; not those of an earlier
-    queue, which a topic that was deleted and created again has left.
+    """Messages of the log without an entry in their queue, by topic, except those of an earlier
+    queue, left by a topic that was deleted and created again.
     """
 
     def __init__(self, queues: Queues, log: CommitLog) -> None:
@@ -259,11 +265,11 @@ class Unreachable:
         self._held = 0
         self.by_topic: Counter[str] = Counter()
         self.without_row: dict[int, OffsetRuns] = {}
-        """Their queue offsets, by number of the queue."""
+        """Queue offsets of the messages, by number of the queue."""
         self._regained: dict[int, OffsetRuns] = {}
 
     def add(self, batch: Batch, put: Array) -> None:
-        """Records of one batch; those ``put`` (bool) have a row already."""
+        """Add records of one batch; those ``put`` (bool) already have an entry."""
         for claim in self._queues.expected(batch):
             left = ~put[claim.record]
             if left.any():
@@ -274,15 +280,16 @@ class Unreachable:
             self.flush()
 
     def hold(self, number: Array, offset: Array, place: Array) -> None:
-        """Messages by number of their queue, queue offset and place."""
+        """Count messages by number of their queue, queue offset and place."""
         if len(number):
             self._pending.append((number, offset, np.ones(len(number), np.int64), place))
             self._held += len(number)
 
     def cut(self, log: CommitLog, end: int) -> None:
-        """Handle rows that truncation removed, also those that point before the end of the log.
+        """Process entries that truncation removed, including those that point before the end of the
+        log.
 
-        A wild row removes those after it, too.
+        A wild entry also removes the entries after it.
         """
         for number, state in enumerate(self._queues.states):
             if state.added or state.end >= state.found_end or not isinstance(
@@ -300,7 +307,9 @@ class Unreachable:
                                 first + row, first + row + 1)
 
     def regain(self, batch: Batch, put: Array) -> None:
-        """Records ``put`` (bool) get their row after all, having been counted without."""
+        """Record that records ``put`` (bool), counted without an entry, get their entry after
+        all.
+        """
         for claim in self._queues.expected(batch):
             for queue, count in zip(*np.unique(claim.number[put[claim.record]],
                                                return_counts=True), strict=True):
@@ -308,12 +317,14 @@ class Unreachable:
             collect(self._regained, claim, put[claim.record])
 
     def offsets(self) -> dict[int, OffsetRuns]:
-        """Return queue offsets of all that have no row in the end, by number of the queue."""
+        """Return the queue offsets of all messages that end up without an entry, by number of the
+        queue.
+        """
         return {number: runs.without(self._regained[number]) if number in self._regained else runs
                 for number, runs in self.without_row.items()}
 
     def flush(self) -> None:
-        """Compare what is held back with the rows on disk."""
+        """Compare pending messages with the entries on disk."""
         if not self._pending:
             return
         number, offset, count, place = map(np.concatenate, zip(*self._pending, strict=True))
@@ -334,8 +345,8 @@ class Unreachable:
                     offset[part[missing]], count[part[missing]])
 
     def _plainly_there(self, number: Array, offset: Array, place: Array) -> Array:
-        """Return which have a row at their queue offset (bool): in most stores all, so this costs
-        as little as it can for a queue.
+        """Return which messages have an entry at their queue offset (bool). In most stores all have
+        one, so this is as cheap as possible for a queue.
         """
         # Queue by queue in the order of queue offsets: one read each, where the offsets are close.
         order = np.lexsort((offset, number))
@@ -370,7 +381,7 @@ class Unreachable:
 
 
 def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
-    """Return which of the messages have their row (bool)."""
+    """Return which messages have their entry (bool)."""
     if isinstance(queue, BatchQueue):
         return np.isin(place, queue.all_used()["physical_offset"])
     inside = (offset >= queue.first_index) & (offset < end)
@@ -390,7 +401,7 @@ def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
 
 
 def units_at(queue: ConsumeQueue, offset: Array) -> Array:
-    """The rows with these queue offsets; zeros where there is nothing."""
+    """Return the entries with these queue offsets; zeros where there is none."""
     out: Array = np.zeros(len(offset), queue.timed_units(0, 0).dtype)
     order = np.argsort(offset, kind="stable")
     with closing(queue):
@@ -408,7 +419,7 @@ def units_at(queue: ConsumeQueue, offset: Array) -> Array:
 
 
 def collect(runs: dict[int, OffsetRuns], claim: Claims, which: Array) -> None:
-    """Add the queue offsets of the rows ``which`` (bool), by number of the queue."""
+    """Add the queue offsets of the entries ``which`` (bool), by number of the queue."""
     rows = np.flatnonzero(which)
     for part in by_queue(claim.number[rows]):
         here = rows[part]
@@ -426,10 +437,10 @@ class DuplicateFiles(NamedTuple):
     """Files of one name in several folders (apache/rocketmq#8859).
 
     A broker sorts the files of all folders by bare name, and takes the folders in the order of a
-    Java `HashSet` of their paths: which of two files of the same name comes first is unknown. By
-    physical offset it reads the first (`MappedFileQueue.findMappedFileByOffset`), and the last is
-    appended to, so what only one of them holds is found or not by luck. ``differing``: intact
-    messages, before the end of the log, which not all of them hold.
+    Java `HashSet` of their paths, so the order of two files of the same name is unknown. By
+    physical offset it reads the first (`MappedFileQueue.findMappedFileByOffset`), and appends to
+    the last. So content of only one of them is found or not by chance. ``differing``: intact
+    messages before the end of the log that not all of them have.
     """
 
     files: list[StoreFile]
@@ -437,7 +448,9 @@ class DuplicateFiles(NamedTuple):
 
 
 def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
-    """Return names that more than one file of ``log`` has. ``end``: of the log. StoreIOError."""
+    """Return names shared by several files of ``log``, whose end is ``end``.
+    Raises: StoreIOError.
+    """
     duplicates: list[DuplicateFiles] = []
     for _, group in groupby(enumerate(log.files), lambda numbered: numbered[1].name):
         same = list(group)
@@ -449,8 +462,8 @@ def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
 
 
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
-    """Return the number of intact messages of file ``number`` that start before ``end`` and that
-    not all of the files ``numbers`` hold.
+    """Return the number of intact messages of file ``number`` that start before ``end`` and are not
+    in all of the files ``numbers``.
     """
     count = 0
     for batch in Walk(log.source(number), 0):

@@ -26,9 +26,9 @@ from rmqctl.store.store import Store
 
 
 class Missing(NamedTuple):
-    """Messages that a store has lost. ``known_lost``: what entries, index or consumer offsets know
-    and the log does not have, None where that cannot be judged; ``in_repairs``: messages that
-    repairs dropped, and ``discarded`` the undecided records among what they left out.
+    """Messages that a store has lost. ``known_lost``: messages that entries, index or consumer
+    offsets show but the log lacks, None if that cannot be determined. ``in_repairs``: messages that
+    repairs dropped. ``discarded``: undecided records that repairs dropped.
     """
 
     known_lost: int | None = None
@@ -41,7 +41,7 @@ class Missing(NamedTuple):
 
     @property
     def counted(self) -> int | None:
-        """Return the same; None where it cannot be judged."""
+        """Return `already`; None if it cannot be determined."""
         return None if self.known_lost is None else self.already
 
     @property
@@ -53,8 +53,8 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
     """Return the messages that a store has lost, as `preflight` counts them.
 
     ``damaged``: the caller has found damage in the log. If it has found none and no log file is
-    missing, only messages after the end of the log can be lost: the log is not read again. Nor is
-    it where ``seen``, what a verification has kept of all of it, says enough.
+    missing, only messages after the end of the log can be lost, so the log is not read again. Nor
+    is it read if ``seen``, the results of a verification of all of it, suffice.
     """
     if not store.layout.reads(LOG):
         return Missing()
@@ -73,8 +73,8 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
 
 
 class Beyond(NamedTuple):
-    """Lost messages after a place: how many, and the ``places`` of those that entries or index
-    know.
+    """Lost messages after a place: their number, and the ``places`` of those that entries or index
+    show.
     """
 
     messages: int = 0
@@ -82,9 +82,9 @@ class Beyond(NamedTuple):
 
 
 def known_beyond(store: Store, end: int) -> Beyond:
-    """Return the lost messages that entries, index and committed offsets know from the physical
-    offset ``end`` on, where a repair ends the log: nothing proves them afterwards. StoreIOError,
-    UsageError.
+    """Return the lost messages that entries, index and committed offsets show from the physical
+    offset ``end`` on, where a repair truncates the log: nothing proves them afterwards.
+    Raises: StoreIOError, UsageError.
     """
     looked_from = _looked_from(store, end)[1]
     places = looked_from[looked_from >= end]
@@ -95,8 +95,8 @@ def known_beyond(store: Store, end: int) -> Beyond:
 
 
 def known_by_offsets(store: Store) -> int:
-    """Return how many lost messages nothing but committed offsets knows, which a change of these
-    forgets; 0 where that cannot be judged.
+    """Return the number of lost messages that only committed offsets show, so that changing them
+    hides the loss; 0 if that cannot be determined.
     """
     try:
         return _predicted(store).account.by_offsets
@@ -105,8 +105,8 @@ def known_by_offsets(store: Store) -> int:
 
 
 def known_by_checkpoint(store: Store) -> int:
-    """Return how many lost messages nothing but the checkpoint knows, which a new one forgets; 0
-    where that cannot be judged.
+    """Return the number of lost messages that only the checkpoint shows, so that a new one hides
+    the loss; 0 if that cannot be determined.
     """
     try:
         return _predicted(store).lost_at_end
@@ -115,24 +115,25 @@ def known_by_checkpoint(store: Store) -> int:
 
 
 def _predicted(store: Store) -> Prediction:
-    """Return the prediction that says what was lost before: of all of the log where a start would
-    cut messages off. StoreIOError, UsageError.
+    """Return the prediction with earlier losses, of the whole log if a start would truncate
+    messages.
+    Raises: StoreIOError, UsageError.
     """
     predicted = preflight(store, full=False)
     return preflight(store, full=True) if predicted.messages_lost else predicted
 
 
 def _after_the_end(store: Store) -> bool:
-    """Return whether entries, index or consumer offsets may know messages after the end of the log:
-    all that `preflight` counts in an undamaged log, and some that it does not count.
+    """Return whether entries, index or consumer offsets may show messages after the end of the log.
+    This includes everything that `preflight` counts in an undamaged log, and more.
     """
     start = last_dispatched(store)
     return True if start is None else _looked_from(store, start)[0] > 0
 
 
 def _looked_from(store: Store, start: int) -> tuple[int, Array]:
-    """Return (lost messages, the places of those that entries or index know), of a log that is
-    looked at from the physical offset ``start`` on.
+    """Return (lost messages, the places of those that entries or index show) of a log examined from
+    the physical offset ``start`` on.
     """
     version = version_of(default_release(store))
     holder = store.lock

@@ -1,11 +1,11 @@
-"""Lost messages that only consumer offsets show, and no row and no record.
+"""Lost messages that only consumer offsets show, without an entry or a record.
 
-A position proves that there were messages before it, as far as there can have been: `config/` is
-also set by hand, copied from another cluster, left over from a topic of the same name, or damaged.
-So a position beyond what a queue is known to have held counts only where something else says that
-there was more than this log, and where that many messages have room in what the log lacks: in the
-holes inside it, after its end up to the end of the last file, and in one file more, which a broker
-lays out ahead. What does not count is named (``positions_unclear``).
+A committed offset proves that there were messages before it, within limits: `config/` may be edited
+by hand, copied from another cluster, left over from a topic of the same name, or damaged. So an
+offset beyond the known end of a queue counts only if something else shows that there was more than
+this log, and if the log lacks enough bytes for that many messages: in the holes inside it, after
+its end up to the end of the last file, and in one more file, which a broker creates ahead. Offsets
+that do not count are listed (``positions_unclear``).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
 
 _ROWS = 1000
-"""The last rows of a queue whose sizes say how small its messages are."""
+"""Number of last entries of a queue whose sizes show how small its messages are."""
 _NAMED = 3
 
 
 class LogFacts(NamedTuple):
-    """Results of the walks. ``end``: physical offset after the last intact record; ``holes``: bytes
-    before it without anything intact; ``seen``: the queue offset after the last record of each
-    queue, by number; ``last_time``: the store time (ms) of the last record that a broker accepts,
-    None without one.
+    """Results of the walks. ``end``: physical offset after the last intact record. ``holes``: bytes
+    before it without intact data. ``seen``: the queue offset after the last record of each queue,
+    by number. ``last_time``: the store time (ms) of the last record that a broker accepts, None
+    without one.
     """
 
     log: CommitLog
@@ -60,7 +60,7 @@ class _Reached(NamedTuple):
 
 
 class Positions:
-    """The positions of a store against its queues."""
+    """Compares the committed offsets of a store with its queues."""
 
     def __init__(self, store: Store, queues: Queues, facts: LogFacts) -> None:
         self._store, self._queues, self._facts = store, queues, facts
@@ -135,7 +135,7 @@ class Positions:
 
     def _end_of(self, numbers: dict[tuple[str, int], int],
                 predicted: Prediction) -> Callable[[str, int], int]:
-        """Return how to find the end of a queue after the start, or now if no start succeeds."""
+        """Return a function for the end of a queue after the start, or now if no start succeeds."""
         batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
 
         def end(topic: str, queue_id: int) -> int:
@@ -151,14 +151,14 @@ class Positions:
     # -- what there may have been ---------------------------------------------------------------
 
     def _room(self) -> int:
-        """Return the number of bytes in which messages may have lain that are not there."""
+        """Return the number of bytes that missing messages may have used."""
         files = self._facts.log.files
         behind = max(0, files[-1].end - self._facts.end) if files else 0
         return self._facts.holes + behind + max((file.size for file in files), default=0)
 
     def _smallest(self, number: int) -> int:
-        """Return the number of bytes of the smallest of a queue's last messages; of any message
-        where none has a row.
+        """Return the size in bytes of the smallest of a queue's last messages, or the minimum size
+        of a message if none has an entry.
         """
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))
@@ -174,7 +174,7 @@ class Positions:
         return max(least, int(sizes.min())) if len(sizes) else least
 
     def _went_on(self, number: int) -> bool:
-        """Return whether anything but offsets says that there was more than this log and this
+        """Return whether anything but offsets shows that there was more than this log and this
         queue.
         """
         saved, state = self._store.checkpoint, self._queues.states[number]
@@ -185,7 +185,9 @@ class Positions:
         return when > last or saved.confirm_phy_offset > self._facts.end
 
     def _known_end(self, number: int) -> int:
-        """After the last queue offset of which a row or a message tells; 0 without any."""
+        """Return the offset after the last queue offset that an entry or a message shows; 0 without
+        one.
+        """
         state = self._queues.states[number]
         on_disk = 0
         if isinstance(state.found, ConsumeQueue) and state.found.exists:
@@ -195,8 +197,8 @@ class Positions:
         return max(on_disk, state.end, self._facts.seen.get(number, 0))
 
     def _began_anew(self, number: int) -> bool:
-        """Return whether a queue begins with 0 in a log that does not: its topic may have been
-        deleted and made again, and offsets of the old one tell nothing.
+        """Return whether a queue begins with 0 in a log that does not. Its topic may have been
+        deleted and created again, so that offsets of the old one prove nothing.
         """
         queue, log = self._queues.states[number].found, self._facts.log
         if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.exists:
@@ -213,7 +215,7 @@ def batch_end(state: QueueState, end: int | None) -> int:
 
 
 def _named(reached: list[_Reached]) -> Phrase:
-    """Return ``g at 1000000 in orders/0, which ends at 81``, the first of them."""
+    """Return ``g at 1000000 in orders/0, which ends at 81`` for the first ones."""
     first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
                     offset=position.offset, queue=f"{position.topic}/{position.queue_id}",
                     end=position.max_offset)

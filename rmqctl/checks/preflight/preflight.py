@@ -1,7 +1,8 @@
-"""preflight: what a broker will do to a store when it starts on it, without doing it.
+"""preflight: predict what a broker does to a store at startup, without doing it.
 
-spec: recovery.md §1-§6, consumequeue.md §4-§6, index.md §7-§9. `preflight` reads only. It follows
-the broker's steps in their order; what each leaves is kept in memory as far as the next needs it.
+spec: recovery.md §1-§6, consumequeue.md §4-§6, index.md §7-§9. `preflight` only reads. It follows
+the broker's steps in their order and keeps the result of each in memory as far as the next needs
+it.
 """
 
 from __future__ import annotations
@@ -58,23 +59,24 @@ from rmqctl.store.store import Store
 
 Progress = Callable[[int], None]
 _TOPICS = 3
-"""Number of named items."""
+"""Maximum number of listed topics."""
 
 
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
               progress: Progress | None = None, machine: Around | None = None,
               seen: RangeResult | None = None) -> Prediction:
-    """Return what a broker of ``broker_version`` does when it starts. None: the version the store
+    """Return what a broker of ``broker_version`` does at startup. None: the version that the store
     was made for, else that of its generation. If rmqctl does not read the form of the consume
-    queues, only the log is judged (``not_judged``); if not that of the configuration, all but the
-    configuration; without a clear log, nothing.
+    queues, only the log is judged (``not_judged``); if it does not read that of the configuration,
+    everything but the configuration; without a clear log, nothing.
 
-    ``full``: messages without a row are looked for in all of the log, else only in the part which
-    the broker reads; and once messages are known to be lost, nothing else is looked for.
-    ``progress`` is told bytes of the log. ``machine``: the clock and the disk that it starts with;
-    None: what depends on them is not predicted. ``seen``: what a verification has kept of its pass
-    over the log, which is not read again where all is sound. UsageError for a version that cannot
-    be predicted, StoreIOError where the log cannot be read.
+    ``full``: messages without an entry are searched in the whole log, not only in the part that the
+    broker reads; once messages are known to be lost, nothing else is searched. ``progress``
+    receives bytes of the log. ``machine``: the clock and the disk at startup; None: nothing that
+    depends on them is predicted. ``seen``: the results of a verification pass over the log, which
+    is not read again if all is sound.
+    Raises: UsageError for a version that cannot be predicted, StoreIOError if the log cannot be
+    read.
     """
     def predict(opened: Store, release: str, version: BrokerVersion, full: bool) -> Prediction:
         return _predict(opened, release, version, full, progress, machine, seen)
@@ -174,20 +176,20 @@ class _Start:
         self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
         self.unreachable = Unreachable(self.queues, log)
         self.lost: TruncatedMessages | None = None
-        """Messages that the start truncates; None if a repair has done so."""
+        """Messages that the start truncates; None if a repair has already truncated them."""
         self.already = AlreadyLost(store, self.queues)
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
         self.skipped: list[int] = []
-        """Places at which the run-time dispatcher skips to the next file among files that recovery
+        """Places at which the run-time dispatcher skips to the next file, in files that recovery
         did not read.
         """
         self.count = Counted()
         self.seen = seen
         self.sound: SoundPass | None = None
-        """Results on the log without reading it again."""
+        """Results of an earlier pass over the log, so that it is not read again."""
         self.ledger: Ledger | None = None
-        """The DLedger data that remain; None for a plain log."""
+        """The remaining DLedger data; None for a plain log."""
 
     def run(self) -> None:
         # What the start makes of log and queues.
@@ -272,7 +274,7 @@ class _Start:
             self.unreachable.cut(log, walk.end)
 
     def _recover_dledger(self, predicted: Prediction) -> None:
-        """DLedger's own recovery, and the broker's upon it (spec: dledger.md §4)."""
+        """Run DLedger's own recovery, then the broker's (spec: dledger.md §4)."""
         # DLedger ends its own log first.
         log, store = self.log, self.store
         self.ledger = ledger = recovered(store, log)
@@ -326,7 +328,7 @@ class _Start:
                         bytes=plural(ledger.end - cut, "byte"), cut=cut))
 
     def _table(self) -> None:
-        """Build the table of queue offsets: 5.x fails at a queue whose last file has no row."""
+        """Build the table of queue offsets: 5.x fails at a queue whose last file has no entry."""
         predicted = self.predicted
         if not self.version.empty_queue_file_fails:
             return
@@ -341,7 +343,7 @@ class _Start:
                         file=relative(self.store, file.path)))
 
     def _reput(self, predicted: Prediction) -> None:
-        """Dispatch what follows once recovery is over (4.x: from the queues' own end)."""
+        """Dispatch the messages after recovery (4.x: from the queues' own end on)."""
         assert self.predicted.truncate_to is not None
         # From where on the broker dispatches.
         end, log = self.predicted.truncate_to, self.log
@@ -450,11 +452,11 @@ class _Start:
                 "config/topics.json; deleted topics are not counted", count=count))
 
     def _add(self, batch: Batch, before: int | None = None) -> None:
-        """Count a batch, or what of it starts ``before`` a physical offset."""
+        """Count a batch, or the part of it ``before`` a physical offset."""
         self.count.add(batch, before)
 
     def _beyond(self, batch: Batch) -> None:
-        """A batch beyond the end of the log."""
+        """Process a batch beyond the end of the log."""
         self.already.look(batch)
         self._add(batch)
 

@@ -1,6 +1,6 @@
-"""The consume queues as a broker's recovery leaves them, and what dispatching again adds.
+"""The consume queues as a broker's recovery leaves them, and the entries that dispatching adds.
 
-spec: consumequeue.md §4, §6 and §9. Everything happens in memory; rows are only counted.
+spec: consumequeue.md §4, §6 and §9. Everything happens in memory; entries are only counted.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Claims:
-    """The own rows which records of a batch claim, by column: the queue's number (in
+    """The own entries that records of a batch claim, by column: the queue's number (in
     `Queues.states`), the first queue offset and how many from it on, the record's place, and its
     position in the batch.
     """
@@ -55,7 +55,7 @@ class Claims:
 
 
 class Queues:
-    """All queues of a store, found and recovered; `dispatch` goes on from there."""
+    """All queues of a store, found and recovered; `dispatch` continues from there."""
 
     def __init__(self, store: Store, version: BrokerVersion) -> None:
         self._version, self._store = version, store
@@ -64,7 +64,9 @@ class Queues:
         self._numbers: dict[tuple[str, QueueKey], int] = {}
         self._rocksdb = rocksdb = rocksdb_of(store, version)
         self.in_rocksdb = rocksdb is not None
-        """True if rows go into a database: each to its own queue offset, over what is there."""
+        """True if entries go into a database, each to its own queue offset, and overwrite existing
+        ones.
+        """
         self._checkpoint = -1 if rocksdb is None else rocksdb.checkpoint
         for state in recovered_queues(store, version):
             self._take(state)
@@ -78,7 +80,7 @@ class Queues:
         self._further_table = QueueTable(self._further, self._maker(PLAIN))
         self._latest: tuple[Batch, list[Claims]] | None = None
         self.logics_timestamp = 0
-        """Store time of the last dispatched message that has a row; 0 if none has."""
+        """Store time of the last dispatched message with an entry; 0 without one."""
 
     def _take(self, state: QueueState) -> int:
         number = self._numbers[state.kind, state.key] = len(self.states)
@@ -93,33 +95,35 @@ class Queues:
 
     @property
     def has_batches(self) -> bool:
-        """Return whether any topic is one of batch queues."""
+        """Return whether any topic has batch queues."""
         return bool(self._batch_topics) and self._version.generation >= 5
 
     def number(self, key: QueueKey) -> int:
-        """Return the number of a plain queue in ``states``; it is added if it is new."""
+        """Return the number of a plain queue in ``states``, adding the queue if it is new."""
         return self._maker(PLAIN)(key)
 
     @property
     def max_physic(self) -> int:
-        """Return how far the log was dispatched by the queues' own account; -1 without any."""
+        """Return the physical offset up to which the queues record the log as dispatched; -1
+        without any.
+        """
         if self.in_rocksdb:
             return self._checkpoint
         return max((state.max_physic for state in self.states), default=-1)
 
     def positions(self) -> dict[QueueKey, tuple[int, int]]:
-        """Return the progress of each plain queue: (queue offset after its last row,
+        """Return the progress of each plain queue: (queue offset after its last entry,
         ``max_physic``).
         """
         return {state.key: (state.end, state.max_physic) for state in self.states
                 if state.kind == PLAIN}
 
     def least_made(self, state: QueueState) -> int | None:
-        """Return the min offset that the broker assumes for a queue that it rebuilt, with
-        ``blanked`` fillers up to its first row; None where that depends on a size of files that is
-        not known.
+        """Return the min offset that the broker assumes for a rebuilt queue with ``blanked``
+        fillers before its first entry; None if that depends on an unknown file size.
 
-        4.x takes a filler for a row of the message at 0 (`correctMinOffset`, consumequeue.md §5).
+        4.x takes a filler for an entry of the message at 0 (`correctMinOffset`, consumequeue.md
+        §5).
         """
         if self._version.generation >= 5 or self._store.log.min_offset > 0 or not state.blanked:
             return state.blanked
@@ -131,13 +135,13 @@ class Queues:
 
     @property
     def rocksdb_trouble(self) -> str:
-        """Return what of a database could not be read, in a sentence; "" for nothing."""
+        """Return a sentence on the unreadable parts of a database; "" if there are none."""
         return "" if self._rocksdb is None else self._rocksdb.trouble
 
     # -- truncation -----------------------------------------------------------------------------
 
     def truncate(self, log_end: int) -> None:
-        """Remove the rows of records that start at or behind ``log_end``: in every queue."""
+        """Remove from every queue the entries of records that start at or after ``log_end``."""
         if self.in_rocksdb:
             # A row that was dispatched again has brought the checkpoint back: nothing is cut then.
             if self._checkpoint > log_end:
@@ -159,7 +163,9 @@ class Queues:
                 state.max_physic = log_end if state.kind == PLAIN else log_end - 1
 
     def left_beyond(self, log_end: int | None) -> list[QueueState]:
-        """Queues in RocksDB whose last row leads beyond the end of the log, and stays so."""
+        """Return queues in RocksDB whose last entry points beyond the end of the log and remains
+        so.
+        """
         if not self.in_rocksdb or log_end is None:
             return []
         return [state for state in self.states if state.kind == PLAIN
@@ -168,7 +174,7 @@ class Queues:
     # -- dispatch -------------------------------------------------------------------------------
 
     def expected(self, batch: Batch) -> list[Claims]:
-        """Return the own rows which records claim, those of plain queues first, then of batch
+        """Return the own entries that records claim, those of plain queues first, then of batch
         queues.
         """
         if self._latest is None or self._latest[0] is not batch:
@@ -199,9 +205,10 @@ class Queues:
         self._last_topic = topic
 
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
-        """Put the rows of the records ``which`` (bool); the records that have a row now (bool).
+        """Put the entries of the records ``which`` (bool); return which records now have an entry
+        (bool).
 
-        A record whose row was there already counts only if it is put again. ``odd``: the batch is
+        A record whose entry already existed counts only if it is put again. ``odd``: the batch is
         one record with a wrong physical offset.
         """
         put: Array = np.zeros(len(batch), bool)
@@ -246,7 +253,9 @@ class Queues:
                   place + batch.column("total_size")[record])
 
     def put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
-        """Put rows (``behind``: where their records end); which of them are written (bool)."""
+        """Put entries (``behind``: the ends of their records); return which of them are written
+        (bool).
+        """
         done: Array = np.zeros(len(number), bool)
         if not len(number):
             return done
@@ -282,7 +291,7 @@ def _put_batch(state: QueueState, offset: Array, place: Array, part: Array, done
 
 def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
                     done: Array) -> None:
-    """Put rows at their own queue offsets; the last one is recorded as the queue's (rocksdb.md
+    """Put entries at their own queue offsets; the last one is recorded as the queue's (rocksdb.md
     §4).
     """
     part = part[offset[part] >= 0]
@@ -302,7 +311,7 @@ def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
 
 def _put_plain(state: QueueState, offset: Array, place: Array, behind: Array, part: Array,
                done: Array) -> None:
-    """Apply the put algorithm (consumequeue.md §4), a run of adjacent rows at a time."""
+    """Apply the put algorithm (consumequeue.md §4) to a run of adjacent entries at a time."""
     breaks = np.flatnonzero((np.diff(offset[part]) != 1) | (np.diff(behind[part]) <= 0)) + 1
     for run in np.split(part, breaks):
         next_row = int(np.searchsorted(behind[run], state.max_physic, "right"))

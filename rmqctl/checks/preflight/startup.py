@@ -1,7 +1,7 @@
-"""A start with the configuration file that a broker has, and with each release that may start.
+"""A start with the broker's configuration file, for each release that may start.
 
-`rmqctl.checks.preflight.preflight` follows one start on the files that the broker opens. This says
-which those are, and puts the outcomes together.
+`rmqctl.checks.preflight.preflight` follows one start on the files that the broker opens. This
+module determines these files and combines the outcomes.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rmqctl.phrases import Phrase
 from rmqctl.store.store import Store
 
 Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
-"""(store, release, its rules, whether all of the log is looked at) -> what a start does."""
+"""(store, release, its rules, whether the whole log is examined) -> outcome of a start."""
 
 
 def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -> Prediction:
-    """Return the start of a broker of the release ``given`` (None: of the one that the files show),
-    and of every other one that nothing rules out, as far as the broker reads.
+    """Return the start of a broker of the release ``given`` (None: of the release that the files
+    show), and of every other release that is possible, as far as the broker reads.
     """
     releases = judged(store, given)
     outcomes: list[Prediction] = []
@@ -42,7 +42,9 @@ def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -
 
 
 def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Prediction:
-    """Return what a broker of ``release`` does that follows the configuration file of ``store``."""
+    """Return the start of a broker of ``release`` that follows the configuration file of
+    ``store``.
+    """
     followed = follow(store, release, version_of(release))
     try:
         if followed.elsewhere:
@@ -66,8 +68,8 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
 
 
 def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
-    """Return the prediction of a start in another folder: nothing of this one changes, and nothing
-    of it is served.
+    """Return the prediction of a start in another folder, which neither changes nor serves this
+    one.
     """
     prediction = Prediction(release, "abnormal" if store.has_abort else "normal",
                             profile=followed.version.name, mendable=store.layout.is_mended)
@@ -78,7 +80,7 @@ def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
 
 
 def _count_unopened(store: Store, prediction: Prediction) -> None:
-    """Count all messages of the log as out of reach for the broker; none is lost."""
+    """Count all messages of the log as out of reach for the broker, but not as lost."""
     prediction.messages_already_lost, prediction.already_lost_by_topic = 0, {}
     prediction.already_lost_from = prediction.already_lost_to = None
     prediction.already_lost_places = None

@@ -1,6 +1,6 @@
-"""Pending timed messages that the start never delivers, and clocks that keep them from delivery.
+"""Pending timed messages that the start never delivers, and clocks that prevent their delivery.
 
-spec: timer-and-others-5x.md §1.5; what a broker finds is `rmqctl.broker.timer`.
+spec: timer-and-others-5x.md §1.5; `rmqctl.broker.timer` reads what a broker finds.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _YEAR = 365 * _DAY
 
 
 def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, now: int) -> None:
-    """Add to a prediction what becomes of the timed messages. StoreIOError."""
+    """Add the outcome for timed messages to a prediction.
+    Raises: StoreIOError.
+    """
     _clock(predicted, store, now)
     files = TimerFiles.of(store)
     if not files.in_use:
@@ -94,7 +96,7 @@ def _losses(start: TimerStart) -> list[Loss]:
 
 
 def _without_unit(files: TimerFiles, start: TimerStart, log_end: int) -> list[Loss]:
-    """Return messages that wait for their time, were enqueued, and are not in the timer log."""
+    """Return messages that wait for their time and were enqueued, but are not in the timer log."""
     units = files.units(start.checked.last_read_time_ms // files.precision)
     with_unit = set(units.physical.tolist())
     count = sum(message.physical not in with_unit
@@ -110,7 +112,7 @@ def _gone(start: TimerStart) -> Loss:
 
 
 def _clock(predicted: Prediction, store: Store, now: int) -> None:
-    """Note a clock that is far from the newest message of the store."""
+    """Add a note if a clock is far from the newest message of the store."""
     newest = newest_stored(store)
     if newest is None:
         return
@@ -125,8 +127,9 @@ def _clock(predicted: Prediction, store: Store, now: int) -> None:
 
 
 def newest_stored(store: Store) -> int | None:
-    """Return when (ms) the newest message was stored, by the log's last record or the checkpoint,
-    whose times are after it. StoreIOError.
+    """Return the store time (ms) of the newest message, by the log's last record, or by the
+    checkpoint if its times are later.
+    Raises: StoreIOError.
     """
     last, checkpoint = find_end(store).last, store.checkpoint
     times = [0 if last is None else last.store_timestamp,

@@ -1,4 +1,4 @@
-"""The prediction of preflight as a value: what a broker will do to a store when it starts on it."""
+"""The prediction of preflight as a value: the effects of a broker's startup on a store."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.repair_losses import RepairLosses
 
 _TELLING = ("commitlog", "consumequeue")
-"""Structures without which nothing can be said of lost messages."""
+"""Structures without which lost messages cannot be determined."""
 
 
 class QueueChange(NamedTuple):
-    """A queue whose messages are dispatched again. ``kept``: names of files that stay and
-    that the broker goes on from.
+    """A queue whose messages are dispatched again. ``kept``: names of the remaining files, after
+    which the broker continues.
     """
 
     kind: str
@@ -53,8 +53,9 @@ class QueueChange(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """Records of a broker on its consume queues in RocksDB: per queue the queue offset after the
-    last entry and the place of its message; ``checkpoint``: how far the log is dispatched.
+    """A broker's records of its consume queues in RocksDB: per queue the queue offset after the
+    last entry and the place of its message; ``checkpoint``: physical offset up to which the log is
+    dispatched.
     """
 
     queues: dict[tuple[str, int], tuple[int, int]]
@@ -62,7 +63,7 @@ class Noted(NamedTuple):
 
 
 class LostMessage(NamedTuple):
-    """An intact message that is cut off the log."""
+    """An intact message that the start truncates."""
 
     topic: str
     queue_id: int
@@ -74,8 +75,8 @@ class LostMessage(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SecondStart:
-    """A clean start after the predicted one that truncates the log at ``truncate_to``, which the
-    first one keeps: it begins with ``start_file`` and meets older damage (``stop_reason``).
+    """A clean start after the predicted one, which truncates the log at ``truncate_to``, unlike the
+    first one: it begins with ``start_file`` and reaches older damage (``stop_reason``).
     """
 
     start_file: str
@@ -87,7 +88,7 @@ class SecondStart:
 
     @property
     def sentence(self) -> Phrase:
-        """Return one sentence."""
+        """Return the second start as one sentence."""
         return Phrase(
             "The second, clean start truncates the log at {offset} and loses {count:,} message "
             "that this start keeps: {why}",
@@ -103,8 +104,8 @@ class SecondStart:
 
 class DiskUse(NamedTuple):
     """``deletes_files``: log files that the cleaner deletes in the first minutes because the disk
-    is full, with so many messages (None: unknown). ``expires_files``: those that are older than
-    ``fileReservedTime``. ``not_judged``: why the disk was not judged; then without ratios.
+    is full, with the number of their messages (None: unknown). ``expires_files``: files older than
+    ``fileReservedTime``. ``not_judged``: why the disk was not judged; then there are no ratios.
     """
 
     used_ratio: float | None
@@ -126,27 +127,27 @@ class DiskUse(NamedTuple):
 
 @dataclass(slots=True)
 class Prediction:
-    """The whole of it. Offsets are physical, in bytes.
+    """The complete prediction. Offsets are physical, in bytes.
 
-    ``truncate_to`` is where the log ends for the broker; None where it does not start.
-    ``messages_lost`` counts intact messages that are cut off the log; ``superseded`` those whose
-    queue offset belongs to another message already, left by an earlier cut. ``unreachable`` counts
-    messages that stay in the log with no row in their queue (None: not looked for in all of the
-    log). ``rows_lost``: rows of queues that are destroyed with an empty log.
-    ``messages_already_lost``: what the log no longer has, though consume queues, index or offsets
-    of groups know it; those of unknown topic are in no count by topic. They were stored between
-    ``already_lost_from`` and ``already_lost_to`` (ms; None: not known).
+    ``truncate_to``: the end of the log for the broker; None if it does not start.
+    ``messages_lost``: intact messages that are truncated. ``superseded``: truncated messages whose
+    queue offset already belongs to another message, left by an earlier truncation. ``unreachable``:
+    messages that stay in the log without an entry in their queue (None: not searched in the whole
+    log). ``rows_lost``: entries of queues that are destroyed with an empty log.
+    ``messages_already_lost``: messages that consume queues, index or committed offsets show but the
+    log no longer has; those of unknown topic are not counted by topic. They were stored between
+    ``already_lost_from`` and ``already_lost_to`` (ms; None: unknown).
     """
 
     broker_version: str
     recovery: str
     profile: str = ""
-    """The version whose rules are used for ``broker_version``; see `rmqctl.broker.versions`."""
+    """The version whose rules apply to ``broker_version``; see `rmqctl.broker.versions`."""
     mendable: bool = True
     """True if `recover` plans anything for such a store."""
     starts: bool = True
     loaded_log: list[StoreFile] = field(default_factory=list)
-    """The files of the log that the broker works on."""
+    """The log files that the broker works on."""
     table: dict[str, int] = field(default_factory=dict)
     """The next queue offset of every plain queue: ``{"TopicTest-3": 17}``."""
     refusals: list[str] = field(default_factory=list)
@@ -158,24 +159,23 @@ class Prediction:
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     messages_undecided: int = 0
-    """Records that may be messages or part of the body of a damaged message, in all that was
+    """Records that may be messages or part of the body of a damaged message, in everything that was
     read.
     """
     cut_undecided: int = 0
-    """Number of them among ``messages_lost``."""
-    """Of them, those that may be messages or part of the body of a damaged message."""
+    """Number of undecided records among ``messages_lost``."""
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)
-    """The first of them, singly."""
+    """List of the first ones."""
     lost_from: int | None = None
     lost_to: int | None = None
     """The earliest and the latest store time (ms) of all of them."""
     messages: int | None = None
-    """Intact messages of the log; None where not all of it was read."""
+    """Number of intact messages of the log; None if not all of it was read."""
     messages_replaced: int | None = None
-    """Of these, messages that a repair put in place of lost ones, or kept damaged."""
+    """Number of intact messages that a repair put in place of lost ones, or kept damaged."""
     messages_damaged: int | None = None
-    """Messages with damaged properties, which no broker notices: none of the intact ones."""
+    """Messages with damaged properties, which no broker notices; not among the intact ones."""
     repairs: RepairLosses = field(default_factory=RepairLosses)
     """Losses of earlier repairs: no start restores them, or loses them again."""
     in_tier: TierLosses = field(default_factory=TierLosses)
@@ -184,23 +184,25 @@ class Prediction:
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
     shadowed: int = 0
-    """Messages of the log in one of several files of the same name, of which a broker reads
-    only the first: found or not by luck."""
+    """Messages in one of several log files of the same name, of which a broker reads only the
+    first: found or not by chance.
+    """
     messages_already_lost: int = 0
     lost_by_offsets: int = 0
+    """Number of lost messages that only committed offsets show."""
     lost_at_end: int = 0
     """Number of lost messages that only a checkpoint shows."""
     lost_at_least: bool = False
-    """True if more may be lost than is counted: a checkpoint has the time of the last alone."""
-    """Number of them that only committed offsets show."""
+    """True if more may be lost than is counted: a checkpoint has only the time of the last message.
+    """
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
     already_lost_to: int | None = None
     already_lost_places: tuple[int, int] | None = None
-    """The first and the last physical offset of those that entries or index know."""
+    """The first and the last physical offset of lost messages that entries or index show."""
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
     positions_unclear: list[OffsetBeyondEnd] = field(default_factory=list)
-    """Offsets for which it is unknown whether messages are lost before them."""
+    """Offsets before which messages may be lost or not."""
     position_notes: list[str] = field(default_factory=list)
     """The sentences of ``notes`` on consumer offsets."""
     queue_losses: dict[tuple[str, int], QueueLosses] | None = None
@@ -208,7 +210,7 @@ class Prediction:
     consumers: Consumers | None = None
     """The effect on groups; None if queues or groups were not judged."""
     undecodable: int = 0
-    """Intact messages whose head makes clients give up (`header_rules.UNDECODABLE`)."""
+    """Intact messages whose header clients cannot decode (`header_rules.UNDECODABLE`)."""
     rows_added: int = 0
     rows_cut: int = 0
     rows_lost: int = 0
@@ -216,55 +218,53 @@ class Prediction:
     index_entries: int = 0
     index_duplicates: int = 0
     index_lost: int = 0
-    """Entries of discarded index files that do not come back."""
+    """Entries of discarded index files that are not recreated."""
     index_uncounted: int = 0
-    """Discarded index files for which this is unknown."""
+    """Discarded index files whose losses are unknown."""
     index_from: int = 0
-    """Messages before this physical offset get no index entry, also where they are dispatched."""
+    """Physical offset before which messages get no index entry, even if they are dispatched."""
     leaves: bool = False
-    """True if anything stays beyond the end of the log: bytes, rows, index entries."""
+    """True if anything remains beyond the end of the log: bytes, entries, index entries."""
     cut_off: bool = False
-    """True if a repair has ended the log there already."""
+    """True if a repair has already truncated the log there."""
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     unopened: bool = False
-    """True if it does not start because of a consume queue database, which `recover` rebuilds."""
+    """True if only a consume queue database, which `recover` rebuilds, prevents the start."""
     not_judged: dict[str, str] = field(default_factory=dict)
-    """Structures in a form that is not read, with the reason: nothing here is about them."""
+    """Structures in an unsupported form, with the reason; the prediction does not cover them."""
     configuration: list[Told] = field(default_factory=list)
     """Effects of the broker's configuration file on this start."""
     proven: bool = True
-    """True if the release that is judged by was asked for, or is proven by the files."""
+    """True if the assumed release was requested, or is proven by the files."""
     others: list[Prediction] = field(default_factory=list)
-    """Outcomes of other releases that may start as well; they were followed as far as a broker
-    reads.
-    """
+    """Outcomes of other possible releases, followed as far as a broker reads."""
     conf_path: str = ""
     log_unopened: bool = False
     """True if the broker opens another log: ``messages_lost`` stay on the disk, unread."""
     assumed: dict[str, Any] = field(default_factory=dict)
-    """Settings that nobody gave, with the values that they were taken to have."""
+    """Assumed values of settings that are not configured."""
     queues: list[QueueChange] = field(default_factory=list)
     metadata: Metadata = field(default_factory=Metadata)
     """The outcome for topics, groups and committed offsets."""
     other_losses: list[Loss] = field(default_factory=list)
-    """Losses of structures that neither the log nor ``config/`` covers; `losses` has all."""
+    """Losses of structures that neither the log nor ``config/`` covers; `losses` includes them."""
     doomed: list[str] = field(default_factory=list)
-    """Files and folders of log, consume queues and index that go away (relative to the root or
-    absolute), in the order in which a broker takes them away.
+    """Deleted files and folders of log, consume queues and index (relative to the root or
+    absolute), in the order in which a broker deletes them.
     """
 
     noted: Noted | None = None
     """Records of the consume queue database after the start; None if the queues are files."""
     second_start: SecondStart | None = None
-    """The clean start after this one, where that loses messages which this one keeps."""
+    """The clean start after this one, if it loses messages that this one keeps."""
     incurable: int = 0
-    """Number of these that no repair of the store prevents."""
+    """Number of these messages that no repair of the store can save."""
     refuses_writes: bool = False
     """True if the broker rejects messages because its disk is full."""
     disk: DiskUse | None = None
-    """Actions of the cleaner; None if it was not asked."""
+    """Actions of the cleaner; None if it was not predicted."""
 
     @property
     def runs_well(self) -> bool:
@@ -283,18 +283,22 @@ class Prediction:
 
     @property
     def misled(self) -> list[Told]:
-        """Return settings that keep the broker from starting on, or serving, all that is there."""
+        """Return settings that keep the broker from starting on, or serving, everything that is
+        there.
+        """
         return [setting for setting in self.configuration if setting.effect in FATAL]
 
     @property
     def version(self) -> dict[str, Any]:
-        """Return the release that is judged by, and those that may start as well."""
+        """Return the assumed release, and others that may start as well."""
         return {"judged_as": self.broker_version, "proven": self.proven, "candidates": [
             self.broker_version, *(other.broker_version for other in self.others)]}
 
     @property
     def undecided(self) -> list[Phrase]:
-        """Return what other releases do, if the release is unknown and decides the outcome."""
+        """Return the outcomes for other releases, if the release is unknown and decides the
+        outcome.
+        """
         return [Phrase(
             "the broker's release is unknown: a {version} broker {does} (pass --broker-version)",
             version=other.broker_version, does=other.does)
@@ -308,7 +312,7 @@ class Prediction:
 
     @property
     def does(self) -> Phrase:
-        """Return what it does in few words: ``does not start``, ``loses messages``."""
+        """Return the outcome in few words: ``does not start``, ``loses messages``."""
         if not self.starts:
             return Phrase("does not start")
         if self.is_so_alone:
@@ -316,7 +320,7 @@ class Prediction:
         return Phrase("loses messages, or the entries that point to them")
 
     def look_at_configuration(self, root: str) -> str:
-        """Return the command that says what is wrong with the broker's configuration file."""
+        """Return the command that shows what is wrong with the broker's configuration file."""
         return f"rmqctl config check {shlex.quote(self.conf_path)} {shlex.quote(root)}"
 
     @property
@@ -345,8 +349,8 @@ class Prediction:
 
     @property
     def losses(self) -> list[Loss]:
-        """Return all that is or would be lost. Verdicts and exit codes follow from this list
-        alone.
+        """Return everything that is or would be lost. Verdicts and exit codes depend only on this
+        list.
         """
         return [*self._message_losses(), *self.beside_messages]
 
@@ -383,20 +387,20 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Return whether the broker starts and by that nothing is lost, and no entry that shows a
+        """Return whether the broker starts without losing anything, including entries that show a
         loss.
         """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 
     @property
     def is_so_alone(self) -> bool:
-        """Return the same of the release that is judged by alone."""
+        """Return `start_is_harmless` for the assumed release alone."""
         return self.starts and self.runs_well and not self.misled and all(
             loss.already for loss in self.losses)
 
     @property
     def harmless(self) -> bool:
-        """Return whether nothing would be lost, and nothing is."""
+        """Return whether nothing is lost or would be lost."""
         return self.start_is_harmless and not self.losses
 
     @property
@@ -410,12 +414,14 @@ class Prediction:
 
     @property
     def also_loses(self) -> Phrase | None:
-        """Return what the start loses besides messages: ``12 committed offsets, 3 topics``."""
+        """Return the losses of the start besides messages: ``12 committed offsets, 3 topics``."""
         return summed(loss for loss in self.beside_messages if not loss.already)
 
     @property
     def costless(self) -> Phrase:
-        """Return what a start that loses no message does: ``lose nothing``, or what else."""
+        """Return the outcome of a start that loses no message, as an infinitive: ``lose
+        nothing``.
+        """
         also = self.also_loses
         if also is None:
             return Phrase("lose nothing")
@@ -424,7 +430,7 @@ class Prediction:
 
     @property
     def loses(self) -> Phrase:
-        """Return the same for a start: ``loses nothing``."""
+        """Return the outcome of a start: ``loses nothing``."""
         also = self.also_loses
         if also is None:
             return Phrase("loses nothing")
@@ -436,7 +442,7 @@ class Prediction:
         return any(loss.what == MESSAGES and not loss.already for loss in self.beside_messages)
 
     def require_judged(self, root: str) -> None:
-        """Raise UnsupportedError, with one sentence, if not all of the store could be judged."""
+        """Raise UnsupportedError if not all of the store could be judged."""
         if self.not_judged:
             reason = next(iter(self.not_judged.values()))
             raise UnsupportedError(f"{root}: not checked: {', '.join(self.not_judged)}; {reason}")
@@ -451,7 +457,7 @@ class Prediction:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the messages that are lost, would be lost or would have no row, out of all; None
+        """Return the messages that are lost, would be lost or would have no entry, out of all; None
         without any.
         """
         topics = Counter(self.lost_by_topic) + Counter(self.already_lost_by_topic) + Counter(

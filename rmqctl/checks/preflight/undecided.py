@@ -17,19 +17,21 @@ from rmqctl.store.store import Store
 
 _SOME = 4096
 _MAX_LOOKED_UP = 1 << 16
-"""Records whose queue offsets are looked up; the others are only counted."""
+"""Maximum number of records whose queue offsets are looked up; the others are only counted."""
 
 
 @dataclass(slots=True)
 class Undecided:
-    """``count`` of them, and the queue offsets that they claim, by queue."""
+    """``count`` of the undecided records, and the queue offsets that they claim, by queue."""
 
     store: Store
     count: int = 0
     offsets: dict[QueueKey, OffsetRuns] = field(default_factory=dict)
 
     def look(self, spans: Iterable[Span]) -> None:
-        """Take those that are in some of a walk's spans. Raises: StoreIOError."""
+        """Add the undecided records in spans of a walk.
+        Raises: StoreIOError.
+        """
         frames = [frame for span in spans for frame in span.doubtful]
         room = max(0, _MAX_LOOKED_UP - self.count)
         self.count += len(frames)

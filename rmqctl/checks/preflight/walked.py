@@ -1,4 +1,4 @@
-"""Results of walks over a log, put together from what one pass has kept."""
+"""Results of walks over a log, derived from the results of one pass."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rmqctl.scan.frames import Array, Span
 
 @dataclass(slots=True)
 class WalkResults:
-    """Results of `AlreadyLost.look` in walks over the whole log. By number of the queue: ``ends``
-    after the last queue offset of an intact message; ``pieces`` (places of the first and last,
-    queue offsets from … to before …) of messages that follow each other, ``damaged`` queue offsets
-    that damaged records name, and their places; ``sound`` queues have none of these, nor an entry
-    that points to nothing. ``newest``: the latest store time (ms) of an intact message.
+    """Results of `AlreadyLost.look` in walks over the whole log. By number of the queue: ``ends``,
+    the offset after the last intact message; ``pieces``, runs of adjacent messages (places of the
+    first and last, queue offsets from … to before …); ``damaged``, queue offsets in damaged
+    records, and their places; ``sound``, queues without these and without an entry that points to
+    no message. ``newest``: the latest store time (ms) of an intact message.
     """
 
     spans: list[Span]
