@@ -1,9 +1,9 @@
-"""Checks whether the next start of a broker repairs what `verify` finds; done only once it finds
+"""Checks whether the next start of a broker repairs what `verify` finds, made only once it finds
 that.
 
-Brokers dispatch again what is in the part of the log that their recovery reads. How much that is
-depends on the release, on the abort file and on the checkpoint; `rmqctl.checks.preflight` follows
-it (spec: recovery.md §3-§6, §15).
+Brokers dispatch again what is in the part of the log that their recovery reads. The size of that
+part depends on the release, the abort file and the checkpoint; `rmqctl.checks.preflight` follows it
+(spec: recovery.md §3-§6, §15).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 _AFTER_CLEAN_END = {"4.4.0": "4.0.0 to 4.4.0", "5.3.1": "5.0.0 to 5.3.1"}
-"""The last of the releases that make fewer rows at a start after a clean end: which they are."""
+"""Releases that recreate fewer entries at a start after a clean end, by the last of them."""
 _OF_AN_INDEX_FILE = frozenset({"index-unreadable", "index-header", "index-slot", "index-chain",
                                "index-entry", "index-time", "index-ahead", "file-size"})
-"""Categories of damage inside an index file, which goes with the file."""
+"""Categories of damage inside an index file, discarded together with the file."""
 _END_TIME = HEADER.field("end_timestamp").offset
 
 
 @dataclass
 class AtStart:
-    """The outcome for ``store`` with releases of both generations: no more than the log they read
-    at a start is read for it, once.
+    """The outcome of a start on ``store`` with releases of both generations. It reads, once, only
+    the part of the log that they read at a start.
     """
 
     store: Store
     relied_on: bool = False
-    """True if something is not counted as a problem because of a start that is still to come."""
+    """True if a problem does not count because a start is still to come."""
 
     @cached_property
     def _starts(self) -> list[Prediction] | None:
@@ -59,9 +59,9 @@ class AtStart:
             return None
 
     def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight:
-        """Return whether a start recreates all missing rows of a queue, the first of them for the
-        message at the physical offset ``place`` (None: not known). ``end``: the queue offset after
-        the last message of the queue. Rows that go to wrong places do not reach it.
+        """Return whether a start recreates all missing entries of a queue. ``place``: physical
+        offset of the message of the first one (None: unknown). ``end``: the queue offset after the
+        last message of the queue, which misplaced entries do not reach.
         """
         if place is None:
             return PutRight()
@@ -74,21 +74,21 @@ class AtStart:
         return self._judge(place, is_recreated)
 
     def rely(self) -> None:
-        """Note that something counts as no trouble because a start is still to come."""
+        """Record that a problem does not count because a start is still to come."""
         self.relied_on = True
 
     def keys(self, place: int | None) -> PutRight:
-        """Return whether a start recreates all missing index entries, as `rows`."""
+        """Return whether a start recreates all missing index entries, like `rows`."""
         if place is None:
             return PutRight()
         return self._judge(place, lambda start: self._indexed and place >= start.index_from)
 
     def index_file(self, finding: Finding) -> Finding:
-        """Return the finding as information where a start discards the index file that it is about,
-        as such files are not trusted after an unclean end (index.md §9).
+        """Return the finding with severity info if a start discards the index file it is about, as
+        it does not trust such files after an unclean end (index.md §9).
 
-        Not where its end time is what is wrong and entries go for good: that may be why it goes;
-        nor where entries beyond the end of the log tell of messages that are lost.
+        The severity stays if the end time is wrong and entries are lost, as that may be the reason
+        for discarding it, or if entries beyond the end of the log show lost messages.
         """
         if (finding.structure != "index" or not finding.is_trouble or finding.file is None
                 or finding.category not in _OF_AN_INDEX_FILE):
@@ -110,7 +110,9 @@ class AtStart:
         return self.store.sizes.conf.message_index is not False
 
     def _judge(self, place: int | None, is_repaired: Callable[[Prediction], bool]) -> PutRight:
-        """``place``: what has to be read again for it; None for nothing."""
+        """Return the outcome by a test of both starts. ``place``: physical offset from which the
+        log has to be read again; None if it need not be.
+        """
         if not self._starts:
             return PutRight()
         by: list[str] = []
@@ -125,6 +127,6 @@ class AtStart:
 
 
 def _reads(start: Prediction, place: int) -> bool:
-    """Return whether all from the physical offset ``place`` on is dispatched again."""
+    """Return whether everything from the physical offset ``place`` on is dispatched again."""
     return any(part.start <= place < part.end and (part.behind is None or place > part.behind)
                for part in start.dispatch)

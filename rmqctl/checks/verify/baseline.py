@@ -1,6 +1,6 @@
-"""Findings that are known already: a cron job speaks up for what is new.
+"""Known findings: a cron job reports only what is new.
 
-A finding is the same as one of an earlier run when category, structure, file and place are. The
+A finding is the same as one of an earlier run if category, structure, file and place are equal. The
 list is a JSON file outside the store, which people may read, edit and keep under version control.
 """
 
@@ -23,8 +23,8 @@ Key = tuple[Any, ...]
 
 
 class Baseline:
-    """The known findings of one store, which the list names where it is about several. `knows`
-    also remembers what it is asked about, which `save` writes.
+    """The known findings of one store, by its name if the list is about several. `knows` also
+    records every finding it is asked about; `save` writes them.
     """
 
     def __init__(self, root: str, keys: frozenset[Key] = frozenset(),
@@ -34,8 +34,8 @@ class Baseline:
 
     @classmethod
     def load(cls, path: str, root: str, store: str | None = None) -> Baseline:
-        """Read a baseline file. Raises: UsageError for any other file; StoreIOError if it cannot be
-        read.
+        """Read a baseline file.
+        Raises: UsageError for any other file; StoreIOError if it cannot be read.
         """
         try:
             if vfs.getsize(path) > _MAX_BYTES:
@@ -55,7 +55,7 @@ class Baseline:
         return len(self._known)
 
     def knows(self, finding: Finding) -> bool:
-        """Return whether it is one of the known ones."""
+        """Return whether the finding is a known one."""
         key = self._key(finding)
         if len(self._seen) < _MAX_KEYS:
             self._seen[key] = None
@@ -63,11 +63,13 @@ class Baseline:
 
     @property
     def gone(self) -> int:
-        """Return how many of the known ones were not found again."""
+        """Return how many of the known findings did not occur again."""
         return len(self._known - self._seen.keys())
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return what was seen, in the form of the file. RefusedError for too many findings."""
+        """Return the recorded findings in the form of the file.
+        Raises: RefusedError for too many findings.
+        """
         if len(self._seen) >= _MAX_KEYS:
             raise RefusedError(f"more than {_MAX_KEYS:,} findings: too many for a baseline")
         store = {} if self.store is None else {"store": self.store}
@@ -75,7 +77,7 @@ class Baseline:
                 for key in sorted(self._seen, key=repr)]
 
     def _key(self, finding: Finding) -> Key:
-        """A name that is not UTF-8 is written with escapes and read back unchanged."""
+        """Return the text with escapes for a name that is not UTF-8; it is read back unchanged."""
         file = finding.file
         if file is not None and os.path.isabs(file) == os.path.isabs(self._root):
             file = vfs.relpath(file, self._root)
@@ -84,8 +86,8 @@ class Baseline:
 
 
 def save(path: str, baselines: Iterable[Baseline]) -> int:
-    """Write what was seen of stores as what is known from now on; how many findings these are.
-    RefusedError, StoreIOError.
+    """Write the recorded findings of stores as the known ones; return their number.
+    Raises: RefusedError, StoreIOError.
     """
     rows = [row for baseline in baselines for row in baseline.rows()]
     lines = ",\n".join(f"  {json.dumps(row)}" for row in rows)

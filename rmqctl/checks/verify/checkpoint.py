@@ -1,7 +1,7 @@
 """The checkpoint page, the abort file and the lock file (checkpoint-and-small-files.md §1-§3).
 
-A checkpoint that lags behind is legal at any time: a broker only walks more of the log at its
-next start. One that is ahead of the log makes it walk too little.
+A checkpoint may lag behind at any time: a broker only walks more of the log at its next start. One
+that is ahead of the log makes it walk too little.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl recover STORE --only checkpoint"
 _MAX_SIZE = 1 << 16
 _NOT_SET = -1
-"""Value of the two offsets that brokers write without such an offset."""
+"""Value of the two offsets if a broker has no such offset."""
 _DRIFT_MS = 3_600_000
 _DRIFT_BYTES = 1 << 36
-"""Growth by a running broker between the log pass and this check."""
+"""Growth by a running broker between the log pass and this check, in bytes."""
 _TIMES = CHECKPOINT.names[:layout.CLASSIC_FIELDS]
 _OFFSETS = CHECKPOINT.names[layout.CLASSIC_FIELDS:]
 
 
 def check(store: Store, last_store_timestamp: int | None, log_end: int, *,
           live: bool | None = None) -> Iterator[Finding]:
-    """Checkpoint, abort and lock of a store.
+    """Yield the findings for checkpoint, abort file and lock of a store.
 
-    ``last_store_timestamp`` is the greatest store time in the log (None without messages),
-    ``log_end`` the physical offset after its last record, ``live`` whether a broker holds the store
-    (asked if not given).
+    ``last_store_timestamp``: the greatest store time in the log (None without messages).
+    ``log_end``: the physical offset after its last record. ``live``: whether a broker holds the
+    store (determined if not given).
     """
     held = store.lock.held if live is None else live
     yield from _checkpoint(store, last_store_timestamp, log_end, held)
@@ -121,7 +121,7 @@ def _field(category: str, store: Store, name: str, detail: str, severity: str = 
 
 
 def _abort(store: Store, held: bool) -> Iterator[Finding]:
-    """Yield a finding for the abort file; a running broker has one, so only without a broker."""
+    """Yield a finding for the abort file if no broker is running; a running broker has one."""
     if not store.has_abort:
         return
     path = store.path("abort")

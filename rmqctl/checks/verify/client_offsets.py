@@ -1,4 +1,4 @@
-"""``verify`` of one offsets.json of a broadcasting consumer, and what its client does with it."""
+"""``verify`` of the offsets.json of a broadcasting consumer, and its effect on the client."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _HEAD = 4096
 
 
 class ClientOffsetsCoverage(NamedTuple):
-    """Contents of the file."""
+    """Number of queues, brokers and topics in the file."""
 
     queues: int
     brokers: int
@@ -36,8 +36,9 @@ class ClientOffsetsCoverage(NamedTuple):
 
 
 def verdict_of(path: str, most: int) -> VerifyResult[ClientOffsetsCoverage] | None:
-    """Return the verdict on a file, with at most so many findings; None for a file of another kind.
-    StoreIOError.
+    """Return the verdict on a file, with at most ``most`` findings; None for a file of another
+    kind.
+    Raises: StoreIOError.
     """
     with FileSource(path) as source:
         data = source.read(0, min(source.size, MAX_SIZE + 1))
@@ -77,7 +78,7 @@ def verdict_of(path: str, most: int) -> VerifyResult[ClientOffsetsCoverage] | No
 
 
 def covered(verdict: VerifyResult[ClientOffsetsCoverage]) -> dict[str, Any]:
-    """Return what was covered, for people."""
+    """Return the coverage, for people."""
     return {"queues": str(verdict.coverage.queues), "brokers": str(verdict.coverage.brokers),
             "topics": str(verdict.coverage.topics),
             "group": client_offsets.group_of(verdict.root) or Phrase("unknown")}

@@ -1,4 +1,4 @@
-"""Helpers of the checks of smaller structures: bounded reports, and reading without raising."""
+"""Helpers for the checks of small structures: bounded reports, and reading without raising."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 MAX_SINGLE = 100
-"""Findings of one category in one file that are told one by one; the rest is counted."""
+"""Findings of one category in one file that are reported singly; the rest is counted."""
 LOOK = "rmqctl dump FILE --at OFFSET --hex"
 
 
@@ -26,8 +26,8 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
             most: int = MAX_SINGLE) -> Iterator[Finding]:
     """Yield the first ``most`` findings of each category, structure and file (or folder).
 
-    The rest is counted, and reported in one finding each at the end: random bytes in a large file
-    must not drown everything else.
+    The others are counted and reported in one finding each at the end, so that random bytes in a
+    large file do not drown everything else.
     """
     given: dict[tuple[str, str, str], int] = {}
     over: dict[tuple[str, str, str], Finding] = {}
@@ -47,7 +47,7 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, how many) for each stretch of neighbours in ascending numbers."""
+    """Yield (first, how many) for each run of consecutive numbers."""
     first = last = None
     for number in numbers:
         if first is None or last is None:
@@ -67,14 +67,16 @@ def unreadable(structure: str, path: str, error: StoreIOError) -> Finding:
 
 
 def read_start(path: str, most: int) -> tuple[bytes, int]:
-    """Return (the first ``most`` bytes, size) of a regular file. StoreIOError."""
+    """Return (the first ``most`` bytes, size) of a regular file.
+    Raises: StoreIOError.
+    """
     with FileSource(path) as source:
         return source.read(0, min(source.size, most)), source.size
 
 
 def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) -> Iterator[
         tuple[int, bytes]]:
-    """Yield (number of its first unit, bytes of whole units) of each page that may hold something.
+    """Yield (number of the first unit, bytes of whole units) of each page that may contain data.
 
     Holes are skipped: a sparse file of a terabyte costs nothing. ``end``: in units.
     """
@@ -98,20 +100,21 @@ def used_units(data: bytes, unit: int) -> Array:
 
 
 class Gaps:
-    """Stretches of unused rows in a file that are followed by used ones: holes, not its end.
+    """Finds runs of unused rows in a file that are followed by used ones: holes, not its end.
 
-    Garbage in the unused rest of a file does not make what is before it a hole.
+    Garbage in the unused part at the end does not make the rows before it a hole.
     """
 
     def __init__(self) -> None:
         self.used = 0
-        """The number after the last row that is not all zero."""
+        """Return the number after the last row that is not all zero."""
         self._pending: list[tuple[int, int]] = []
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
-        """Return (first, how many) of the holes that are certain now.
+        """Return (first, how many) of the holes that are now certain.
 
-        ``number``: the next rows that are not zero, ascending; ``valid``: which are real rows.
+        ``number``: the next rows that are not zero, ascending; ``valid``: which of them are real
+        rows.
         """
         before = np.concatenate([[self.used - 1], number[:-1]])
         self._pending += [(int(before[row]) + 1, int(number[row] - before[row]) - 1)
@@ -126,16 +129,16 @@ class Gaps:
 _NEVER_CONFIRMED = sum(layout.width_of(Message, name)[0] for name in (
     "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
 BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
-"""Bytes of a message that its consume queue entry shows, besides its topic."""
+"""Bytes of a message, besides its topic, that its consume queue entry confirms."""
 _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 
 
 def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> int:
-    """Return the number of bytes of messages, of a store or a tier, that no queue or index could
-    prove wrong.
+    """Return the number of bytes of messages, of a store or a tier, that neither queue nor index
+    can disprove.
 
-    ``properties``: bytes of each one's properties that neither was compared with; ``by_index``:
-    their store times were.
+    ``properties``: bytes of each message's properties that neither was compared with. ``by_index``:
+    whether their store times were.
     """
     wide = sum(int((sys_flag & bit != 0).sum()) for bit in (
         sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))
@@ -150,5 +153,5 @@ def nowhere(_: int) -> bool:
 
 
 def plural(count: int, noun: str, many: str | None = None) -> Phrase:
-    """Return ``1 row``, ``2 rows``; ``many`` where an s does not do."""
+    """Return ``1 row``, ``2 rows``; ``many`` is an irregular plural."""
     return counted(count, noun, many or "")

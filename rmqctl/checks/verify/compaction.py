@@ -1,7 +1,7 @@
 """Compacted topics of 5.1+: a log and a sparse queue in pairs of files (timer-and-others-5x.md §2).
 
-A log record is a commitlog record whose physical offset is its place in this log, so the frame
-walk proves it. Working folders, ``.delete`` files and holes between files are traces of a
+A record of this log is a commitlog record whose physical offset is its place in this log, so the
+frame walk proves it. Working folders, ``.delete`` files and holes between files are traces of a
 compaction and legal.
 """
 
@@ -47,7 +47,7 @@ _MAX_JSON = 16 << 20
 
 
 def check(store: Store, *, live: bool | None = None) -> Iterator[Finding]:
-    """Yield all compacted queues and the position file."""
+    """Yield the findings for all compacted queues and the position file."""
     held = store.lock.held if live is None else live
     yield from bounded(_check(store, held))
 
@@ -236,7 +236,7 @@ def _columns(batch: Batch) -> tuple[Array, ...]:
 
 
 def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
-    """Yield (position, rows) up to the end unit or the unused rest; a text says what is odd
+    """Yield (position, rows) up to the end unit or the unused part; a text reports what is odd
     there.
     """
     end = UNIT.array(layout.build(END_UNIT))
@@ -261,7 +261,7 @@ def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
 
 
 def _positions(store: Store, held: bool) -> Iterator[Finding]:
-    """``position-checkpoint``: how far each queue was compacted, with a backup."""
+    """Check ``position-checkpoint``, the progress of compaction of each queue, and its backup."""
     path = store.path(FOLDER, POSITIONS)
     states = [_json(store, name) for name in (POSITIONS, f"{POSITIONS}.bak")]
     main, backup = states

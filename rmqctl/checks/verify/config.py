@@ -1,4 +1,4 @@
-"""Configuration files, and structures which only some brokers have: consumequeue extension, batch
+"""Configuration files, and structures of some brokers only: consumequeue extension, batch
 consumequeue.
 
 spec: checkpoint-and-small-files.md §4, consumequeue.md §8, §9.
@@ -37,15 +37,15 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl config STORE"
 _STRUCTURE = {"log-start": "commitlog", "compaction": "compaction"}
 _TRIES, _PAUSE = 4, 0.05
-"""A running broker of 5.1-5.3 overwrites its files in place: a torn one is read again."""
+"""A running broker of 5.1-5.3 overwrites its files in place: a torn file is read again."""
 
 
 def check(store: Store, *, live: bool | None = None,
           logged: Mapping[QueueKey, int] | None = None,
           release: str | None = None) -> Iterator[Finding]:
-    """Yield all JSON files of ``config/``. ``live``: whether a broker holds the store. ``logged``:
-    queues with messages in the log, and the queue offsets after their last ones; None: it was not
-    read. ``release``: of the broker that the store is judged for, if given.
+    """Yield the findings for all JSON files of ``config/``. ``live``: whether a broker holds the
+    store. ``logged``: queues with messages in the log and the queue offsets after their last ones;
+    None: the log was not read. ``release``: release of the assumed broker, if given.
     """
     # The files, those of RocksDB first; a running broker may be writing one.
     held = store.lock.held if live is None else live
@@ -93,7 +93,7 @@ def check(store: Store, *, live: bool | None = None,
 
 
 def _names(store: Store) -> list[str]:
-    """Return the main names of what is in the folder, backups of missing files included."""
+    """Return the main names of the files in the folder, including backups of missing files."""
     folder = store.path(FOLDER)
     try:
         names = {name.removesuffix(BACKUP) for name in vfs.listdir(folder)}
@@ -165,8 +165,9 @@ def _of_backup(backup: Copy) -> str:
 
 def check_queues(store: Store, log_end: int | None = None, *, live: bool | None = None,
                  in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Extension units and batch queues. ``log_end`` is the physical offset after the commitlog's
-    last record; ``in_damage`` says whether one is in a damaged part of the log.
+    """Yield the findings for extension units and batch queues. ``log_end``: the physical offset
+    after the commitlog's last record. ``in_damage``: whether an offset is in a damaged part of the
+    log.
     """
     held = store.lock.held if live is None else live
     end = store.log.end if log_end is None else log_end

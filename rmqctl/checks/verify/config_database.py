@@ -1,5 +1,5 @@
-"""Configuration in RocksDB: its databases, their entries, and what a start does to them (rocksdb.md
-§4, §7, §10).
+"""Configuration in RocksDB: its databases, their entries, and the effects of a start on them
+(rocksdb.md §4, §7, §10).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: 
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Yield the databases in the place of files, and the JSON files that lie beside them."""
+    """Yield the findings for databases in the place of files, and for JSON files beside them."""
     details: set[str] = set()
     for name in store.config_parts:
         file = load_one(store, name)
@@ -51,7 +51,7 @@ def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
 
 
 def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
-    """Yield what a start imports from an older JSON file, and what it does not."""
+    """Yield findings on what a start imports from an older JSON file, and what it does not."""
     old = out_of_date(store, file.name)
     if old.value is None:
         return
@@ -90,8 +90,8 @@ def _groups(value: dict[str, Any]) -> set[str]:
 
 
 def _without_topic(store: Store) -> Iterator[Finding]:
-    """Queues of topics that are not configured, which a broker deletes from its database of consume
-    queues, the first time 10 minutes after it started.
+    """Yield the queues of topics that are not configured. A broker deletes them from its database
+    of consume queues, the first time 10 minutes after startup.
     """
     file, configured, topics = topics_cleaned(store)
     if topics:
@@ -103,10 +103,10 @@ def _without_topic(store: Store) -> Iterator[Finding]:
 
 
 def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]:
-    """Return (the configuration of topics, those in it, topics with queues in RocksDB that are
-    not).
+    """Return (the configuration of topics, the configured topics, topics with queues in RocksDB
+    that are not configured).
 
-    None of the last where that configuration cannot be read.
+    The last is empty if the configuration cannot be read.
     """
     file = load_one(store, "topics.json")
     table = (file.value or {}).get("topicConfigTable")

@@ -1,6 +1,6 @@
 """Results of a pass over the log, shared by the checks that explain it.
 
-The results of ranges are plain values, which merge in log order.
+The results of ranges are plain values, merged in log order.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 _IN_MEMORY = "not yet flushed: entries are in the broker's memory"
 _WAS_IN_MEMORY = "never flushed: entries were in the killed broker's memory"
 MAX_LISTED = 100_000
-"""Damaged records and spans that are listed; the rest is only counted."""
+"""Maximum number of damaged records and spans that are listed; the rest is counted."""
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class PutRight(NamedTuple):
-    """Releases that repair a finding when they start, without losing a message, and those that do
-    not; ``entries_lost``: index entries that such a start discards for good. ``unflushed``: why the
-    entries are not on the disk yet, where a broker keeps them in memory and the log has them all.
+    """Releases that repair a finding at startup without losing a message, and those that do not.
+    ``entries_lost``: index entries that such a start discards for good. ``unflushed``: why the
+    entries are not on the disk yet, if a broker keeps them in memory and the log has them all.
     """
 
     by: tuple[str, ...] = ()
@@ -45,12 +45,14 @@ class PutRight(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """INFO where all of them do, or nothing is wrong; else "", the category's own."""
+        """Return INFO if all of them repair it, or nothing is wrong; else "", the category's own
+        severity.
+        """
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
     def words(self, what: str) -> str:
-        """Return ``; a broker's start recreates them (4.9.3, 5.3.3)``, after a detail; "" for
-        none.
+        """Return ``; a broker's start recreates them (4.9.3, 5.3.3)``, to append to a detail; "" if
+        none does.
         """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
@@ -59,7 +61,7 @@ class PutRight(NamedTuple):
         return (f"; {' or '.join(self.by)} {what} at startup, {' or '.join(self.not_by)} does not")
 
     def index_words(self, what: str) -> str:
-        """Return `words` about the index, with what the start costs of it."""
+        """Return `words` about the index, with the entries that the start loses."""
         words = self.words(what)
         if words and self.entries_lost:
             count = self.entries_lost
@@ -80,7 +82,7 @@ class Starts(Protocol):
 
 @dataclass
 class Context:
-    """Results on the whole log, for looking up what a left-over row points to."""
+    """Results on the whole log, to look up where a left-over entry points."""
 
     store: Store
     result: RangeResult
@@ -94,7 +96,7 @@ class Context:
     loose_rows: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     at_start: Starts | None = None
-    """Asked where something is missing; None beside a running broker."""
+    """Outcome of a start, used if something is missing; None beside a running broker."""
 
     def __post_init__(self) -> None:
         holes = [(span.offset, span.end) for span in self.result.spans]
@@ -105,8 +107,8 @@ class Context:
             self.damage_ends.append(end)
 
     def rows_put_right(self, key: QueueKey, place: int | None, end: int | None = None) -> PutRight:
-        """Of rows that a queue lacks, from the message at ``place`` on; ``end`` is the queue offset
-        after its last message, where it is not a plain queue.
+        """Return the outcome for missing entries of a queue, from the message at ``place`` on.
+        ``end``: the queue offset after its last message, if it is not a plain queue.
         """
         unflushed = self.unflushed if place is not None and self.is_unflushed(place) else ""
         if self.at_start is None:
@@ -119,7 +121,7 @@ class Context:
         return right._replace(unflushed=unflushed)
 
     def is_unflushed(self, place: int) -> bool:
-        """Return whether the entry of the message at ``place`` may rightly be in no file yet."""
+        """Return whether the entry of the message at ``place`` may legally be in no file yet."""
         return self._flushed_to is not None and place >= self._flushed_to
 
     @property
@@ -129,12 +131,12 @@ class Context:
 
     @cached_property
     def _flushed_to(self) -> int | None:
-        """Return the physical offset up to which a broker has written all entries to RocksDB; None
-        where nothing is missing rightly: in files, and after a clean end.
+        """Return the physical offset up to which a broker has written all entries to RocksDB. None
+        if no entry may be missing: with queues in files, and after a clean end.
 
-        Entries go into RocksDB without a write-ahead log and in the order of the log, and both
-        column families are flushed together. So the checkpoint on the disk says which entries are
-        there, and later ones are only in the memory of the broker (rocksdb.md §4).
+        Entries go into RocksDB without a write-ahead log and in log order, and both column families
+        are flushed together. So the checkpoint on the disk shows which entries are there, and later
+        ones are only in the memory of the broker (rocksdb.md §4).
         """
         store = self.store
         if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):
@@ -145,13 +147,13 @@ class Context:
         return database.checkpoint
 
     def keys_put_right(self, place: int | None) -> PutRight:
-        """Of index entries that are missing, from the message at ``place`` on."""
+        """Return the outcome for missing index entries, from the message at ``place`` on."""
         return PutRight() if self.at_start is None else self.at_start.keys(place)
 
     @cached_property
     def rowless(self) -> set[int]:
-        """Return physical offsets of messages without their own row where the queue has no more
-        rows.
+        """Return physical offsets of messages without an entry of their own if the queue has no
+        more entries.
         """
         return {claim.physical_offset for (topic, _), tally in self.result.queues.items()
                 if not topic.startswith(props.LMQ_PREFIX)
@@ -159,12 +161,12 @@ class Context:
 
     @cached_property
     def default_delays(self) -> bool:
-        """Return whether any delayed message was due as the default table of delays has it."""
+        """Return whether any delayed message is due by the default delay table."""
         return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
                    if topic == props.SCHEDULE_TOPIC)
 
     def was_read(self, physical: int) -> bool:
-        """Return whether this run looked at that part of the log."""
+        """Return whether this run has read that part of the log."""
         return self.looked_at is None or any(
             start <= physical < end for start, end in self.looked_at)
 
@@ -174,8 +176,8 @@ class Context:
 
 
 class BadRecord(NamedTuple):
-    """A whole record whose bytes do not match a checksum. ``field`` is ``body`` or properties.
-    ``why``: what is wrong with properties that no checksum covers; "" where one does.
+    """An intact record whose bytes do not match a checksum. ``field`` is ``body`` or
+    ``properties``. ``why``: the fault of properties that no checksum covers; "" if one does.
     """
 
     offset: int
@@ -186,17 +188,18 @@ class BadRecord(NamedTuple):
     field: str
     why: str = ""
     is_body: bool = False
-    """True if it has a body, and that does not match its CRC."""
+    """True if it has a body that does not match its CRC."""
     rowed: bool = True
-    """True if messages like it have an entry in their queue."""
+    """True if messages of its kind have an entry in their queue."""
 
 
 @dataclass(slots=True)
 class PassFacts:
-    """Notes of a pass for a prediction (`rmqctl.checks.preflight.from_pass`), so that it need not
-    read the log again. ``intact_end``: after the last intact message; ``blanks``: where files are
-    closed; ``odd_numbers``: records with a number that a broker cannot read; ``first_v2``: the
-    first of version 2. ``complete``: whether all of it is kept, and no message has further entries.
+    """Notes of a pass for a prediction (`rmqctl.checks.preflight.from_pass`), which then need not
+    read the log again. ``intact_end``: after the last intact message. ``blanks``: where files are
+    closed. ``odd_numbers``: records with a number that a broker cannot read. ``first_v2``: the
+    first record of version 2. ``complete``: whether everything is kept, and no message has further
+    entries.
     """
 
     intact_end: int = -1
@@ -206,7 +209,7 @@ class PassFacts:
     complete: bool = True
 
     def merge(self, other: PassFacts) -> None:
-        """Take in those of the range after this one."""
+        """Merge the notes of the range after this one."""
         self.intact_end = max(self.intact_end, other.intact_end)
         self.blanks += other.blanks
         self.odd_numbers += other.odd_numbers
@@ -216,7 +219,7 @@ class PassFacts:
 
 @dataclass(slots=True)
 class RangeResult:
-    """Results of one range of the log. Byte counts are of the frames that start in it."""
+    """Results of one range of the log. Byte counts refer to the frames that start in it."""
 
     first: int
     position: int = 0
@@ -241,15 +244,15 @@ class RangeResult:
     keys: KeyTally = field(default_factory=KeyTally)
     headers: Headers = field(default_factory=Headers)
     fillers: dict[str, int] = field(default_factory=dict)
-    """Counts by topic."""
+    """Number of fillers by topic."""
     first_filler: int | None = None
     kept_damaged: int = 0
     """Messages that a repair kept with damaged bodies."""
     first_kept: int | None = None
     profile: LogProfile | None = None
-    """Set if one was requested."""
+    """Set if a profile was requested."""
     entries: EntryTally | None = None
-    """Of a DLedger log."""
+    """Set for a DLedger log."""
     passed: PassFacts = field(default_factory=PassFacts)
 
     def keep_bad(self, record: BadRecord) -> None:
@@ -260,7 +263,7 @@ class RangeResult:
             self.unlisted += 1
 
     def merge(self, other: RangeResult) -> None:
-        """Take in the result of the range after this one."""
+        """Merge the result of the range after this one."""
         # How far it came, and the sums.
         if self.entries is not None and other.entries is not None:
             self.entries.merge(other.entries, adjacent=self.position == other.first)
@@ -312,8 +315,8 @@ class ComparedStructures:
 
 
 def known_topics(store: Store) -> frozenset[str] | None:
-    """Return the topics that are configured; None where that cannot be read, so nothing can be
-    said, and where a broker does not keep those that it made by itself (rocksdb.md §7, v2).
+    """Return the configured topics. None if they cannot be read, or if a broker does not store the
+    topics that it creates by itself (rocksdb.md §7, v2).
     """
     if store.layout.config == "rocksdb-v2":
         return None
@@ -322,7 +325,7 @@ def known_topics(store: Store) -> frozenset[str] | None:
 
 
 def deleted(topic: str, configured: frozenset[str] | None) -> bool:
-    """Return whether a topic is missing in a configuration that is there. Brokers keep their
-    own.
+    """Return whether a topic is missing in an existing configuration. Brokers keep their own
+    topics.
     """
     return configured is not None and topic not in configured and not topic.startswith(_SYSTEM)

@@ -15,16 +15,16 @@ from rmqctl.store.store import Store
 
 _IDENTITIES = (IDENTITY, f"{IDENTITY}-temp")
 _LOOKED_AT = 100
-"""Of so many epochs, the last ones, the beginnings are looked up in the log."""
+"""Number of last epochs whose starts are looked up in the log."""
 
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Yield the epoch file and the broker's identity.
+    """Yield the findings for the epoch file and the broker's identity.
 
-    ``log_end`` is the physical offset after the log's last record; None: the log was not read, and
-    the epochs are not compared with it. ``in_damage`` says whether a physical offset is in a
-    damaged part.
+    ``log_end``: the physical offset after the log's last record; None: the log was not read, and
+    the epochs are not compared with it. ``in_damage``: whether a physical offset is in a damaged
+    part.
     """
     yield from _epochs(store, log_end, store.lock.held if live is None else live,
                        in_damage or nowhere)
@@ -64,7 +64,7 @@ def _epochs(store: Store, log_end: int | None, live: bool,
 
 def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | None, live: bool,
              in_damage: Callable[[int], bool]) -> Iterator[Finding]:
-    """Yield contradictions among the entries, and between them and the log."""
+    """Yield contradictions between the epochs, and between them and the log."""
     number = disorder(epochs)
     if number is not None:
         before, epoch = epochs[number - 1], epochs[number]

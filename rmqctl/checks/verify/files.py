@@ -1,7 +1,7 @@
-"""Names, sizes and gaps of every file sequence of a store (spec: commitlog.md §1,
-consumequeue.md §1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2, recovery.md §2).
+"""Names, sizes and gaps of every file sequence of a store (spec: commitlog.md §1, consumequeue.md
+§1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2, recovery.md §2).
 
-Legal and so no finding: any file size, expired heads, preallocated files, queue folders that
+Legal, so not a finding: any file size, expired first files, preallocated files, queue folders that
 come and go, RocksDB files beside the topics, working folders of a compaction.
 """
 
@@ -25,18 +25,19 @@ from rmqctl.store.store import Store
 
 WORKING = ("compacting", "replicating")
 _MAX_VOTERS = 1000
-"""Queues whose files say what the file size is: enough to outvote any damage."""
+"""Maximum number of queues whose files show the file size: enough to outvote any damage."""
 _LOG_FIX = "rmqctl recover STORE --strategy salvage"
 _CQ_FIX = "rmqctl recover STORE --only consumequeue"
 _INDEX_FIX = "rmqctl recover STORE --only index"
 MAX_SIZE = (1 << 31) - 1
-"""No broker maps a larger file: sizes are Java integers."""
+"""Maximum size of a file that a broker maps: sizes are Java integers."""
 _MAX_CANDIDATES = 20
-"""Different lengths and distances that are weighed: a folder may hold anything."""
+"""Maximum number of distinct sizes and distances that are compared: a folder may contain anything.
+"""
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Yield all file sequences of a store."""
+    """Yield the findings for all file sequences of a store."""
     yield from bounded(_all(store), by_folder=True)
 
 
@@ -53,7 +54,7 @@ def _all(store: Store) -> Iterator[Finding]:
 
 
 def _nested(store: Store) -> str:
-    """Return the severity of a folder among the files: 5.1+ passes it over (recovery.md §2)."""
+    """Return the severity of a folder among the files; 5.1+ skips it (recovery.md §2)."""
     return INFO if store.generation == 4 else ""
 
 
@@ -95,7 +96,9 @@ def _commitlog(store: Store) -> Iterator[Finding]:
 
 
 def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Finding]:
-    """Files none of which has a possible length: nothing says how long they should be."""
+    """Yield findings for files none of which has a possible size, so that the right size is
+    unknown.
+    """
     for file in files:
         if file.size:
             yield sequence.finding("file-size",
@@ -111,7 +114,9 @@ def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Findin
 
 def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str | None,
             row_size: int | None = None, part: str | None = None) -> Iterator[Finding]:
-    """Yield the queues of one structure. All of them have one file size, so all have a vote."""
+    """Yield the findings for the queues of one structure, whose common file size all of them vote
+    for.
+    """
     top = store.path(structure, part) if part else store.path(structure)
     if not vfs.lexists(top):
         return
@@ -155,7 +160,7 @@ def _voters(store: Store, top: str) -> Iterator[list[StoreFile]]:
 
 
 def _queue_id(name: str) -> int | None:
-    """Return the queue id of a folder's name as a broker reads it (``Integer.parseInt``)."""
+    """Return the queue id in a folder's name as a broker reads it (``Integer.parseInt``)."""
     try:
         return java_int(name) if name.isascii() else None
     except ValueError:
@@ -164,8 +169,8 @@ def _queue_id(name: str) -> int | None:
 
 def _queue_name(sequence: FileSequence, path: str, name: str,
                 queue: int | None) -> Iterator[Finding]:
-    """Yield a finding for a folder that is not a queue to a broker, which skips it (consumequeue.md
-    §1).
+    """Yield a finding for a folder that a broker does not take for a queue and skips
+    (consumequeue.md §1).
     """
     if queue is None:
         yield sequence.finding("file-name", "the name is not a queue id: a broker skips the folder",
@@ -265,7 +270,7 @@ def _index_size(store: Store) -> int | None:
 
 
 def _can_be_index(size: int) -> bool:
-    """Return whether a header, some slots and some entries can make this length."""
+    """Return whether a file of this size can have a header, some slots and some entries."""
     parts = size - index_file.HEADER.size
     return parts >= index_file.SLOT.size + index_file.ENTRY.size and (
         parts % index_file.SLOT.size == 0)
@@ -280,7 +285,7 @@ class FileSequence:
     queue_id: int | None = None
     fix: str | None = None
     row_size: int | None = None
-    """Bytes of a row, where a place in the stream is a queue offset."""
+    """Bytes of a row if a place in the stream is a queue offset."""
 
     def finding(self, category: str, detail: str, path: str, *, base: int = 0,
                 position: int | None = None, length: int | None = None, count: int = 1,
@@ -300,7 +305,7 @@ class FileSequence:
 
 @dataclass(slots=True)
 class Votes:
-    """Collects what files say about the size all files of their structure have."""
+    """Collects evidence of the common size of the files of a structure."""
 
     unit: int = 1
     lengths: Counter[int] = field(default_factory=Counter)
@@ -312,7 +317,8 @@ class Votes:
         self.steps.update(b.base - a.base for a, b in pairwise(usable) if b.base > a.base)
 
     def size(self) -> int | None:
-        """Return the size which most lengths and distances of names agree on; None without files.
+        """Return the size that most file sizes and distances between names agree on; None without
+        files.
 
         A missing file makes a distance a multiple of the size, never a part of it.
         """
@@ -327,7 +333,7 @@ class Votes:
                     if 0 < size <= MAX_SIZE and size % self.unit == 0), key=weight, default=None)
 
     def sure(self, size: int) -> bool:
-        """Return whether more than one length or distance says so."""
+        """Return whether more than one size or distance shows this size."""
         return self.lengths[size] + self.steps[size] > 1
 
 
@@ -335,7 +341,7 @@ def strange(sequence: FileSequence, folder: str, entries: Listing, *, allowed: t
             nested: str = INFO) -> Iterator[Finding]:
     """Yield findings for other content in the folder of a sequence.
 
-    ``allowed`` names sub-folders that belong there; ``nested`` is the severity of any other one (""
+    ``allowed``: names of sub-folders that belong there. ``nested``: the severity of any other (""
     for none: 5.1+ skips them).
     """
     for trouble in entries.troubles:
@@ -360,7 +366,9 @@ def _in_sequence(name: str) -> bool:
 
 
 def occupied(entries: Listing) -> list[int]:
-    """Return the offsets of names that are taken by something unreadable: not missing, at least."""
+    """Return the offsets of file names that something unreadable has, which are not missing
+    files.
+    """
     taken = [os.path.basename(trouble.path) for trouble in entries.troubles] + entries.folders
     return sorted(base for base in map(names.parse_offset, taken) if base is not None)
 
@@ -368,10 +376,11 @@ def occupied(entries: Listing) -> list[int]:
 def check_sequence(sequence: FileSequence, files: list[StoreFile], size: int, *, unit: int = 1,
                    taken: Iterable[int] = (), gaps: bool = True,
                    aligned: bool = True) -> Iterator[Finding]:
-    """Lengths, names and gaps of one sequence, sorted by name; ``size`` is what all should have.
+    """Yield findings on sizes, names and gaps of one sequence, sorted by name; ``size`` is the
+    right size.
 
-    ``taken``: offsets whose file is there but unreadable. ``gaps``: whether one is damage.
-    ``aligned``: whether ``size`` is sure enough to hold it against names.
+    ``taken``: offsets whose file exists but is unreadable. ``gaps``: whether a gap is damage.
+    ``aligned``: whether ``size`` is certain enough to check names against it.
     """
     usable: list[StoreFile] = []
     for number, file in enumerate(files):
@@ -415,7 +424,7 @@ def _length(sequence: FileSequence, file: StoreFile, size: int, unit: int,
 
 def _missing(sequence: FileSequence, before: StoreFile, end: int, size: int,
              taken: Iterable[int]) -> Iterator[Finding]:
-    """Yield files missing between ``before`` and the one at ``end``: one finding per stretch."""
+    """Yield files missing between ``before`` and the one at ``end``: one finding per run."""
     start = max(before.base + size, before.end)
     for stop in [*(base for base in taken if start <= base < end), end]:
         if stop > start:

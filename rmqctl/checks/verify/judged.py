@@ -13,7 +13,7 @@ from rmqctl.errors import RmqctlError
 
 @dataclass(frozen=True, slots=True)
 class JudgedStore:
-    """The verdict on a store, or why it could not be made."""
+    """The verdict on a store, or the error that prevented it."""
 
     root: str
     verdict: VerifyResult[Coverage] | None
@@ -25,7 +25,7 @@ class JudgedStore:
             {"store": self.root, **finding.as_dict()} for finding in self.verdict.findings]
 
     def summary(self) -> dict[str, Any]:
-        """Return all of the verdict but its findings."""
+        """Return the verdict without its findings."""
         if self.verdict is None:
             return {"store": self.root, "ok": False, "error": str(self.error)}
         return {"store": self.root, **{name: value for name, value in self.verdict.as_dict().items()
@@ -33,7 +33,7 @@ class JudgedStore:
 
 
 def document(judged: Sequence[JudgedStore]) -> dict[str, Any]:
-    """As that of ``verify``, over all stores, and what each of them came to."""
+    """Return the document of ``verify`` over all stores, with a summary of each."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     coverage: dict[str, int] = {}
     checked: dict[str, None] = {}

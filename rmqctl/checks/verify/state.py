@@ -1,8 +1,8 @@
 """State file with the place where the last verify run of a store stopped, so that the next run can
 continue there.
 
-Kept outside the store (verify is read-only): in a file the user names, or below the user's state
-folder.
+It is kept outside the store (verify is read-only): in a file that the user names, or below the
+user's state folder.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ def default_path(root: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VerifiedEnd:
-    """Up to where all was well: physical ``position``, a frame border.
+    """The end of the verified part: physical ``position``, a frame border.
 
-    ``anchor`` and ``anchor_end`` are the last record before it: as long as it is there, the log has
-    only grown since.
+    ``anchor`` and ``anchor_end`` are the last record before it: while it is there, the log has only
+    grown since.
     """
 
     position: int
@@ -43,7 +43,7 @@ class VerifiedEnd:
     anchor_end: int | None = None
 
     def holds(self, store: Store) -> bool:
-        """Return whether the store still is the one this place was taken in."""
+        """Return whether this is still the store in which the place was taken."""
         if not store.log.min_offset <= self.position <= store.log.end:
             return False
         if self.anchor is None or self.anchor < store.log.min_offset:
@@ -54,10 +54,10 @@ class VerifiedEnd:
 
 def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
                last_record: tuple[int, int] | None) -> VerifiedEnd:
-    """Return the place before which nothing has to be checked again: before the first trouble in
+    """Return the place before which nothing has to be checked again: before the first problem in
     the log.
 
-    ``before`` is where this run began; ``last_record`` the last one it saw, with its end.
+    ``before``: where this run began. ``last_record``: start and end of the last record it read.
     """
     if ok:
         if last_record is None and before is not None:
@@ -73,7 +73,7 @@ def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: b
 
 
 def load(path: str, root: str) -> VerifiedEnd | None:
-    """Return what the last run of this store left; None when nothing (usable) is known."""
+    """Return the place saved by the last run of this store; None without a usable one."""
     try:
         with open(path, encoding="utf-8") as file:
             saved = json.load(file)
@@ -87,7 +87,9 @@ def load(path: str, root: str) -> VerifiedEnd | None:
 
 
 def save(path: str, root: str, place: VerifiedEnd) -> None:
-    """Remember a place: the file is the old one or the new one, whatever happens. StoreIOError."""
+    """Save a place: the file is the old one or the new one, even after a crash.
+    Raises: StoreIOError.
+    """
     text = json.dumps({"store": vfs.realpath(root), **asdict(place)})
     try:
         os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)

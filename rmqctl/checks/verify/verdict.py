@@ -1,4 +1,4 @@
-"""Result of a run of verify, as a plain value that can be passed between processes."""
+"""Result of a verify run, as a plain value that can be passed between processes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ KNOWN = "known"
 IsKnown = Callable[[Finding], bool]
 DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-damaged",
                     "physical-offset", "zero-gap", "torn-tail"})
-"""Findings about bytes of the log which were messages."""
+"""Findings about bytes of the log that were messages."""
 
 
 class Covering(Protocol):
@@ -48,15 +48,14 @@ C = TypeVar("C", bound=Covering)
 class VerifyResult(Generic[C]):
     """``findings`` are the first ones, ``counts`` all of them by (category, severity).
 
-    Findings that are known already (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` has
-    them with the severity `KNOWN`.
+    Findings in the baseline (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` has them
+    with the severity `KNOWN`.
 
-    ``pieces``: how many pieces of the log were looked at, None for all of it. ``tier``: coverage of
-    a tier in the store, by name; None if none was checked. ``not_judged``: requested structures in
-    a form that rmqctl does not read, with the reason. ``damaged_from``, ``damaged_to``: store times
-    (ms) of the messages before and after all damage in the log; None without any. ``already_lost``:
-    messages that the store has lost (`rmqctl.checks.losses`), None where only a part of it was
-    looked at.
+    ``pieces``: how many pieces of the log were read, None for all of it. ``tier``: coverage of a
+    tier in the store, by name; None if none was checked. ``not_judged``: requested structures in an
+    unsupported form, with the reason. ``damaged_from``, ``damaged_to``: store times (ms) of the
+    messages before and after all damage in the log; None without damage. ``already_lost``: messages
+    that the store has lost (`rmqctl.checks.losses`), None if only a part of it was read.
     """
 
     root: str
@@ -83,20 +82,20 @@ class VerifyResult(Generic[C]):
 
     @property
     def troubles(self) -> int:
-        """Return findings that are new and more than information."""
+        """Return the number of findings that are new and more than information."""
         return sum(count for (_, severity), count in self.counts.items()
                    if severity not in (INFO, KNOWN))
 
     def fails(self, severity: str) -> bool:
-        """Return whether there is anything new as bad as this or worse (``error``, ``warning``)."""
+        """Return whether there is a new finding of this severity or worse (``error``,
+        ``warning``).
+        """
         least = (ERROR,) if severity == ERROR else (ERROR, WARNING)
         return any(self.counts[key] for key in self.counts if key[1] in least)
 
     @property
     def next(self) -> str | None:
-        """Return the one command to go on with, the one that only looks first; None where all is
-        well.
-        """
+        """Return the next command, one that only reads if possible; None if all is well."""
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
         if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ",
@@ -106,10 +105,10 @@ class VerifyResult(Generic[C]):
 
     @property
     def impact(self) -> dict[str, Any] | None:
-        """Return what the findings affect, as other commands' `rmqctl.checks.impact.Impact`; also
-        ``rows`` that point to no message, and ``bytes`` of the log that are damaged. ``messages``
-        have no row in their queue, or are damaged records; ``topics`` say in how many places each
-        is concerned. None for nothing.
+        """Return the effect of the findings in the form of `rmqctl.checks.impact.Impact`; None
+        without an effect. Also ``rows``, which point to no message, and damaged ``bytes`` of the
+        log. ``messages``: messages without an entry in their queue, and damaged records.
+        ``topics``: number of affected places of each.
         """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
@@ -130,8 +129,8 @@ class VerifyResult(Generic[C]):
 
     @property
     def concerned(self) -> Phrase | None:
-        """Return one line on what the findings affect: messages and rows, of which topics and
-        times; None for none.
+        """Return one line on the effect of the findings: messages and entries, by topic and time;
+        None without an effect.
         """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
@@ -182,7 +181,7 @@ class VerifyResult(Generic[C]):
                       Phrase("at least {what}", what=what))
 
     def _between(self) -> Phrase | None:
-        """Return where the damage is in time, by the messages before and after it; None if
+        """Return the time range of the damage, by the messages before and after it; None if
         unknown.
         """
         before, after = self.damaged_from, self.damaged_to
@@ -196,16 +195,14 @@ class VerifyResult(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Return the findings on rows that point nowhere, which are only information if the log is
-        damaged.
+        """Return the findings on entries that point to no message, which are only informational if
+        the log is damaged.
         """
         return [finding for finding in self.findings
                 if finding.is_trouble or finding.category == "cq-lost"]
 
     def require_judged(self) -> None:
-        """Raise UnsupportedError, with one sentence, if nothing was wrong but not all was
-        judged.
-        """
+        """Raise UnsupportedError if nothing was wrong but not everything was checked."""
         if self.ok and self.not_judged:
             reason = next(iter(self.not_judged.values()))
             raise UnsupportedError(f"{self.root}: not checked: {', '.join(self.not_judged)}; "
@@ -235,15 +232,15 @@ class VerifyResult(Generic[C]):
 
 
 def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
-    """Return how many messages or rows the findings of these categories are about."""
+    """Return how many messages or entries the findings of these categories are about."""
     return sum(finding.count for finding in findings if finding.category in categories)
 
 
 def first_findings(findings: Iterable[Finding], most: int,
                    is_known: IsKnown | None = None) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
-    """Return (the first ``most`` findings, the number of all by category and severity); the known
-    ones are only counted.
+    """Return (the first ``most`` findings, the number of all by category and severity). Known ones
+    are only counted.
     """
     first: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
@@ -258,14 +255,14 @@ def first_findings(findings: Iterable[Finding], most: int,
 
 
 def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
-    """Return whether all that was found is known, or mere information."""
+    """Return whether all findings are known or informational."""
     return all(severity in (INFO, KNOWN) for _, severity in counts)
 
 
 def verdict(run: Verification, most: int,
             is_known: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Run a verification to its end and keep the first ``most`` findings; with ``known`` it is ok
-    when it finds nothing new.
+    """Run a verification to its end and keep the first ``most`` findings. With ``is_known`` the
+    result is ok if all problems are known.
     """
     damage: list[int] = []
 
@@ -292,8 +289,8 @@ def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | 
 
 
 def around(store: Store, start: int, end: int) -> tuple[Record | None, Record | None]:
-    """Return the messages just before and after physical offsets [start, end); None without any, or
-    damage.
+    """Return the messages just before and after physical offsets [start, end); None without one, or
+    if it is damaged.
     """
     try:
         before = containing(store, start - 1)

@@ -1,7 +1,7 @@
 """verify: everything of a store that can be checked, as a stream of findings.
 
-The log pass looks at every byte of the log once and compares it with consume queues and index on
-the way; what is left over is explained afterwards. Small structures have their own checks.
+The log pass reads every byte of the log once and compares it with consume queues and index on the
+way; left-over entries are explained afterwards. Small structures have their own checks.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "config", "tim
 _OVER_LOG = ("commitlog", "consumequeue", "index", "checkpoint", "timer")
 """Structures that are compared with the log."""
 _WITHOUT_LOG = frozenset({"config", "store"})
-"""Structures that can be judged without reading the log."""
+"""Structures that can be checked without reading the log."""
 _BEYOND = frozenset({"cq-ahead", "log-cut", "index-ahead", "checkpoint-ahead"})
-"""Categories of what is left beyond the end of a log that a repair truncated as a broker does."""
+"""Categories of what remains beyond the end of a log that a repair truncated as a broker does."""
 _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
               "consumequeue_ext": "consumequeue", "batchconsumequeue": "consumequeue",
               "index": "index", "timer": "timer", "compaction": "compaction"}
@@ -58,12 +58,12 @@ _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
 class VerifyOptions:
     """``only``: structures to check (None: all). ``jobs``: threads for the log pass.
 
-    ``ranges``: the number of pieces the log is cut into for them (None: as fits). ``sample``: check
-    that share (0…1) of the log, in pieces picked by ``seed``; ``since``: from this physical offset
-    on, ``part``: these physical offsets ``[start, end)`` only; either start must be a frame border.
-    In all three cases rows and entries are only compared with what was read. ``profile``: also what
-    the log holds, by time and place. ``release``: of the broker that the store is judged for (None:
-    of the broker that wrote it).
+    ``ranges``: the number of pieces that the log is cut into for them (None: automatic).
+    ``sample``: check that share (0…1) of the log, in pieces chosen by ``seed``; ``since``: from
+    this physical offset on; ``part``: only these physical offsets ``[start, end)``; either start
+    must be a frame border. In all three cases entries are only compared with the part that was
+    read. ``profile``: also profile the log by time and place. ``release``: release of the assumed
+    broker (None: of the broker that wrote the store).
     """
 
     only: frozenset[str] | None = None
@@ -83,12 +83,12 @@ class VerifyOptions:
 
 @dataclass(slots=True)
 class Coverage:
-    """Bytes of the commitlog by what they are; the first four add up to ``bytes_total``.
+    """Bytes of the commitlog by kind; the first four add up to ``bytes_total``.
 
-    ``messages_undecided``: intact records that may be messages or part of a body, stale ones too.
+    ``messages_undecided``: intact records that may be messages or part of a body, and stale ones.
     ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
     ``messages_lost_in_repairs``: messages and undecided records that repairs dropped;
-    ``discarded``: how many of them were undecided, and still are.
+    ``discarded``: the undecided ones among them.
     """
 
     bytes_total: int = 0
@@ -106,7 +106,7 @@ class Coverage:
     discarded: int = 0
 
     def as_dict(self) -> dict[str, int]:
-        """Return the JSON object: what a repair discarded is among ``messages_undecided``."""
+        """Return the JSON object; ``messages_undecided`` includes what a repair discarded."""
         values: dict[str, int] = {name: getattr(self, name) for name in self.__slots__}
         values["messages_undecided"] += values.pop("discarded")
         return values
@@ -114,9 +114,9 @@ class Coverage:
 
 @dataclass(slots=True)
 class Verification:
-    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete.
+    """One run. ``coverage`` and ``checked`` are complete once `findings` was iterated to its end.
 
-    ``progress`` is told bytes of the log, ``phase`` the name of what follows that pass.
+    ``progress`` receives bytes of the log, ``phase`` the name of each step after that pass.
     """
 
     store: Store
@@ -143,11 +143,11 @@ class Verification:
 
     @property
     def settled(self) -> bool:
-        """Return whether all is well now, without a start of a broker that repairs it."""
+        """Return whether all is well now, without a repair by the start of a broker."""
         return self.ok and not self._at_start.relied_on
 
     def _parts(self) -> list[ranges.VerifyRange] | None:
-        """Return the ranges of the log to look at; None for all of it."""
+        """Return the ranges of the log to read; None for all of it."""
         options, log = self.options, self.store.log
         if options.part is not None:
             return [ranges.VerifyRange(*options.part, False)]
@@ -175,7 +175,9 @@ class Verification:
             yield with_advice if mends else with_advice.with_next(None)
 
     def _judged(self) -> Iterator[Finding]:
-        """With one of each category for an index file that goes at the next start."""
+        """Yield all findings, but only one of each category for an index file that the next start
+        discards.
+        """
         for structure, some in groupby(self._all(), key=attrgetter("structure")):
             if structure != "index" or self.store.lock.held:
                 yield from some
@@ -258,7 +260,7 @@ class Verification:
             structure == "config" or structure not in self.not_judged)
 
     def _layout(self) -> Iterator[Finding]:
-        """Yield what is not judged, and which of two forms counts."""
+        """Yield structures that are not checked, and which of two forms counts."""
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.not_judged.items():
             by_reason.setdefault(reason, []).append(name)
@@ -310,7 +312,9 @@ class Verification:
                        at_start=None if live else self._at_start)
 
     def _end_of(self, result: RangeResult) -> int:
-        """After the last record; after its file's blank if the next file is there already."""
+        """Return the offset after the last record, or after its file's blank if the next file
+        already exists.
+        """
         end = result.last_record_end
         if end is None:
             return max(self.options.since or 0, self.store.log.min_offset)
@@ -354,7 +358,7 @@ class Verification:
                 yield from index_findings(context)
 
     def _entries(self, context: Context) -> Iterator[Finding]:
-        """Yield what is wrong with the entries of a DLedger log."""
+        """Yield the faults of the entries of a DLedger log."""
         if context.result.entries is not None:
             from rmqctl.checks.verify.log.entries import entry_findings
 
@@ -379,7 +383,7 @@ class Verification:
 
 
 def _left(store: Store, cut: CutOff) -> Finding:
-    """Return the finding for what a repair truncated and left in its file."""
+    """Return the finding for bytes that a repair truncated and left in their file."""
     file = store.log.file_of(cut.end)
     count = sum(int(batch.crc_ok().sum()) for batch in store.log.walk(cut.end, cut.used))
     return Finding(
@@ -391,9 +395,7 @@ def _left(store: Store, cut: CutOff) -> Finding:
 
 
 def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
-    """Return the finding for a queue that cannot be read, with the file if it does not even
-    open.
-    """
+    """Return the finding for an unreadable queue, with the file if it does not even open."""
     path = queue.folder
     for file in queue.files:
         try:
@@ -406,7 +408,9 @@ def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
 
 
 def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
-    """Return structures of ``--only`` that cannot be judged in the layout of the store, and why."""
+    """Return structures of ``--only`` that cannot be checked in the layout of the store, with the
+    reason.
+    """
     unread = dict(store.layout.unread)
     if "commitlog" in unread:
         unread |= {name: unread["commitlog"] for name in STRUCTURES if name not in _WITHOUT_LOG}
@@ -417,7 +421,9 @@ def _not_judged(store: Store, wants: Callable[[str], bool]) -> dict[str, str]:
 def small_checks(store: Store, context: Context | None, log_end: int,
                  wants: Callable[[str], bool], live: bool,
                  release: str | None = None) -> Iterator[Finding]:
-    """In the order of the structures. ``context``: None if the log was not read."""
+    """Return the checks in the order of the structures. ``context``: None if the log was not
+    read.
+    """
     for finding in files.check(store):
         if wants(_SEQUENCES.get(finding.structure, "store")):
             yield finding

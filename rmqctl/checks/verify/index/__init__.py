@@ -1,1 +1,1 @@
-"""The index against the keys of the log, and each index file by itself."""
+"""The index compared with the keys of the log, and each index file by itself."""

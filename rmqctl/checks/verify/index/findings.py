@@ -1,9 +1,8 @@
-"""Findings about the index: entries against the log's keys, and each file's own structure.
+"""Findings about the index: entries compared with the log's keys, and each file's own structure.
 
-A file of n entries is sound when each entry is reached exactly once: every slot and every link
-leads to an older entry of the same slot, no two lead to the same one, and together they are n.
-That is checked by column, without following a chain, so a cycle cannot hang it (spec: index.md
-§2-§6).
+A file of n entries is sound if each entry is reached exactly once: every slot and every link points
+to an older entry of the same slot, no two point to the same one, and together they are n. That is
+checked by column, without following a chain, so a cycle cannot hang it (spec: index.md §2-§6).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ from rmqctl.store.store import Store
 MAX_SINGLE = 1000
 _PAGE = 1 << 16
 MAX_SINGLE_IN_FILE = 100
-"""Broken links or slots of one kind that a file's findings name one by one."""
+"""Broken links or slots of one kind in a file that are reported singly."""
 
 
 def index_findings(context: Context) -> Iterator[Finding]:
@@ -92,7 +91,7 @@ def _extra(context: Context) -> Iterator[Finding]:
 
 def _belongs(context: Context, physical: int, key_hash: int) -> bool:
     """Return whether an entry is legitimate: a restart may index the message at the border again
-    (index.md §5), and one that was kept damaged may have lost the key.
+    (index.md §5), and a message kept damaged may have lost the key.
     """
     record = context.store.log.record_at(physical)
     if record is None or is_kept_damaged(record):
@@ -146,7 +145,7 @@ def _missing(context: Context) -> Iterator[Finding]:
 
 def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,
           severity: str = "", more: int = 0) -> Finding:
-    """Return a finding for keys that have no entry: the file is the one they should be in, or
+    """Return a finding for keys without an entry; the file is the one they should be in, or
     before.
     """
     first = min((physical for physical, _ in pairs), default=0)
@@ -162,7 +161,7 @@ def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: s
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Yield all index files of a store."""
+    """Yield the findings for all index files of a store."""
     counting = _Counting(store)
     for file in store.index_listing.files:
         try:
@@ -203,7 +202,7 @@ def _file(store: Store, index: IndexFile, counting: _Counting) -> Iterator[Findi
 
 
 def _ends(store: Store, index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Yield the header's first and last place and time against the entries and their messages."""
+    """Check the header's first and last place and time against the entries and their messages."""
     header = index.header
     if not entries:
         return
@@ -233,7 +232,7 @@ def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding
 
 
 def read_slots(source: FileSource, shape: Shape) -> Array:
-    """Return all slots (int32): 4 bytes each, 20 MB in a file of default size."""
+    """Return all slots (int32), 4 bytes each: 20 MB in a file of default size."""
     out: Array = np.zeros(shape.slots, np.int32)
     for start in range(0, shape.slots, _PAGE):
         data = source.read(shape.slot_position(start), min(_PAGE, shape.slots - start) * SLOT.size)
@@ -243,7 +242,7 @@ def read_slots(source: FileSource, shape: Shape) -> Array:
 
 
 class _Reached:
-    """Entries that some slot or link points to: a byte each, and those met a second time."""
+    """Entries that a slot or link points to: a byte each, and a list of those reached twice."""
 
     def __init__(self, entries: int) -> None:
         self.seen: Array = np.zeros(entries + 1, np.uint8)
@@ -256,8 +255,8 @@ class _Reached:
 
 
 def _sound(index: IndexFile, entries: int) -> int | None:
-    """Return the number of used slots if each entry is led to by exactly one slot or newer entry of
-    its slot, by the kernel; None if not, or without the kernel.
+    """Return the number of used slots if exactly one slot or newer entry of its slot points to each
+    entry, by the kernel; else None, also without the kernel.
     """
     kernel = active()
     shape, source = index.shape, index.source
@@ -346,8 +345,8 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
 
 
 class _Counting:
-    """The counts of used slots in the files of a store, oldest first: brokers since 4.7.1 count
-    used slots, older ones every put; a file that an upgrade fell into has seen both.
+    """The counts of used slots in the files of a store, oldest first. Brokers since 4.7.1 count
+    used slots, older ones every put; a file written during an upgrade has both.
     """
 
     def __init__(self, store: Store) -> None:
@@ -367,7 +366,7 @@ class _Counting:
         self._since |= counted == used < entries
 
     def _is_newer(self, index: IndexFile) -> bool:
-        """Return whether a broker since 4.9.1 put the first entry: such write no separator at the
+        """Return whether a broker since 4.9.1 put the first entry: these write no separator at the
         end.
         """
         entry = index.entry(1)
@@ -419,7 +418,9 @@ def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Yield entries after the counted ones: the header's count is behind, or stale bytes."""
+    """Yield entries after the counted ones: the header's count is too small, or they are stale
+    bytes.
+    """
     position = index.shape.entry_position(entries + 1)
     if index.source.next_data(position) >= index.source.size:
         return

@@ -1,8 +1,8 @@
-"""Keys of the log against entries of the index, by column and in both directions.
+"""Keys of the log compared with entries of the index, by column and in both directions.
 
-A broker indexes messages in log order, so the entries of all index files, one file after the
-other, are the log's keys in order. They are compared block by block; what does not pair up at
-once is kept aside and paired at the end.
+A broker indexes messages in log order, so the entries of all index files, one file after the other,
+are the log's keys in order. They are compared block by block; entries without a partner are kept
+aside and paired at the end.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmqctl.store.index.entries import Entries, EntryPlace, OpenedFile
 
 MAX_LISTED = 200_000
 _MARGIN = 4096
-"""Entries behind those of a block that are looked at with it."""
+"""Entries after those of a block that are compared with it."""
 
 
 @dataclass(slots=True)
@@ -47,7 +47,7 @@ class KeyTally:
         self.unlisted_missing += other.unlisted_missing
 
     def settle(self) -> None:
-        """Pair what was left over in one block with what was left over in another."""
+        """Pair the left-over entries of one block with those of another."""
         if not self.extra or not self.missing:
             return
         wanted = Counter(self.missing)
@@ -62,8 +62,8 @@ class KeyTally:
 
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Pair equal (place, hash) of two lists, each once: (for each actual one the number of a wanted
-    one like it, -1 where none is left; numbers of the wanted ones without a partner).
+    """Pair equal (place, hash) of two lists, each once. Return (for each actual one the number of
+    an equal wanted one, -1 if none is left; numbers of the wanted ones without a partner).
     """
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))
@@ -88,7 +88,7 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
 
 
 def _by_place(place: Array, hashes: Array) -> Array:
-    """Return the order by place and hash, of which equal ones stay as they are."""
+    """Return the order by place and hash; equal ones keep their order."""
     low = int(place.min(initial=0))
     if int(place.max(initial=0)) - low < 1 << 31 and int(hashes.min(initial=0)) >= 0:
         # One column that is nearly in order is sorted in a fraction of the time.
@@ -97,9 +97,9 @@ def _by_place(place: Array, hashes: Array) -> Array:
 
 
 class KeyCheck:
-    """Compares the keys of messages, handed in by blocks in log order, with the entries.
+    """Compares the keys of messages, passed by blocks in log order, with the entries.
 
-    It ends at the first entries that cannot be read, which the file check reports.
+    It ends at the first unreadable entries, which the file check reports.
     """
 
     def __init__(self, entries: Entries, start: int) -> None:
@@ -113,7 +113,9 @@ class KeyCheck:
         self.begins = np.array([file.header.begin_timestamp for file in entries.files], np.int64)
 
     def compare(self, physical: Array, key_hash: Array, store_time: Array, end: int) -> None:
-        """Keys in index order (int64 columns) of all messages before physical offset ``end``."""
+        """Add keys in index order (int64 columns) of all messages before physical offset
+        ``end``.
+        """
         try:
             if not self.unreadable:
                 self._compare(physical, key_hash, store_time, end)
@@ -121,7 +123,7 @@ class KeyCheck:
             self.unreadable = True
 
     def passed(self, position: int) -> None:
-        """Note that all keys up to there have their entries."""
+        """Record that all keys up to this physical offset have their entries."""
         self.tally.expected += position - self.position
         self.tally.actual += position - self.position
         self.position = position
@@ -139,8 +141,8 @@ class KeyCheck:
         self._pair(physical, key_hash, store_time, end, entries)
 
     def _times(self, entries: Array, store_time: Array, position: Array) -> None:
-        """Of entries at positions of the sequence against the store times of their messages: whole
-        seconds from their file's begin, cut off (index.md §6).
+        """Compare entries at positions of the sequence with the store times of their messages:
+        whole seconds since the begin time of their file, truncated (index.md §6).
         """
         if not len(entries):
             return
@@ -158,7 +160,7 @@ class KeyCheck:
                                         place))
 
     def _rolled(self, file: int, diff: int) -> bool:
-        """Return whether ``diff`` may be in entry 1: in a rolled file it counts from the end of the
+        """Return whether ``diff`` may be in entry 1. In a rolled file it counts from the end of the
         file before (index.md §7), which may have expired, or of the last one by name.
         """
         if file == 0:
@@ -205,7 +207,7 @@ class KeyCheck:
         self.tally.actual += taken
 
     def finish(self, end: int | None) -> None:
-        """Take the entries left before physical offset ``end`` (None: all) as extra."""
+        """Record the entries left before physical offset ``end`` (None: all) as extra."""
         none = np.zeros(0, np.int64)
         limit = (1 << 63) - 1 if end is None else end
         before = -1

@@ -1,8 +1,8 @@
-"""The entries of a DLedger log: their heads, the chain of their indexes and terms, and the units
-of DLedger's index (spec: dledger.md §2, §3, §7). What is in them is a log's as any other.
+"""The entries of a DLedger log: their headers, the chain of their indexes and terms, and the units
+of DLedger's index (spec: dledger.md §2, §3, §7). The messages in them are checked like any others.
 
-`EntryTally` goes along with the pass over the log and merges as ranges do; `entry_findings` tells
-what it saw, and what checkpoint and index know of more.
+`EntryTally` follows the pass over the log and merges like ranges; `entry_findings` reports its
+faults, and those that checkpoint and index show.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIELDS = ("magic", "size", "pos", "body_length")
 
 
 class EntryFault(NamedTuple):
-    """A fault at an entry: ``category``, its ``pos`` and ``size``, and why."""
+    """A fault at an entry: ``category``, its ``pos`` and ``size``, and the reason."""
 
     category: str
     pos: int
@@ -41,8 +41,8 @@ class EntryFault(NamedTuple):
 
 @dataclass(slots=True)
 class EntryTally:
-    """Entries of a range of the log, in order. ``loose``: bytes that are no entry are after the
-    last one, so that indexes may be missing there.
+    """Entries of a range of the log, in order. ``loose``: after the last one there are bytes that
+    are not an entry, so indexes may be missing there.
     """
 
     first: Link | None = None
@@ -54,7 +54,7 @@ class EntryTally:
     unlisted: int = 0
 
     def add(self, batch: Batch, log: CommitLog, units: UnitReader | None) -> None:
-        """Take the entries of a batch, and the spans after them."""
+        """Add the entries of a batch, and the spans after them."""
         if len(batch):
             self._heads(batch, units)
         for span in batch.spans:
@@ -69,7 +69,7 @@ class EntryTally:
                 self.passed()
 
     def passed(self) -> None:
-        """Bytes that are no entry."""
+        """Record bytes that are not an entry."""
         self.first_loose |= self.first is None
         self.loose = True
 
@@ -131,7 +131,7 @@ class EntryTally:
             self.unlisted += 1
 
     def merge(self, other: EntryTally, adjacent: bool) -> None:
-        """Take in the tally of a range behind; ``adjacent``: nothing lies between."""
+        """Merge the tally of the next range; ``adjacent``: nothing is between."""
         if other.first is not None:
             self.loose |= other.first_loose or not adjacent
             self._follow(other.first)
@@ -146,7 +146,9 @@ class EntryTally:
 
 def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
                    whole: bool) -> Iterator[Finding]:
-    """``log_end``: the physical offset after the last message; ``whole``: it was looked at."""
+    """Yield the findings. ``log_end``: the physical offset after the last message; ``whole``: the
+    end of the log was read.
+    """
     named: dict[str, int] = {}
     # Entries that do not fit, and those that the index does not lead to.
     for fault in sorted(tally.faults, key=lambda fault: fault.pos):

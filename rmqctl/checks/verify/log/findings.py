@@ -34,7 +34,7 @@ _GAP = "zeros to the end of the file, but the log continues in a later file"
 
 def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) -> Iterator[
         Finding]:
-    """Yield damage in physical order, then what was cut off the end of the log."""
+    """Yield damage in physical order, then the truncated end of the log."""
     ahead = [finding for finding in queue_findings if finding.category == "cq-ahead"]
     gone = sum(finding.count for finding in ahead)
     findings = [*_spans(context, log_end, gone), *_bad_records(context),
@@ -63,8 +63,8 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
 
 def with_earlier_start(context: Context, log_end: int, findings: Iterable[Finding]) -> Iterator[
         Finding]:
-    """Yield the findings; the first about the end of the log says so where a broker's last start
-    may have ended it there.
+    """Yield the findings; the first about the end of the log mentions that a broker's last start
+    may have truncated it there.
     """
     ended = _ended_by_a_start(context)
     for finding in findings:
@@ -81,8 +81,8 @@ def with_earlier_start(context: Context, log_end: int, findings: Iterable[Findin
 def _ended_by_a_start(context: Context) -> int | None:
     """Return where a broker's last start truncated the log, by the checkpoint; None if unknown.
 
-    A 5.x broker noted the message before the end, a 4.x one when it was stored (once stopped
-    cleanly); damage to the next message since then looks the same.
+    A 5.x broker recorded the start of the message before the end, a 4.x one its store time (if
+    stopped cleanly); damage to the next message since then looks the same.
     """
     saved = context.store.checkpoint
     if context.live or context.store.has_abort or saved is None:
@@ -97,7 +97,9 @@ def _ended_by_a_start(context: Context) -> int | None:
 
 
 def _index_agrees(context: Context) -> bool:
-    """Return whether entries lead after the log as well: a single row may just be wrong itself."""
+    """Return whether several entries point after the log: a single entry may just be wrong
+    itself.
+    """
     return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 
 
@@ -149,7 +151,9 @@ def _damage(context: Context) -> list[tuple[int, int]]:
 
 
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
-    """Yield records that only their times tell from messages: near damage, without a row."""
+    """Yield records that only their times distinguish from messages: near damage, without an
+    entry.
+    """
     with suppress(StoreIOError):  # said already of that file
         for records in unclear_in_log(context.store.log, [
                 place for place in _damage(context) if place[0] < log_end]):
@@ -160,8 +164,8 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 
 def _contradicted(context: Context) -> Iterator[Finding]:
-    """Yield whole records that rows and index contradict: near messages whose row points elsewhere,
-    and where rows point to no message of theirs.
+    """Yield intact records that entries and index contradict: near messages whose entry points
+    elsewhere, and where entries point to no message of theirs.
     """
     store = context.store
     odd = sorted({*context.loose_rows, *(
@@ -212,7 +216,7 @@ def _bad_records(context: Context) -> Iterator[Finding]:
 
 
 def _without_crc(context: Context) -> Iterator[Finding]:
-    """Yield messages that lack the CRC which brokers have appended to the others."""
+    """Yield messages without the CRC that brokers have appended to the others."""
     for run in context.result.seals.suspicious():
         yield Finding(
             "property-crc-missing", "commitlog",

@@ -1,7 +1,7 @@
 """One pass over a range of the log: frames, checksums, entries and keys.
 
-The range may be the whole log or a part of it that a thread or a worker takes; results are plain
-values which merge in order. spec: commitlog.md §2, §5.4, §6.
+The range may be the whole log or a part for a thread or a worker; results are plain values, merged
+in order. spec: commitlog.md §2, §5.4, §6.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from rmqctl.store.log.dledger import UnitReader
 
 _SMALL, _MOST_HELD = 1 << 18, 1 << 21
-"""Bytes of a buffer that waits for others, and of all that wait."""
+"""Bytes of one waiting buffer, and of all waiting buffers."""
 UNREADABLE = "(unreadable)"
 """Replaces the field of a span that the system could not read."""
 
 
 class LogPass:
-    """Runs over one source range after the other; `result` accumulates."""
+    """Checks one source range after the other; `result` accumulates."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
                  start: int,
@@ -84,7 +84,7 @@ class LogPass:
             self._sound.start(self._messages.keys)
 
     def passes(self, file: StoreFile) -> Sound | None:
-        """Check to run before a walk over a file."""
+        """Return the check that runs inside a walk over a file, if any."""
         return None if self._sound is None or file.head else self._over
 
     def _over(self, data: Array, base: int, at: int, end: int) -> int:
@@ -117,7 +117,7 @@ class LogPass:
             self.result.shrunk.append(file.path)
 
     def _hold(self, batch: Batch) -> None:
-        """Small files come together: what is done by column costs as much for few messages as for
+        """Process small files together: work by column costs as much for few messages as for
         many.
         """
         is_small = len(batch.data) <= _SMALL and self.result.entries is None and (
@@ -137,7 +137,7 @@ class LogPass:
             self._held, self._held_bytes = [], 0
 
     def _unread(self, file: StoreFile, lost: Unread) -> None:
-        """Count what the system cannot read as damage."""
+        """Count bytes that the system cannot read as damage."""
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
         if self.result.entries is not None:
             self.result.entries.passed()
@@ -147,7 +147,7 @@ class LogPass:
             self.result.profile.fill(DAMAGED, span.offset, span.end)
 
     def finish(self, *, last: bool) -> RangeResult:
-        """Compare what is still pending. ``last``: nothing of the log comes behind."""
+        """Compare pending messages. ``last``: this is the end of the log."""
         if not self._started:
             self._start(self.result.first)
         self._take_held()
@@ -218,7 +218,7 @@ class LogPass:
         self._messages.check(CheckedBatch(batch, properties, codes, ok, sealed))
 
     def _note(self, batch: Batch, numbers: Array) -> None:
-        """Keep what a prediction needs of a batch."""
+        """Keep the facts of a batch that a prediction needs."""
         facts = self.result.passed
         intact = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if len(intact):
@@ -266,7 +266,9 @@ class LogPass:
                 sysflag.has_consume_queue_row(flag)))
 
     def _batches(self, batch: Batch, codes: Array, ok: Array) -> None:
-        """Rows that records of batch consumequeue topics must have (consumequeue.md §9)."""
+        """Collect the entries that records of batch consumequeue topics must have (consumequeue.md
+        §9).
+        """
         batched = np.array([topic in self._batch_topics for topic in self._topics.texts], bool)
         for index in np.flatnonzero(batched[codes] & ok).tolist():
             record = decode(batch.bytes_at(index))
@@ -282,8 +284,8 @@ class LogPass:
 
 
 class CheckedBatch(NamedTuple):
-    """The messages of a batch: ``topic`` are numbers of their topics, ``ok`` is False where a
-    checksum failed, ``sealed`` says which have an appended CRC.
+    """The messages of a batch. ``topic``: numbers of their topics. ``ok``: False if a checksum
+    failed. ``sealed``: whether they have an appended CRC.
     """
 
     batch: Batch
@@ -294,7 +296,7 @@ class CheckedBatch(NamedTuple):
 
 
 class MessageChecks:
-    """Takes batches in log order and compares them with consume queues and index."""
+    """Receives batches in log order and compares them with consume queues and index."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
                  topics: text.Dictionary, result: RangeResult) -> None:
@@ -310,7 +312,7 @@ class MessageChecks:
         self.keys: KeyCheck | None = None
 
     def start(self, first: int) -> None:
-        """``first``: physical offset of the first frame of the range."""
+        """Open the index. ``first``: physical offset of the first frame of the range."""
         if self.wanted.index and self.store.index_listing.files:
             entries = Entries(self.store)
             if entries.total:
@@ -319,7 +321,7 @@ class MessageChecks:
                 entries.close()
 
     def finish(self, end: int | None) -> None:
-        """``end``: where the range ends, None for the end of the log."""
+        """Finish the comparison. ``end``: the end of the range, None for the end of the log."""
         self.rows.flush()
         self.result.queues = self.rows.tallies
         if self.keys is not None:
@@ -344,9 +346,9 @@ class MessageChecks:
         self._count_doubtful(part, checked)
 
     def _count_doubtful(self, part: CheckedBatch, checked: Array) -> None:
-        """Add the bytes of intact records that nothing in this store could have proved wrong.
+        """Add the bytes of intact records that nothing in this store could disprove.
 
-        ``checked``: bytes of each record's properties that queue or index were compared with.
+        ``checked``: bytes of each record's properties that were compared with queue or index.
         """
         loose = part.ok & ~part.sealed
         count = int(loose.sum())
@@ -382,12 +384,12 @@ class MessageChecks:
     def _add_further(self, part: CheckedBatch, rows: ExpectedRows,
                      further: tuple[Array, text.Texts, Array], *,
                      skipped: bool = False) -> None:
-        """Further rows, of which some need not be there.
+        """Add further entries, some of which may legally be missing.
 
-        A 5.x broker gives queue offsets to messages of some topics that it does not dispatch then
-        (apache/rocketmq#8693); an older one, which may have written the store before, does. And
-        where the store is that of a broker which may write none at all, none is missing. A list
-        that is too short for the broker (``skipped``) gives none either.
+        A 5.x broker gives queue offsets to messages of some topics that it then does not dispatch
+        (apache/rocketmq#8693); an older broker, which may have written the store before, dispatches
+        them. If the store is that of a broker which may write no such entries at all, none counts
+        as missing. A list too short for the broker (``skipped``) adds none either.
         """
         message, names, offsets = further
         if not len(message):

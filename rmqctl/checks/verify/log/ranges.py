@@ -1,8 +1,8 @@
-"""The log pass over a whole log: as one, or cut into ranges for several threads.
+"""The log pass over a whole log: in one piece, or cut into ranges for several threads.
 
 A range starts at the first provable record at or after its cut; the range before it must end
-exactly there. Where it does not (a forged record inside a body, say), the second range is
-walked again from the true seam, so the result never depends on the number of threads.
+exactly there. If it does not (because of a forged record inside a body, for example), the second
+range is walked again from the true seam, so the result never depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""Bytes more of a range for each queue of the store, and for each file of its log: each range looks
-at all of them.
+"""Additional bytes of a range for each queue of the store and for each file of its log, since each
+range examines all of them.
 """
 _MAX_BYTES = 1 << 30
-"""Of a range for one of several threads: progress is told by range."""
+"""Maximum bytes of a range for one of several threads: progress is reported by range."""
 Progress = Callable[[int], None]
 
 
@@ -47,9 +47,9 @@ class VerifyRange:
 
 def split(store: Store, parts: int, minimum: int = MIN_RANGE,
           used: Sequence[int] | None = None) -> list[VerifyRange]:
-    """Return at most ``parts`` ranges of about equal bytes over all files of the log; with
-    ``used``, where the zeros at the end of each file begin, over those before, so that each range
-    has something to look at.
+    """Return at most ``parts`` ranges of about equal bytes over all files of the log. With
+    ``used``, the starts of the zeros at the end of each file, only the bytes before them count, so
+    that each range has data.
     """
     files = [file for file in store.log.files if file.size]
     sizes = [file.size if used is None else used[number]
@@ -71,7 +71,7 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE,
 
 
 def _used(store: Store) -> list[int]:
-    """Return where the zeros at the end of each file begin: they are read here, and not again."""
+    """Return the starts of the zeros at the end of each file, so that these are read only once."""
     ends = []
     for number, file in enumerate(store.log.files):
         try:
@@ -84,7 +84,7 @@ def _used(store: Store) -> list[int]:
 def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
               part: VerifyRange, last: bool,
               progress: Progress | None = None) -> RangeResult:
-    """Return one range in this process. The result's ``first`` is where its first frame starts."""
+    """Check one range in this process. ``first`` of the result is the start of its first frame."""
     malloc_tuning.keep_freed_memory()
     job = LogPass(store, ends, wanted, part.start, progress)
     for number, file in enumerate(store.log.files):
@@ -125,7 +125,7 @@ def _worker(job: _Job, part: VerifyRange, shared: _SharedProgress | None = None,
 
 
 class _SharedProgress:
-    """Progress of several threads: each range tells its bytes as they are done, and no more."""
+    """Progress of several threads: each range reports its bytes once they are done."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -133,7 +133,7 @@ class _SharedProgress:
         self._left: dict[int, int] = {}
 
     def of(self, part: VerifyRange) -> Progress:
-        """Callback for the progress of a range."""
+        """Return the callback for the progress of a range."""
         return partial(self._tell, part)
 
     def _tell(self, part: VerifyRange, count: int) -> None:
@@ -144,17 +144,16 @@ class _SharedProgress:
             self._progress(count)
 
     def finish(self, part: VerifyRange) -> None:
-        """Process the rest of a range, once it is done."""
+        """Report the remaining bytes of a finished range."""
         self._tell(part, part.end - part.start)
 
 
 def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, jobs: int,
         progress: Progress | None = None, minimum: int = MIN_RANGE, pool: Pool | None = None,
         count: int | None = None) -> RangeResult:
-    """Return the whole log, by ``jobs`` threads or by a ``pool``. StoreIOError from any range ends
-    it. ``progress`` is told by any of the threads, by one at a time.
-
-    ``count``: the number of ranges to cut it into.
+    """Check the whole log with ``jobs`` threads or a ``pool``. ``progress`` is called by any of the
+    threads, one at a time. ``count``: the number of ranges.
+    Raises: StoreIOError of any range.
     """
     # The pieces, about four for each thread.
     jobs = max(1, jobs or os.cpu_count() or 1) if pool is None else pool.jobs
@@ -196,7 +195,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, job
 
 
 def _seam(store: Store, position: int) -> int:
-    """Return where the next frame starts behind ``position``: in a hole, with the next file."""
+    """Return the start of the next frame after ``position``: in a hole, that of the next file."""
     if store.log.file_of(position) is not None:
         return position
     later = [file.base for file in store.log.files if file.base >= position]
@@ -208,9 +207,9 @@ PIECE = 64 << 20
 
 
 def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
-    """Return about ``share`` of the log in pieces, the same ones for the same seed; never none.
+    """Return pieces of about ``share`` of the log, the same ones for the same seed; at least one.
 
-    The piece with the end of the used log is always among them: that is where crashes strike.
+    The piece with the end of the used log is always among them, as crashes damage that part.
     """
     pieces = split(store, 1 << 30, min(PIECE, max(1, store.log.end // 64)))
     used = [part for part in pieces if not _unused(store, part)]
@@ -225,7 +224,7 @@ def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
 
 
 def _unused(store: Store, part: VerifyRange) -> bool:
-    """Return whether a range has no data at all (the hole of a pre-allocated file)."""
+    """Return whether a range has no data at all (the hole of a preallocated file)."""
     place = store.log.locate(part.start)
     if place is None:
         return True
@@ -237,7 +236,7 @@ def _unused(store: Store, part: VerifyRange) -> bool:
 def run_parts(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
               parts: list[VerifyRange],
               progress: Progress | None = None) -> RangeResult:
-    """Only some ranges of the log, one after the other, with nothing said of what lies between."""
+    """Check only some ranges of the log, one after the other, without conclusions on the gaps."""
     total: RangeResult | None = None
     for part in parts:
         result = run_range(store, ends, wanted, part, part.end >= store.log.end, progress)

@@ -1,7 +1,7 @@
 """Messages without an appended CRC among others that have it (spec: commitlog.md §5.4).
 
-A broker appends it to every message while enabledAppendPropCRC is on. So a few without it are
-suspicious; many are a time in which it was off.
+A broker appends it to every message while enabledAppendPropCRC is on. So a few messages without it
+are suspicious; many show that it was off for a time.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import numpy as np
 from rmqctl.scan.frames import Array
 
 MAX_SUSPICIOUS = 3
-"""Messages in a row without an appended CRC that no broker leaves with a restart in between."""
+"""Maximum length of a run of messages without an appended CRC that no broker leaves by restarting
+in between.
+"""
 MAX_LISTED = 1000
 
 
 class UnsealedRun(NamedTuple):
-    """Messages in a row without an appended CRC: physical ``[start, end)``, and how many."""
+    """Consecutive messages without an appended CRC: physical ``[start, end)``, and their number."""
 
     start: int
     end: int
@@ -29,8 +31,8 @@ class UnsealedRun(NamedTuple):
 
 @dataclass(slots=True)
 class Seals:
-    """Along the log, in order: those before the first message that has an appended CRC, those
-    between two that have it (the first `MAX_LISTED` places), those after the last.
+    """Runs in log order: before the first message with an appended CRC, between two such messages
+    (the first `MAX_LISTED` places), after the last.
     """
 
     sealed: bool = False
@@ -39,7 +41,7 @@ class Seals:
     behind: UnsealedRun | None = None
 
     def add(self, offset: Array, size: Array, sealed: Array, ok: Array) -> None:
-        """Messages after the others, by column; those that are not ``ok`` do not count."""
+        """Add messages after the others, by column; those that are not ``ok`` do not count."""
         lacking = ok & ~sealed
         if not lacking.any():
             self._seal(bool(sealed.any()))
@@ -59,14 +61,16 @@ class Seals:
                                        len(part)))
 
     def add_run(self, run: UnsealedRun, *, sealed: bool) -> None:
-        """Messages after the others, all of which have an appended CRC or none."""
+        """Add messages after the others, all of which have an appended CRC or all of which lack
+        it.
+        """
         if sealed:
             self._seal(True)
         else:
             self._lack(run)
 
     def merge(self, other: Seals) -> None:
-        """Take in the part of the log after this one."""
+        """Merge the part of the log after this one."""
         if other.before is not None:
             self._lack(other.before)
         if other.sealed:

@@ -1,8 +1,8 @@
-"""Messages that are sound in all that a store tells of them, skipped by the kernel in one loop.
+"""Messages that agree with everything in the store, skipped by the kernel in one loop.
 
-It ends at the first message of which something does not agree, or that has something only others
-know: the pass by column (`log_pass`) goes on there. What was skipped by then is a *run*, whose
-numbers go into the results as those of a batch would.
+It ends at the first message that does not agree, or that needs another check: the pass by column
+(`log_pass`) continues there. The messages skipped by then are a *run*, whose numbers are added to
+the results like those of a batch.
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ from rmqctl.store.store import Store
 
 _ROWS, _ENTRIES, _TIMED = 1, 2, 4
 _UNITS = 1 << 18
-"""Units of consume queues that are at hand."""
+"""Maximum number of units of consume queues in memory."""
 _MIN_READ, _MAX_READ = 64, 1 << 13
-"""Number of entries of a queue that are read at a time."""
+"""Minimum and maximum number of entries of a queue that are read at a time."""
 _ENTRIES_HELD = 1 << 15
 _MAX_QUEUE_ID = 1 << 12
-"""Queue ids from here on are left to others."""
+"""Queue ids from here on are left to the pass by column."""
 _INTERVALS = 1 << 12
 _BAD = 1 << 12
 _SHORT = 256
-"""Runs of fewer messages are dearer to close than the pass by column is."""
+"""Runs of fewer messages cost more to close than the pass by column."""
 
 
 class SoundPass:
-    """Input of the kernel, and what it has skipped and is not counted yet."""
+    """Input of the kernel, and the skipped messages that are not counted yet."""
 
     def __init__(self, kernel: Any, store: Store, wanted: ComparedStructures, rows: QueueRows,
                  batched: set[str]) -> None:
@@ -72,7 +72,9 @@ class SoundPass:
 
     @cached_property
     def _of_index(self) -> tuple[Array, Array]:
-        """Return numbers of the first entry of each file, and after the last; their begin times."""
+        """Return the number of the first entry of each file and the one after the last, and the
+        files' begin times.
+        """
         if self._keys is None:
             return np.zeros(1, np.int64), np.zeros(0, np.int64)
         return np.array(self._keys.entries.starts, np.int64), self._keys.begins
@@ -90,7 +92,7 @@ class SoundPass:
             self._state[self._at[name]] = value
 
     def over(self, data: Array, base: int, at: int, end: int, result: RangeResult) -> int:
-        """Return the offset up to which records are sound: as `Walk.sound` has it."""
+        """Return the offset up to which records are sound, for `Walk.sound`."""
         keys = self._keys
         if keys is not None and keys.unreadable:
             return at
@@ -120,7 +122,7 @@ class SoundPass:
                 return self._get("at")
 
     def _begin(self) -> None:
-        """Begin a run where the others have ended."""
+        """Begin a run at the end of the last comparison by column."""
         if self._keys is not None:
             position = self._keys.position
             starts = self._of_index[0]
@@ -132,7 +134,7 @@ class SoundPass:
     # -- what the kernel asks for ---------------------------------------------------------------
 
     def _add_queue(self, topic: int, queue_id: int) -> bool:
-        """Return whether there is room for such a queue."""
+        """Add the queue; return whether there is space for it."""
         if queue_id >= _MAX_QUEUE_ID:
             return False
         first, count = self._topics.rows[topic, 1:3].tolist()
@@ -150,7 +152,7 @@ class SoundPass:
         return True
 
     def _read_units(self, number: int, offset: int) -> bool:
-        """Return whether the queue has a unit there: it and those after it are at hand then."""
+        """Return whether the queue has a unit there, and load it with those after it."""
         key = self._rows.keys[number]
         # As much for each queue as there is room for all.
         queues = max(len(self._rows.keys), len(self._rows.ends))
@@ -202,7 +204,7 @@ class SoundPass:
     # -- what it leaves -------------------------------------------------------------------------
 
     def settle(self, result: RangeResult) -> None:
-        """Count the run: what comes next is another one, or seen by column."""
+        """Count the run. The next message begins another run, or is checked by column."""
         if not self.waiting:
             return
         self._keep_bad(result)
@@ -218,7 +220,7 @@ class SoundPass:
         self._set(messages=0)
 
     def _count(self, result: RangeResult, count: int) -> None:
-        """Intact messages."""
+        """Count intact messages."""
         size, sealed = self._get("bytes"), bool(self._get("sealed"))
         first, end = self._get("first"), self._get("end")
         result.messages += count
@@ -237,7 +239,7 @@ class SoundPass:
         result.last_store_timestamp = max(result.last_store_timestamp or newest, newest)
 
     def _keep_bad(self, result: RangeResult) -> None:
-        """List those whose bodies are damaged."""
+        """List messages with damaged bodies."""
         rows = self._bad[:self._get("bad")].tolist()
         result.bytes_damaged += self._get("bad_bytes")
         self._set(bad=0, bad_bytes=0)

@@ -1,1 +1,1 @@
-"""Consumequeues against the messages of the log, both ways; extension and batch queues."""
+"""Consume queues compared with the messages of the log, both ways; extension and batch queues."""

@@ -1,5 +1,5 @@
-"""Rows of a batch consumequeue, each by itself, in order, and against its message; and messages
-without a row (consumequeue.md §9).
+"""Rows of a batch consumequeue, each by itself, in order, and compared with its message; and
+messages without a row (consumequeue.md §9).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ Wrong = tuple[str, str, str]
 
 
 def batch_expected(record: Record) -> tuple[int, int]:
-    """Return (msgBaseOffset, batchSize) of the row a broker writes for a record.
+    """Return (msgBaseOffset, batchSize) of the row that a broker writes for a record.
 
     Only a record with both INNER_BASE and INNER_NUM covers more than its own queue offset.
-    ValueError where a broker could not read the numbers.
+    Raises: ValueError if a broker could not read the numbers.
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     return batch_range(record.queue_offset, properties.get(props.INNER_BASE),
@@ -47,16 +47,17 @@ def batch_expected(record: Record) -> tuple[int, int]:
 
 def check(store: Store, log_end: int, *, live: bool = False,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Yield all batch consume queues. ``log_end``: physical offset after the log's last record.
+    """Yield the findings for all batch consume queues. ``log_end``: physical offset after the log's
+    last record.
 
-    ``in_damage`` says whether a physical offset is in a damaged part of the log.
+    ``in_damage``: whether a physical offset is in a damaged part of the log.
     """
     for queue in store.batch_queues.values():
         yield from _BatchQueueCheck(store, queue, log_end, live, in_damage or nowhere).check()
 
 
 class _BatchQueueCheck:
-    """The rows of one queue, file by file."""
+    """The check of the rows of one queue, file by file."""
 
     def __init__(self, store: Store, queue: BatchQueue, log_end: int, live: bool,
                  in_damage: Callable[[int], bool]) -> None:
@@ -110,7 +111,7 @@ class _BatchQueueCheck:
                           count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
 
     def _page(self, file: StoreFile, rows: Array, index: Array) -> Iterator[Finding]:
-        """Yield rows of one file that are not zero; ``index`` are their numbers in it."""
+        """Yield the rows of one file that are not zero; ``index``: their numbers in it."""
         good: Array = np.ones(len(rows), bool)
         bases = rows["msg_base_offset"]
         for wrong, mask in self._alone(rows):
@@ -141,7 +142,7 @@ class _BatchQueueCheck:
         ]
 
     def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
-        """Yield rows beyond the end of the log: one finding per stretch. Takes them out of
+        """Yield rows beyond the end of the log, one finding per run, and remove them from
         ``good``.
         """
         ahead = good & (rows["physical_offset"] >= self._log_end)
@@ -160,9 +161,10 @@ class _BatchQueueCheck:
                              base=int(rows["msg_base_offset"][row]), count=count)
 
     def _order(self, rows: Array) -> Iterator[tuple[int, Wrong]]:
-        """Yield rows out of the order of their messages, or that cover a queue offset twice.
+        """Yield rows that are out of the order of their messages, or that cover a queue offset
+        twice.
 
-        Only rows with which nothing else is wrong: one wild number must not accuse the others.
+        Only rows without another fault are considered: one wild number must not accuse the others.
         """
         if not len(rows):
             return
@@ -182,7 +184,7 @@ class _BatchQueueCheck:
                 yield row, ("cq-out-of-order", "msg_base_offset", words)
 
     def _messages(self, rows: Array, number: Array) -> Iterator[tuple[int, Wrong]]:
-        """Yield the rows ``number`` against the messages they lead to."""
+        """Compare the rows ``number`` with the messages that they point to."""
         if not self._store.log.files:
             return
         physical, first = np.unique(rows["physical_offset"][number].astype(np.int64),
@@ -240,7 +242,7 @@ Expected = list[tuple[int, int, int, int]]
 
 
 def batch_forward(context: Context) -> Iterator[Finding]:
-    """Yield records of batch topics that no row leads to: in the middle, or after the last row."""
+    """Yield records of batch topics that no row points to: in the middle, or after the last row."""
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.exists:

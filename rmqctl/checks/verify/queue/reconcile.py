@@ -1,7 +1,7 @@
-"""Explanations of differences between log and consume queue: one category for each row.
+"""Explanations of differences between log and consume queue: one category for each entry.
 
-Works from the tallies of the log pass: rows nobody claimed (reverse direction) and claims of
-messages whose row says something else. Slow and exact, and only run on what is left over.
+Works on the tallies of the log pass: entries without a claim (reverse direction) and claims of
+messages whose entry differs. Slow and exact, and only run on what is left over.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rmqctl.scan.queue_reach import telling
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 MAX_SINGLE = 20_000
-"""Left-over rows of one queue that are looked at one by one; the rest is counted."""
+"""Left-over entries of one queue that are examined singly; the rest is counted."""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
 _OR_LOST = ("or the entries are lost; unknown which. In the first case pass --broker-conf FILE "
             "with enableMultiDispatch=false; recover --multi-dispatch creates the entries")
 _MAX_GAP = 1 << 20
-"""So many queue offsets are not missing before a queue's last message: its field is damaged."""
+"""Gap before a queue's last message from which on its queue offset counts as damaged."""
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
-"""A queue offset from which on a row would have no place in any file."""
+"""Queue offset from which on an entry would be in no possible file."""
 
 
 class LeftOver:
-    """The left-over rows of one queue. ``end`` is the queue offset after its last used row."""
+    """The left-over entries of one queue. ``end``: the queue offset after its last used entry."""
 
     def __init__(self, context: Context, queue: ConsumeQueue, tally: QueueTally | None,
                  end: int) -> None:
@@ -44,17 +44,21 @@ class LeftOver:
         self.tally = tally or QueueTally()
         self._ahead: list[tuple[int, int]] = []
         self._impossible: list[tuple[int, int]] = []
-        """(first, how many) rows that point beyond the log to places that cannot be."""
+        """(first, how many) entries that point beyond the log to impossible places."""
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
         self._gaps: list[tuple[int, int, int]] = []
-        """Rows after a gap: first queue offset, number of messages, places too early."""
+        """Entries after a gap: first queue offset, number of messages, by how many places too
+        early.
+        """
         self._unseen = 0
 
     def finding(self, category: str, detail: str, row: int | None, *, count: int = 1,
                 severity: str = "", structure: str = "consumequeue",
                 offset: int | None = None) -> Finding:
-        """Return a finding at a row of this queue (or at a physical offset for the commitlog)."""
+        """Return a finding at an entry of this queue (or at a physical offset for the
+        commitlog).
+        """
         file = position = None
         if structure == "commitlog" and offset is not None:
             log_file = self.context.store.log.file_of(offset)
@@ -85,7 +89,7 @@ class LeftOver:
     # -- reverse: rows nobody claimed -----------------------------------------------------------
 
     def prepare(self) -> None:
-        """Classify the rows no message covers: expired, filler, ahead, lost, stray."""
+        """Classify the entries that no message covers: expired, filler, ahead, lost, stray."""
         self._settle()
         log = self.context.store.log
         for start, end in uncovered(self.tally, self.queue.first_index, self.end):
@@ -102,10 +106,11 @@ class LeftOver:
                     self._sort_row(first + index, UnitRecord(*(int(v) for v in rows[index])))
 
     def _settle(self) -> None:
-        """Distinguish rows of a light queue that moved up for a gap of the broker's own making from
-        others that stand too early: no more places than queue offsets were skipped before them.
+        """Distinguish entries of a light queue that moved up because of the broker's own gaps from
+        others that are too early: the former move by at most as many places as queue offsets were
+        skipped before them.
 
-        Where the beginning of the log was not read, nobody can tell how many were skipped.
+        If the beginning of the log was not read, the number of skipped ones is unknown.
         """
         tally, context = self.tally, self.context
         if not self.queue.topic.startswith(props.LMQ_PREFIX):
@@ -122,13 +127,13 @@ class LeftOver:
         tally.shifted.clear()
 
     def _settle_gaps(self) -> None:
-        """Accept the rows after a gap in the queue offsets of the log.
+        """Accept the entries after a gap in the queue offsets of the log.
 
-        A broker appends such a row at the end of its queue, before the queue offset of its message
-        (`ConsumeQueue.putMessagePositionInfo`). So each run of rows continues the one before it,
-        no later row is at the queue offset of its message,
-        and no other message has a queue offset inside the gap. From the first run of other rows
-        on, messages become claims again.
+        A broker appends such an entry at the end of its queue, before the queue offset of its
+        message (`ConsumeQueue.putMessagePositionInfo`). So each run of entries continues the one
+        before it, no later entry is at the queue offset of its message, and no other message has a
+        queue offset inside the gap. From the first run of other entries on, messages become claims
+        again.
         """
         tally = self.tally
         claimed = sorted(claim.queue_offset for claim in tally.claims)
@@ -154,7 +159,7 @@ class LeftOver:
         tally.shifted.clear()
 
     def _claim(self, first: int, count: int, by: int) -> None:
-        """Turn messages whose rows are ``by`` places too early into claims."""
+        """Turn messages whose entries are ``by`` places too early into claims."""
         tally = self.tally
         single = min(count, MAX_SINGLE)
         tally.unlisted += count - single
@@ -169,12 +174,12 @@ class LeftOver:
 
     @property
     def _is_switched(self) -> bool:
-        """Return whether messages may have queue offsets of this queue, and rightly no rows."""
+        """Return whether messages may legally have queue offsets of this queue, but no entries."""
         return self.queue.topic.startswith(props.LMQ_PREFIX) and (
             self.context.store.light_queues.switched)
 
     def _looked_at(self, physical: Array) -> Array | bool:
-        """Return whether the part of the log a row leads to was read at all in this run."""
+        """Return whether this run has read the part of the log that an entry points to."""
         parts = self.context.looked_at
         if parts is None:
             return True
@@ -184,7 +189,7 @@ class LeftOver:
         return inside
 
     def _stretch(self, row: int) -> None:
-        """Add a row that leads after the log: neighbours in one file make one stretch."""
+        """Add an entry that points after the log; neighbours in one file form one run."""
         starts_file = any(file.base == row * UNIT_SIZE for file in self.queue.files)
         if self._ahead and self._ahead[-1][1] == row and not starts_file:
             self._ahead[-1] = self._ahead[-1][0], row + 1
@@ -212,7 +217,9 @@ class QueueReconciler(LeftOver):
     """Explains one queue."""
 
     def findings(self) -> Iterator[Finding]:
-        """Call `prepare` of all queues first: a row of one may explain a message of another."""
+        """Prepare the queue. Call this for all queues first: an entry of one may explain a message
+        of another.
+        """
         # Messages without their entry, or with another one.
         if self._is_switched:
             yield from self._without_rows()
@@ -262,8 +269,9 @@ class QueueReconciler(LeftOver):
                 "(only counted)", None, count=self._unseen)
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
-        """Yield the runs of rows that point beyond the log and may prove lost messages. Not those
-        whose own message is in the log; what other rows contradict is noted as impossible.
+        """Yield the runs of entries that point beyond the log and may prove lost messages, except
+        those whose own message is in the log. Entries that others contradict are recorded as
+        impossible.
         """
         own = np.array(sorted({claim.queue_offset for claim in self.tally.claims}), np.int64)
         for first, end in self._ahead:
@@ -296,12 +304,13 @@ class QueueReconciler(LeftOver):
     # -- light queues of a broker that was switched ----------------------------------------------
 
     def _without_rows(self) -> Iterator[Finding]:
-        """Take out the claims of messages that a broker gave a queue offset and no row.
+        """Remove and report the claims of messages that a broker gave a queue offset but not an
+        entry.
 
-        5.x does so with enableLmq while enableMultiDispatch is off, and counts from the end of the
-        rows again at its next start. So a queue offset may be another message's, who has the row;
-        where there is not a row at all, only that the broker has it switched off tells that none is
-        missing: one that has it on may have been switched since.
+        5.x does so with enableLmq while enableMultiDispatch is off, and at its next start counts
+        from the end of the entries again. So a queue offset may belong to another message, which
+        has the entry. Without any entry, only a broker that has it switched off shows
+        that none is missing: one that has it on may have been switched since.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(
@@ -382,7 +391,7 @@ class QueueReconciler(LeftOver):
             f"offset {rows}: {self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
-        """Return whether a message has a right to a row in a light queue besides this one."""
+        """Return whether a message must have an entry in another light queue besides this one."""
         if not topic.startswith(props.LMQ_PREFIX):
             return False
         record = self.context.store.log.record_at(claim.physical_offset)
@@ -497,7 +506,7 @@ class QueueReconciler(LeftOver):
             structure="commitlog", offset=claim.physical_offset)
 
     def _loose_rows_left(self) -> Iterator[Finding]:
-        """Yield rows that no claim of this queue explains."""
+        """Yield entries that no claim of this queue explains."""
         for row, unit in sorted(self._loose.items()):
             if unit.physical_offset in self.context.reported:
                 continue
@@ -537,7 +546,7 @@ class QueueReconciler(LeftOver):
 
 
 def _is_flip(run: Shift, *more: Shift) -> bool:
-    """Return whether a damaged queue offset of the last message explains its row better than a
+    """Return whether a damaged queue offset of the last message explains its entry better than a
     gap.
     """
     return run.length == 1 and not more and (
@@ -560,7 +569,7 @@ def _ranges(rows: list[int], most: int = 8) -> str:
 
 
 def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterator[Finding]:
-    """Yield a finding for a queue that has messages in the log and nothing on disk."""
+    """Yield a finding for a queue with messages in the log and nothing on disk."""
     if tally.messages <= 0:
         return  # none of them needs a row
     topic, queue_id = key
@@ -611,7 +620,7 @@ def _have(count: int) -> str:
 
 
 def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the intervals of ``[first, end)`` that no message's row is in."""
+    """Yield the intervals of ``[first, end)`` without an entry of any message."""
     position = first
     for start, stop in merged(tally.covered if tally else []):
         if stop <= position:

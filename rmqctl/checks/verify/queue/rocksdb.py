@@ -1,6 +1,6 @@
-"""Checks of a consume queue database by itself: whether all of it can be read, and which row is
-each queue's last (spec: rocksdb.md §3, §4, §10). Its rows are compared with the log as those of
-files.
+"""Checks of a consume queue database by itself: whether all of it can be read, and whether each
+queue's recorded last entry is right (spec: rocksdb.md §3, §4, §10). Its entries are compared with
+the log like those of files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ STRUCTURE = "consumequeue"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Yield everything of a database which opens; nothing where consume queues are in files."""
+    """Yield the findings for a database that opens; nothing if consume queues are in files."""
     store = context.store
     database = store.rocksdb if store.layout.consumequeue == "rocksdb" else None
     if database is None:
@@ -50,10 +50,9 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def check_copy(store: Store) -> Iterator[Finding]:
-    """Yield the database of a broker that writes its queues twice, compared with the files it
-    reads.
+    """Compare the database of a broker that writes its queues twice with the files that it reads.
 
-    As rows are not written through, a broker that was killed leaves holes in it for good.
+    As entries are not written through, a killed broker leaves holes in it for good.
     """
     # An unreadable copy does not affect the broker, which reads files.
     folder = store.path(STRUCTURE)
@@ -96,7 +95,7 @@ def check_copy(store: Store) -> Iterator[Finding]:
 
 
 def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterator[Finding]:
-    """Compare the recorded last row of a queue with its rows."""
+    """Compare the recorded last entry of a queue with its entries."""
     last, end = queue.last, queue.disk_end
     if context.live or (last is None and not end):
         return
@@ -131,10 +130,10 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
 
 def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
          unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
-    """Yield queue offsets without a row between others with one, for which the log has no message
-    either.
+    """Yield queue offsets without an entry between others with one, for which the log has no
+    message either.
 
-    ``unclaimed``: intervals of queue offsets whose rows point to no message of the log.
+    ``unclaimed``: intervals of queue offsets whose entries point to no message of the log.
     """
     if context.looked_at is not None or tally.unlisted:
         return  # which messages have no row is not known of all

@@ -1,8 +1,8 @@
-"""Forward direction: every message of the log against its consumequeue row, by column.
+"""Forward direction: every message of the log compared with its consume queue entry, by column.
 
-Rows are compared by position (queue offset), queue by queue, for many messages at a time. What
-agrees is only remembered as intervals of covered rows; what does not is kept singly, up to a
-bound, for `reconcile` to explain.
+Entries are compared by position (queue offset), queue by queue, for many messages at a time.
+Matching ones are only remembered as intervals of covered entries; differences are kept singly, up
+to a limit, for `reconcile` to explain.
 """
 
 from __future__ import annotations
@@ -25,17 +25,19 @@ from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
 MAX_LISTED = 100_000
-"""Differences kept singly for one run; the rest is only counted."""
+"""Differences kept singly for one run; the rest is counted."""
 TIME = "store_timestamp"
-"""The field of rows that note one."""
+"""The field of entries that record a store time."""
 _BLOCK = 1 << 17
-"""Messages gathered before queues are compared: many rows a queue, few reads."""
+"""Messages gathered before queues are compared: many entries per queue, few reads."""
 _BACK, _MAX_BACK = 1 << 12, 1 << 21
-"""Number of rows before its place in which the row of a light queue's message is searched."""
+"""Initial and maximum number of entries before its place in which the entry of a light queue's
+message is searched.
+"""
 
 
 class Claim(NamedTuple):
-    """A message whose row is not what it should be: what it claims, and what is there."""
+    """A message with an unexpected entry: its expected values, and those of the entry."""
 
     queue_offset: int
     physical_offset: int
@@ -46,10 +48,10 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class QueueTally:
-    """Results of one queue's messages. Intervals are half-open, ascending, merged.
+    """Results for the messages of one queue. Intervals are half-open, ascending, merged.
 
-    ``skipped`` are queue offsets of a light queue that a broker gave to messages which it then did
-    not dispatch to it; what comes after such a gap is ``shifted``.
+    ``skipped``: queue offsets of a light queue that a broker gave to messages which it then did not
+    dispatch to it. ``shifted``: entries after such a gap.
     """
 
     messages: int = 0
@@ -58,9 +60,9 @@ class QueueTally:
     wrong_tags: list[Claim] = field(default_factory=list)
     odd_tags: list[Claim] = field(default_factory=list)
     wrong_times: int = 0
-    """Rows in RocksDB that note another store time than their message's."""
+    """Entries in RocksDB that record another store time than their message's."""
     first_wrong_time: tuple[int, int, int] | None = None
-    """The first of them: queue offset, the time (ms) in the row, that of the message."""
+    """The first of them: queue offset, the time (ms) in the entry, that of the message."""
     agreeing: int = 0
     unlisted: int = 0
     first_phy: int = 1 << 62
@@ -68,10 +70,10 @@ class QueueTally:
     shifted: list[Shift] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     without_queue: list[Claim] = field(default_factory=list)
-    """Intact messages of a queue that has no file; where there are more, they are `unnoted`."""
+    """Intact messages of a queue without a file; further ones are counted in `unnoted`."""
     unnoted: int = 0
     begun: int | None = None
-    """Start of the queue (`begun_at`), once that was asked."""
+    """Start of the queue (`begun_at`), once determined."""
     earlier: tuple[int, int, int] = 0, 1 << 62, -1
     """Messages of an earlier queue: how many, physical offsets of the first and the last."""
 
@@ -92,7 +94,7 @@ class QueueTally:
                         max(self.earlier[2], last))
 
     def merge(self, other: QueueTally) -> None:
-        """Take in a later range's tally."""
+        """Merge the tally of a later range."""
         self.take_earlier(*other.earlier)
         self.begun = self.begun or other.begun
         self.messages += other.messages
@@ -114,7 +116,7 @@ class QueueTally:
 
 
 def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return sorted, overlapping and touching intervals joined."""
+    """Return the intervals sorted, with overlapping and touching ones joined."""
     out: list[tuple[int, int]] = []
     for start, end in sorted(intervals):
         if out and start <= out[-1][1]:
@@ -126,9 +128,9 @@ def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class ExpectedRows:
-    """Expected rows as columns: queue (number of a key), queue offset, place, size, tags code.
+    """Expected entries as columns: queue (number of a key), queue offset, place, size, tags code.
 
-    ``damaged`` marks rows of records whose body is damaged: their fields are doubtful too.
+    ``damaged`` marks entries of records with a damaged body: their fields are doubtful too.
     """
 
     queue: Array
@@ -149,7 +151,7 @@ class ExpectedRows:
 
 
 class QueueRows:
-    """Collects expected rows and compares them with the consume queues in blocks."""
+    """Collects expected entries and compares them with the consume queues in blocks."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int]) -> None:
         self.store, self.ends = store, ends
@@ -177,9 +179,9 @@ class QueueRows:
                 self.flush()
 
     def skip(self, number: int, offset: int) -> None:
-        """Take note of a queue offset whose message need not have a row, but may.
+        """Record a queue offset whose message may have an entry, but need not.
 
-        The row itself is added like others, as ``damaged``, and is not counted.
+        The entry itself is added like others, as ``damaged``, and is not counted.
         """
         tally = self._tally(self.keys[number])
         if len(tally.skipped) < MAX_LISTED:
@@ -187,8 +189,8 @@ class QueueRows:
         tally.messages -= 1
 
     def agree(self, number: int, least: int, behind: int, physical: int, intact: int) -> None:
-        """Take note of messages ``[least, behind)`` of a queue, the first of them at ``physical``,
-        whose rows say the same; ``intact``: the queue offset after the last intact one.
+        """Record messages ``[least, behind)`` of a queue, the first of them at ``physical``, with
+        matching entries; ``intact``: the queue offset after the last intact one.
         """
         tally, count = self._tally(self.keys[number]), behind - least
         tally.messages += count
@@ -252,7 +254,7 @@ class QueueRows:
         self._noted += len(sound[:room])
 
     def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> None:
-        """Compare messages of one queue (``rows``) with the rows at their queue offsets."""
+        """Compare the expected ``rows`` of one queue with the entries at their queue offsets."""
         # One read for all of them; what is wrong with an unreadable queue is said elsewhere.
         first = int(rows.offset.min())
         try:
@@ -285,7 +287,7 @@ class QueueRows:
 
     def _tags(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows,
               units: Array) -> None:
-        """Tags codes that differ from the hash: legal for delays and extension addresses."""
+        """Check tags codes that differ from the hash: legal for delays and extension addresses."""
         code = units["tags_code"].astype(np.int64)
         wrong: Array = ~rows.damaged
         if queue.topic == props.SCHEDULE_TOPIC:
@@ -301,7 +303,7 @@ class QueueRows:
         self._keep_tags(tally.wrong_tags, tally, rows, units, wrong)
 
     def _units_agree(self, queue: ConsumeQueue, rows: ExpectedRows, address: Array) -> Array:
-        """Return whether the extension units hold the messages' own tags code and store time."""
+        """Return whether the extension units have the messages' own tags code and store time."""
         if vfs.lacks(self.store.root, FOLDER):
             return np.ones(len(rows), bool)
         key = queue.topic, queue.queue_id
@@ -332,7 +334,7 @@ class QueueRows:
 
     def _earlier(self, queue: ConsumeQueue, tally: QueueTally, physical: Array,
                  which: Array) -> Array:
-        """Return which messages are before the first of their queue, so belong to an earlier
+        """Return which messages belong to an earlier queue, before the first message of this one
         (bool).
         """
         if tally.begun is None:
@@ -344,7 +346,7 @@ class QueueRows:
         return earlier
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> Array:
-        """Return which messages have a row further ahead in their queue (bool)."""
+        """Return which messages have an entry before their place in their queue (bool)."""
         log_end = self.ends.get((queue.topic, queue.queue_id))
         end = queue.disk_end if log_end is None else log_end
         ahead, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
@@ -390,7 +392,7 @@ def _cover(tally: QueueTally, offsets: Array) -> None:
 
 
 def _spread(rows: ExpectedRows) -> list[ExpectedRows]:
-    """Return parts whose queue offsets lie close together, so that no read is mostly waste."""
+    """Return parts with close queue offsets, so that no read is mostly waste."""
     span = int(rows.offset.max() - rows.offset.min())
     if span <= 4 * len(rows) + 4096:
         return [rows]
@@ -409,8 +411,8 @@ def _compare_times(tally: QueueTally, rows: ExpectedRows, noted: Array) -> None:
 
 
 class Shift(NamedTuple):
-    """Messages of a queue, from queue offset ``first`` on, ``length`` in a row, that have
-    rows which stand ``by`` places too early.
+    """``length`` consecutive messages of a queue, from queue offset ``first`` on, whose entries are
+    ``by`` places too early.
     """
 
     first: int
@@ -419,7 +421,7 @@ class Shift(NamedTuple):
 
 
 def shifts(offset: Array, by: Array) -> Iterator[Shift]:
-    """Yield messages with these queue offsets and shifts, by stretches."""
+    """Yield messages with these queue offsets and shifts, by run."""
     borders = np.flatnonzero((np.diff(by) != 0) | (np.diff(offset) != 1)) + 1
     for start, end in zip([0, *borders.tolist()], [*borders.tolist(), len(by)], strict=True):
         yield Shift(int(offset[start]), end - start, int(by[start]))
@@ -427,9 +429,8 @@ def shifts(offset: Array, by: Array) -> Iterator[Shift]:
 
 def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
                size: Array) -> tuple[Array, Array, Array]:
-    """Return the rows of messages further ahead in their queue, which ends at queue offset ``end``.
-
-    (which messages have one (bool), by how many places too early each of those stands, the units of
+    """Return the entries of messages before their places in their queue, which ends at queue offset
+    ``end``: (which messages have one (bool), by how many places each is too early, the units of
     those).
     """
     begin, units = _ahead(queue, end, offset, physical)
@@ -446,7 +447,9 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
 
 
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:
-    """Return (queue offset, rows from there on), from before where the first message's row is."""
+    """Return (queue offset, entries from there on), from before the entry of the first message
+    on.
+    """
     first, end = int(offset.min()), min(int(offset.max()) + 1, end)
     least, back = int(physical.min()), _BACK
     while True:

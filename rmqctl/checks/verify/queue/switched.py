@@ -1,7 +1,7 @@
 """Light queues (``%LMQ%…``) of a 5.x broker whose enableMultiDispatch was switched off for a time.
 
-With enableLmq it goes on giving their queue offsets, and writes no rows in any of them
-(consumequeue.md §10). So rows of one light queue that others have are lost.
+With enableLmq it continues to give queue offsets of these queues, but writes no entries in any of
+them (consumequeue.md §10). So entries missing in one light queue but present in others are lost.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 
 def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
-    """Return which messages, at physical offsets ``places`` and without a row in light queue
-    ``key``, were stored while multi-dispatch was on: those of a stretch between two rows of this
-    queue, or behind all, in which another light queue has one's row. StoreIOError.
+    """Return which messages, at physical offsets ``places`` and without an entry in light queue
+    ``key``, were stored while multi-dispatch was on: another light queue has an entry for a message
+    in the same gap between two entries of this queue, or after its last.
+    Raises: StoreIOError.
     """
     if not places:
         return set()
@@ -41,7 +42,7 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
 
 
 def _places(queue: ConsumeQueue) -> Array:
-    """Return the physical offsets that the used rows of a queue lead to (int64)."""
+    """Return the physical offsets that the used entries of a queue point to (int64)."""
     places = [np.zeros(0, np.int64)]
     with closing(queue):
         for _, rows in queue.pages(queue.first_index, queue.disk_end):

@@ -1,1 +1,1 @@
-"""Timer log, wheel and checkpoint against each other and the commitlog."""
+"""Timer log, wheel and checkpoint, compared with each other and the commitlog."""

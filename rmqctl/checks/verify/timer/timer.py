@@ -1,9 +1,10 @@
-"""The timer of 5.x: timer log, wheel and timercheck, each against the others and the commitlog.
+"""The timer of 5.x: timer log, wheel and timercheck, each compared with the others and the
+commitlog.
 
-spec: timer-and-others-5x.md §1. Read in the order in which a broker makes them durable turned
-round (timercheck, wheel, log), so that a running broker only ever shows more than was promised.
-A unit that leads to no whole message is at fault, unless the consumequeue of the timer topic
-has the very same row: then the message is damaged or gone, which is the commitlog's trouble.
+spec: timer-and-others-5x.md §1. They are read in the reverse of the order in which a broker makes
+them durable (timercheck, wheel, log), so that a running broker only ever shows more than promised.
+A unit that points to no intact message is at fault, unless the consume queue of the timer topic has
+the same entry: then the message is damaged or missing, which is a fault of the commitlog.
 """
 
 from __future__ import annotations
@@ -38,15 +39,15 @@ _LONG_MAX = (1 << 63) - 1
 _TOPIC = TIMER_TOPIC.encode()
 _ANYWHERE = 1 << 62
 _MAX_SINGLE = 1000
-"""Units without a message that are looked at one by one; others are all told alike."""
+"""Units without a message that are examined singly; all others are reported alike."""
 _MAX_AHEAD = 1 << 20
-"""Rows of the consumequeue that are read from where the first asked one should be."""
+"""Entries of the consume queue that are read from the expected place of the first one on."""
 
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
           in_damage: Callable[[int], bool] | None = None) -> Iterator[Finding]:
-    """Yield all of the timer. ``log_end`` is the physical offset after the commitlog's last record,
-    ``in_damage`` says whether one is in a damaged part of the log.
+    """Yield the findings for the timer. ``log_end``: the physical offset after the commitlog's last
+    record. ``in_damage``: whether an offset is in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
     records = Records(store, store.log.end if log_end is None else log_end, in_damage)
@@ -89,7 +90,7 @@ def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
 
 
 def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """Yield the file by itself; puts the record into ``records``."""
+    """Check the file by itself and add its record to ``records``."""
     # The file, as long as it is to be.
     path = store.path("config", "timercheck")
     if not vfs.lexists(path):
@@ -128,7 +129,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
 
 
 def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """Compare timercheck with what is there (after the log was read)."""
+    """Compare timercheck with the store (after the log was read)."""
     path = store.path("config", "timercheck")
     if not records:
         if log.end > log.start and not vfs.lexists(path):
@@ -184,9 +185,7 @@ def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
 
 
 def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, Array]]:
-    """Return (field, what is wrong, which units), in the order in which it is told: each unit
-    once.
-    """
+    """Return (field, fault, which units), in the order of the reports: each unit once."""
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]
     physical = units["physical_offset"].astype(np.int64)
@@ -217,7 +216,7 @@ def _tell(page: Page, rows: Array, name: str, words: str) -> Iterator[Finding]:
 
 
 Wrong = tuple[int, str, str]
-"""(row, field, what is wrong with it)."""
+"""(row, field, fault)."""
 
 
 class Records:
@@ -233,7 +232,7 @@ class Records:
         self._asked = 0
 
     def check(self, units: Array, rows: Array, precision: int) -> Iterator[Wrong]:
-        """Yield what is wrong with the units of ``rows``; expired messages are skipped."""
+        """Yield the faults of the units of ``rows``; expired messages are skipped."""
         log = self._store.log
         if not log.files:
             return
@@ -261,7 +260,7 @@ class Records:
 
     def _compare(self, units: Array, rows: Array, of: Array, batch: Batch,
                  precision: int) -> Iterator[Wrong]:
-        """Units ``rows`` against the records number ``of`` of a batch."""
+        """Compare the units ``rows`` with the records number ``of`` of a batch."""
         timer, size = _is_timer(batch)[of], batch.column("total_size")[of]
         fits = timer & (size == units["message_size"][rows])
         if not fits.all():
@@ -315,7 +314,9 @@ class Records:
         self._lost += units["physical_offset"][rows[:5]].tolist()[:5 - len(self._lost)]
 
     def _queued(self, units: Array, rows: Array) -> Array:
-        """Return which of the units the timer topic's consumequeue has too, message and size."""
+        """Return which of the units the timer topic's consume queue has too, with message and
+        size.
+        """
         queue = self._store.known_queue(TIMER_TOPIC, 0)
         out: Array = np.zeros(len(rows), bool)
         if queue is None or not len(rows):
@@ -336,7 +337,9 @@ class Records:
         return out
 
     def left_over(self) -> Iterator[Finding]:
-        """Units whose message is damaged or missing in the commitlog: told once, as information."""
+        """Yield one informational finding on units whose message is damaged or missing in the
+        commitlog.
+        """
         if self._lost_count:
             places = ", ".join(map(str, self._lost)) + (
                 ", …" if self._lost_count > len(self._lost) else "")
@@ -361,7 +364,7 @@ def _is_timer(batch: Batch) -> Array:
 
 
 def _due(properties: text.Properties, count: int) -> Array:
-    """Return when each message is to be delivered (ms), -1 where it does not say."""
+    """Return when each message is to be delivered (ms), -1 if it does not say."""
     out: Array = np.full(count, -1, np.int64)
     rows, times = properties.find(TIMER_OUT_MS)
     for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
@@ -371,8 +374,8 @@ def _due(properties: text.Properties, count: int) -> Array:
 
 
 def _bisect(queue: ConsumeQueue, physical: int) -> int:
-    """Return the first row at or behind ``physical`` in a queue in order; somewhere in a damaged
-    one.
+    """Return the first entry at or after ``physical`` in a queue in order; any place in a damaged
+    queue.
     """
     low, high = queue.first_index, queue.disk_end
     while low < high:

@@ -1,7 +1,7 @@
 """The timer log by column: its places, which of them are used, and the times of its units.
 
-spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file; where less than
-a unit and an end mark are left, the end mark stands.
+spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file; if less than a
+unit and an end mark remain, the end mark is there.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _PAGE = 1 << 14
 _LOW = 0xFFFFFFFF
 _USED, _SOUND = 1, 2
 _CACHE = 96 << 20
-"""Bytes of unit times that are kept for following chains: 8 MB of a file of default size."""
+"""Bytes of unit times kept to follow chains: 8 MB for a file of default size."""
 
 
 @dataclass(slots=True)
 class Page:
-    """Units that lie together in a file, with their positions in the stream.
+    """Adjacent units of a file, with their positions in the stream.
 
     ``used`` excludes places that were never written.
     """
@@ -45,7 +45,9 @@ class Page:
 
 @dataclass(slots=True)
 class TimerLog:
-    """The files of the timer log, sorted; iterate `pages` once, then ``end`` and `times` hold."""
+    """The files of the timer log, sorted. ``end`` and `times` are valid once `pages` was
+    iterated.
+    """
 
     files: list[StoreFile]
     file_size: int
@@ -59,7 +61,9 @@ class TimerLog:
 
     @property
     def units_per_file(self) -> int:
-        """Return places of units in a file: one more must leave room for an end mark after it."""
+        """Return the number of places of units in a file; an end mark must fit after the last
+        one.
+        """
         room = self.file_size - UNIT_SIZE - TAIL.size
         return room // UNIT_SIZE + 1 if room >= 0 else 0
 
@@ -73,7 +77,9 @@ class TimerLog:
     # -- reading ------------------------------------------------------------------------------
 
     def pages(self) -> Iterator[Page | Finding]:
-        """Yield pages in order; what cannot be read or is unused among used places is a finding."""
+        """Yield pages in order; unreadable places, and unused ones among used places, become
+        findings.
+        """
         self.end = self.start
         last_used = self._last_used()
         for number, file in enumerate(self.files):
@@ -88,7 +94,7 @@ class TimerLog:
                 yield Finding("file-unreadable", "timer", str(error), file=file.path)
 
     def _last_used(self) -> int:
-        """Return the number of the last file that holds anything; -1 if none does."""
+        """Return the number of the last file with data; -1 without one."""
         for number in range(len(self.files) - 1, -1, -1):
             try:
                 with FileSource(self.files[number].path) as source:
@@ -100,7 +106,7 @@ class TimerLog:
 
     def _file(self, source: FileSource, file: StoreFile, number: int, used: Array) -> Iterator[
             Page]:
-        """Yield the pages of one file; keeps the times and what each place is in ``used``."""
+        """Yield the pages of one file; keep the times, and the state of each place in ``used``."""
         count = len(used)
         times: Array = np.zeros(count, np.uint32)
         self._times[number] = times
@@ -119,9 +125,10 @@ class TimerLog:
                 yield Page(file, position, units, filled)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
-        """Yield places never written before the last unit (or the end, if a file follows).
+        """Yield places that were never written before the last unit (or the end, if a file
+        follows).
 
-        Garbage behind zeros does not make the log longer; a damaged unit behind others does.
+        Garbage after zeros does not make the log longer; a damaged unit after others does.
         """
         sound = np.flatnonzero(used & _SOUND)
         behind = int(sound[-1]) + 1 if len(sound) else 0
@@ -136,7 +143,7 @@ class TimerLog:
                           count=count, next=LOOK)
 
     def _tail(self, source: FileSource, file: StoreFile, followed: bool) -> Iterator[Finding]:
-        """Yield the end mark of a file: it must stand when another file follows."""
+        """Check the end mark of a file, which is required if another file follows."""
         places = self.units_per_file * UNIT_SIZE
         raw = source.read(places, TAIL.size)
         if len(raw) < TAIL.size or not (any(raw) or followed):
@@ -155,8 +162,8 @@ class TimerLog:
     # -- looking back -------------------------------------------------------------------------
 
     def time_of(self, units: Array) -> Array:
-        """Return the slots of the units: their time in units of the precision, the low 32 bits of
-        it.
+        """Return the slots of the units: the low 32 bits of their time in units of the
+        precision.
         """
         times: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
         return times
@@ -164,7 +171,7 @@ class TimerLog:
     def times(self, position: Array) -> tuple[Array, Array]:
         """Return (known, `time_of`) for the units at stream positions.
 
-        Known are units of the latest files read, unless `forget` named them.
+        Units of the latest files read are known, unless `forget` named them.
         """
         is_known: Array = np.zeros(len(position), bool)
         out: Array = np.zeros(len(position), np.uint32)
@@ -177,7 +184,7 @@ class TimerLog:
         return is_known & (out != 0), out
 
     def forget(self, position: Array) -> None:
-        """Forget units that are damaged. All must be in one file."""
+        """Forget damaged units, all in one file."""
         if len(position):
             number = self._number(int(position[0]))
             self._times[number][(position - self.files[number].base) // UNIT_SIZE] = 0
@@ -186,11 +193,11 @@ class TimerLog:
         return bisect_right([file.base for file in self.files], position) - 1
 
     def file_of(self, position: int) -> StoreFile:
-        """Return the file in which a unit that was read lies."""
+        """Return the file of a unit that was read."""
         return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return one unit, read for itself; None without any."""
+        """Return one unit, read by itself; None if there is none."""
         number = self._number(position)
         if number < 0:
             return None

@@ -1,9 +1,9 @@
-"""The timer wheel: each slot by itself, then against the units of the timer log.
+"""The timer wheel: each slot by itself, then compared with the units of the timer log.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. Slots are never cleared, only overwritten by a later
-lap: a slot of the past whose units have expired is legal. The slot of a time leads to its newest
-unit, and each unit to the one before it. Where two of them disagree about the time, the one that
-nothing else confirms is at fault: one damage, one finding.
+lap: a past slot whose units have expired is legal. The slot of a time points to its newest unit,
+and each unit to the one before it. If two of them disagree about the time, the one that nothing
+else confirms is at fault: one damage, one finding.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rmqctl.scan.source import FileSource
 
 _PAGE = 1 << 15
 _MAX_SAMPLED = 500
-"""Slots whose units are asked for the precision the wheel runs with."""
+"""Maximum number of slots whose units show the precision of the wheel."""
 _NONE = -1
 _MAX_KEPT = 1 << 17
-"""Disagreements that are kept to be judged; random bytes may give any number of them."""
+"""Maximum number of disagreements kept for judgement; random bytes may give any number."""
 
 
 @dataclass(slots=True)
 class Wheel:
-    """The slots by column. ``sound``: used, and nothing wrong with the slot by itself."""
+    """The slots by column. ``sound``: used and without a fault of its own."""
 
     path: str
     time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
@@ -43,7 +43,9 @@ class Wheel:
     bad: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
 
     def read(self, log: TimerLog) -> Iterator[Finding]:
-        """Read the file; what is wrong with slots by themselves. StoreIOError."""
+        """Read the file, and find the faults of slots by themselves.
+        Raises: StoreIOError.
+        """
         with FileSource(self.path) as source:
             if source.size == 0:
                 yield self._finding("file-empty", "empty file: a broker starts with an empty wheel",
@@ -82,7 +84,7 @@ class Wheel:
         self.bad[part] = used & ~good
 
     def _slots(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
-        """Yield a finding for each stretch of adjacent slots."""
+        """Yield a finding for each run of adjacent slots."""
         place = SLOT.field(name)
         for first, count in runs(numbers.tolist()):
             yield self._finding(
@@ -103,7 +105,7 @@ class Wheel:
         return int(self.sound.sum() + self.bad.sum())
 
     def precision(self, log: TimerLog) -> int:
-        """Return the milliseconds of a slot, as the units that slots lead to tell it."""
+        """Return the milliseconds of a slot, as shown by the units that slots point to."""
         votes: Counter[int] = Counter()
         for number in np.flatnonzero(self.sound)[:_MAX_SAMPLED].tolist():
             unit = log.unit(int(self.last[number]))
@@ -115,14 +117,15 @@ class Wheel:
     # -- against the log ------------------------------------------------------------------------
 
     def ahead(self, log: TimerLog) -> Iterator[Finding]:
-        """Yield slots that lead beyond the end of the log (after `TimerLog.pages`)."""
+        """Yield slots that point beyond the end of the log (after `TimerLog.pages`)."""
         used = np.flatnonzero(self.sound)
         ahead = used[self.last[used] >= log.end]
         yield from self.tell(ahead, "last_pos",
                              f"points beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
-        """Yield (field, slots, positions they lead to) where a unit of another time is.
+        """Yield (field, slots, positions that they point to) of slots that point to a unit of
+        another time.
 
         Units that are damaged, expired or too far back are skipped.
         """
@@ -133,8 +136,8 @@ class Wheel:
             yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
-        """Return which units (``time`` in slots) are outside of what the slot of their time leads
-        to.
+        """Return which units (``time`` in slots) are beyond the unit that the slot of their time
+        points to.
         """
         number = time % SLOTS
         mask: Array = ((self.time[number] != time) | (self.last[number] < position)
@@ -142,10 +145,10 @@ class Wheel:
         return mask
 
     def lost(self, position: Array, time: Array) -> Array:
-        """Return the slots that do not lead to the newest of these units.
+        """Return the slots that do not point to the newest of these units.
 
-        A slot that a later lap has taken is legal, and so is one whose first unit is not the
-        oldest: a recovery may have started it again (§1.5).
+        A slot taken by a later lap is legal, and so is one whose first unit is not the oldest: a
+        recovery may have restarted it (§1.5).
         """
         number = time % SLOTS
         bad = (self.time[number] < time) | (
@@ -154,7 +157,7 @@ class Wheel:
         return slots
 
     def tell(self, numbers: Array, name: str, words: str) -> Iterator[Finding]:
-        """Yield findings about slots; each slot is told once in a run."""
+        """Yield findings about slots; each slot is reported once in a run."""
         numbers = np.unique(numbers)
         numbers = numbers[~self.bad[numbers]]
         self.bad[numbers] = True
@@ -162,7 +165,7 @@ class Wheel:
 
 
 class Chains:
-    """Collects what units say of their slots, page by page, and judges at the end."""
+    """Collects the slots of units, page by page, and judges them at the end."""
 
     def __init__(self, log: TimerLog, wheel: Wheel | None, flushed: int) -> None:
         self._log, self._wheel, self._flushed = log, wheel, flushed
@@ -170,7 +173,7 @@ class Chains:
         self._broken: list[tuple[int, int]] = []
 
     def take(self, page: Page, rows: Array) -> None:
-        """Take the units ``rows`` of a page, with which nothing else is wrong."""
+        """Add the units ``rows`` of a page, which have no other fault."""
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
         is_known, time = self._log.times(previous)
@@ -188,7 +191,7 @@ class Chains:
                                       strict=True))
 
     def judge(self) -> Iterator[Finding]:
-        """After the last page."""
+        """Judge the slots after the last page."""
         wheel, suspects = self._wheel, self._suspects
         if wheel is not None:
             yield from wheel.ahead(self._log)
@@ -226,7 +229,7 @@ class Chains:
     def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
         """Yield (field, slots, positions of their units) of slots that disagree with their units.
 
-        Where the unit's own time belongs to this very slot, the slot's time is what is wrong.
+        If the unit's own time belongs to this slot, the time of the slot is wrong.
         """
         for name, slots, places in wheel.mismatches(self._log):
             own = np.array([self._suspects.get(unit_position, slot + 1) % SLOTS == slot
