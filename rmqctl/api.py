@@ -240,9 +240,9 @@ class Store:
 
     def topics(self) -> list[Topic]:
         """Return the topics with their queues and offsets, as in `rmqctl info -o json`."""
-        return [Topic(found["topic"], found["messages"],
-                      [Queue(found["topic"], **queue) for queue in found["queues"]])
-                for found in self.info()["topics"]]
+        return [Topic(topic["topic"], topic["messages"],
+                      [Queue(topic["topic"], **queue) for queue in topic["queues"]])
+                for topic in self.info()["topics"]]
 
     def info(self) -> StoreInfo:
         """Return the contents of the store: the document of `rmqctl info -o json`."""
@@ -263,8 +263,8 @@ class Store:
         topic.
         """
         _of_type(str, "expected one name", topic=topic)
-        return [queue for found in self.topics() if topic in (None, found.topic)
-                for queue in found.queues]
+        return [queue for topic_info in self.topics() if topic in (None, topic_info.topic)
+                for queue in topic_info.queues]
 
     def query_key(self, topic: str, key: str, *, since: Time | None = None,
                   until: Time | None = None, most: int = 32, tz: tzinfo = UTC,
@@ -333,20 +333,20 @@ class Store:
         from rmqctl.checks.preflight.around import around
         from rmqctl.checks.preflight.preflight import preflight
 
-        found = preflight(self._store, broker_version, full=True, machine=around(self._store))
+        prediction = preflight(self._store, broker_version, full=True, machine=around(self._store))
         if (tier := self._tier()) is not None:
             from rmqctl.ext.tiered.verify.in_store import losses
 
             with tier:
-                found.in_tier = losses(tier, self._store)
-        broker, lost = f"a {found.broker_version} broker", found.account.would_lose
+                prediction.in_tier = losses(tier, self._store)
+        broker, lost = f"a {prediction.broker_version} broker", prediction.account.would_lose
         return PreflightReport.of(
-            "preflight", self.path, found.harmless,
-                      f"{broker} would not start" if not found.starts else
+            "preflight", self.path, prediction.harmless,
+                      f"{broker} would not start" if not prediction.starts else
                       f"{broker} would start and lose {counted(lost, 'message')}" if lost else
-                      f"{broker} would start and lose nothing" if found.harmless else
+                      f"{broker} would start and lose nothing" if prediction.harmless else
                       f"{broker} would start; see the document for the losses",
-                      with_next(found, self.path))
+                      with_next(prediction, self.path))
 
     def doctor(self, broker_version: str | None = None) -> DoctorReport:
         """Diagnose the store: problems, affected groups, losses of a startup: `rmqctl doctor -o
@@ -356,19 +356,20 @@ class Store:
         from rmqctl.checks.preflight.around import around_in_use
         from rmqctl.repair.outlook import advised
 
-        found = diagnose(self._store, broker_version, 1,
-                         machine=around_in_use(self._store, None))
+        diagnosis = diagnose(self._store, broker_version, 1,
+                             machine=around_in_use(self._store, None))
         if (tier := self._tier()) is not None:
             from rmqctl.ext.tiered.verify.in_store import joined
 
-            own = found.findings
+            own = diagnosis.findings
             with tier:
-                found = found.with_tier(joined(own, tier, self._store,
-                                               len(own.findings) + MAX_LISTED))
-        found = replace(found, outlook=advised(self._store, found, self._options(), silent))
-        document = found.as_dict()
-        return DoctorReport.of("doctor", self.path, document["sound"], str(found.verdict), document,
-                               found.findings.findings)
+                diagnosis = diagnosis.with_tier(joined(own, tier, self._store,
+                                                       len(own.findings) + MAX_LISTED))
+        diagnosis = replace(diagnosis,
+                            outlook=advised(self._store, diagnosis, self._options(), silent))
+        document = diagnosis.as_dict()
+        return DoctorReport.of("doctor", self.path, document["sound"], str(diagnosis.verdict),
+                               document, diagnosis.findings.findings)
 
     def diff(self, other: Store | str | os.PathLike[str], *,
              by: Literal["auto", "physical", "queue"] = "auto", most: int = 1000) -> DiffReport:
@@ -461,9 +462,10 @@ class Messages:
             yield from _as_objects(some, self.fields, self.decoding)
 
     def __repr__(self) -> str:
-        asked = {**{one.name: getattr(self.selection, one.name)
-                    for one in dataclass_fields(Selection)}, "view": self.view}
-        usual = {**{one.name: one.default for one in dataclass_fields(Selection)}, "view": "disk"}
+        asked = {**{field.name: getattr(self.selection, field.name)
+                    for field in dataclass_fields(Selection)}, "view": self.view}
+        usual = {**{field.name: field.default for field in dataclass_fields(Selection)},
+                 "view": "disk"}
         words = [f"{name}={value!r}" for name, value in asked.items() if value != usual[name]]
         return f"<rmqctl messages of {self._store.root}: {', '.join(words) or 'all'}>"
 
@@ -471,7 +473,7 @@ class Messages:
         first = list(islice(iter(replace(self, problems=[])), _SHOWN))
         return page(repr(self)[1:-1].removeprefix("rmqctl "), "" if len(first) < _SHOWN else
                     f"the first {_SHOWN}", [{name: str(value)[:_WIDTH] for name, value in
-                                             one.items()} for one in first])
+                                             row.items()} for row in first])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield Arrow record batches, one for each range of the log. Requires rmqctl[data]."""
@@ -544,9 +546,9 @@ def _as_objects(some: Page, names: Sequence[str],
         yield {name: row[name] for name in names}  # type: ignore[misc]
 
 
-def _one_of(name: str, value: object, known: Sequence[object]) -> None:
-    if value not in known:
-        raise UsageError(f"{name}={value!r}: expected one of {', '.join(map(repr, known))}")
+def _one_of(name: str, value: object, allowed: Sequence[object]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name}={value!r}: expected one of {', '.join(map(repr, allowed))}")
 
 
 def _of_type(kind: type, what: str, **given: object) -> None:
@@ -557,7 +559,7 @@ def _of_type(kind: type, what: str, **given: object) -> None:
 
 def _names(name: str, value: object) -> None:
     if isinstance(value, str) or not isinstance(value, Iterable) or not all(
-            isinstance(one, str) for one in value):
+            isinstance(entry, str) for entry in value):
         raise UsageError(f"{name}={value!r}: expected a list of strings")
 
 
@@ -565,7 +567,7 @@ def _millis(moment: Time | None, tz: tzinfo) -> int | None:
     if moment is None or isinstance(moment, int):
         return moment
     if isinstance(moment, datetime):
-        known = moment if moment.tzinfo is not None else moment.replace(tzinfo=tz)
-        return round(known.timestamp() * 1000)
+        with_zone = moment if moment.tzinfo is not None else moment.replace(tzinfo=tz)
+        return round(with_zone.timestamp() * 1000)
     _of_type(str, "expected a datetime, milliseconds since 1970, or a string", time=moment)
     return parse_time(moment, tz=tz)

@@ -150,10 +150,10 @@ def require(*packages: str) -> None:
 
     for package in packages:
         try:
-            found = find_spec(package)
+            spec = find_spec(package)
         except ModuleNotFoundError:  # of google.protobuf not even google is there
-            found = None
-        if found is None:
+            spec = None
+        if spec is None:
             raise MissingExtraError(package)
 
 

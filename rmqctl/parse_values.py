@@ -20,7 +20,7 @@ from rmqctl.errors import UsageError
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LONG_MAX = (1 << 63) - 1
 _CONDITION = re.compile(r"([^=!<>~]+)(==|!=|<=|>=|!~|=|<|>|~)(.*)", re.DOTALL)
-_LARGEST_PORT = (1 << 16) - 1
+_MAX_PORT = (1 << 16) - 1
 _EVERYWHERE = "0.0.0.0"  # noqa: S104
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]+)?) *(?:([kmgtpe])(ib|b|i)?|b)?", re.IGNORECASE)
@@ -287,11 +287,11 @@ def parse_address(text: str | Address) -> Address:
     """Parse ``127.0.0.1:9876``, ``[::1]:9876``, or ``:9876`` for every address of this machine."""
     if isinstance(text, Address):
         return text
-    found = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]*)):([0-9]{1,5})", text.strip())
-    if found is None or int(found[3]) > _LARGEST_PORT:
+    match = re.fullmatch(r"(?:\[([0-9a-fA-F:.]+)\]|([^\s:\[\]/]*)):([0-9]{1,5})", text.strip())
+    if match is None or int(match[3]) > _MAX_PORT:
         raise UsageError(f"expected HOST:PORT, got {text!r}; for example 127.0.0.1:9876 or "
                          "[::1]:9876")
-    return Address(found[1] or found[2] or _EVERYWHERE, int(found[3]))
+    return Address(match[1] or match[2] or _EVERYWHERE, int(match[3]))
 
 
 def is_url(target: str) -> bool:

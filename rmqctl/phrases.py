@@ -27,9 +27,9 @@ class Phrase(str):
 
     def __new__(cls, template: str, many: str = "", /, **values: Any) -> Self:
         chosen = many if many and values["count"] != 1 else template
-        made = super().__new__(cls, chosen.format(**values) if values else chosen)
-        made.template, made.values = many or template, values
-        return made
+        phrase = super().__new__(cls, chosen.format(**values) if values else chosen)
+        phrase.template, phrase.values = many or template, values
+        return phrase
 
     def translated(self, catalog: Catalog) -> str:
         """Return the text in the language of ``catalog``; in English if the catalog lacks it."""
@@ -46,9 +46,9 @@ class Joined(Phrase):
     __slots__ = ()
 
     def __new__(cls, separator: str, parts: Iterable[str], /) -> Self:
-        made = list(parts)
-        joined = super().__new__(cls, separator.join(made))
-        joined.template, joined.values = separator, {"parts": made}
+        listed = list(parts)
+        joined = super().__new__(cls, separator.join(listed))
+        joined.template, joined.values = separator, {"parts": listed}
         return joined
 
     def translated(self, catalog: Catalog) -> str:
@@ -64,11 +64,11 @@ def translated(value: Any, catalog: Catalog) -> Any:
     return value.translated(catalog) if isinstance(value, Phrase) else value
 
 
-def counted(count: int, one: str, many: str = "") -> Phrase:
+def counted(count: int, singular: str, many: str = "") -> Phrase:
     """Return a count with its noun: ``1 file``, ``1,901 files``; ``many`` is an irregular
     plural.
     """
-    return Phrase(f"{{count:,}} {one}", f"{{count:,}} {many or one + 's'}", count=count)
+    return Phrase(f"{{count:,}} {singular}", f"{{count:,}} {many or singular + 's'}", count=count)
 
 
 def some_of(names: Sequence[str], most: int) -> Phrase:

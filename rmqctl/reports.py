@@ -58,7 +58,7 @@ class Row(Mapping[str, Any]):
 
     def as_dict(self) -> dict[str, Any]:
         """Return the fields by their names."""
-        return {name: [one.as_dict() for one in value] if isinstance(value, list) else value
+        return {name: [row.as_dict() for row in value] if isinstance(value, list) else value
                 for name, value in self.items()}
 
     def __getitem__(self, name: str) -> Any:
@@ -91,8 +91,8 @@ class Report(Document):
     def of(cls, command: str, store: str, ok: bool | None, verdict: str,
            document: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Self:
         """Return a report whose further fields are those of that name in the document."""
-        own = {one.name: document[one.name] for one in fields(cls)
-               if one.name not in Report.__dataclass_fields__}
+        own = {field.name: document[field.name] for field in fields(cls)
+               if field.name not in Report.__dataclass_fields__}
         return cls(command=command, store=store, ok=ok, verdict=verdict, document=document,
                    findings=findings, **own)
 
@@ -101,8 +101,8 @@ class Report(Document):
 
     def _repr_html_(self) -> str:
         return page(f"{self.command} {self.store}", self.verdict, [
-            {"severity": found.severity, "finding": found.category, "where": found.file or "",
-             "detail": found.detail} for found in self.findings])
+            {"severity": finding.severity, "finding": finding.category, "where": finding.file or "",
+             "detail": finding.detail} for finding in self.findings])
 
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
@@ -249,7 +249,8 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
                   "interrupted": None if unfinished is None else unfinished.as_dict(),
                   "moved_aside": moved, "impact": None if impact is None else impact.as_dict(),
                   "next": following, "steps": [step.as_dict() for step in steps],
-                  "room": [each.as_dict() for each in room], "applied": False, "id": None})
+                  "room": [file_system.as_dict() for file_system in room], "applied": False,
+                  "id": None})
 
 
 def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[NextStep]:
@@ -266,8 +267,8 @@ def _steps_to(plan: Plan, options: RecoverOptions, *, decided: bool) -> list[Nex
                         ("ambiguous", options.ambiguous if decided else None),
                         ("max-message-size", options.sizes.largest_record),
                         ("correct", None if options.correct == "byte" else options.correct)):
-        for one in [value] if isinstance(value, str | int) else value or ():
-            words += [f"--{name}", str(one)]
+        for argument in [value] if isinstance(value, str | int) else value or ():
+            words += [f"--{name}", str(argument)]
     if options.keep_damaged:
         words.append("--keep-damaged")
     lost = plan.lost if decided else plan.lost_for_sure

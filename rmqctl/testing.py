@@ -148,11 +148,11 @@ class RocketMQ:
         spaces.
         """
         given = {props.TAGS: tags, props.KEYS: keys, props.DELAY: str(delay_level or "")}
-        known = {name: value for name, value in given.items() if value} | dict(properties or {})
+        sent = {name: value for name, value in given.items() if value} | dict(properties or {})
         self._ask("SEND_MESSAGE", body.encode() if isinstance(body, str) else body,
                   producerGroup="rmqctl-testing", topic=topic, defaultTopic="TBW102",
                   defaultTopicQueueNums=4, queueId=queue_id, sysFlag=0, bornTimestamp=now_ms(),
-                  flag=0, properties=props.build(known), reconsumeTimes=0, unitMode=False)
+                  flag=0, properties=props.build(sent), reconsumeTimes=0, unitMode=False)
 
     def messages(self, topic: str) -> list[Message]:
         """Return all messages of a topic, queue by queue. Raises UsageError for an unknown
@@ -181,10 +181,10 @@ class RocketMQ:
                         raise RmqctlError(f"{topic}: code {answer.code}, {answer.remark}")
                     offsets[asked.pop(answer.opaque)] = int(answer.ext["nextBeginOffset"])
                     seen += sum(1 for _ in records(answer.body))
-        found = self.messages(topic)
-        if len(found) < count:
-            raise TimeoutError(f"{topic} has {len(found)} of {count} messages after {timeout} s")
-        return found
+        messages = self.messages(topic)
+        if len(messages) < count:
+            raise TimeoutError(f"{topic} has {len(messages)} of {count} messages after {timeout} s")
+        return messages
 
     def delayed(self) -> list[Message]:
         """Return messages that are not due yet, with their target topic and queue."""
@@ -194,14 +194,15 @@ class RocketMQ:
         waiting, now = self._messages(props.SCHEDULE_TOPIC, offsets), now_ms()
         if props.TIMER_TOPIC in self._topics():
             timed = self._messages(props.TIMER_TOPIC, {0: 0})
-            recalled = {each.properties.get(props.TIMER_DELETE) for each in timed}
-            waiting += [each for each in timed
-                        if props.TIMER_DELETE not in each.properties
-                        and int(each.properties.get(props.TIMER_OUT_MS, 0)) > now
-                        and f"{each.properties.get(props.REAL_TOPIC)}+"
-                        f"{each.properties.get(props.UNIQUE_KEY)}" not in recalled]
-        return [replace(each, topic=each.properties[props.REAL_TOPIC],
-                        queue_id=int(each.properties[props.REAL_QUEUE_ID])) for each in waiting]
+            recalled = {message.properties.get(props.TIMER_DELETE) for message in timed}
+            waiting += [message for message in timed
+                        if props.TIMER_DELETE not in message.properties
+                        and int(message.properties.get(props.TIMER_OUT_MS, 0)) > now
+                        and f"{message.properties.get(props.REAL_TOPIC)}+"
+                        f"{message.properties.get(props.UNIQUE_KEY)}" not in recalled]
+        return [replace(message, topic=message.properties[props.REAL_TOPIC],
+                        queue_id=int(message.properties[props.REAL_QUEUE_ID]))
+                for message in waiting]
 
     # -- consumer groups ----------------------------------------------------------------------
 
@@ -310,30 +311,30 @@ class RocketMQ:
         """Return the topics that a group consumes, or the given one."""
         if topic is not None:
             self._queues(topic)
-        found = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
+        topics = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
         with self._client() as client:
             here = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup=group)
         if here.code == _FOUND:
-            found |= here.json()["subscriptionTable"].keys()
+            topics |= here.json()["subscriptionTable"].keys()
         groups = self._ask("GET_ALL_SUBSCRIPTIONGROUP_CONFIG").json()["subscriptionGroupTable"]
-        if not found and group not in groups:
+        if not topics and group not in groups:
             raise _unknown("consumer group", group, groups)
-        return [topic] if topic is not None else sorted(found & self._topics().keys())
+        return [topic] if topic is not None else sorted(topics & self._topics().keys())
 
     def _messages(self, topic: str, offsets: Mapping[int, int]) -> list[Message]:
         """Yield the messages of a topic's queues, each from a queue offset on."""
-        found = []
+        messages = []
         with self._client() as client:
             for queue_id, first in sorted(offsets.items()):
                 offset = first
                 while (pulled := client.pull(topic, queue_id, offset)).code == _FOUND:
-                    found += [Message(
+                    messages += [Message(
                         topic, queue_id, record.queue_offset,
                         plain_body(record.sys_flag, record.body)[0],
                         props.parse(java_text(record.properties)), record.store_timestamp)
                         for record in records(pulled.body)]
                     offset = int(pulled.ext["nextBeginOffset"])
-        return found
+        return messages
 
 
 class Fault:
@@ -355,8 +356,8 @@ class Fault:
         await asyncio.to_thread(self.end)
 
 
-def _unknown(kind: str, name: str, known: Iterable[str]) -> UsageError:
-    similar = get_close_matches(name, known)
+def _unknown(kind: str, name: str, names: Iterable[str]) -> UsageError:
+    similar = get_close_matches(name, names)
     return UsageError(f"no such {kind}: {name}" + (
         f"; similar: {', '.join(similar)}" if similar else ""))
 

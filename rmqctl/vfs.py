@@ -27,7 +27,7 @@ ARCHIVES = (".tar", ".zip", ".tar.zst", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2"
 _PAGE = 4096
 _DEVICE = -1
 """Of all mounted places; their paths tell files apart."""
-_DEEPEST = 64
+_MAX_DEPTH = 64
 _FRESH = 10.0
 """Seconds for which a list is not asked for again."""
 
@@ -96,15 +96,15 @@ class Tree:
         for folder in self.empty:
             self.folders.setdefault(folder, {})
         for path in (*self.files, *self.links, *self.empty):
-            if path.count("/") > _DEEPEST:  # no system can read, nor remove, them all
-                raise StoreIOError(f"{self.root}/{path[:_DEEPEST]} ...: more than {_DEEPEST} "
+            if path.count("/") > _MAX_DEPTH:  # no system can read, nor remove, them all
+                raise StoreIOError(f"{self.root}/{path[:_MAX_DEPTH]} ...: more than {_MAX_DEPTH} "
                                    "folders inside each other")
             while path:
                 above, _, name = path.rpartition("/")
-                known = self.folders.setdefault(above, {})
-                if name in known:
+                listed = self.folders.setdefault(above, {})
+                if name in listed:
                     break
-                known[name] = None
+                listed[name] = None
                 path = above  # noqa: PLW2901
 
     def stat(self, inner: str) -> os.stat_result:
@@ -117,7 +117,7 @@ class Tree:
                                 f"{self.root}/{inner}" if inner else self.root)
 
 
-class Entry:
+class MountedEntry:
     """As `os.DirEntry`."""
 
     __slots__ = ("_tree", "name", "path")
@@ -157,7 +157,7 @@ class Scan(Protocol):
     def close(self) -> None: ...
 
 
-class _Entries(list[Any]):
+class _MountedEntries(list[Any]):
     """The entries of a folder, as a `Scan`."""
 
     def __enter__(self) -> Self:
@@ -170,7 +170,7 @@ class _Entries(list[Any]):
         """Nothing is open."""
 
 
-_IDLE = 4
+_MAX_IDLE = 4
 """Places that stay mounted although nobody reads from them."""
 _trees: dict[str, Tree] = {}
 _replaced: list[Tree] = []
@@ -227,10 +227,10 @@ def stamp_of(root: str) -> tuple[int, int, int] | None:
     """Return a stamp of the local archive that contains a path; it changes when the archive
     changes.
     """
-    found = None if "://" in root else archive_of(root)
-    if found is None:
+    archive = None if "://" in root else archive_of(root)
+    if archive is None:
         return None
-    about = os.stat(found[0])
+    about = os.stat(archive[0])
     return about.st_ino, about.st_size, about.st_mtime_ns
 
 
@@ -280,7 +280,7 @@ def _set_trees(trees: dict[str, Tree]) -> None:
 def _tidy() -> None:
     """Forget places that nobody reads from, but the last ones: each takes memory, or a disk."""
     idle = sorted({id(tree): tree for tree in _trees.values() if not tree.users}.values(),
-                  key=lambda tree: tree.listed_at)[:-_IDLE]
+                  key=lambda tree: tree.listed_at)[:-_MAX_IDLE]
     idle += [tree for tree in _replaced if not tree.users]
     if idle:
         _set_trees({name: tree for name, tree in _trees.items() if tree not in idle})
@@ -304,14 +304,14 @@ def raise_failure() -> None:
 
 def lacks(root: str, structure: str) -> bool:
     """Return whether a mounted place is of a kind that never has a structure."""
-    found = _find(root)
-    return found is not None and structure in found[0].lacks
+    mounted = _find(root)
+    return mounted is not None and structure in mounted[0].lacks
 
 
 def sampled(root: str) -> int:
     """Return for how many files of a mounted place samples showed the end."""
-    found = _find(root)
-    return 0 if found is None else found[0].reader.sampled_files
+    mounted = _find(root)
+    return 0 if mounted is None else mounted[0].reader.sampled_files
 
 
 def unmount_all() -> None:
@@ -347,12 +347,12 @@ def file_of(path: str) -> tuple[Tree, str, Listed] | None:
 
     FileNotFoundError, IsADirectoryError as `open`.
     """
-    found = _find(path)
-    if found is None:
+    mounted = _find(path)
+    if mounted is None:
         if "://" in path:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
         return None
-    tree, inner = found
+    tree, inner = mounted
     listed = tree.files.get(inner)
     if listed is None:
         if inner in tree.folders:
@@ -377,12 +377,12 @@ def reader_of(path: str) -> Elsewhere | None:
     if not _trees and "://" not in path:
         return None
     try:
-        found = file_of(path)
+        mounted = file_of(path)
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "open") from None
-    if found is None:
+    if mounted is None:
         return None
-    tree, inner, listed = found
+    tree, inner, listed = mounted
     reader = tree.reader
     return Elsewhere(partial(reader.read, inner), partial(reader.gather, inner),
                      partial(reader.next_data, inner), partial(reader.end_of, inner), listed.size)
@@ -393,14 +393,14 @@ def reader_of(path: str) -> Elsewhere | None:
 
 def stat(path: str | os.PathLike[str]) -> os.stat_result:
     """Behave as `os.stat`."""
-    found = _find(path)
-    return os.stat(path) if found is None else found[0].stat(found[1])
+    mounted = _find(path)
+    return os.stat(path) if mounted is None else mounted[0].stat(mounted[1])
 
 
 def lexists(path: str) -> bool:
     """Behave as `os.path.lexists`."""
-    if _trees and (found := _find(path)) is not None:
-        return _has(path) or found[1] in found[0].links
+    if _trees and (mounted := _find(path)) is not None:
+        return _has(path) or mounted[1] in mounted[0].links
     return os.path.lexists(path)
 
 
@@ -413,14 +413,14 @@ def exists(path: str) -> bool:
 
 def isfile(path: str) -> bool:
     """Behave as `os.path.isfile`."""
-    found = _find(path)
-    return os.path.isfile(path) if found is None else found[1] in found[0].files
+    mounted = _find(path)
+    return os.path.isfile(path) if mounted is None else mounted[1] in mounted[0].files
 
 
 def isdir(path: str) -> bool:
     """Behave as `os.path.isdir`."""
-    found = _find(path)
-    return os.path.isdir(path) if found is None else found[1] in found[0].folders
+    mounted = _find(path)
+    return os.path.isdir(path) if mounted is None else mounted[1] in mounted[0].folders
 
 
 def getsize(path: str) -> int:
@@ -444,27 +444,27 @@ def statvfs(path: str) -> os.statvfs_result:
 
 def listdir(path: str) -> list[str]:
     """Behave as `os.listdir`."""
-    found = _find(path)
-    return os.listdir(path) if found is None else [*_names(*found, path)]
+    mounted = _find(path)
+    return os.listdir(path) if mounted is None else [*_names(*mounted, path)]
 
 
 def scandir(path: str = ".") -> Scan:
     """Behave as `os.scandir`."""
-    found = _find(path)
-    if found is None:
+    mounted = _find(path)
+    if mounted is None:
         return os.scandir(path)
-    tree, inner = found
-    return _Entries(Entry(tree, path, name) for name in _names(tree, inner, path))
+    tree, inner = mounted
+    return _MountedEntries(MountedEntry(tree, path, name) for name in _names(tree, inner, path))
 
 
 def walk(top: str, onerror: Any = None, *, followlinks: bool = False) -> Iterator[
         tuple[str, list[str], list[str]]]:
     """As `os.walk`, from above."""
-    found = _find(top)
-    if found is None:
+    mounted = _find(top)
+    if mounted is None:
         yield from os.walk(top, onerror=onerror, followlinks=followlinks)
         return
-    tree, inner = found
+    tree, inner = mounted
     names = [*tree.folders.get(inner, ())]
     folders = [name for name in names if posixpath.join(inner, name) in tree.folders]
     yield top, folders, [name for name in names if posixpath.join(inner, name) in tree.files]
@@ -501,10 +501,10 @@ def open_bytes(path: str) -> IO[bytes]:
     """Open a file as ``open(path, "rb")`` does; a file of a mounted place is read whole. OSError,
     StoreIOError.
     """
-    found = None if not _trees and "://" not in path else file_of(path)
-    if found is None:
+    mounted = None if not _trees and "://" not in path else file_of(path)
+    if mounted is None:
         return open(path, "rb")
-    tree, inner, listed = found
+    tree, inner, listed = mounted
     return io.BytesIO(tree.reader.read(inner, 0, listed.size))
 
 

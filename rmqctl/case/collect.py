@@ -18,8 +18,8 @@ from rmqctl.case.runs import Runs, host, now
 from rmqctl.store.redaction import Redaction
 
 SUMMARY, REPORT = "case.json", "report.html"
-MOST_FINDINGS = 10_000
-DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MOST_FINDINGS)),
+MAX_FINDINGS = 10_000
+DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MAX_FINDINGS)),
              "preflight": (), "offsets": ()}
 """Commands that print one JSON document, with their options."""
 
@@ -66,7 +66,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
         originals = inventory.take(folder, case.root, case.log_folders, advance)
         runs.note({"listed": inventory.LIST, "sums": inventory.SUMS, "files": originals.files,
                    "bytes": originals.bytes, "ended": now()})
-        found = _examined(case, folder, runs, copies, lambda name: step(name, None))
+        examined = _examined(case, folder, runs, copies, lambda name: step(name, None))
     finally:
         runs.close()
         copies.close()
@@ -79,7 +79,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
         "rmqctl": __version__, "redacted": case.redaction is not None,
         "originals": {"files": originals.files, "bytes": originals.bytes,
                       "links": originals.links, "not_read": originals.unread},
-        "originals_changed": changed, **found, "damaged_places": copies.count,
+        "originals_changed": changed, **examined, "damaged_places": copies.count,
         "complete": not result.problems, "problems": result.problems}
     folder.write(SUMMARY, json.dumps(result.summary, indent=2, ensure_ascii=True).encode() + b"\n")
     folder.write(README, readme(result.summary, runs.rows, os.listdir(target)))
@@ -128,15 +128,15 @@ def _examined(case: Case, folder: Folder, runs: Runs, copies: Copies,
 
 def _problems(originals: Inventory, runs: Runs, copies: Copies, folder: Folder, *,
               changed: bool) -> list[str]:
-    found = list(originals.problems)
-    if originals.unread > len(found):
-        found.append(f"and {originals.unread - len(found)} more originals were not read")
-    found += [f"step {row['step']} ({row['command'].split()[1]}): {row['meaning']}, exit code "
-              f"{row['exit_code']}" for row in runs.rows
-              if not row["done"] or not os.path.exists(folder.at(row["output"]))
-              if (row["exit_code"], row["output"]) != (3, REPORT)]  # the report is an extra
+    problems = list(originals.problems)
+    if originals.unread > len(problems):
+        problems.append(f"and {originals.unread - len(problems)} more originals were not read")
+    problems += [f"step {row['step']} ({row['command'].split()[1]}): {row['meaning']}, exit code "
+                 f"{row['exit_code']}" for row in runs.rows
+                 if not row["done"] or not os.path.exists(folder.at(row["output"]))
+                 if (row["exit_code"], row["output"]) != (3, REPORT)]  # the report is an extra
     if changed:
-        found.append("the originals changed while they were examined")
+        problems.append("the originals changed while they were examined")
     if copies.left_out:
-        found.append(f"{copies.left_out} more damaged places were not copied")
-    return found
+        problems.append(f"{copies.left_out} more damaged places were not copied")
+    return problems

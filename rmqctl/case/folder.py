@@ -29,7 +29,7 @@ rmqctl case was interrupted, or is still running. What is here may be incomplete
 it. Delete the folder and run the command again.
 """
 _BLOCK = 1 << 20
-_MOST_SUMS = 64 << 20
+_MAX_SUMS = 64 << 20
 _FOLDER_MODE = 0o700
 
 
@@ -159,17 +159,17 @@ def check(path: str) -> Check:
             raise NotAStoreError(f"{path}: not an evidence folder: {SUMS} is missing") from None
         return Check(path, finished=False)
     with open(fd, "rb") as file:
-        data = file.read(_MOST_SUMS + 1)
-    found = Check(path, finished=not is_marked, sums=hashlib.sha256(data).hexdigest())
-    if len(data) > _MOST_SUMS:
+        data = file.read(_MAX_SUMS + 1)
+    result = Check(path, finished=not is_marked, sums=hashlib.sha256(data).hexdigest())
+    if len(data) > _MAX_SUMS:
         raise StoreIOError(f"{os.path.join(path, SUMS)}: too large for an evidence folder")
     wanted = dict(filter(None, map(_parsed, data.split(b"\n"))))
     here = set(names(path)) - {SUMS, UNFINISHED}
-    found.extra = sorted(here - set(wanted))
+    result.extra = sorted(here - set(wanted))
     for name, sum_wanted in wanted.items():
-        found.files += 1
+        result.files += 1
         if name not in here:
-            found.missing.append(name)
+            result.missing.append(name)
             continue
         digest, place = hashlib.sha256(), os.path.join(path, name)
         with suppress(StoreIOError):
@@ -179,8 +179,8 @@ def check(path: str) -> Check:
             finally:
                 os.close(opened)
         if digest.hexdigest() != sum_wanted or os.path.islink(place):
-            found.changed.append(name)
-    return found
+            result.changed.append(name)
+    return result
 
 
 def _parsed(line: bytes) -> tuple[str, str] | None:

@@ -17,7 +17,7 @@ from rmqctl.checks.digests import file_digest, sum_line
 from rmqctl.errors import StoreIOError
 
 LIST, SUMS = "originals.jsonl", "originals.sha256"
-_MOST_HOLES = 1 << 40
+_MAX_HOLES = 1 << 40
 _SECTOR = 512
 _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", stat.S_IFIFO: "fifo",
           stat.S_IFSOCK: "socket", stat.S_IFBLK: "device", stat.S_IFCHR: "device"}
@@ -42,33 +42,34 @@ class Inventory:
 def take(folder: Folder, root: str, log_folders: Iterable[str],
          advance: Callable[[int], None]) -> Inventory:
     """List and hash all originals into the evidence folder. StoreIOError."""
-    found = Inventory()
+    inventory = Inventory()
     base = base_of(root)
     with folder.new(LIST) as listed, folder.new(SUMS) as sums:
-        for path, about in entries(root, log_folders, found.problem):
+        for path, about in entries(root, log_folders, inventory.problem):
             row = _row(os.path.relpath(path, base) if path.startswith(base) else path, about)
-            found.links += row["kind"] == "link"
+            inventory.links += row["kind"] == "link"
             if row["kind"] == "link":
                 row["target"] = os.readlink(path)
             elif row["kind"] == "file" or path == root:
                 digest = None
-                if about.st_size - about.st_blocks * _SECTOR > _MOST_HOLES:
+                if about.st_size - about.st_blocks * _SECTOR > _MAX_HOLES:
                     row["problem"] = f"{path}: not hashed: more than 1 TiB of it are holes"
                 else:
-                    digest = file_digest(base, row["path"], about.st_size, _MOST_HOLES,
+                    digest = file_digest(base, row["path"], about.st_size, _MAX_HOLES,
                                          device=row["kind"] == "device")
                     row["sha256"], row["size"] = digest.sha256, digest.size
                     row |= {"problem": digest.problem} if digest.problem else {}
                 if digest is not None and digest.sha256 is not None:
                     sums.write(sum_line(digest.sha256, row["path"]) + b"\n")
-                    found.files, found.bytes = found.files + 1, found.bytes + digest.size
+                    inventory.files += 1
+                    inventory.bytes += digest.size
                 else:
-                    found.problem(row["problem"])
+                    inventory.problem(row["problem"])
                 advance(about.st_size)
             elif row["kind"] != "folder":
-                found.problem(f"{path}: a {row['kind']}, not read")
+                inventory.problem(f"{path}: a {row['kind']}, not read")
             listed.write(json_line(row))
-    return found
+    return inventory
 
 
 def base_of(root: str) -> str:

@@ -26,8 +26,8 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.redaction import Redaction
 
 INDEX, LIVE, CARVED = "damage/index.jsonl", "messages.jsonl", "carved.jsonl"
-MOST_COPIES = 10_000
-_MOST_BYTES, _BLOCK = 64 << 20, 1 << 20
+MAX_COPIES = 10_000
+_MAX_BYTES, _BLOCK = 64 << 20, 1 << 20
 UNSERVED = "not-served"
 _in = lru_cache(maxsize=4096)(os.path.realpath)
 
@@ -49,7 +49,7 @@ class Copies:
         place = _in(path), position, length
         if length <= 0 or place in self._seen:
             return
-        if self.count >= MOST_COPIES:
+        if self.count >= MAX_COPIES:
             self.left_out += 1
             return
         self._seen.add(place)
@@ -58,11 +58,11 @@ class Copies:
         name = f"damage/{self.count:05d}-{about['category']}.bin"
         try:
             with FileSource(path, device=True) as source:
-                row |= self._copied(source, position, min(length, _MOST_BYTES), name)
+                row |= self._copied(source, position, min(length, _MAX_BYTES), name)
         except StoreIOError as error:
             row["problem"] = str(error)
-        if length > _MOST_BYTES:
-            row["problem"] = f"only the first {_MOST_BYTES} bytes were copied"
+        if length > _MAX_BYTES:
+            row["problem"] = f"only the first {_MAX_BYTES} bytes were copied"
         if self._redaction is not None:
             row |= {name: self._redaction.document(row[name]) for name in ("detail", "problem")
                     if name in row}
@@ -136,7 +136,7 @@ def carve(runs: Runs, folder: Folder, words: Sequence[str], live: Live | None, p
     """Carve, and keep all records but the ``live`` ones, with how each was found; how many of each
     kind. StoreIOError.
     """
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     with folder.new(CARVED) as out, runs.run(words, CARVED, subprocess.PIPE) as process:
         assert process.stdout is not None
         for line in process.stdout:
@@ -146,15 +146,15 @@ def carve(runs: Runs, folder: Folder, words: Sequence[str], live: Live | None, p
                 break
             path, position, placement = row["source"], row["source_offset"], row["placement"]
             if live is not None and live.has(path, position):
-                found["live"] += 1
+                counts["live"] += 1
                 continue
             how = ("duplicate" if row["duplicate"] else UNSERVED
                    if placement == "in-place" and live is not None else placement)
-            found[how] += 1
+            counts[how] += 1
             out.write(json_line({"found": how, "finding": places.at(path, position),
                                  "source": path, "source_offset": position, **row}))
             if live is None and placement == "damaged":
                 copies.add(path, position, row["total_size"], {
                     "category": "body-crc", "detail": "body CRC mismatch"})
         process.stdout.close()
-    return found
+    return counts

@@ -114,7 +114,7 @@ class Runs:
         it, at the end. StoreIOError.
         """
         number = len(self.rows) + 1
-        said = f"stderr/{number:02d}-{words[0]}.txt"
+        stderr_path = f"stderr/{number:02d}-{words[0]}.txt"
         row: dict[str, Any] = {"step": number, "command": shlex.join(["rmqctl", *words]),
                                "started": now()}
         begin = time.monotonic()
@@ -140,9 +140,9 @@ class Runs:
                 errors.seek(0)
                 text = errors.read().decode("utf-8", "replace")
                 if text:
-                    row["stderr"] = said
+                    row["stderr"] = stderr_path
                     if self._redaction is not None:
                         text = self._redaction.text(text)
-                    self._folder.write(said, text.encode())
+                    self._folder.write(stderr_path, text.encode())
                 self.rows.append(row)
                 self.note(row)

@@ -61,7 +61,7 @@ def test_small_files_come_together(name: str, held: int, golden_copy,
     monkeypatch.setattr(log_pass, "_SMALL", -1)
     assert judged(root) == together
     monkeypatch.setattr(log_pass, "_SMALL", 1 << 30)
-    monkeypatch.setattr(log_pass, "_MOST_HELD", held)
+    monkeypatch.setattr(log_pass, "_MAX_HELD", held)
     assert judged(root) == together
 
 

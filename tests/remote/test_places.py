@@ -519,14 +519,15 @@ def test_places_that_nobody_reads_are_forgotten(golden: GoldenFolder, tmp_path: 
     root = golden("4.9.3/basic/store")
     with Store.open(in_memory(root, tmp_path)) as first:
         readers = []
-        for number in range(3 * vfs._IDLE):
+        for number in range(3 * vfs._MAX_IDLE):
             with Store.open(in_memory(root, tmp_path)) as store:
                 assert store.log.record_at(0) is not None
                 readers.append(vfs._trees[store.root].reader)
                 if not number:
                     readers[0].failed = StoreIOError("why")
-        assert len(vfs._trees) <= vfs._IDLE + 2
-        assert not any(reader._size for reader in readers[:vfs._IDLE])  # type: ignore[attr-defined]
+        assert len(vfs._trees) <= vfs._MAX_IDLE + 2
+        assert not any(reader._size  # type: ignore[attr-defined]
+                       for reader in readers[:vfs._MAX_IDLE])
         assert first.log.record_at(0) is not None
         with pytest.raises(StoreIOError, match="why"):
             vfs.raise_failure()

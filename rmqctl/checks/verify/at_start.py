@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from rmqctl.broker.recovery import default_release
 from rmqctl.broker.versions import VERSIONS, version_of
 from rmqctl.checks.findings import INFO, Finding
-from rmqctl.checks.verify.context import PutRight
+from rmqctl.checks.verify.context import StartRepairs
 from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.errors import RmqctlError
 from rmqctl.formats.local.index_file import HEADER
@@ -58,13 +58,13 @@ class AtStart:
         except RmqctlError:
             return None
 
-    def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight:
+    def rows(self, key: QueueKey, place: int | None, end: int) -> StartRepairs:
         """Return whether a start recreates all missing entries of a queue. ``place``: physical
         offset of the message of the first one (None: unknown). ``end``: the queue offset after the
         last message of the queue, which misplaced entries do not reach.
         """
         if place is None:
-            return PutRight()
+            return StartRepairs()
 
         def is_recreated(start: Prediction) -> bool:
             losses = (start.queue_losses or {}).get(key)
@@ -77,10 +77,10 @@ class AtStart:
         """Record that a problem does not count because a start is still to come."""
         self.relied_on = True
 
-    def keys(self, place: int | None) -> PutRight:
+    def keys(self, place: int | None) -> StartRepairs:
         """Return whether a start recreates all missing index entries, like `rows`."""
         if place is None:
-            return PutRight()
+            return StartRepairs()
         return self._judge(place, lambda start: self._indexed and place >= start.index_from)
 
     def index_file(self, finding: Finding) -> Finding:
@@ -97,24 +97,24 @@ class AtStart:
 
         name = relative(self.store, finding.file)
         telling = finding.category == "index-ahead"
-        right = self._judge(None, lambda start: name in start.doomed and not (
+        repairs = self._judge(None, lambda start: name in start.doomed and not (
             telling and start.account.known_lost))
         of_end_time = (finding.category, finding.offset) == ("index-header", _END_TIME)
-        if not right.severity or (of_end_time and right.entries_lost):
+        if not repairs.severity or (of_end_time and repairs.entries_lost):
             return finding
         does = "discards the file" + (" and rebuilds it" if self._indexed else "")
-        return replace(finding, severity=INFO, detail=finding.detail + right.index_words(does))
+        return replace(finding, severity=INFO, detail=finding.detail + repairs.index_words(does))
 
     @property
     def _indexed(self) -> bool:
         return self.store.sizes.conf.message_index is not False
 
-    def _judge(self, place: int | None, is_repaired: Callable[[Prediction], bool]) -> PutRight:
+    def _judge(self, place: int | None, is_repaired: Callable[[Prediction], bool]) -> StartRepairs:
         """Return the outcome by a test of both starts. ``place``: physical offset from which the
         log has to be read again; None if it need not be.
         """
         if not self._starts:
-            return PutRight()
+            return StartRepairs()
         by: list[str] = []
         not_by: list[str] = []
         for start in self._starts:
@@ -123,7 +123,8 @@ class AtStart:
             name = start.broker_version
             (by if does else not_by).append(_AFTER_CLEAN_END.get(name, name))
         self.relied_on |= bool(by) and not not_by
-        return PutRight(tuple(by), tuple(not_by), max(start.index_lost for start in self._starts))
+        return StartRepairs(tuple(by), tuple(not_by),
+                            max(start.index_lost for start in self._starts))
 
 
 def _reads(start: Prediction, place: int) -> bool:

@@ -32,7 +32,7 @@ MAX_LISTED = 100_000
 _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
-class PutRight(NamedTuple):
+class StartRepairs(NamedTuple):
     """Releases that repair a finding at startup without losing a message, and those that do not.
     ``entries_lost``: index entries that such a start discards for good. ``unflushed``: why the
     entries are not on the disk yet, if a broker keeps them in memory and the log has them all.
@@ -73,9 +73,9 @@ class PutRight(NamedTuple):
 class Starts(Protocol):
     """The outcome of the next start of a broker; see `rmqctl.checks.verify.at_start`."""
 
-    def rows(self, key: QueueKey, place: int | None, end: int) -> PutRight: ...
+    def rows(self, key: QueueKey, place: int | None, end: int) -> StartRepairs: ...
 
-    def keys(self, place: int | None) -> PutRight: ...
+    def keys(self, place: int | None) -> StartRepairs: ...
 
     def rely(self) -> None: ...
 
@@ -106,19 +106,20 @@ class Context:
             self.damage_starts.append(start)
             self.damage_ends.append(end)
 
-    def rows_put_right(self, key: QueueKey, place: int | None, end: int | None = None) -> PutRight:
+    def start_repairs_of_rows(self, key: QueueKey, place: int | None,
+                              end: int | None = None) -> StartRepairs:
         """Return the outcome for missing entries of a queue, from the message at ``place`` on.
         ``end``: the queue offset after its last message, if it is not a plain queue.
         """
         unflushed = self.unflushed if place is not None and self.is_unflushed(place) else ""
         if self.at_start is None:
-            return PutRight(unflushed=unflushed)
-        right = self.at_start.rows(key, place, self.result.queues[key].next_offset if end is None
-                                   else end)
-        if not unflushed or right.severity:
-            return right
+            return StartRepairs(unflushed=unflushed)
+        repairs = self.at_start.rows(key, place, self.result.queues[key].next_offset if end is None
+                                     else end)
+        if not unflushed or repairs.severity:
+            return repairs
         self.at_start.rely()
-        return right._replace(unflushed=unflushed)
+        return repairs._replace(unflushed=unflushed)
 
     def is_unflushed(self, place: int) -> bool:
         """Return whether the entry of the message at ``place`` may legally be in no file yet."""
@@ -146,9 +147,9 @@ class Context:
             return None
         return database.checkpoint
 
-    def keys_put_right(self, place: int | None) -> PutRight:
+    def start_repairs_of_keys(self, place: int | None) -> StartRepairs:
         """Return the outcome for missing index entries, from the message at ``place`` on."""
-        return PutRight() if self.at_start is None else self.at_start.keys(place)
+        return StartRepairs() if self.at_start is None else self.at_start.keys(place)
 
     @cached_property
     def rowless(self) -> set[int]:

@@ -44,12 +44,12 @@ def index_findings(context: Context) -> Iterator[Finding]:
     if vfs.lacks(context.store.root, "index"):
         return
     if not tally.files and context.result.keyed:
-        right = context.keys_put_right(context.store.log.min_offset)
+        repairs = context.start_repairs_of_keys(context.store.log.min_offset)
         yield Finding(
             "index-missing", "index", f"{context.result.keyed} messages have keys, but the index "
-            f"is missing (or off: messageIndexEnable=false){right.index_words('recreates them')}",
+            f"is missing (or off: messageIndexEnable=false){repairs.index_words('recreates them')}",
             file=context.store.path("index"), offset=0, count=context.result.keyed,
-            severity=right.severity)
+            severity=repairs.severity)
         return
     tally.settle()
     yield from _extra(context)
@@ -131,16 +131,17 @@ def _missing(context: Context) -> Iterator[Finding]:
                     f"are older than the oldest index file ({oldest}) and can no longer be queried",
                     INFO)
     if between or tally.unlisted_missing:
-        right = context.keys_put_right(min((physical for physical, _ in between), default=None))
+        repairs = context.start_repairs_of_keys(min((physical for physical, _ in between),
+                                                    default=None))
         yield _keys(tally, "index-key-missing", between,
-                    f"have no entry, but later keys do{right.index_words('recreates them')}",
-                    right.severity, tally.unlisted_missing)
+                    f"have no entry, but later keys do{repairs.index_words('recreates them')}",
+                    repairs.severity, tally.unlisted_missing)
     if behind:
-        right = context.keys_put_right(min(physical for physical, _ in behind))
+        repairs = context.start_repairs_of_keys(min(physical for physical, _ in behind))
         yield _keys(tally, "index-behind", behind,
                     "are newer than the newest index entry "
-                    f"({newest}){right.index_words('recreates them')}",
-                    INFO if context.live else right.severity)
+                    f"({newest}){repairs.index_words('recreates them')}",
+                    INFO if context.live else repairs.severity)
 
 
 def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,

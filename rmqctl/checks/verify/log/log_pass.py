@@ -38,7 +38,7 @@ from rmqctl.store.store import Store
 if TYPE_CHECKING:
     from rmqctl.store.log.dledger import UnitReader
 
-_SMALL, _MOST_HELD = 1 << 18, 1 << 21
+_SMALL, _MAX_HELD = 1 << 18, 1 << 21
 """Bytes of one waiting buffer, and of all waiting buffers."""
 UNREADABLE = "(unreadable)"
 """Replaces the field of a span that the system could not read."""
@@ -126,7 +126,7 @@ class LogPass:
             batch.data = batch.data.copy()  # the walk goes on
             self._held.append(batch)
             self._held_bytes += len(batch.data)
-        if self._held and (not is_small or self._held_bytes > _MOST_HELD):
+        if self._held and (not is_small or self._held_bytes > _MAX_HELD):
             self._take_held()
         if not is_small:
             self._take(batch)

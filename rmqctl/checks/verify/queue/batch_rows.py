@@ -246,10 +246,10 @@ def batch_forward(context: Context) -> Iterator[Finding]:
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.exists:
-            right = context.rows_put_right(key, expected[0][0], _end(expected))
+            repairs = context.start_repairs_of_rows(key, expected[0][0], _end(expected))
             yield _finding(context, key, "cq-missing", expected, None,
                            f"{plural(len(expected), 'record')} in the log, but no batch consume "
-                           f"queue{right.words('recreates it')}", right.severity)
+                           f"queue{repairs.words('recreates it')}", repairs.severity)
             continue
         try:
             yield from _queue(context, key, queue, expected)
@@ -271,11 +271,12 @@ def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expecte
                        f"{plural(len(between), 'record has', 'records have')} no entry, but later "
                        f"records do; the first is at {between[0][0]}")
     if behind:
-        right = context.rows_put_right(key, behind[0][0], _end(expected))
+        repairs = context.start_repairs_of_rows(key, behind[0][0], _end(expected))
         yield _finding(context, key, "cq-behind", behind, queue,
                        f"the entries end before the log: {plural(len(behind), 'record')} from "
-                       f"{behind[0][0]} on without an entry{right.words('recreates the entries')}",
-                       INFO if context.live else right.severity)
+                       f"{behind[0][0]} on without an entry"
+                       f"{repairs.words('recreates the entries')}",
+                       INFO if context.live else repairs.severity)
 
 
 def _end(expected: Expected) -> int:

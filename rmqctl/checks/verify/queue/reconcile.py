@@ -13,7 +13,7 @@ import numpy as np
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural, runs
-from rmqctl.checks.verify.context import Context, PutRight, deleted
+from rmqctl.checks.verify.context import Context, StartRepairs, deleted
 from rmqctl.checks.verify.queue.rows import Claim, QueueKey, QueueTally, Shift, merged
 from rmqctl.checks.verify.queue.switched import stored_while_on
 from rmqctl.formats.local import properties as props
@@ -411,12 +411,12 @@ class QueueReconciler(LeftOver):
         count = len(claims) + self.tally.unlisted
         first = min((c.queue_offset for c in claims), default=self.end)
         place = min((c.physical_offset for c in claims), default=None)
-        right = self.context.rows_put_right(self.key, place)
+        repairs = self.context.start_repairs_of_rows(self.key, place)
         return self.finding(
             "cq-behind", f"the queue ends at {self.end}, before the log: "
             f"{plural(count, 'message')} from queue offset {first} (physical offset {place}) "
-            f"{_have(count)} no entry{right.words(_makes(count))}", first, count=count,
-            severity=INFO if self.context.live else right.severity)
+            f"{_have(count)} no entry{repairs.words(_makes(count))}", first, count=count,
+            severity=INFO if self.context.live else repairs.severity)
 
     def _runs(self, category: str, claims: list[Claim]) -> Iterator[Finding]:
         """Yield a finding for each run of adjacent queue offsets."""
@@ -426,14 +426,15 @@ class QueueReconciler(LeftOver):
             if number == len(claims) or (
                     claims[number].queue_offset != claims[number - 1].queue_offset + 1):
                 run = claims[start:number]
-                right = self.context.rows_put_right(
+                repairs = self.context.start_repairs_of_rows(
                     self.key, min(claim.physical_offset for claim in run))
                 yield self.finding(
                     category, f"{plural(len(run), 'message')} {_have(len(run))} no entry: queue "
                     f"offset {run[0].queue_offset}"
                     + (f" to {run[-1].queue_offset}" if len(run) > 1 else "")
-                    + f", physical offset {run[0].physical_offset}{right.words(_makes(len(run)))}",
-                    run[0].queue_offset, count=len(run), severity=right.severity)
+                    + f", physical offset {run[0].physical_offset}"
+                    + repairs.words(_makes(len(run))),
+                    run[0].queue_offset, count=len(run), severity=repairs.severity)
                 start = number
 
     def _of_an_earlier_queue(self) -> Iterator[Finding]:
@@ -599,16 +600,16 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
     folder = ("consumequeue",) if in_rocksdb else ("consumequeue", topic, str(queue_id))
     gone = deleted(topic, context.known_topics)
     detail = f"{tally.messages} messages in the log, but no consume queue"
-    right = PutRight()
+    repairs = StartRepairs()
     if gone:
         detail += "; the topic is not in topics.json, so it may have been deleted"
     else:
-        right = context.rows_put_right(key, tally.first_phy)
-        detail += right.words("recreates it")
+        repairs = context.start_repairs_of_rows(key, tally.first_phy)
+        detail += repairs.words("recreates it")
     yield Finding("cq-missing", "consumequeue", detail,
                   file=context.store.path(*folder), offset=None if in_rocksdb else 0,
                   topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages,
-                  severity=INFO if gone else right.severity)
+                  severity=INFO if gone else repairs.severity)
 
 
 def _makes(count: int) -> str:
