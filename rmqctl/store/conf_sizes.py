@@ -29,41 +29,41 @@ def as_files_are(store: Any, sizes: Any) -> Any:
     ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, and is seen as it is
     now.
     """
-    said = sizes.conf.values
+    values = sizes.conf.values
     refuted: set[str] = set()
     with suppress(RmqctlError):
-        refuted = {name for name, size in _proven(store, said) if said.get(name, size) != size}
+        refuted = {name for name, size in _proven(store, values) if values.get(name, size) != size}
     if not refuted:
         return sizes
     dropped: dict[str, Any] = {field: None for name, field in _FIELDS.items()
-                               if name in refuted and getattr(sizes, field) == said[name]}
+                               if name in refuted and getattr(sizes, field) == values[name]}
     return replace(sizes, refuted=frozenset(refuted), **dropped)
 
 
-def _proven(store: Any, said: dict[str, Any]) -> Iterator[tuple[str, int]]:
+def _proven(store: Any, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
     """Yield what the files of a store prove, by the names of a configuration that says
     something.
     """
-    if "commitlog_file_size" in said:
+    if "commitlog_file_size" in values:
         files = store.log.files
         size = common_size(files)
-        if size and _is_sure([file.size for file in files], size, said["commitlog_file_size"]):
+        if size and _is_sure([file.size for file in files], size, values["commitlog_file_size"]):
             yield "commitlog_file_size", size
     for name, queues, unit in (
             ("consumequeue_file_size", store.queues, consume_queue.UNIT_SIZE),
             ("batch_consumequeue_file_size", store.batch_queues, batch_consume_queue.UNIT_SIZE)):
-        if name not in said:
+        if name not in values:
             continue
         size = queue_size((queue.files for queue in queues.values()), unit)
         if size and _is_sure([file.size for queue in queues.values() for file in queue.files],
-                             size, said[name]):
+                             size, values[name]):
             yield name, size
-    if {"index_slots", "index_max"} & said.keys():
+    if {"index_slots", "index_max"} & values.keys():
         shape, _ = store.index_shape()
         if shape is not None:
             yield "index_slots", shape[0]
             yield "index_max", shape[1]
 
 
-def _is_sure(sizes: list[int], found: int, said: int) -> bool:
-    return (sizes.count(found) >= _SURE and said not in sizes) or max(sizes) > said
+def _is_sure(sizes: list[int], usual: int, configured: int) -> bool:
+    return (sizes.count(usual) >= _SURE and configured not in sizes) or max(sizes) > configured

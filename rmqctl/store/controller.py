@@ -87,7 +87,7 @@ def _copy(store: Store, name: str) -> EpochCopy:
 def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[Span]:
     """Return the epochs with their ends."""
     ends = [*(following.start_offset for following in epochs[1:]), log_end]
-    return [Span(*one, end) for one, end in zip(epochs, ends, strict=False)]
+    return [Span(*epoch, end) for epoch, end in zip(epochs, ends, strict=False)]
 
 
 def read_identity(store: Store) -> BrokerIdentity | None:
@@ -136,8 +136,8 @@ def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) ->
     same = [number for number in shared
             if left[number].start_offset == right[number].start_offset]
     point = min(left[same[-1]].end_offset or 0, right[same[-1]].end_offset or 0) if same else None
-    common = next((number for number, (one, other) in enumerate(zip(a, b, strict=False))
-                   if one != other), min(len(a), len(b)))
+    common = next((number for number, (own, other) in enumerate(zip(a, b, strict=False))
+                   if own != other), min(len(a), len(b)))
     return Agreement(point, common,
                      next((number for number in shared if number not in same), None))
 

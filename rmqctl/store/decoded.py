@@ -32,8 +32,8 @@ class Decoded(NamedTuple):
             return self.kind
         if name == "internal":
             return self.internal
-        found = self.of_body(name)
-        return None if found is MISSING else found
+        value = self.of_body(name)
+        return None if value is MISSING else value
 
     def of_body(self, name: str) -> Any:
         """Return ``body.PATH``; `MISSING` if the body lacks that field."""

@@ -32,9 +32,9 @@ def by_the_log(topic: str, *conditions: str) -> str:
     return " ".join(["rmqctl read STORE --where", shlex.quote(f"topic={topic}"), *conditions])
 
 
-def near_names(name: str, known: Iterable[str]) -> str:
+def near_names(name: str, names: Iterable[str]) -> str:
     """Return `` (did you mean A or B?)`` for a name that may be mistyped; empty if none is near."""
-    by_small: dict[str, str] = {name.lower(): name for name in known}
+    by_small: dict[str, str] = {name.lower(): name for name in names}
     near = get_close_matches(name.lower(), by_small, _NEAR)
     return f" (did you mean {' or '.join(by_small[name] for name in near)}?)" if near else ""
 
@@ -59,40 +59,40 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
     """Return a note on queues that a topic should have, but that have no consumequeue: a queue
     without any message has none either. None if all have one.
     """
-    known = {*queue_ids(store, "consumequeue", topic),
-             *queue_ids(store, "batchconsumequeue", topic)}
-    if not known or topic.startswith(_SYSTEM):  # a queue of a delay level comes with its first
+    existing = {*queue_ids(store, "consumequeue", topic),
+                *queue_ids(store, "batchconsumequeue", topic)}
+    if not existing or topic.startswith(_SYSTEM):  # a queue of a delay level comes with its first
         return None
-    count = _queue_count(store, topic, known)
-    missing = [str(queue_id) for queue_id in range(count) if queue_id not in known]
+    count = _queue_count(store, topic, existing)
+    missing = [str(queue_id) for queue_id in range(count) if queue_id not in existing]
     if not missing:
         return None
     return (f"{topic}: no consumequeue for queue {named(missing)} of {count}; to look for "
             f"messages in the log: `{by_the_log(topic)}`")
 
 
-def _queue_count(store: Store, topic: str, known: Iterable[int]) -> int:
+def _queue_count(store: Store, topic: str, existing: Iterable[int]) -> int:
     """Return the number of queues a topic should have: by topics.json, or by the existing ones."""
-    return min(max(configured_queues(store, topic) or 0, max(known) + 1), _MOST_QUEUES)
+    return min(max(configured_queues(store, topic) or 0, max(existing) + 1), _MOST_QUEUES)
 
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
     """Return a note if a topic, or one of its queues, has no consumequeue; None if it has one."""
     if not store.layout.reads("consumequeue"):
         return None  # said already
-    known = sorted({*queue_ids(store, "consumequeue", topic),
-                    *queue_ids(store, "batchconsumequeue", topic)})
-    if not known:
+    existing = sorted({*queue_ids(store, "consumequeue", topic),
+                       *queue_ids(store, "batchconsumequeue", topic)})
+    if not existing:
         topics = topics_on_disk(store)
         return (f"topic {topic} has no queues in this store{near_names(topic, topics)}; " + (
             f"existing topics: {named(topics)}" if topics else "the store has no consumequeues")
             + f"; to look for it in the log: `{by_the_log(topic)}`")
-    if queue_id is not None and queue_id not in known:
-        count = _queue_count(store, topic, known)
+    if queue_id is not None and queue_id not in existing:
+        count = _queue_count(store, topic, existing)
         if 0 <= queue_id < count and not topic.startswith(_SYSTEM):
             return (f"{topic}: no consumequeue for queue {queue_id} of {count}; to look for its "
                     "messages in the log: "
                     f"`{by_the_log(topic, '--where', f'queue_id={queue_id}')}`")
         return f"topic {topic} has no queue {queue_id} in this store; existing queues: " + named(
-            [str(queue_id) for queue_id in known])
+            [str(queue_id) for queue_id in existing])
     return None

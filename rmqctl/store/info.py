@@ -167,10 +167,10 @@ def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
                         f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
         troubles.append(Trouble(store.log_folders[0], "no commitlog files"))
-    known = {vfs.abspath(file.path) for file in store.log.files}
+    log_files = {vfs.abspath(file.path) for file in store.log.files}
     strange = {os.path.dirname(item.path) for item in items
                if item.kind == "commitlog" and item.base_offset is not None
-               and vfs.abspath(store.path(item.path)) not in known}
+               and vfs.abspath(store.path(item.path)) not in log_files}
     troubles += [Trouble(store.path(folder), "looks like a part of the commitlog; pass "
                          "--commitlog-dir for each of its folders") for folder in sorted(strange)]
     return troubles
@@ -265,9 +265,9 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:
-        folder, depth, deepest, found = stack.pop()
+        folder, depth, deepest, status = stack.pop()
         try:
-            info = vfs.stat(folder) if found is None else found
+            info = vfs.stat(folder) if status is None else status
             if (info.st_dev, info.st_ino) in seen:
                 continue
             seen.add((info.st_dev, info.st_ino))
@@ -317,9 +317,9 @@ def _kind(parts: tuple[str, ...], path: str, size: int, in_log: bool) -> str:
         return kinds.COMMITLOG
     if parts[0] in _OF_DATABASES and DATABASE_FILE.fullmatch(parts[-1]):
         return parts[0]
-    known = kinds.from_path(parts)
-    if known is not None:
-        return known
+    kind = kinds.from_path(parts)
+    if kind is not None:
+        return kind
     try:
         with FileSource(path) as source:
             head = source.read(0, _HEAD)

@@ -26,13 +26,13 @@ def enclosing_store(path: str | os.PathLike[str]) -> str | None:
     return _above(vfs.realpath(named)) or _above(named)
 
 
-def refuse_in_store(path: str | os.PathLike[str], said: str | None = None) -> None:
+def refuse_in_store(path: str | os.PathLike[str], shown: str | None = None) -> None:
     """Raise UsageError for a place in a store; ``said``: what it is called then, instead of its
     path.
     """
     inside = enclosing_store(path)
     if inside is not None:
-        raise UsageError(f"{said or os.fspath(path)} is in the store {inside}: choose a place "
+        raise UsageError(f"{shown or os.fspath(path)} is in the store {inside}: choose a place "
                          "outside of it")
 
 

@@ -217,19 +217,19 @@ def fixed(index: IndexFile, header: bytes) -> IndexFile:
     only is omitted.
     """
     index.source.close()
-    known = HEADER.decode(header)
-    file = IndexFile(index.file, index.shape, known, IndexSource(index.file.path, index.shape,
-                                                                 header))
-    last, before = file.entry(known.entries), file.entry(known.entries - 1)
-    if (known.entries < 2 or last is None or before is None
-            or last.physical_offset == known.end_phy_offset
-            or before.physical_offset != known.end_phy_offset
+    decoded = HEADER.decode(header)
+    file = IndexFile(index.file, index.shape, decoded, IndexSource(index.file.path, index.shape,
+                                                                   header))
+    last, before = file.entry(decoded.entries), file.entry(decoded.entries - 1)
+    if (decoded.entries < 2 or last is None or before is None
+            or last.physical_offset == decoded.end_phy_offset
+            or before.physical_offset != decoded.end_phy_offset
             or _rereads(file, header)):
         return file
     file.source.close()
-    header = HEADER.build(known._replace(
-        index_count=known.index_count - 1,
-        hash_slot_count=known.hash_slot_count - (last.previous == 0)))
+    header = HEADER.build(decoded._replace(
+        index_count=decoded.index_count - 1,
+        hash_slot_count=decoded.hash_slot_count - (last.previous == 0)))
     return IndexFile(index.file, index.shape, HEADER.decode(header),
                      IndexSource(index.file.path, index.shape, header))
 

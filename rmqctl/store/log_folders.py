@@ -178,8 +178,8 @@ def _beside(root: str) -> Iterator[str]:
         for inner in _folders(folder):  # a disk's mount point, with a folder as the root's own
             if inner == os.path.basename(root):
                 below = os.path.join(folder, inner)
-                yield from (() if is_store(below) else (os.path.join(below, each)
-                            for each in _folders(below) if each.lower().startswith(COMMITLOG)))
+                yield from (() if is_store(below) else (os.path.join(below, inside)
+                            for inside in _folders(below) if inside.lower().startswith(COMMITLOG)))
 
 
 def is_store(folder: str) -> bool:
@@ -204,14 +204,14 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
             lines = file.read(_MOST_CONFIGURATION).splitlines()
     except (OSError, StoreIOError):
         return
-    said = {key.strip(): value.strip() for key, sign, value in (
+    settings = {key.strip(): value.strip() for key, sign, value in (
         line.partition("=") for line in lines) if sign}
-    home = said.get("storePathRootDir", "")
+    home = settings.get("storePathRootDir", "")
     if home and vfs.isdir(home) and _identity(home) != _identity(root):
         return  # of another store on this machine
     for key in ("storePathCommitLog", "readOnlyCommitLogStorePaths"):
-        for each in said.get(key, "").split(","):
-            place = each.strip()
+        for entry in settings.get(key, "").split(","):
+            place = entry.strip()
             if not place or "\0" in place:
                 continue
             if home and (place == home or place.startswith(home.rstrip("/") + "/")):
@@ -237,10 +237,10 @@ def _proves_itself(folder: _Folder, size: int) -> bool:
         return False
     proven = at_fault = 0
     for file in files:
-        said = _offset_of_first(file.path)
-        right = said == file.base and not file.base % size
+        offset = _offset_of_first(file.path)
+        right = offset == file.base and not file.base % size
         proven += right
-        at_fault += not right and (said is not None or file.base % size != 0)
+        at_fault += not right and (offset is not None or file.base % size != 0)
     return proven > at_fault
 
 
@@ -347,7 +347,7 @@ def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
         if file is None:
             continue
         head = _read(file.path, physical - file.base, _HEAD.size).ljust(_HEAD.size, b"\0")
-        size, magic, said = _HEAD.unpack(head)
-        right = size == length and magic in VERSIONS and said == physical
+        size, magic, offset = _HEAD.unpack(head)
+        right = size == length and magic in VERSIONS and offset == physical
         hits, misses = hits + right, misses + (not right)
     return hits > misses if hits or misses else None

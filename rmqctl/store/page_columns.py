@@ -28,8 +28,8 @@ def page_columns(page: Page, names: Sequence[str]) -> pa.RecordBatch:
     wanted = schema(names)
     arrays = {}
     if isinstance(page, BatchPage):
-        known = [name for name in names if name in MESSAGE_COLUMNS]
-        arrays = dict(zip(known, message_columns(page.batch, known).columns, strict=True))
+        columns = [name for name in names if name in MESSAGE_COLUMNS]
+        arrays = dict(zip(columns, message_columns(page.batch, columns).columns, strict=True))
     for field in wanted:
         if field.name not in arrays:
             arrays[field.name] = _column(page, field)

@@ -75,10 +75,10 @@ class Page(ABC):
 
     def column(self, name: str) -> list[Any]:
         """Return one field of the message object for each message, except the body."""
-        known = self._columns.get(name)
-        if known is None:
-            known = self._columns[name] = self._compute(name)
-        return known
+        values = self._columns.get(name)
+        if values is None:
+            values = self._columns[name] = self._compute(name)
+        return values
 
     def _compute(self, name: str) -> list[Any]:
         if name in INTEGERS or name == "crc_ok":

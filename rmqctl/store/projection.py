@@ -43,15 +43,15 @@ def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     may be named as well.
     """
     fields = [name.strip() for name in names if name.strip()]
-    known = (*FIELDS, OFFSET_MSG_ID, *more)
+    valid = (*FIELDS, OFFSET_MSG_ID, *more)
     prefixes = (PROPERTY, OF_BODY) if DECODED[0] in more else (PROPERTY,)
     for name in fields:
-        if name not in known and (name in prefixes or not name.startswith(prefixes)):
+        if name not in valid and (name in prefixes or not name.startswith(prefixes)):
             of_body = "" if OF_BODY not in prefixes else f", {OF_BODY}FIELD for a field of the body"
-            raise UsageError(f"no field {name!r}; valid fields: {', '.join(known)} and "
+            raise UsageError(f"no field {name!r}; valid fields: {', '.join(valid)} and "
                              f"{PROPERTY}NAME for a property{of_body}")
     if not fields:
-        raise UsageError(f"No field given. Valid fields: {', '.join(known)}.")
+        raise UsageError(f"No field given. Valid fields: {', '.join(valid)}.")
     return list(dict.fromkeys(fields))
 
 
@@ -93,10 +93,10 @@ class Projection:
             plain = replace(self, redaction=None, preview=0)
             return map(self.redaction.row, plain.rows(page), page.raw("body"))
         rows = self._stored(page)
-        made = list(filter(is_decoded, self.names))
-        if self.decoding is None or not (self.preview or made):
+        from_bodies = list(filter(is_decoded, self.names))
+        if self.decoding is None or not (self.preview or from_bodies):
             return rows
-        return (self._with_decoded(row, decoded, made)
+        return (self._with_decoded(row, decoded, from_bodies)
                 for row, decoded in zip(rows, self.decoding.rows(page), strict=True))
 
     def _stored(self, page: Page) -> Iterator[dict[str, Any]]:
@@ -125,8 +125,8 @@ class Projection:
         return page.column("msg_id" if name == OFFSET_MSG_ID else name)
 
     def _with_decoded(self, row: dict[str, Any], decoded: Decoded,
-                      made: Sequence[str]) -> dict[str, Any]:
-        for name in made:
+                      names: Sequence[str]) -> dict[str, Any]:
+        for name in names:
             row[name] = decoded.field(name)
         if self.preview and "body" in row and decoded.kind is not None:
             row["body"] = _short(decoded.value, self.preview)

@@ -108,7 +108,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)
-    found = []
+    losses = []
     for repair_id, path in notes[-_MOST_NOTES:]:
         loss = _read(repair_id, path)
         if loss.command and (loss.command.startswith(OF_A_TIER) != (log is None)):
@@ -117,8 +117,8 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
             loss = replace(loss, root=None)
         loss = _still_lost(loss, log, end)
         if loss.total or loss.messages is None:
-            found.append(loss)
-    return RepairLosses(tuple(found), max(0, len(notes) - _MOST_NOTES))
+            losses.append(loss)
+    return RepairLosses(tuple(losses), max(0, len(notes) - _MOST_NOTES))
 
 
 def pruned_notes(root: str) -> list[str]:

@@ -75,23 +75,24 @@ class Space:
     def rows(self) -> list[dict[str, Any]]:
         """Return topics, those with most bytes of log first: rows of `COLUMNS`."""
         topics = self.topics or {}
-        total = sum(one.log_bytes for one in topics.values())
-        return [{"topic": topic, "rows": one.rows, "log_bytes": one.log_bytes,
-                 "share": round(one.log_bytes / total, 4) if total else 0.0,
-                 "queue_bytes": one.queue_bytes, "queue_disk_bytes": one.queue_disk_bytes}
-                for topic, one in sorted(topics.items(), key=lambda pair: (
+        total = sum(topic_space.log_bytes for topic_space in topics.values())
+        return [{"topic": topic, "rows": topic_space.rows, "log_bytes": topic_space.log_bytes,
+                 "share": round(topic_space.log_bytes / total, 4) if total else 0.0,
+                 "queue_bytes": topic_space.queue_bytes,
+                 "queue_disk_bytes": topic_space.queue_disk_bytes}
+                for topic, topic_space in sorted(topics.items(), key=lambda pair: (
                     -pair[1].log_bytes, -pair[1].queue_bytes, pair[0]))]
 
     def as_dict(self) -> dict[str, Any]:
-        known = None if self.topics is None else sum(
-            one.log_bytes for one in self.topics.values())
+        in_rows = None if self.topics is None else sum(
+            topic_space.log_bytes for topic_space in self.topics.values())
         return {"structures": [{"kind": kind, "files": total.files, "size": total.size,
                                 "allocated": total.allocated}
                                for kind, total in totals(self.items).items()],
                 "topics": None if self.topics is None else self.rows(),
-                "log_bytes_in_rows": known,
-                "log_bytes_without_row": None if known is None else max(
-                    0, self.growth.bytes - known),
+                "log_bytes_in_rows": in_rows,
+                "log_bytes_without_row": None if in_rows is None else max(
+                    0, self.growth.bytes - in_rows),
                 "growth": self.growth.as_dict()}
 
 
@@ -102,38 +103,38 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
     # Files and growth are known even if the consume queues cannot be read.
     store = view.store
     items, troubles = inventory(store)
-    found = Space(items, growth(store))
-    found.notes += [f"{trouble.path}: {trouble.reason}" for trouble in troubles]
+    result = Space(items, growth(store))
+    result.notes += [f"{trouble.path}: {trouble.reason}" for trouble in troubles]
     unread = store.layout.unread.get("consumequeue")
     if unread is not None:
-        found.not_told = unread
-        return found
+        result.not_told = unread
+        return result
     # Add the sizes of the queue files to their topics.
-    found.topics = {topic: TopicSpace() for topic in topics_on_disk(store)}
+    result.topics = {topic: TopicSpace() for topic in topics_on_disk(store)}
     for item in items:
         parts = item.path.split(os.sep)
         if len(parts) > 2 and parts[0] in _QUEUES:
-            one = found.topics.setdefault(parts[1], TopicSpace())
-            one.queue_bytes += item.size
-            one.queue_disk_bytes += item.allocated
+            topic_space = result.topics.setdefault(parts[1], TopicSpace())
+            topic_space.queue_bytes += item.size
+            topic_space.queue_disk_bytes += item.allocated
     # Add the messages that the entries of each topic point to, within the log.
     first, end = store.log.min_offset, store.log.end
-    for topic, one in found.topics.items():
+    for topic, topic_space in result.topics.items():
         for rows in topic_rows(store, topic, None, view, report):
             try:
                 for _, physical, sizes in rows.pages(rows.first, rows.end):
                     inside = (physical >= first) & (sizes > 0) & (physical + sizes <= end)
-                    one.rows += int(np.count_nonzero(inside))
+                    topic_space.rows += int(np.count_nonzero(inside))
                     # Messages of a light queue are counted for their own topic.
                     if not topic.startswith(LMQ_PREFIX):
-                        one.log_bytes += int(sizes[inside].sum())
+                        topic_space.log_bytes += int(sizes[inside].sum())
                     advance(20 * len(sizes))
             except StoreIOError as error:
-                found.notes.append(f"{error}: the rest of {topic}/{rows.queue_id} is not counted")
+                result.notes.append(f"{error}: the rest of {topic}/{rows.queue_id} is not counted")
             if rows.why_unread:
-                found.notes.append(f"{rows.why_unread}: unreadable entries of "
-                                   f"{topic}/{rows.queue_id} are not counted")
-    return found
+                result.notes.append(f"{rows.why_unread}: unreadable entries of "
+                                    f"{topic}/{rows.queue_id} are not counted")
+    return result
 
 
 def growth(store: Store) -> Growth:

@@ -178,8 +178,8 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
     for file in log.files:
         record = log.record_at(file.base)
         starts.append(None if record is None else record.store_timestamp)
-    known = [start for start in starts if start is not None]
-    if known != sorted(known):
+    readable = [start for start in starts if start is not None]
+    if readable != sorted(readable):
         return log.files
     chosen = []
     for number, file in enumerate(log.files):

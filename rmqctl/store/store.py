@@ -574,8 +574,8 @@ class Store(Closing):
         """Under which queue ids the rows of light queues lie; `leads` looks at the rows."""
         from rmqctl.store.queue.light_queues import light_queues_of
 
-        known = self.remembered | self.sizes.conf.values
-        return light_queues_of(self.known_queues, known, self.generation)
+        settings = self.remembered | self.sizes.conf.values
+        return light_queues_of(self.known_queues, settings, self.generation)
 
     @property
     def leads(self) -> Leads:
@@ -617,9 +617,9 @@ class Store(Closing):
         return live.fixed(index, self.snapshot.index_headers[file.name])
 
     def _open_index(self, file: StoreFile) -> IndexFile:
-        known = None if self._shapes_lent is None else self._shapes_lent.get(file.path)
+        lent = None if self._shapes_lent is None else self._shapes_lent.get(file.path)
         index = open_index(file, self.sizes.index_slots, self.sizes.index_max,
-                           self._shapes_said(file), known)
+                           self._shapes_said(file), lent)
         if self._shapes_lent is not None:
             self._shapes_lent[file.path] = Decided(index.shape, index.sure)
         return index
@@ -640,8 +640,8 @@ class Store(Closing):
         """By file size the shape that the content of most files proves (of the first few)."""
         votes: dict[int, Counter[Shape]] = {}
         for file in self.index_listing.files:
-            known = votes.setdefault(file.size, Counter())
-            if known.total() >= _INDEX_VOTERS:
+            shapes = votes.setdefault(file.size, Counter())
+            if shapes.total() >= _INDEX_VOTERS:
                 continue
             try:
                 index = open_index(file)
@@ -649,8 +649,8 @@ class Store(Closing):
                 continue
             index.close()
             if index.sure and index.header.entries:
-                known[index.shape] += 1
-        return {size: known.most_common(1)[0][0] for size, known in votes.items() if known}
+                shapes[index.shape] += 1
+        return {size: shapes.most_common(1)[0][0] for size, shapes in votes.items() if shapes}
 
     def index_shape(self) -> tuple[Shape | None, str]:
         """Return (the shape of the index files, "") by the newest that shows it; (None, why not) if

@@ -71,18 +71,18 @@ def evidence(store: Any) -> Evidence:
     last properties of a few records tell whether a release of the other generation could have been
     it.
     """
-    known = [*_marks(store), *_small_files(store)]
-    if any(hint.since >= _FIVE for hint in known):
+    of_files = [*_marks(store), *_small_files(store)]
+    if any(hint.since >= _FIVE for hint in of_files):
         return Evidence(5, proven=True)
-    if any(hint.four for hint in known):
+    if any(hint.four for hint in of_files):
         return Evidence(4, proven=True)
-    found = [hint for record in _sample(store) for hint in _record(record)]
-    if any(hint.since >= _FIVE for hint in found):
+    sampled = [hint for record in _sample(store) for hint in _record(record)]
+    if any(hint.since >= _FIVE for hint in sampled):
         return Evidence(5, proven=True)
-    if any(hint.versions == _SEPARATED for hint in found):
+    if any(hint.versions == _SEPARATED for hint in sampled):
         return Evidence(5, proven=False, other="4.9.0")
     return Evidence(4, proven=False, other="5.1.4" if any(
-        hint.versions == _UNSEPARATED for hint in found) else "5.3.3")
+        hint.versions == _UNSEPARATED for hint in sampled) else "5.3.3")
 
 
 def _sample(store: Any) -> Iterator[Record]:
@@ -101,8 +101,8 @@ def hints(store: Any, records: Iterable[Record]) -> list[Hint]:
     known_hints = [*_marks(store), *_small_files(store)]
     for record in records:
         known_hints += [hint for hint in _record(record)
-                        if hint.versions not in {known.versions for known in known_hints
-                                                 if known.evidence == hint.evidence}]
+                        if hint.versions not in {other.versions for other in known_hints
+                                                 if other.evidence == hint.evidence}]
     return known_hints
 
 
@@ -166,13 +166,13 @@ def _data_versions(store: Any) -> Iterator[Hint]:
     for name in _VERSIONED:
         for path in (f"config/{name}", f"config/{name}.bak"):
             try:
-                found = _DATA_VERSION.search(store.read_small(path, most=_MOST_CONFIG))
+                match = _DATA_VERSION.search(store.read_small(path, most=_MOST_CONFIG))
             except (StoreIOError, FormatError):
                 continue
-            if found is not None and b'"stateVersion"' in found[1]:
+            if match is not None and b'"stateVersion"' in match[1]:
                 yield _since((5, 0, 0), f"{name} has a stateVersion")
                 return
-            if found is not None:
+            if match is not None:
                 without = without or name
     if without is not None:
         yield Hint("4.x", f"{without} has no stateVersion", four=True)

@@ -53,27 +53,27 @@ def parse(data: bytes) -> ClientOffsets:
     faults: Faults = []
     rows = []
     for key, offset in table(value["offsetTable"], "$.offsetTable", faults).items():
-        known = number(offset, f"$.offsetTable.{key}", faults)
+        position = number(offset, f"$.offsetTable.{key}", faults)
         try:
             topic, broker, queue_id = json.loads(key)
         except ValueError:
             faults.append(f"$.offsetTable.{key[:200]}: the key is not a queue")
             continue
-        if known is not None:
-            rows.append(ClientOffset(topic, broker, queue_id, known))
+        if position is not None:
+            rows.append(ClientOffset(topic, broker, queue_id, position))
     return ClientOffsets(rows, faults, oddities)
 
 
 def readable(data: bytes) -> list[ClientOffset]:
     """Return the entries of a damaged file that are complete, each by itself."""
-    found = {}
+    entries = {}
     for key, offset in _ENTRY.findall(data):
         try:
             broker, topic, queue_id = object_keys.queue_of(json.loads(b"{" + key + b"}"))
         except (ValueError, RecursionError, FormatError):
             continue
-        found[topic, broker, queue_id] = ClientOffset(topic, broker, queue_id, int(offset))
-    return list(found.values())
+        entries[topic, broker, queue_id] = ClientOffset(topic, broker, queue_id, int(offset))
+    return list(entries.values())
 
 
 def build(rows: Iterable[ClientOffset]) -> str:

@@ -46,14 +46,14 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
     if not isinstance(value, dict) or not ({"offsetTable", "lmqOffsetTable"} & value.keys()):
         raise RefusedError(f"{path}: not a file of consumer offsets: it has no offsetTable")
     faults: list[str] = []
-    found = {(row["group"], row["topic"], row["queue_id"]): row["offset"]
-             for row in rows_of("lmq-offsets", value, faults) if row["group"] is not None}
+    commits = {(row["group"], row["topic"], row["queue_id"]): row["offset"]
+               for row in rows_of("lmq-offsets", value, faults) if row["group"] is not None}
     # A broker reads queue ids as ints, and does not load a file with a larger one.
     faults += [f"$.offsetTable.{topic}@{group}.{queue_id}: invalid queue id"
-               for group, topic, queue_id in found if not 0 <= queue_id <= _MAX_QUEUE_ID]
+               for group, topic, queue_id in commits if not 0 <= queue_id <= _MAX_QUEUE_ID]
     if faults:
         raise RefusedError(f"{path}: {faults[0]}: cannot use a file with invalid entries")
-    return found
+    return commits
 
 
 def _of_client(path: str, data: bytes, group: str | None, broker: str | None) -> Commits:
@@ -81,14 +81,14 @@ def of_store(store: Store) -> Commits:
     read.
     """
     store.layout.require(store.root, "config")
-    found: Commits = {}
+    commits: Commits = {}
     for name in ("consumerOffset.json", "lmqConsumerOffset.json"):
         file = load_one(store, name)
         if file.damaged and file.used is None:
             raise RefusedError(f"{store.root}: {file.main.fault()}; no copy of it can be read")
-        found |= {(row["group"], row["topic"], row["queue_id"]): row["offset"]
-                  for row in file.rows() if row["group"] is not None}
-    return found
+        commits |= {(row["group"], row["topic"], row["queue_id"]): row["offset"]
+                    for row in file.rows() if row["group"] is not None}
+    return commits
 
 
 def narrowed(offsets: Commits, group: str | None, topic: str | None) -> Commits:

@@ -134,30 +134,30 @@ class ConfigFile:
 
     def problems(self) -> list[str]:
         """Return messages for the user, one sentence each."""
-        said: list[str] = []
+        problems: list[str] = []
         main, backup = self.main, self.backup
         if main.database:
-            said += [main.fault()] if main.reason else []
+            problems += [main.fault()] if main.reason else []
         elif main.state == MISSING:
             if backup.usable:
-                said.append(f"{main.path} is missing; showing {backup.path} instead, as a broker "
-                            "would")
+                problems.append(f"{main.path} is missing; showing {backup.path} instead, as a "
+                                "broker would")
             elif backup.state == UNREADABLE:
-                said.append(f"{main.path} is missing and its backup is unreadable: "
-                            f"{backup.fault()}")
+                problems.append(f"{main.path} is missing and its backup is unreadable: "
+                                f"{backup.fault()}")
         elif not main.usable:
-            said.append(main.fault())
+            problems.append(main.fault())
             if backup.usable:
-                said.append(f"showing {backup.path} instead, as a broker would")
+                problems.append(f"showing {backup.path} instead, as a broker would")
             elif backup.state == UNREADABLE:
-                said.append(f"and the backup is unreadable, too: {backup.fault()}; a broker does "
-                            "not start with these files")
+                problems.append(f"and the backup is unreadable, too: {backup.fault()}; a broker "
+                                "does not start with these files")
         elif main.damaged:
             instead = "loads its backup" if backup.usable else "has no good backup of it"
-            said.append(f"{main.fault()}; a broker does not read this file and {instead}")
+            problems.append(f"{main.fault()}; a broker does not read this file and {instead}")
         used = self.used
-        said += [f"{used.path} {fault}" for fault in self.faults] if used else []
-        return said
+        problems += [f"{used.path} {fault}" for fault in self.faults] if used else []
+        return problems
 
 
 def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
@@ -289,8 +289,8 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
             reason = str(StoreIOError.from_oserror(error, ""))
         troubles.append(Trouble(f"{FOLDER}/{entry.name}", reason))
     # Files of a broker come first, in their fixed order.
-    known = [name for name in KINDS if name in names]
-    return known + sorted(names.difference(known)), troubles
+    broker_files = [name for name in KINDS if name in names]
+    return broker_files + sorted(names.difference(broker_files)), troubles
 
 
 def load_beside(store: Store, folder: str, name: str) -> ConfigFile:

@@ -55,10 +55,10 @@ class ConsumerProgress:
 
     def by_group(self) -> dict[str, dict[str, dict[int, int]]]:
         """Return the groups' positions by group, topic and queue id."""
-        found: dict[str, dict[str, dict[int, int]]] = {}
+        groups: dict[str, dict[str, dict[int, int]]] = {}
         for group, topic, queue_id, offset in self.commits:
-            found.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
-        return found
+            groups.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
+        return groups
 
     def everybody(self) -> Iterator[Commit]:
         """Yield the groups' commits, and the delay service's as those of a group of its own."""

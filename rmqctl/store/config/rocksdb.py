@@ -45,10 +45,10 @@ class Part:
     faults: list[str] = field(default_factory=list)
     _taken: int = 0
 
-    def damage(self, said: object) -> None:
+    def damage(self, problem: object) -> None:
         """Add a sentence, without the folder, which the caller shows."""
-        said = str(said).rpartition(f"{self.folder}: ")[2]
-        self.reason = f"{self.reason}; {said}" if self.reason else str(said)
+        reason = str(problem).rpartition(f"{self.folder}: ")[2]
+        self.reason = f"{self.reason}; {reason}" if self.reason else reason
 
     def fault(self, key: bytes, error: FormatError) -> None:
         """Note an entry that is not a configuration."""
@@ -86,8 +86,8 @@ def read_config(root: str, form: ConfigLayout) -> dict[str, Part]:
             with Database.open(path) as database:
                 for name, part in inside.items():
                     part.value = {}
-                    for said in database.damage:
-                        part.damage(said)
+                    for problem in database.damage:
+                        part.damage(problem)
                     (_first if form == "rocksdb-v1" else _second)(database, name, part)
         except (FormatError, StoreIOError) as error:
             for part in inside.values():

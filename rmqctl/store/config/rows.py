@@ -137,11 +137,11 @@ def _bean(entry: Mapping[str, Any], *hidden: str) -> Row:
 def _topics(value: Any, faults: Faults) -> Iterator[Row]:
     for path, name, entry in _inner(value, "topicConfigTable", faults):
         bits = entry.get("perm")
-        known = number(bits, f"{path}.perm", faults) if bits is not None else None
+        perm = number(bits, f"{path}.perm", faults) if bits is not None else None
         yield {"topic": name,
                "read_queue_nums": entry.get("readQueueNums"),
                "write_queue_nums": entry.get("writeQueueNums"),
-               "perm": None if known is None else perm_text(known), "perm_bits": known,
+               "perm": None if perm is None else perm_text(perm), "perm_bits": perm,
                **_bean(entry, "topicName", "readQueueNums", "writeQueueNums", "perm")}
 
 

@@ -36,8 +36,8 @@ class DatabaseDump:
         number = 0
         place = os.path.basename(vfs.abspath(self.folder))
         with Database.open(self.folder) as database:
-            for said in database.damage:
-                yield self._fault(None, None, said)
+            for damage in database.damage:
+                yield self._fault(None, None, damage)
             for family in database.families:
                 read = _reader(place, family)
                 try:
@@ -51,10 +51,10 @@ class DatabaseDump:
                 except FormatError as error:
                     yield self._fault(None, family, str(error))
 
-    def _fault(self, number: int | None, family: str | None, said: str,
+    def _fault(self, number: int | None, family: str | None, error: str,
                key: str | None = None) -> Fields:
         self.faults += 1
-        return {"number": number, "family": family, "key": key, "error": said}
+        return {"number": number, "family": family, "key": key, "error": error}
 
 
 def _text(key: bytes) -> str:
@@ -64,12 +64,12 @@ def _text(key: bytes) -> str:
 
 def _reader(place: str, family: str) -> Read:
     """Return the reader of a family's entries, by the folder of the database."""
-    known: dict[tuple[str, str], Read] = {
+    readers: dict[tuple[str, str], Read] = {
         ("consumequeue", queue.ROWS): _row, ("consumequeue", queue.OFFSETS): _position,
         ("rdb", config.DEFAULT): _second, **small_stores.READERS}
     if place in ("topics", "subscriptionGroups", "consumerOffsets"):
         return _first
-    return known.get((place, family), _unknown)
+    return readers.get((place, family), _unknown)
 
 
 def _first(key: bytes, value: bytes) -> Fields:
@@ -78,14 +78,14 @@ def _first(key: bytes, value: bytes) -> Fields:
 
 def _second(key: bytes, value: bytes) -> Fields:
     parsed = config.parse_key(key)
-    found = config.parse_value(parsed, value)
-    said: Fields = {"table": config.TABLES[parsed.table]}
-    if isinstance(found, config.VersionRecord):
-        return said | {"data_version": found.as_json()}
-    if isinstance(found, int):
-        return said | {"group": parsed.group, "topic": parsed.topic,
-                       "queue_id": parsed.queue_id, "offset": found}
-    return said | {"name": parsed.name, **found}
+    record = config.parse_value(parsed, value)
+    fields: Fields = {"table": config.TABLES[parsed.table]}
+    if isinstance(record, config.VersionRecord):
+        return fields | {"data_version": record.as_json()}
+    if isinstance(record, int):
+        return fields | {"group": parsed.group, "topic": parsed.topic,
+                         "queue_id": parsed.queue_id, "offset": record}
+    return fields | {"name": parsed.name, **record}
 
 
 def _row(key: bytes, value: bytes) -> Fields:
@@ -100,13 +100,13 @@ def _position(key: bytes, value: bytes) -> Fields:
     place = queue.parse_offset_key(key)
     if place is None:
         raise FormatError("not the key of a queue's offset", offset=0, path="key")
-    said = {"topic": config.name_of(place[0]), "queue_id": place[2], "which": place[1].decode()}
+    fields = {"topic": config.name_of(place[0]), "queue_id": place[2], "which": place[1].decode()}
     if place[0] == queue.CHECKPOINT_TOPIC:
-        return said | {"physical_offset": queue.parse_checkpoint(value)}
+        return fields | {"physical_offset": queue.parse_checkpoint(value)}
     if len(value) != queue.POSITION.size:
         raise FormatError(f"has {len(value)} bytes, not {queue.POSITION.size}", offset=0,
                           path="value")
-    return said | queue.POSITION.decode(value)._asdict()
+    return fields | queue.POSITION.decode(value)._asdict()
 
 
 def _unknown(_: bytes, value: bytes) -> Fields:

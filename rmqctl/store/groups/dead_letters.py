@@ -108,8 +108,8 @@ class Requeued:
                         text(record.topic) in named):
                     return record.message_id
             return None
-        return next((found for topic in named
-                     if (found := self._of(topic).get(marked)) is not None), None)
+        return next((message_id for topic in named
+                     if (message_id := self._of(topic).get(marked)) is not None), None)
 
     def _of(self, topic: str) -> dict[str, str]:
         if topic not in self._read:

@@ -77,7 +77,7 @@ class Tracked:
     notes: list[str] = field(default_factory=list)
 
     def as_fields(self) -> dict[str, Any]:
-        return {"track": [each._asdict() for each in self.groups],
+        return {"track": [group._asdict() for group in self.groups],
                 "chain": [copy.as_dict() for copy in self.chain]}
 
 
@@ -91,11 +91,11 @@ class Tracker:
 
     def track(self, record: Record) -> Tracked:
         """Return everything about one message. Raise StoreIOError."""
-        found = Tracked()
-        found.chain = self.chain(record, found.notes)
-        for topic, queue_id, first, count in self._places(record, found.notes):
-            found.groups += self._at(record, found.chain, topic, queue_id, first, count)
-        return found
+        tracked = Tracked()
+        tracked.chain = self.chain(record, tracked.notes)
+        for topic, queue_id, first, count in self._places(record, tracked.notes):
+            tracked.groups += self._at(record, tracked.chain, topic, queue_id, first, count)
+        return tracked
 
     # -- who is past it -----------------------------------------------------------------------
 
@@ -175,15 +175,15 @@ class Tracker:
         records = {record.physical_offset: record}
         if unique is not None and self._store.index_listing.files:
             topics = dict.fromkeys([text(record.topic), *([own] if own else []), *self._copies])
-            for found in by_unique_key(self._store, unique, list(topics), self._report):
-                records[found.physical_offset] = found
+            for copy in by_unique_key(self._store, unique, list(topics), self._report):
+                records[copy.physical_offset] = copy
         elif self._copies:
             by = f"unique_key={unique}" if unique is not None else (
                 f"property.{props.ORIGIN_MESSAGE_ID}={record.message_id}")
             why = "without an index" if unique is not None else "without a unique key"
             notes.append(f"{why}, copies that groups sent back are not listed; `rmqctl read STORE "
                          f"--where {by}` searches all messages")
-        if origin is not None and not any(_is(found, origin) for found in records.values()):
+        if origin is not None and not any(_is(copy, origin) for copy in records.values()):
             first = record_of(self._store, origin)
             if first is None:
                 notes.append(f"the original message, {origin}{f' of topic {own}' if own else ''}, "
@@ -192,7 +192,7 @@ class Tracker:
                 records[first.physical_offset] = first
         if len(records) == 1 and _role(record)[0] == "message":
             return []
-        return [Copy(*self._named(found), found) for _, found in sorted(records.items())]
+        return [Copy(*self._named(copy), copy) for _, copy in sorted(records.items())]
 
     def _named(self, record: Record) -> tuple[Role, str | None]:
         role, of_group = _role(record)

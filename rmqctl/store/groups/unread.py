@@ -102,15 +102,15 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
     """
     store = view.store
     retry = RETRY_PREFIX + group
-    known = groups.positions[group]
+    topics = groups.positions[group]
     starts: dict[QueueKey, int] = {}
     without: list[QueueKey] = []
     notes: list[str] = []
     # The retry topic counts even if the group has no offset in it.
-    for name in sorted({*known, *([retry] if queue_ids(store, "consumequeue", retry) else [])}):
+    for name in sorted({*topics, *([retry] if queue_ids(store, "consumequeue", retry) else [])}):
         if topic is not None and name != topic:
             continue
-        positions = known.get(name, {})
+        positions = topics.get(name, {})
         queues = topic_rows(store, name, queue_id, view, report)
         if not queues:
             notes.append(f"{name}: group {group} has consumer offsets for it, but it has no queues "
@@ -131,9 +131,9 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
                 notes.append(f"{name}/{rows.queue_id}: {gone} message{'' if gone == 1 else 's'} "
                              f"from {position} on not consumed and no longer in the log")
     # Explain a topic filter that matches nothing of the group.
-    if topic is not None and topic not in known and not starts:
+    if topic is not None and topic not in topics and not starts:
         notes.append(f"group {group} has no consumer offset in topic "
-                     f"{topic}{near_names(topic, known)}: it does not subscribe to it, has not "
+                     f"{topic}{near_names(topic, topics)}: it does not subscribe to it, has not "
                      "consumed from it yet, or broadcasts")
     notes += _beginnings(group, retry, without)
     return Unread(starts, tuple(without), tuple(notes))

@@ -65,14 +65,14 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
-        known = header is not None and (header.entries > 0 or header.begin_phy_offset > 0)
+        is_used = header is not None and (header.entries > 0 or header.begin_phy_offset > 0)
         before = begins[-1][0] if begins else 0
-        begins.append((header.begin_phy_offset if header and known else before, file))
-    return [file for _, file in sorted(begins, key=lambda each: each[0])]
+        begins.append((header.begin_phy_offset if header and is_used else before, file))
+    return [file for _, file in sorted(begins, key=lambda pair: pair[0])]
 
 
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
-               preferred: Iterable[Shape] = (), known: Decided | None = None) -> IndexFile:
+               preferred: Iterable[Shape] = (), decision: Decided | None = None) -> IndexFile:
     """Open an index file and find its shape, as `rmqctl.store.index.shape` decides it.
 
     ``preferred`` is what the store says of the shape, ``known`` what was decided before. Raise
@@ -87,7 +87,7 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
         elif slots is not None:
             shape = layout.shape_of(source.size, slots)
         else:
-            decided = known or decide(
+            decided = decision or decide(
                 source.size, source.read, preferred,
                 source.gather if vfs.is_mounted(file.path) else None)
             shape, sure = decided.shape, decided.sure

@@ -99,17 +99,17 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
         read = _in_memory(read(0, size))
     # 1. A shape that explains everything: of the default ratio, or one that the store says.
     ratio = _of_default_ratio(size)
-    said: list[Shape] = []
+    fitting: list[Shape] = []
     fits: dict[Shape, _Fit] = {}
     for shape in itertools.chain(ratio, preferred):
         if shape.file_size == size:
-            said.append(shape)
+            fitting.append(shape)
             if shape not in fits:
                 fits[shape] = _measure(shape, header, read, gather)
                 if fits[shape].exact:
                     return Decided(shape)
     # 2. Nothing to explain: what the store says, else what the size allows.
-    trusted = said[len(ratio):] + [shape for shape in ratio if shape == DEFAULT_SHAPE]
+    trusted = fitting[len(ratio):] + [shape for shape in ratio if shape == DEFAULT_SHAPE]
     likely = [*trusted, *ratio]
     if not _used(size, header, read):
         if likely:
@@ -279,8 +279,8 @@ def _sampled(shape: Shape, header: HeaderRecord, gather: Gather) -> _Fit:
         return _Fit(0, 0)
     # The entries; the newest entry of each one's slot; that, and the entry each is linked to.
     numbers = sorted(set(np.linspace(1, count, min(_SAMPLE, count)).astype(np.int64).tolist()))
-    unused, *found = _entries(shape, [0, *numbers], gather)
-    entries = {number: entry for number, entry in zip(numbers, found, strict=True)
+    unused, *sample = _entries(shape, [0, *numbers], gather)
+    entries = {number: entry for number, entry in zip(numbers, sample, strict=True)
                if entry is not None and any(entry) and entry.key_hash >= 0
                and 0 <= entry.previous < number}
     raw = gather([(shape.slot_position(shape.slot_of(entry.key_hash)), SLOT.size)

@@ -103,11 +103,11 @@ def is_unfinished(source: Source, start: int, end: int) -> bool:
     """Return whether the log's last record may still be written, however long it takes: it is
     incomplete, and no row or key points to it, or after it.
     """
-    known = source.witness
-    if known is None or is_whole(source, start, end):
+    witness = source.witness
+    if witness is None or is_whole(source, start, end):
         return False
     limit = source.base + source.size
-    return not any(len(places(start, limit)[0]) for places in (known.rows, known.keys))
+    return not any(len(places(start, limit)[0]) for places in (witness.rows, witness.keys))
 
 
 def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:

@@ -115,11 +115,11 @@ class Chain:
             with file.open() as source:
                 walk, before = Walk(source), 0
                 for batch in walk:
-                    found = held.plus(_heads(batch)) if len(batch) else held
-                    found = found.plus(self._beyond(source, batch.spans))
-                    # The last one waits for the next: only that tells whether its term is damaged.
-                    taken = self._taken(found.select(slice(0, -1)), found.select(slice(-1, None)))
-                    held = found.select(slice(-1, None))
+                    entries = held.plus(_heads(batch)) if len(batch) else held
+                    entries = entries.plus(self._beyond(source, batch.spans))
+                    # The last entry waits: only the next one shows whether its term is damaged.
+                    held = entries.select(slice(-1, None))
+                    taken = self._taken(entries.select(slice(0, -1)), held)
                     if len(taken):
                         yield taken
                     self._progress(walk.position - before)
@@ -149,33 +149,33 @@ class Chain:
 
     # -- which entries are of the chain -----------------------------------------------------------
 
-    def _taken(self, found: Entries, following: Entries) -> Entries:
+    def _taken(self, entries: Entries, following: Entries) -> Entries:
         """Yield the entries of the chain; ``following``: the entry after them, if there is one."""
-        if not len(found):
-            return found
+        if not len(entries):
+            return entries
         # The usual page is one complete chain and needs no look at single entries.
-        every = found.plus(following)
+        every = entries.plus(following)
         fine = (np.diff(every.number) == 1) & (np.diff(every.term) >= 0) & (
             every.pos[1:] == every.end[:-1])
         # At the border of two files, an end mark takes the place of adjacent bytes.
         if len(following) and not fine[-1:].all():
-            across = self.marks.get(int(found.end[-1])) == int(following.pos[0])
-            fine[-1] = across and following.number[0] == found.number[-1] + 1 and (
-                following.term[0] >= found.term[-1])
-        if fine.all() and (self.last is None or self._follows(found.link(0))):
-            return self._with(found)
+            across = self.marks.get(int(entries.end[-1])) == int(following.pos[0])
+            fine[-1] = across and following.number[0] == entries.number[-1] + 1 and (
+                following.term[0] >= entries.term[-1])
+        if fine.all() and (self.last is None or self._follows(entries.link(0))):
+            return self._with(entries)
         # Otherwise decide entry by entry; the index replaces a damaged header.
-        rows, out = len(found), []
+        rows, out = len(entries), []
         for row in range(rows):
             here = every.link(row)
             behind = every.link(row + 1) if row + 1 < len(every) else None
             last = self.last
-            whole = bool(found.whole[row])
+            whole = bool(entries.whole[row])
             if self._is_next(here, behind) and (last is not None or self._begins(every, row)):
                 kept = here
-            elif last is not None and (told := self._unit(last, here) or self._between(
+            elif last is not None and (unit := self._unit(last, here) or self._between(
                     last, here, behind)) is not None:
-                kept, whole = told, False
+                kept, whole = unit, False
             else:
                 # Remember where the entries begin that fit nowhere.
                 if not self.left:
@@ -185,13 +185,13 @@ class Chain:
             self.last, self.first = kept, self.first or kept
             self.left = 0
             out.append((kept.number, kept.term, kept.pos, kept.end - kept.pos,
-                        int(found.crc[row]), whole))
+                        int(entries.crc[row]), whole))
         return Entries.of(out)
 
-    def _with(self, found: Entries) -> Entries:
-        self.first = self.first or found.link(0)
-        self.last, self.left = found.link(len(found) - 1), 0
-        return found
+    def _with(self, entries: Entries) -> Entries:
+        self.first = self.first or entries.link(0)
+        self.last, self.left = entries.link(len(entries) - 1), 0
+        return entries
 
     def _follows(self, link: Link, last: Link | None = None) -> bool:
         last = last or self.last

@@ -193,15 +193,15 @@ class CommitLog:
         # What is there from one place on answers for others: each of many queues may ask.
         if self._nothing_from <= physical or physical <= self._something_at:
             return physical <= self._something_at
-        found = self.record_border(physical)
+        border = self.record_border(physical)
         for number in range(bisect_right(self._bases, physical), len(self.files)):
-            if found is not None:
+            if border is not None:
                 break
-            found = _first_border(Walk(self.source(number)))
-        if found is None:
+            border = _first_border(Walk(self.source(number)))
+        if border is None:
             self._nothing_from = physical
             return False
-        self._something_at = found
+        self._something_at = border
         return True
 
     def is_blank_at(self, physical: int) -> bool:
@@ -291,8 +291,8 @@ def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
     complete.
     """
     with suppress(StoreIOError):
-        found = log.locate(int(offset[0])) if len(offset) else None
-        if found is not None and found[0].read_records(data.data, offset, size, None):
+        location = log.locate(int(offset[0])) if len(offset) else None
+        if location is not None and location[0].read_records(data.data, offset, size, None):
             log.let_go(int(offset[0]), int(offset[-1] + size[-1]))
             return True
     return False

@@ -94,10 +94,10 @@ class Node:
         """``end_index`` and ``committed_index``; None if missing. Raise FormatError if neither the
         file nor its copy has them.
         """
-        found = [each for each in (self.own_checkpoint, self._saved("checkpoint.bak")) if each]
-        best = next((each for each in found if isinstance(each, dict)), None)
-        if best is None and found:
-            raise found[0]  # type: ignore[misc]
+        files = [file for file in (self.own_checkpoint, self._saved("checkpoint.bak")) if file]
+        best = next((file for file in files if isinstance(file, dict)), None)
+        if best is None and files:
+            raise files[0]  # type: ignore[misc]
         return best
 
     @cached_property

@@ -42,15 +42,15 @@ class Held:
 
     def get(self, key: tuple[int, int], read: Callable[[], Pair]) -> Pair:
         """Return the kept value of a key, or read it."""
-        found = self._cells.get(key)
-        if found is None:
-            found = self._cells[key] = read()
-            self._count += len(found[0])
+        pair = self._cells.get(key)
+        if pair is None:
+            pair = self._cells[key] = read()
+            self._count += len(pair[0])
             while self._count > MOST_HELD and len(self._cells) > 1:
                 _, (places, _) = self._cells.popitem(last=False)
                 self._count -= len(places)
         self._cells.move_to_end(key)
-        return found
+        return pair
 
 
 class Pages:

@@ -156,16 +156,16 @@ def in_order(work: Callable[[Range[F]], P], ranges: Iterable[Range[F]], jobs: in
     if pool is None and jobs > 1:
         pool = Threads(jobs)
     results: Iterable[tuple[Range[F], P | None]] = (
-        ((each, None) for each in ranges) if pool is None else pool.run(work, ranges))
+        ((part, None) for part in ranges) if pool is None else pool.run(work, ranges))
     expected = 0
-    for each, result in results:
-        if not each.resync:
-            expected = each.start
+    for part, result in results:
+        if not part.resync:
+            expected = part.start
         if result is not None and result.first == expected:
             done = result
         else:  # also where a frame of an earlier range reaches over this one, which has none then
-            done = work(each.from_seam(expected))
+            done = work(part.from_seam(expected))
         expected = done.position
-        yield each, done
+        yield part, done
         if progress is not None:
-            progress(each.length)
+            progress(part.length)

@@ -308,9 +308,9 @@ class _WithoutThePast(StoreWitness):
     first.
     """
 
-    def __init__(self, known: StoreWitness) -> None:
-        super().__init__(known._opener, known.largest_record)
-        self._known, self._store, self._lock = known, known._store, known._lock
+    def __init__(self, witness: StoreWitness) -> None:
+        super().__init__(witness._opener, witness.largest_record)
+        self._known, self._store, self._lock = witness, witness._store, witness._lock
 
     def _all_rows(self) -> Pages:
         return self._known._all_rows()

@@ -23,17 +23,17 @@ def compacted_pages(store: Store, topic: str, queue_id: int | None, from_offset:
         if queue_id is not None and number != queue_id:
             continue
         try:
-            found = CompactionQueue.open(store, topic, number)
-            if found is None:
+            queue = CompactionQueue.open(store, topic, number)
+            if queue is None:
                 continue
-            with found:
+            with queue:
                 first = first_in_log(store, topic, number)
-                units = [unit for unit in found.alone(first) if unit.msg_base_offset >= from_offset]
+                units = [unit for unit in queue.alone(first) if unit.msg_base_offset >= from_offset]
                 if units:
                     report(Problem("note", f"{topic}/{number}: {len(units):,} messages are only in "
                                    "the compaction log; their physical offsets refer to it"))
                 for start in range(0, len(units), _CHUNK):
-                    records = [found.record(unit) for unit in units[start:start + _CHUNK]]
+                    records = [queue.record(unit) for unit in units[start:start + _CHUNK]]
                     yield RecordPage([record for record in records if record is not None])
         except (StoreIOError, FormatError) as error:
             report(Problem("unreadable", f"{error}: the compaction log of {topic}/{number} is "

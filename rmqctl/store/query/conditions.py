@@ -74,11 +74,11 @@ class Condition:
         """
         if operator not in OPERATORS:
             raise UsageError(f"no operator {operator!r}; valid operators: {' '.join(OPERATORS)}")
-        known = [name for name in FIELDS if name not in _NO_CONDITION]
+        valid = [name for name in FIELDS if name not in _NO_CONDITION]
         is_property = field.startswith(PROPERTY) and field != PROPERTY
         is_of_body = field.startswith(OF_BODY) and field != OF_BODY
-        if not (field in known or field in (KEY, TEXT) or is_property or is_of_body):
-            raise UsageError(f"no field {field!r} to compare; valid fields: {', '.join(known)}, "
+        if not (field in valid or field in (KEY, TEXT) or is_property or is_of_body):
+            raise UsageError(f"no field {field!r} to compare; valid fields: {', '.join(valid)}, "
                              f"{PROPERTY}NAME and {OF_BODY}FIELD")
         if is_of_body and decoding is None:
             raise UsageError(f"{field}: this command does not decode bodies")
@@ -160,8 +160,8 @@ class Condition:
         if self.operator in ("~", "!~"):
             from rmqctl.store.query import patterns
 
-            found = value is not None and patterns.found(str(self.value), text)
-            return found == (self.operator == "~")
+            matches = value is not None and patterns.found(str(self.value), text)
+            return matches == (self.operator == "~")
         if self.field == TEXT and self.operator in ("=", "!="):
             return (str(self.value) in text) == (self.operator == "=")
         if self.operator == "=":

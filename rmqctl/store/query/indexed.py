@@ -87,7 +87,7 @@ def passed_over(store: Store, topic: str | None, key: str, read: int | None = No
 
 def _passed(entries: Entries, witness: Witness, hashes: Collection[int]) -> Passed:
     wanted = np.array(sorted(hashes), np.int64)
-    known: list[tuple[Array, Array]] = []
+    stretches: list[tuple[Array, Array]] = []
     open_start: list[Array] = []
     open_end: list[Array] = []
     position, before, last_good = 0, 0, 0
@@ -112,13 +112,13 @@ def _passed(entries: Entries, witness: Witness, hashes: Collection[int]) -> Pass
         # Of the entries in order: which records they prove.
         good = good[good < count]
         if len(good):
-            known.append(_stretches(witness, _distinct(place[good])))
+            stretches.append(_stretches(witness, _distinct(place[good])))
             last_good = int(place[good[-1]])
         before = int(place[count - 1])
         position += count
     # What the index has answered for, without the stretches that it leaves open.
     start, end = (np.concatenate(parts) if parts else np.zeros(0, np.int64)
-                  for parts in (list(zip(*known, strict=True)) or ((), ())))
+                  for parts in (list(zip(*stretches, strict=True)) or ((), ())))
     return _without(*_united(start, end), *_united(
         np.concatenate([start[:0], *open_start]), np.concatenate([start[:0], *open_end])))
 
@@ -143,15 +143,15 @@ def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
 def _distinct(places: Array) -> Array:
     if (places[1:] < places[:-1]).any():
         places = np.sort(places)
-    found: Array = places[np.append(True, places[1:] != places[:-1])]
-    return found
+    distinct: Array = places[np.append(True, places[1:] != places[:-1])]
+    return distinct
 
 
 def _among(values: Array, sorted_ones: Array) -> Array:
     """Return which values are among others that are sorted (bool)."""
     number = np.minimum(np.searchsorted(sorted_ones, values), len(sorted_ones) - 1)
-    found: Array = sorted_ones[number] == values
-    return found
+    is_among: Array = sorted_ones[number] == values
+    return is_among
 
 
 def _united(start: Array, end: Array) -> tuple[Array, Array]:

@@ -75,13 +75,13 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
     ``kind`` narrows to application keys or unique keys; ``raw`` keeps what only shares the hash.
     """
     answer = KeyAnswer()
-    known: dict[int, Record] = {}
+    records: dict[int, Record] = {}
     log = view.store.log
-    said: set[str] = set()
+    reported: set[str] = set()
 
     def once(problem: Problem) -> None:  # the index may be asked up to three times
-        if problem.text not in said:
-            said.add(problem.text)
+        if problem.text not in reported:
+            reported.add(problem.text)
             report(problem)
 
     def offsets(first: int, last: int) -> list[int]:
@@ -99,12 +99,12 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
             if physical not in left_out:
                 left_out.append(physical)
             return None
-        known[physical] = record
+        records[physical] = record
         return record.store_timestamp
 
     # The index contains only hashes, so compare the real topic and key.
     for physical in index_files.query_messages(offsets, store_time, begin, end):
-        record = known[physical]
+        record = records[physical]
         if raw or (java_text(record.topic) == topic and has_key(record, key, kind)):
             answer.records.append(record)
         else:

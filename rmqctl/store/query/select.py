@@ -337,12 +337,12 @@ def _belongs(queue: QueueRows, record: Record) -> bool:
 
 def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
     """Return the same for each record of a batch, of the queues with these numbers."""
-    found, ids = topics(batch), batch.column("queue_id")
+    names, ids = topics(batch), batch.column("queue_id")
     for which in np.unique(number).tolist():
         queue, rows = queues[which], number == which
         if not queue.topic.startswith(LMQ_PREFIX) and not (
                 (ids[rows] == queue.queue_id).all()
-                and found.take(rows).equal(os.fsencode(queue.topic)).all()):
+                and names.take(rows).equal(os.fsencode(queue.topic)).all()):
             return False
     return True
 

@@ -151,9 +151,10 @@ def is_served(store: Store, topic: str, queue_id: int) -> bool:
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return False
     entry = (topic_table(store) or {}).get(topic)
-    known = entry.get("attributes") if isinstance(entry, dict) else None
-    return (entry is None or (isinstance(known, dict) and known.get(POLICY) == COMPACTION)) and (
-        vfs.isdir(store.path(_FOLDER, _QUEUE, topic, str(queue_id))))
+    attributes = entry.get("attributes") if isinstance(entry, dict) else None
+    is_compacted = entry is None or (
+        isinstance(attributes, dict) and attributes.get(POLICY) == COMPACTION)
+    return is_compacted and vfs.isdir(store.path(_FOLDER, _QUEUE, topic, str(queue_id)))
 
 
 def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
@@ -164,16 +165,16 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
     queues = topic_rows(store, topic, queue_id, view, report)
     if not view.compacted or view.generation < _SINCE:
         return queues
-    found: dict[int, QueueRows] = {rows.queue_id: rows for rows in queues}
+    served: dict[int, QueueRows] = {rows.queue_id: rows for rows in queues}
     for number in queue_ids(store, f"{_FOLDER}/{_QUEUE}", topic):
         if queue_id in (None, number) and is_served(store, topic, number):
-            found.pop(number, None)
+            served.pop(number, None)
             try:
-                found[number] = CompactedRows(store, topic, number)
+                served[number] = CompactedRows(store, topic, number)
             except (StoreIOError, FormatError) as error:
                 report(Problem("unreadable", f"{error}: the compaction log of {topic}/{number} is "
                                "skipped"))
-    return [found[number] for number in sorted(found)]
+    return [served[number] for number in sorted(served)]
 
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:

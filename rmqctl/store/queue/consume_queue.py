@@ -368,8 +368,8 @@ class FileQueue(ConsumeQueue):
                 source.read(position, UNIT_SIZE))
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
-        known = self._edges.get(queue_offset)
-        if known is None and (self._rows or self._leading) and queue_offset >= 0:
+        edge = self._edges.get(queue_offset)
+        if edge is None and (self._rows or self._leading) and queue_offset >= 0:
             number = bisect_right(self._bases, queue_offset * UNIT_SIZE) - 1
             kept = self._kept(number) or b""  # none before the first file
             position = queue_offset * UNIT_SIZE - self._bases[number]
@@ -377,7 +377,7 @@ class FileQueue(ConsumeQueue):
                 return layout.decode(kept, position)
         if known is None and queue_offset >= 0:
             known = self._of_page(queue_offset * UNIT_SIZE)
-        return super().unit(queue_offset) if known is None else known
+        return super().unit(queue_offset) if edge is None else edge
 
     def _of_page(self, at: int) -> UnitRecord | None:
         """Return the entry at a byte offset of the queue from the page around it; None where that

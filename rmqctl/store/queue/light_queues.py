@@ -18,7 +18,7 @@ Queues = Mapping[tuple[str, int], ConsumeQueue]
 _SPARSE = 1 << 12
 
 
-def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -> LightQueues:
+def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int) -> LightQueues:
     """Return the light queues by a store's plain ``queues`` and what is ``known`` of its broker
     (names of `Settings`).
 
@@ -30,7 +30,7 @@ def light_queues_of(queues: Queues, known: Mapping[str, Any], generation: int) -
     switched at any time: what says that multi-dispatch is on does not say that it was on when a
     message came. If no queue at all has a row, theirs are lost with the others.
     """
-    lmq, multi = known.get("lmq"), known.get("multi_dispatch")
+    lmq, multi = settings.get("lmq"), settings.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.exists]
     light = [key for key in filled if key[0].startswith(LMQ_PREFIX)]
     own = frozenset(key for key in light if key[1])

@@ -162,10 +162,10 @@ def _may_have(codes: Array, tags: Collection[int]) -> Array:
     if len(codes):
         counts = np.diff(np.append(borders, len(codes)))
         alone[order[borders[counts == 1]]] = True
-    found: Array = alone | (codes < -(1 << 31)) | (codes >= 1 << 31)
+    possible: Array = alone | (codes < -(1 << 31)) | (codes >= 1 << 31)
     for tag in tags:
-        found |= codes == tag
-    return found
+        possible |= codes == tag
+    return possible
 
 
 def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
@@ -207,21 +207,22 @@ def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
         if isinstance(queue, ConsumeQueue):
             queue.close()
 
-    for each in queue_ids(store, "consumequeue", topic):
-        if queue_id in (None, each):
-            add(store.queue(topic, each))
-    for each in queue_ids(store, "batchconsumequeue", topic):
-        if queue_id in (None, each):
-            add(batch_queue(store, topic, each))
+    for number in queue_ids(store, "consumequeue", topic):
+        if queue_id in (None, number):
+            add(store.queue(topic, number))
+    for number in queue_ids(store, "batchconsumequeue", topic):
+        if queue_id in (None, number):
+            add(batch_queue(store, topic, number))
     return queues
 
 
 def has_queue_files(store: Store, topic: str) -> bool:
     """Return whether any queue of a topic has a file, readable or not."""
-    plain = (store.known_queue(topic, each) for each in queue_ids(store, "consumequeue", topic))
+    plain = (store.known_queue(topic, queue_id)
+             for queue_id in queue_ids(store, "consumequeue", topic))
     return any(queue is not None and queue.exists for queue in plain) or any(
-        listing(store.path("batchconsumequeue", topic, str(each))).files
-        for each in queue_ids(store, "batchconsumequeue", topic))
+        listing(store.path("batchconsumequeue", topic, str(queue_id))).files
+        for queue_id in queue_ids(store, "batchconsumequeue", topic))
 
 
 def topics_on_disk(store: Store) -> list[str]:
@@ -244,11 +245,11 @@ class MissingRows:
 
     def add(self, number: int, offset: int, physical: int, size: int) -> None:
         """Add a row of queue ``number``; rows of one queue come in ascending order."""
-        known = self._runs.get(number)
-        if known is not None and offset == known[1] + 1:
-            self._runs[number] = (known[0], offset, *known[2:4], known[4] + 1)
+        run = self._runs.get(number)
+        if run is not None and offset == run[1] + 1:
+            self._runs[number] = (run[0], offset, *run[2:4], run[4] + 1)
             return
-        if known is not None:
+        if run is not None:
             self._tell(number)
         self._runs[number] = offset, offset, physical, size, 1
 

@@ -66,8 +66,8 @@ class TableRow:
         if source == "consumequeue":
             return self.from_consumequeue
         if source == "both":
-            known = [end for end in (self.from_log, self.from_consumequeue) if end is not None]
-            return max(known, default=None)
+            ends = [end for end in (self.from_log, self.from_consumequeue) if end is not None]
+            return max(ends, default=None)
         return self.from_consumequeue if self.from_log is None else self.from_log
 
     def as_dict(self) -> dict[str, str | int | bool | None]:
@@ -84,11 +84,11 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
     ``consumequeue`` the log is not read. What is met on the way goes to ``report``. Raise
     StoreIOError if a file of the log cannot be read.
     """
-    said = report or (lambda _: None)
-    by_rows = consumequeue_ends(store, view, said)
+    report_problem = report or (lambda _: None)
+    by_rows = consumequeue_ends(store, view, report_problem)
     by_log: dict[Key, int] = {}
     if source != "consumequeue":
-        reached = log_reach(store, view, jobs=jobs, progress=progress, report=said,
+        reached = log_reach(store, view, jobs=jobs, progress=progress, report=report_problem,
                             range_size=range_size)
         by_log = {key: reach.end for key, reach in reached.items()}
     expired = store.log.min_offset > 0

@@ -110,9 +110,9 @@ class Database(Closing):
         if family not in self.families:
             return []
         bounds = self._below(end)
-        found = list(self._family(family).items(from_key=start, read_opt=bounds))
-        self._check_end(family, found[-1][0] + b"\0" if found else start, bounds)
-        return found
+        items = list(self._family(family).items(from_key=start, read_opt=bounds))
+        self._check_end(family, items[-1][0] + b"\0" if items else start, bounds)
+        return items
 
     def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
         """Raise FormatError unless the end was reached: the library's items end at a damaged block
@@ -221,11 +221,11 @@ def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[R
 
     # A read-only database must never be created, and must not exceed the open file limit.
     def options(mode: Any) -> Options:
-        made = Options(raw_mode=True)
-        made.create_if_missing(False)
-        made.set_max_open_files(-1 if tables <= _OPEN_TABLES else _OPEN_TABLES)
-        made.set_wal_recovery_mode(mode)
-        return made
+        opened = Options(raw_mode=True)
+        opened.create_if_missing(False)
+        opened.set_max_open_files(-1 if tables <= _OPEN_TABLES else _OPEN_TABLES)
+        opened.set_wal_recovery_mode(mode)
+        return opened
 
     def opened(mode: Any) -> Rdict:
         return Rdict(shadow, options(mode), {name: options(mode) for name in families},

@@ -85,8 +85,8 @@ def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
             _copy(file, target)
             _check_records(os.path.join(folder, file.name), target, file, damage,
                            file.name == manifest)
-        with open(os.path.join(shadow, "CURRENT"), "wb") as made:
-            made.write(named[0])
+        with open(os.path.join(shadow, "CURRENT"), "wb") as pointer:
+            pointer.write(named[0])
     except FileNotFoundError as error:
         raise VanishedError(f"{error.filename} is missing") from None
     except OSError as error:
@@ -136,8 +136,8 @@ def _link(path: str, target: str) -> None:
     if not vfs.is_remote(path):
         os.symlink(os.path.abspath(path), target)
         return
-    with open(target, "wb") as made:
-        _fetch(path, made.fileno())
+    with open(target, "wb") as copy:
+        _fetch(path, copy.fileno())
 
 
 def _fetch(path: str, fd: int) -> None:
@@ -174,12 +174,12 @@ def _mib(size: int) -> str:
 
 
 def _copy(file: _Copied, target: str) -> None:
-    with open(target, "wb") as made:
-        made.truncate(file.size)
+    with open(target, "wb") as copy:
+        copy.truncate(file.size)
         for position, end in file.data:
-            made.seek(position)
-            while part := os.pread(file.fd, max(min(_PIECE, end - made.tell()), 0), made.tell()):
-                made.write(part)
+            copy.seek(position)
+            while part := os.pread(file.fd, max(min(_PIECE, end - copy.tell()), 0), copy.tell()):
+                copy.write(part)
 
 
 def _check_records(path: str, copy: str, of: _Copied, damage: list[str],

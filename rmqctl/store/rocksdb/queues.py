@@ -68,10 +68,11 @@ class RocksQueues(Closing):
         """The end of the highest record of the last batch of rows; 0 if none is noted."""
         whole = self._read_offsets()
         with_rows = self._pass_rows()
-        found = {*self.positions, *with_rows}
+        queue_keys = {*self.positions, *with_rows}
         if not whole:
-            self._read_singly(found)
-        self.queues = {key: RocksQueue(self, *key, with_rows.get(key)) for key in sorted(found)}
+            self._read_singly(queue_keys)
+        self.queues = {key: RocksQueue(self, *key, with_rows.get(key))
+                       for key in sorted(queue_keys)}
 
     def close(self) -> None:
         self.database.close()
@@ -106,7 +107,7 @@ class RocksQueues(Closing):
             self._is_odd("the checkpoint", value)
         self.checkpoint = noted or 0
 
-    def _read_singly(self, found: set[QueueKey]) -> None:
+    def _read_singly(self, queue_keys: set[QueueKey]) -> None:
         """Read by look-ups what a damaged block of the offset family leaves of it."""
         try:
             value = self.database.get(OFFSETS, keys.CHECKPOINT_KEY)
@@ -114,7 +115,7 @@ class RocksQueues(Closing):
                 self._take_checkpoint(value)
         except FormatError as error:
             self.why_no_checkpoint = str(error)
-        for topic, queue_id in found:
+        for topic, queue_id in queue_keys:
             noted = self.positions.setdefault((topic, queue_id), {})
             for which in {MAX, MIN} - noted.keys():
                 try:
@@ -131,9 +132,9 @@ class RocksQueues(Closing):
         row_pass = RowPass(self.database, sorted(
             keys.queue_prefix(os.fsencode(topic), queue_id)
             for topic, queue_id in self.positions), self._is_odd, self._is_damaged)
-        found = dict(row_pass)
+        ends = dict(row_pass)
         self.held = row_pass.held()
-        return found
+        return ends
 
     def _is_damaged(self, error: str) -> None:
         if error not in self.damage[:_NAMED]:
@@ -207,24 +208,24 @@ class RocksQueue(ConsumeQueue):
             return _placed(first, end, numbers, data)
         # One damaged block spoils the whole page, so read entry by entry in this case.
         try:
-            found = self._store.database.page(ROWS, self._key(first), self._key(end))
+            items = self._store.database.page(ROWS, self._key(first), self._key(end))
         except FormatError:
-            found = list(self._one_by_one(first, end))
+            items = list(self._one_by_one(first, end))
         at = len(self._prefix)
         if until_last:
-            last = next((key for key, _ in reversed(found) if len(key) == at + 8), b"")
+            last = next((key for key, _ in reversed(items) if len(key) == at + 8), b"")
             end = min(end, int.from_bytes(last[at:], "big") + 2 if last else first + 1)
         count = end - first
         # Convert the usual page in one step; any gap or odd size takes the slow path.
-        if len(found) == count:  # as a rule nothing is missing between them, nor of another shape
-            names = b"".join([key for key, _ in found])
-            values = [value for _, value in found]
+        if len(items) == count:  # as a rule nothing is missing between them, nor of another shape
+            names = b"".join([key for key, _ in items])
+            values = [value for _, value in items]
             if len(names) == count * (at + 8) and {*map(len, values)} == {ROW.size}:
                 number = np.frombuffer(names, f"V{at}, >i8")["f1"]
                 if (number == np.arange(first, end)).all():
                     return np.frombuffer(b"".join(values), ROW.dtype())
         out: Array = np.zeros(count, ROW.dtype())
-        for key, value in found:
+        for key, value in items:
             if len(key) == at + 8 and len(value) == ROW.size:
                 out[int.from_bytes(key[at:], "big") - first] = np.frombuffer(value, ROW.dtype())[0]
         return out
@@ -256,7 +257,7 @@ class RocksQueue(ConsumeQueue):
         self.unread.insert(at, (first, end))
 
     def is_unread(self, queue_offset: int) -> bool:
-        at = bisect_right(self.unread, queue_offset, key=lambda one: one[0])
+        at = bisect_right(self.unread, queue_offset, key=lambda span: span[0])
         return at > 0 and queue_offset < self.unread[at - 1][1]
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
@@ -307,16 +308,16 @@ class RocksQueue(ConsumeQueue):
         try:
             return self._following(first, end)
         except FormatError as error:
-            found = self._behind_damage(first, end)
-            self._cannot_read(first, found, error)
-            return found
+            following = self._behind_damage(first, end)
+            self._cannot_read(first, following, error)
+            return following
 
     def _following(self, first: int, end: int) -> int:
         """Return `next_row`. Raise FormatError if a damaged block is before it."""
         if self._held is not None:
             return self._store.held.following(self._held, first, end)
-        found = next(self._store.database.items(ROWS, self._key(first), self._key(end)), None)
-        return end if found is None else int.from_bytes(found[0][len(self._prefix):][:8], "big")
+        row = next(self._store.database.items(ROWS, self._key(first), self._key(end)), None)
+        return end if row is None else int.from_bytes(row[0][len(self._prefix):][:8], "big")
 
     def _behind_damage(self, first: int, end: int) -> int:
         """Return the first queue offset from which on rows can be read, where that is not
@@ -365,14 +366,14 @@ class RocksQueue(ConsumeQueue):
             last, value = self._ends.last, self._ends.value or self._value(self._ends.last)
         else:
             try:
-                found = self._store.database.last(ROWS, self._key(0), self._key(MOST))
+                last_row = self._store.database.last(ROWS, self._key(0), self._key(MOST))
             except FormatError as error:  # what was noted is all that tells
                 end = 0 if self.last is None else max(self.last.queue_offset + 1, 0)
                 self._cannot_read(max(end - 1, 0), end, error)
                 return end
-            if found is None:
+            if last_row is None:
                 return 0
-            last, value = int.from_bytes(found[0][len(self._prefix):][:8], "big"), found[1]
+            last, value = int.from_bytes(last_row[0][len(self._prefix):][:8], "big"), last_row[1]
         stop = self._store.stop
         if stop is None or value is None or ROW.size != len(value) or (
                 ROW.decode(value).physical_offset < stop):
@@ -414,7 +415,7 @@ class RocksQueue(ConsumeQueue):
         """Search as RocksDBConsumeQueueTable.binarySearchInCQ does: a row that leads to ``log_end``
         itself ends the search at once, with the last row found until then (spec: rocksdb.md §4).
         """
-        found: int | None = None
+        last_before: int | None = None
         low = 0 if self.least is None else self.least.queue_offset
         high = -1 if self.last is None else self.last.queue_offset
         while low <= high:
@@ -426,8 +427,8 @@ class RocksQueue(ConsumeQueue):
                 high = middle - 1
             else:
                 low = middle + 1
-                found = middle if row is not None else found
-        return None if found is None else found + 1
+                last_before = middle if row is not None else last_before
+        return None if last_before is None else last_before + 1
 
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
         if self.least is not None and self.least.physical_offset >= log_min:
@@ -436,10 +437,10 @@ class RocksQueue(ConsumeQueue):
             return end
         low = 0 if self.least is None else max(self.least.queue_offset, 0)
         low = max(low, self.first_index)
-        found = first_from(self._search, low, end, log_min)
+        first = first_from(self._search, low, end, log_min)
         # What cannot be read before it is not known to have expired.
-        return low if found > low and self._row(found - 1) is None and (
-            self.is_unread(found - 1)) else found
+        return low if first > low and self._row(first - 1) is None and (
+            self.is_unread(first - 1)) else first
 
 
 class _Units:
