@@ -159,12 +159,12 @@ class _HeadWalk:
                         "nothing was written after {where}", where=self.end)
                 return
             # An entry without a message must follow the previous entry like any other.
-            one = _Entries(*(np.array([value], np.int64) for value in (
+            entry = _Entries(*(np.array([value], np.int64) for value in (
                 head.entry_index, head.term, head.pos, head.size)))
-            if not self._follows(one)[0]:
+            if not self._follows(entry)[0]:
                 self.stop = self._broken()
                 return
-            yield self._take(one)
+            yield self._take(entry)
             position = spot + head.size
         self.stop = Phrase("the file ends at {where}", where=self.end)
 

@@ -328,8 +328,8 @@ def properties(batch: Batch) -> Properties:
     """Return the properties of a batch; those of the last one asked for are kept: walk, queues and
     index ask in turn.
     """
-    for known, of_known in _LATEST:  # in one step: other threads may have batches, too
-        if known is batch:
+    for latest, of_known in _LATEST:  # in one step: other threads may have batches, too
+        if latest is batch:
             return of_known
     of_batch = Properties(batch)
     _LATEST[:] = [(batch, of_batch)]

@@ -24,11 +24,11 @@ class Judged:
 def judged(store: Store, given: str | None = None) -> Judged:
     """Return the release for a store; ``given``: the one that was asked for. UsageError."""
     remembered = store.remembered.get("version")
-    known = release_of(given) if given else remembered if is_release(remembered) else None
-    if known is not None:
-        return Judged(str(known), proven=True, candidates=(str(known),))
-    found = store.evidence
-    release = version_for(found.generation).name
-    if found.proven or found.other is None:
-        return Judged(release, proven=found.proven, candidates=(release,))
-    return Judged(release, proven=False, candidates=(release, found.other))
+    stated = release_of(given) if given else remembered if is_release(remembered) else None
+    if stated is not None:
+        return Judged(str(stated), proven=True, candidates=(str(stated),))
+    evidence = store.evidence
+    release = version_for(evidence.generation).name
+    if evidence.proven or evidence.other is None:
+        return Judged(release, proven=evidence.proven, candidates=(release,))
+    return Judged(release, proven=False, candidates=(release, evidence.other))

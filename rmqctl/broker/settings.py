@@ -199,11 +199,11 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
     """
     chosen = {name: value for name, value in given.items()
               if value is not None and not store.sizes.is_refuted(name, value)}
-    known = store.settings_file
-    if known.notes:
-        raise RefusedError(f"{known.notes[0]}; refusing to write while the store's settings are "
+    file = store.settings_file
+    if file.notes:
+        raise RefusedError(f"{file.notes[0]}; refusing to write while the store's settings are "
                            "unknown (repair or remove this file)")
-    remembered = {name: value for name, value in known.values.items() if name in _NAMES}
+    remembered = {name: value for name, value in file.values.items() if name in _NAMES}
     version = remembered.get("version")
     if "version" not in chosen and version is not None and not is_release(version):
         raise RefusedError(f"{path_of(store.root)}: {version!r} is not a release that this rmqctl "
@@ -244,7 +244,7 @@ def _is_sealed(store: Store) -> bool:
     return raw is not None and append_crc.verify(raw) is True
 
 
-def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
+def _sizes_of_files(store: Store, excluded: Container[str]) -> dict[str, int]:
     """Return the sizes which the files of a store say, but for those that are ``known``."""
     looks: dict[str, Callable[[], int | None]] = {
         "commitlog_file_size": lambda: common_size(store.log.files),
@@ -254,7 +254,7 @@ def _sizes_of_files(store: Store, known: Container[str]) -> dict[str, int]:
             (queue.files for queue in store.batch_queues.values()),
             batch_consume_queue.UNIT_SIZE),
         "consumequeue_ext_file_size": lambda: queue_size(ext_files(store), 1)}
-    sizes = {name: look() for name, look in looks.items() if name not in known}
+    sizes = {name: look() for name, look in looks.items() if name not in excluded}
     return {name: size for name, size in sizes.items() if size is not None}
 
 

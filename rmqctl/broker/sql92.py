@@ -148,14 +148,14 @@ class _Compiler:
             if at == len(self._text):
                 return _Token("end", "", at)
             if at < self._last_line_end and self._text.startswith("--", at):
-                found = _LINE_END.search(self._text, at)  # without a line end it is two signs
+                match = _LINE_END.search(self._text, at)  # without a line end it is two signs
             else:
-                found = _TOKEN.match(self._text, at)
-            if found is None:
+                match = _TOKEN.match(self._text, at)
+            if match is None:
                 self._refuse(at, f"unexpected character {self._text[at]!r}"
                              if self._text[at] != "'" else "unterminated string")
-            self._position = found.end()
-            kind, word = found.lastgroup, found[0]
+            self._position = match.end()
+            kind, word = match.lastgroup, match[0]
             if kind == "name" and word.upper() in _KEYWORDS:
                 return _Token(word.upper(), word, at)
             if kind not in (None, "blank"):
@@ -231,9 +231,9 @@ class _Compiler:
             self._steps.append(("one", partial(operator.is_not if negated else operator.is_, None)))
             return _Term("condition", left.at)
         right = self._expression(_COMPARISON)
-        for each in left, right:
-            if each.kind == "constant" and each.value is None:
-                self._refuse(each.at, "NULL cannot be compared; use IS NULL")
+        for term in left, right:
+            if term.kind == "constant" and term.value is None:
+                self._refuse(term.at, "NULL cannot be compared; use IS NULL")
         if (left.kind == right.kind == "constant" and isinstance(left.value, bool)
                 and not isinstance(right.value, bool)):
             self._refuse(left.at, "TRUE and FALSE cannot be compared with a number or a string")

@@ -34,10 +34,10 @@ _DOUBLE = re.compile(r"""
 @lru_cache(maxsize=32)  # a filter may ask for the same property thousands of times
 def _whole(text: str, bits: int) -> int:
     """`Integer.valueOf` and `Long.valueOf`, which take the digits of any script."""
-    found = _WHOLE.fullmatch(text)
-    if found is None or not text[-1:].isdecimal() or max(text) > "\uffff":
+    match = _WHOLE.fullmatch(text)
+    if match is None or not text[-1:].isdecimal() or max(text) > "\uffff":
         raise IncomparableError
-    value = int(found[1] + (found[2] or "0"))
+    value = int(match[1] + (match[2] or "0"))
     if not -(1 << bits) <= value < 1 << bits:
         raise IncomparableError
     return value
@@ -46,12 +46,12 @@ def _whole(text: str, bits: int) -> int:
 @lru_cache(maxsize=32)
 def _double(text: str) -> float:
     """`Double.valueOf`."""
-    found = _DOUBLE.fullmatch(text)
-    if found is None:
+    match = _DOUBLE.fullmatch(text)
+    if match is None:
         raise IncomparableError
-    number = found[1][:-1] if found["suffix"] or found["hex_suffix"] else found[1]
+    number = match[1][:-1] if match["suffix"] or match["hex_suffix"] else match[1]
     try:
-        return float.fromhex(number) if found["hex"] else float(number)
+        return float.fromhex(number) if match["hex"] else float(number)
     except OverflowError:
         return -math.inf if number.startswith("-") else math.inf
 

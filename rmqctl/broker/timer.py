@@ -282,13 +282,14 @@ class TimerFiles:
         offset, of_unit = np.unique(units.physical, return_inverse=True)
         size: Array = np.zeros(len(offset), np.int64)
         np.maximum.at(size, of_unit, np.maximum(units.size, 0))
-        found: Array = np.zeros(len(offset), bool)
+        is_intact: Array = np.zeros(len(offset), bool)
         for window in records_at(self.store.log, offset, size):
-            found[window.rows] = window.found
+            is_intact[window.rows] = window.found
         read = self.store.log.record_at
-        for place in np.flatnonzero(~found)[:_SINGLE].tolist():  # larger ones are not found there
-            found[place] = read(int(offset[place]), int(size[place])) is not None
-        intact: Array = found[of_unit]
+        # Larger records are not found that way.
+        for place in np.flatnonzero(~is_intact)[:_SINGLE].tolist():
+            is_intact[place] = read(int(offset[place]), int(size[place])) is not None
+        intact: Array = is_intact[of_unit]
         return intact
 
     def _recover(self, slots: Slots, units: Units, read_from: int) -> int:
@@ -377,18 +378,18 @@ def _laps(units: Units, first: Array) -> Array:
 
 def _reached(units: Units, slots: Slots, read_from: int, end: int) -> Array:
     """Return which of the units a broker comes to from the slots of ``read_from`` and later."""
-    found: Array = np.zeros(len(units), bool)
+    reached: Array = np.zeros(len(units), bool)
     if not len(units):
-        return found
+        return reached
     heads = slots.last[(slots.time >= read_from) & (slots.time < read_from + SLOTS)]
     while len(heads):
         heads = heads[(heads >= 0) & (heads < end)]
         place = np.minimum(np.searchsorted(units.position, heads), len(units) - 1)
         place = np.unique(place[units.position[place] == heads])
-        place = place[~found[place]]
-        found[place] = True
+        place = place[~reached[place]]
+        reached[place] = True
         heads = units.previous[place]
-    return found
+    return reached
 
 
 # -- the wheel, built from the timer log ----------------------------------------------------------

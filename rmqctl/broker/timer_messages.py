@@ -48,7 +48,7 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
     StoreIOError.
     """
     queue = files.store.known_queue(TIMER_TOPIC, 0)
-    found: dict[str, Timed] = {}
+    by_key: dict[str, Timed] = {}
     last: Timed | None = None
     if queue is None:
         return []
@@ -71,11 +71,11 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
                         properties.get(props.UNIQUE_KEY, str(unit.physical_offset)))
         # A later record with the same key replaces the earlier one, even if it is already due.
         last = message
-        found.pop(message.key, None)
+        by_key.pop(message.key, None)
         if message.due // files.precision >= files.checked.last_read_time_ms // files.precision:
-            found[message.key] = message
+            by_key[message.key] = message
     # A broker continues after the last unit, so the last message enqueued always gets one.
-    messages = sorted(found.values())
+    messages = sorted(by_key.values())
     return messages if last is None or last in messages else [*messages, last]
 
 

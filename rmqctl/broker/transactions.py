@@ -35,9 +35,9 @@ _MOST_OP_BYTES = 1 << 16
 """Of an op message's body, which anybody may have sent, so much is looked at."""
 
 
-def immunity_ms(known: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
+def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
     """Return the milliseconds a producer asks to be left alone; None where it does not say."""
-    text = known.get(IMMUNITY)
+    text = properties.get(IMMUNITY)
     if text is None:
         return None
     try:

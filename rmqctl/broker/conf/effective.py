@@ -44,8 +44,8 @@ class Effective:
 
     def text(self, name: str) -> str | None:
         """Return the file's value of a name that this release reads; None if not set."""
-        known = self.spelled(name)
-        return self.conf.texts.get(known) if is_read(known, self.release) else None
+        spelling = self.spelled(name)
+        return self.conf.texts.get(spelling) if is_read(spelling, self.release) else None
 
     def given(self, name: str) -> Any:
         """Return the value that the file sets; None where the default stays."""
@@ -70,19 +70,19 @@ class Effective:
         """Return where the value of a setting comes from: ``mappedFileSizeCommitLog=1024``, or why
         its default stays.
         """
-        known, text = self.spelled(name), self.text(name)
+        spelling, text = self.spelled(name), self.text(name)
         if text is not None:
-            said = Phrase("{name}={value}", name=known, value=shown(text))
+            setting = Phrase("{name}={value}", name=spelling, value=shown(text))
             if self.given(name) is not None:
-                return said
+                return setting
             return Phrase("{setting} is not a number for Java (default applies)",
-                          setting=said)
+                          setting=setting)
         for other in self.conf.texts:
-            if other != known and meant(other, self.release) == known and (
+            if other != spelling and meant(other, self.release) == spelling and (
                     not is_read(other, self.release)):
                 return Phrase("{name} is not set (default applies; {release} does not read "
-                              "{other})", name=known, other=other, release=self.release)
-        return Phrase("{name} is not set (default applies)", name=known)
+                              "{other})", name=spelling, other=other, release=self.release)
+        return Phrase("{name} is not set (default applies)", name=spelling)
 
 
 def shown(text: str) -> str:

@@ -84,17 +84,17 @@ def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
 def _assumed(store: Store) -> dict[str, Any]:
     """Return the settings that the files of a store show, or the defaults."""
     layout = store.layout
-    known: dict[str, Any] = {
+    assumed: dict[str, Any] = {
         ROOT: store.root, LOG: ",".join(store.log_folders),
         _DLEDGER: layout.is_dledger,
         _STORE_TYPE: "defaultRocksDB" if layout.consumequeue == "rocksdb" else "default"}
     if layout.reads("commitlog"):
-        known["mappedFileSizeCommitLog"] = (store.sizes.commitlog_file
+        assumed["mappedFileSizeCommitLog"] = (store.sizes.commitlog_file
                                             or common_size(store.log.files))
     if layout.consumequeue != "rocksdb" and layout.reads("consumequeue"):
-        known["mappedFileSizeConsumeQueue"] = store.sizes.consumequeue_file or queue_size(
+        assumed["mappedFileSizeConsumeQueue"] = store.sizes.consumequeue_file or queue_size(
             (queue.files for queue in store.queues.values()), consume_queue.UNIT_SIZE)
-    return {name: value for name, value in known.items() if value is not None}
+    return {name: value for name, value in assumed.items() if value is not None}
 
 
 class _Follower:
@@ -118,21 +118,21 @@ class _Follower:
         seen = Store(store.root, folders, self._sizes())
         if self._makes_rocksdb:
             seen.layout = replace(seen.layout, consumequeue="rocksdb")
-        made = Followed(seen, version, self._told, elsewhere=where.elsewhere)
+        followed = Followed(seen, version, self._told, elsewhere=where.elsewhere)
         if where.moved:
-            made.assumed[ROOT] = store.root
+            followed.assumed[ROOT] = store.root
         # What that costs.
         if where.elsewhere:
             self._elsewhere(where)
-        made.log_unopened = self._log(where, seen)
+        followed.log_unopened = self._log(where, seen)
         if not where.elsewhere:
-            self._file_sizes(seen, made.log_unopened)
+            self._file_sizes(seen, followed.log_unopened)
             self._identity()
-        return made
+        return followed
 
-    def _tell(self, setting: str, effect: Effect, said: Phrase) -> None:
+    def _tell(self, setting: str, effect: Effect, reason: Phrase) -> None:
         self._told.append(Told(self._settings.spelled(setting), self._settings.text(setting),
-                               effect, said))
+                               effect, reason))
 
     # -- what the broker checks first -----------------------------------------------------------
 
@@ -352,10 +352,11 @@ class _Follower:
         get = self._settings.get
         if not get("enableControllerMode") or not is_from(self._release, _IDENTITY_SINCE):
             return
-        known = read_identity(self._store)
-        if known is None:
+        identity = read_identity(self._store)
+        if identity is None:
             return
-        for name, has in (("brokerClusterName", known.cluster), ("brokerName", known.broker_name)):
+        for name, has in (("brokerClusterName", identity.cluster),
+                          ("brokerName", identity.broker_name)):
             value = get(name)
             if value is None:
                 self._tell(name, "differs", Phrase(

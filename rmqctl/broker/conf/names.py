@@ -39,20 +39,20 @@ def table() -> dict[str, Known]:
     """Return all names of all releases. A name that several classes have is in it once."""
     data = get_data("rmqctl.broker.conf", "names.toml")  # also where the package is an archive
     assert data is not None
-    known: dict[str, Known] = {}
+    settings: dict[str, Known] = {}
     for section in tomllib.loads(data.decode("ascii")).values():
         for name, facts in section.items():
             kind, since, *until = facts.split()
-            other = known.get(name)
-            known[name] = Known(name, kind, since, until[0] if until else None) if (
+            other = settings.get(name)
+            settings[name] = Known(name, kind, since, until[0] if until else None) if (
                 other is None or is_from(other.since, since)) else other
-    return known
+    return settings
 
 
 def is_read(name: str, release: str) -> bool:
     """Return whether a broker of ``release`` reads the name; case counts."""
-    known = table().get(name)
-    return known is not None and known.is_read_by(release)
+    setting = table().get(name)
+    return setting is not None and setting.is_read_by(release)
 
 
 def meant(name: str, release: str) -> str | None:
@@ -63,8 +63,8 @@ def meant(name: str, release: str) -> str | None:
     other = pairs.get(name)
     if other is not None and is_read(other, release):
         return other
-    read = [known.name for known in table().values() if known.is_read_by(release)]
-    by_case = {known.casefold(): known for known in read}
+    read = [setting.name for setting in table().values() if setting.is_read_by(release)]
+    by_case = {spelling.casefold(): spelling for spelling in read}
     from difflib import get_close_matches
 
     close = get_close_matches(name.casefold(), by_case, 1, _CLOSE)
@@ -75,15 +75,15 @@ def unread(name: str, release: str) -> Phrase:
     """Return, for a name that ``release`` does not read, what may have been meant or which releases
     read it.
     """
-    other, known = meant(name, release), table().get(name)
+    other, setting = meant(name, release), table().get(name)
     values = {"name": name, "release": release}
     if other is not None:
         return Phrase("{release} does not read {name} (did you mean {other}?)", other=other,
                       **values)
-    if known is None:
+    if setting is None:
         return Phrase("no release reads {name}", name=name)
-    if known.until is not None and is_from(release, known.since):
+    if setting.until is not None and is_from(release, setting.since):
         return Phrase("{release} does not read {name}; {last} was the last that did",
-                      last=known.until, **values)
+                      last=setting.until, **values)
     return Phrase("{release} does not read {name}; {first} is the first that does",
-                  first=known.since, **values)
+                  first=setting.since, **values)

@@ -97,8 +97,8 @@ def _is_elsewhere(root: str, store: str) -> bool:
 
 def _is_another(root: str, store: str) -> bool:
     """Return whether two stores have begun with different messages; none is a copy of the other."""
-    logs = [{file.name: file.path for folder in find(one)
-             for file in listing(os.path.join(one, folder)).files} for one in (root, store)]
+    logs = [{file.name: file.path for folder in find(path)
+             for file in listing(os.path.join(path, folder)).files} for path in (root, store)]
     common = sorted(logs[0].keys() & logs[1].keys())
     heads = [_head(log[common[0]]) for log in logs] if common else []
     return len(heads) > 1 and all(any(head) for head in heads) and heads[0] != heads[1]
