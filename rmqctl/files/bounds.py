@@ -20,15 +20,15 @@ def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
     Who writes in the folder needs their locks. A folder in one of ``roots`` is that store's.
     """
     own = set(map(os.path.realpath, roots))
-    found: dict[str, None] = {}
+    stores: dict[str, None] = {}
     for folder in folders:
         path = os.path.realpath(folder)
         while path not in own and path != os.path.dirname(path):
             if os.path.isfile(os.path.join(path, "lock")) or os.path.isdir(
                     os.path.join(path, "consumequeue")):
-                found[path] = None
+                stores[path] = None
             path = os.path.dirname(path)
-    return list(found)
+    return list(stores)
 
 
 class Bounds:

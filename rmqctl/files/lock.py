@@ -75,7 +75,7 @@ class StoreLock:
         self.root = os.fspath(root)
         self._of_backup = of_backup
         self._fill = fill
-        self._around = [StoreLock(each) for each in around]
+        self._around = [StoreLock(other) for other in around]
         self.path = os.path.join(self.root, "lock")
         self._fd = -1
         self._key: tuple[int, int] = (0, 0)

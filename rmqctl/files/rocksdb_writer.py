@@ -82,17 +82,17 @@ class NewDatabase:
 def write_database(folder: str,
                    families: Mapping[str, Iterable[tuple[bytes, bytes]]]) -> list[str]:
     """Create a database of these families; see `NewDatabase.finish`."""
-    made = NewDatabase(folder, families, compressed=False)
+    database = NewDatabase(folder, families, compressed=False)
     from rocksdict import WriteBatch
 
     for name, entries in families.items():
-        handle, rest = made.handle(name), iter(entries)
+        handle, rest = database.handle(name), iter(entries)
         while some := list(islice(rest, _BATCH)):
             batch = WriteBatch(raw_mode=True)
             for key, value in some:
                 batch.put(key, value, handle)
-            made.write(batch)
-    return made.finish()
+            database.write(batch)
+    return database.finish()
 
 
 def _write_options() -> Any:  # its types take a property for a method
@@ -106,10 +106,10 @@ def _options(compressed: bool) -> Any:
 
     table = BlockBasedOptions()
     table.set_format_version(FORMAT_VERSION)
-    made = Options(raw_mode=True)
-    made.create_if_missing(True)
-    made.create_missing_column_families(True)
-    made.set_block_based_table_factory(table)
-    made.set_compression_type(
+    options = Options(raw_mode=True)
+    options.create_if_missing(True)
+    options.create_missing_column_families(True)
+    options.set_block_based_table_factory(table)
+    options.set_compression_type(
         DBCompressionType.lz4() if compressed else DBCompressionType.none())
-    return made
+    return options

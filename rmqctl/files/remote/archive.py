@@ -245,17 +245,17 @@ def tree_in(archive: str, inner: str) -> Tree | None:
     else:
         source = FileSource(archive)
     try:
-        source, found = _opened(source, archive)
+        source, entries = _opened(source, archive)
     except _DAMAGE as error:
         raise FormatError(f"ends early, or is damaged: {error}",
                           file=without_secrets(archive)) from None
     stamp, archive = vfs.stamp_of(archive), without_secrets(archive)
-    members = {path: member for path, member in found.items() if isinstance(member, _Member)}
+    members = {path: member for path, member in entries.items() if isinstance(member, _Member)}
     folder = inner or _store_in(members, archive)
     below = f"{folder}/" if folder else ""
     kept = {path.removeprefix(below): member for path, member in members.items()
             if path.startswith(below)}
-    links, folders = (frozenset(path.removeprefix(below) for path, member in found.items()
+    links, folders = (frozenset(path.removeprefix(below) for path, member in entries.items()
                                 if member == kind and path.startswith(below))
                       for kind in (_LINK, _FOLDER))
     root = f"{archive}/{folder}" if folder else archive
@@ -290,18 +290,18 @@ def _decompressor(name: str) -> Callable[[Any], IO[bytes]] | None:
         opener: Callable[[Any], IO[bytes]] = zstd.open
         return opener
     ending = name.rpartition(".")[2]
-    known: dict[str, Any] = {"gz": gzip.open, "tgz": gzip.open, "xz": lzma.open, "bz2": bz2.open}
-    return known.get(ending)
+    openers: dict[str, Any] = {"gz": gzip.open, "tgz": gzip.open, "xz": lzma.open, "bz2": bz2.open}
+    return openers.get(ending)
 
 
 def _of_tar(source: _Bytes) -> _Found:
-    found: _Found = {}
+    entries: _Found = {}
     with tarfile.open(fileobj=io.BufferedReader(_AsFile(source), 1 << 14), mode="r:") as tar:
         for about in tar:
             name = _plain(about.name)
             member: _Member | str = _FOLDER if about.isdir() else _LINK
             if about.islnk():  # another name of a file before
-                member = found.get(_plain(about.linkname) or "", _LINK)
+                member = entries.get(_plain(about.linkname) or "", _LINK)
             elif about.isreg() or about.issparse():
                 sparse: Any = about.sparse
                 chunks = _sparse_chunks(sparse, about.offset_data) if sparse is not None else (
@@ -309,12 +309,12 @@ def _of_tar(source: _Bytes) -> _Found:
                 member = _Member(Listed(about.size, int(about.mtime * 1e9)), source, chunks)
             # Of a name that is there twice the last one counts.
             if name is not None:
-                found[name] = member
+                entries[name] = member
         last = tar.offset
     # tarfile takes for whole what ends in the middle of a member, or has a damaged header.
     if source.read(last, tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f"no header at offset {last}, and no end")
-    return found
+    return entries
 
 
 def _sparse_chunks(sparse: list[tuple[int, int]], place: int) -> tuple[tuple[int, int, int], ...]:

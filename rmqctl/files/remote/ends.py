@@ -49,14 +49,14 @@ def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[in
     start = max((low + 1) * grain - max(_BEFORE, grain), 0)
     end = min(high * grain + max(_AFTER, grain), size)
     [around] = yield [(start, end)]
-    found = start + -(-used_length(around) // _ROW) * _ROW
-    if found >= end:
+    data_end = start + -(-used_length(around) // _ROW) * _ROW
+    if data_end >= end:
         return None
     wide = max(grain, 3 * _ROW)
     distances = [*range(_SECTOR, _PAGE, _SECTOR), *_growing(SMALL)]
-    data = yield [(found + step - _ROW, min(found + step - _ROW + wide, size)) for step in distances
-                  if found + step < size]
-    return None if any(map(used_length, data)) else found
+    data = yield [(data_end + step - _ROW, min(data_end + step - _ROW + wide, size))
+                  for step in distances if data_end + step < size]
+    return None if any(map(used_length, data)) else data_end
 
 
 def _growing(size: int) -> Iterator[int]:

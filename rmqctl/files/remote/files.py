@@ -84,11 +84,11 @@ class RemoteFiles(RemoteReader):
         with failing(self.where(folder), "list"):
             self._fs.invalidate_cache()
             try:
-                found = self._fs.find(full, detail=True)
+                rows = self._fs.find(full, detail=True)
             except FileNotFoundError:
                 return {}
         start = len(self._root.strip("/")) + 1 if self._root.strip("/") else 0
-        return {name.strip("/")[start:]: int(row.get("size") or 0) for name, row in found.items()}
+        return {name.strip("/")[start:]: int(row.get("size") or 0) for name, row in rows.items()}
 
     def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
         """Yield the contents of many small files, as they are named; several are asked for at
@@ -97,9 +97,9 @@ class RemoteFiles(RemoteReader):
         for first in range(0, len(paths), _AT_ONCE):
             some = paths[first:first + _AT_ONCE]
             with failing(self.where(some[0]), "read"):
-                found = self._fs.cat_ranges(list(map(self._full, some)), [None] * len(some),
-                                            [None] * len(some), on_error="return")
-            for path, data in zip(some, found, strict=True):
+                contents = self._fs.cat_ranges(list(map(self._full, some)), [None] * len(some),
+                                               [None] * len(some), on_error="return")
+            for path, data in zip(some, contents, strict=True):
                 with failing(self.where(path), "read"):
                     if isinstance(data, BaseException):
                         raise data

@@ -84,7 +84,7 @@ def _at_once(remote: RemoteReader) -> dict[str, Row]:
 
 
 def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
-    found: dict[str, Row] = {}
+    rows: dict[str, Row] = {}
     folders: list[str] = [""]
     for _ in range(_DEEPEST):
         below: list[str] = []
@@ -94,15 +94,15 @@ def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
                 if row.get("type") == "directory" and not row.get("islink"):
                     below.append(path)
                 else:
-                    found[path] = row
-        if len(found) + len(below) > _MOST_FILES:
+                    rows[path] = row
+        if len(rows) + len(below) > _MOST_FILES:
             raise StoreIOError(f"cannot list {remote.where('')}: more than {_MOST_FILES:,} "
                                "files")
         every.update(folders := below)
     if folders:
         raise StoreIOError(f"cannot list {remote.where(folders[0])}: more than {_DEEPEST} folders "
                            "inside each other")
-    return found
+    return rows
 
 
 def _is_plain(path: str) -> bool:
@@ -113,10 +113,10 @@ def _is_plain(path: str) -> bool:
 
 def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
     """Return a file's own row; that of a link to a folder, or to nothing, as it is."""
-    found = remote.info(path)
-    if found is None and row.get("type") == "file":
+    target = remote.info(path)
+    if target is None and row.get("type") == "file":
         raise StoreIOError(f"cannot look at {remote.where(path)}: it is listed but does not exist")
-    return row if found is None else found
+    return row if target is None else target
 
 
 def _listed(remote: RemoteReader, path: str, row: Row) -> Listed:

@@ -79,13 +79,13 @@ class Ranges:
                 parts.append(bytes(min(beyond, end) - position))
                 position = min(beyond, end)
                 continue
-            found = self._range(path, position, end - position)
+            wanted = self._range(path, position, end - position)
             try:
-                data = taken(found.data)
+                data = taken(wanted.data)
             except StoreIOError as error:
                 self.failed = self.failed or error
                 raise
-            part = data[position - found.start:position - found.start + end - position]
+            part = data[position - wanted.start:position - wanted.start + end - position]
             parts.append(part)
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)
@@ -123,7 +123,7 @@ class Ranges:
         """Search all files in step: each step is one round of requests at the same time."""
         searches = {path: search(self._files[path].size, SAMPLES[path.partition("/")[0]],
                                  has_holes=path.startswith("commitlog/")) for path in paths}
-        wanted = {path: next(one) for path, one in searches.items()}
+        wanted = {path: next(steps) for path, steps in searches.items()}
         ends: dict[str, int | None] = {}
         while wanted:
             data = iter(self._at_once((), (
@@ -150,12 +150,12 @@ class Ranges:
     def _at_once(self, paths: Sequence[str], places: Iterable[tuple[str, int, int]]) -> list[bytes]:
         """Fetch many ranges, then look whether the files are those that were listed."""
         try:
-            found = each(lambda place: self._fetch(*place, check=False), places)
+            parts = each(lambda place: self._fetch(*place, check=False), places)
             each(lambda path: self._same(path, self._remote.where(path)), paths)
         except StoreIOError as error:
             self.failed = self.failed or error
             raise
-        return found
+        return parts
 
     def _keep_read(self, path: str, start: int, data: bytes) -> None:
         """Keep what was read already."""
@@ -195,23 +195,23 @@ class Ranges:
     def _range(self, path: str, position: int, wanted: int) -> _Range:
         with self._lock:
             ranges = self._of.setdefault(path, [])
-            found = next((one for one in ranges if one.start <= position < one.end), None)
-            if found is not None and found.data.done() and found.data.exception() is not None:
-                self._drop(path, found)
-                found = None
-            goes_on = found is not None and found.ahead
-            if found is None:
-                before = next((one for one in ranges if one.end == position), None)
-                found = self._asked(path, position, wanted, before)
+            match = next((part for part in ranges if part.start <= position < part.end), None)
+            if match is not None and match.data.done() and match.data.exception() is not None:
+                self._drop(path, match)
+                match = None
+            goes_on = match is not None and match.ahead
+            if match is None:
+                before = next((part for part in ranges if part.end == position), None)
+                match = self._asked(path, position, wanted, before)
                 goes_on = before is not None
                 if self._files[path].size <= _LEAST:
                     self._small_ahead(path)
-            found.ahead = False
-            key = path, found.start
+            match.ahead = False
+            key = path, match.start
             self._kept[key] = self._kept.pop(key)  # the one that was used last
             if goes_on:
-                self._ahead(path, found)
-            return found
+                self._ahead(path, match)
+            return match
 
     def _asked(self, path: str, position: int, wanted: int, before: _Range | None) -> _Range:
         """Ask for a range. Who goes on where another range ended gets twice as much."""
@@ -229,14 +229,14 @@ class Ranges:
         for other in self._of[path]:  # nothing is asked for twice
             if position < other.start < end:
                 end = other.start
-        found = _Range(position, end, submit(self._fetch, path, position, end))
-        self._keep(path, found)
-        return found
+        part = _Range(position, end, submit(self._fetch, path, position, end))
+        self._keep(path, part)
+        return part
 
     def _ahead(self, path: str, after: _Range) -> None:
         """Ask for what comes next."""
         if after.end < self._files[path].size and not any(
-                one.start <= after.end < one.end for one in self._of[path]):
+                part.start <= after.end < part.end for part in self._of[path]):
             self._asked(path, after.end, 1, after).ahead = True
 
     def _small_ahead(self, path: str) -> None:
@@ -251,20 +251,20 @@ class Ranges:
                 self._of[other] = []
                 self._asked(other, 0, self._files[other].size, None)
 
-    def _keep(self, path: str, found: _Range) -> None:
-        self._of[path].append(found)
-        self._kept[path, found.start] = found
-        self._size += found.end - found.start
-        for (other, _), one in [*self._kept.items()]:
+    def _keep(self, path: str, newest: _Range) -> None:
+        self._of[path].append(newest)
+        self._kept[path, newest.start] = newest
+        self._size += newest.end - newest.start
+        for (other, _), part in [*self._kept.items()]:
             if self._size <= _KEPT:
                 break
-            if one is not found and one.data.done():
-                self._drop(other, one)
+            if part is not newest and part.data.done():
+                self._drop(other, part)
 
-    def _drop(self, path: str, found: _Range) -> None:
-        self._of[path].remove(found)
-        del self._kept[path, found.start]
-        self._size -= found.end - found.start
+    def _drop(self, path: str, dropped: _Range) -> None:
+        self._of[path].remove(dropped)
+        del self._kept[path, dropped.start]
+        self._size -= dropped.end - dropped.start
 
     def _fetch(self, path: str, start: int, end: int, *, check: bool = True) -> bytes:
         began = time.monotonic()

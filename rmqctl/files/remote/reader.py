@@ -78,7 +78,7 @@ class RemoteReader(Closing):
                 rows = self._fs.ls(full, detail=True)
             except FileNotFoundError:
                 return []
-        found = []
+        named = []
         for row in rows:
             if _same(row["name"], full):
                 if row.get("type") != "directory" and len(rows) == 1 and not row["name"].endswith(
@@ -88,8 +88,8 @@ class RemoteReader(Closing):
             name = web.name_in(row["name"], full) if self._is_web else row[
                 "name"].rstrip("/").rpartition("/")[2]
             if name is not None:
-                found.append((name, row))
-        return found
+                named.append((name, row))
+        return named
 
     def list(self, folder: str) -> list[Entry]:
         listed = [_entry(name, row) for name, row in self.rows(folder)]
@@ -283,9 +283,9 @@ def secrets() -> dict[str, str]:
     return dict(_hidden)
 
 
-def share_secrets(known: dict[str, str]) -> None:
+def share_secrets(secrets: dict[str, str]) -> None:
     """Know what another process has hidden."""
-    _hidden.update(known)
+    _hidden.update(secrets)
 
 
 def without_secrets(url: str) -> str:

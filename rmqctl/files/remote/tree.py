@@ -70,9 +70,9 @@ def matching(url: str) -> list[str]:
     with failing(remote.where(""), "list"):
         rows = remote._fs.glob(remote._root, detail=True)
         # A file server's paths do not name the server.
-        found = sorted(f"{server}{name}" if name.startswith("/") and hasattr(remote._fs, "ftp")
-                       else str(remote._fs.unstrip_protocol(name)) for name, row in rows.items()
-                       if row.get("type") == "directory")
-    if not found:
+        folders = sorted(f"{server}{name}" if name.startswith("/") and hasattr(remote._fs, "ftp")
+                         else str(remote._fs.unstrip_protocol(name)) for name, row in rows.items()
+                         if row.get("type") == "directory")
+    if not folders:
         raise NotAStoreError(f"{without_secrets(url)}: no folder matches")
-    return found
+    return folders

@@ -28,6 +28,6 @@ def uploaded(target: str) -> Iterator[str]:
             raise RefusedError(f"{without_secrets(target)}: already exists; nothing is overwritten")
         local = os.path.join(folder, name)
         yield local + "/" if target.endswith("/") else local
-        made = [os.path.join(where, file) for where, _, files in os.walk(folder) for file in files]
-        for path in sorted(made, key=lambda path: (-path.count(os.sep), path)):
+        paths = [os.path.join(where, file) for where, _, files in os.walk(folder) for file in files]
+        for path in sorted(paths, key=lambda path: (-path.count(os.sep), path)):
             remote.publish_file(os.path.relpath(path, folder), path)

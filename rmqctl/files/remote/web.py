@@ -66,8 +66,8 @@ def read_range(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
     """
     from fsspec.asyn import sync
 
-    found: Answer = sync(fs.loop, _read, fs, url, start, end, size)
-    return found
+    answer: Answer = sync(fs.loop, _read, fs, url, start, end, size)
+    return answer
 
 
 def reads_of_s3(fs: Any) -> bool:
@@ -81,8 +81,8 @@ def read_s3(fs: Any, path: str, start: int, end: int) -> tuple[bytes, str]:
     """Read ``[start, end)`` of an object: the bytes, and its ETag."""
     from fsspec.asyn import sync
 
-    found: tuple[bytes, str] = sync(fs.loop, _read_s3, fs, path, start, end)
-    return found
+    answer: tuple[bytes, str] = sync(fs.loop, _read_s3, fs, path, start, end)
+    return answer
 
 
 async def _read_s3(fs: Any, path: str, start: int, end: int) -> tuple[bytes, str]:
