@@ -38,9 +38,9 @@ def meaning(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
     """Return the meaning of a message in an internal topic, as far as it says; None for other
     topics.
     """
-    found = _kind(topic, properties)
-    return None if found is None else {
-        name: value for name, value in found.items() if value is not None}
+    fields = _kind(topic, properties)
+    return None if fields is None else {
+        name: value for name, value in fields.items() if value is not None}
 
 
 def _kind(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
@@ -147,11 +147,11 @@ def traces(body: bytes) -> list[dict[str, Any]]:
     all are unknown.
     """
     at_most(body.count(_TRACE_FIELD.encode()) + body.count(_TRACE_END.encode()))
-    found = [_trace(line.split(_TRACE_FIELD))
-             for line in body.decode("utf-8", "replace").split(_TRACE_END) if line]
-    if all("fields" in trace for trace in found):
+    events = [_trace(line.split(_TRACE_FIELD))
+              for line in body.decode("utf-8", "replace").split(_TRACE_END) if line]
+    if all("fields" in trace for trace in events):
         raise ValueError("not a trace of a RocketMQ client")
-    return found
+    return events
 
 
 def _trace(parts: list[str]) -> dict[str, Any]:

@@ -91,15 +91,15 @@ def stops_broker(data: bytes) -> str | None:
         data.decode()
     except UnicodeDecodeError:
         return None
-    found = lines(data)
+    entries = lines(data)
     for number, path in enumerate(("count", "crc")):
-        if len(found) <= number:
+        if len(entries) <= number:
             return f"{path}: missing"
         try:
-            _number(found[number], path)
+            _number(entries[number], path)
         except FormatError as error:
             return f"{path}: {error.reason}"
-    for number, line in enumerate(found[2:]):
+    for number, line in enumerate(entries[2:]):
         parts = line.raw.rstrip(b"-").split(b"-")
         if len(parts) == 2:
             try:

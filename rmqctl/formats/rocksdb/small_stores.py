@@ -78,7 +78,7 @@ def _fixed(layout: Any, data: bytes, path: str) -> Fields:
         parsed = layout.parse(data)
     except ConstructError:
         raise FormatError("does not match what a broker writes", offset=0, path=path) from None
-    return {name: one for name, one in parsed.items() if not name.startswith("_")}
+    return {name: value for name, value in parsed.items() if not name.startswith("_")}
 
 
 READERS = {
