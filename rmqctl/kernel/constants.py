@@ -24,11 +24,11 @@ def values() -> dict[str, int]:
     """Every constant by its name in the kernel: places and sizes in bytes, magics unsigned."""
     head = _head_size(0)
     # The fields before the born host are at the same place in every message.
-    found = {f"{name.upper()}_AT": layout.field(Message, name).offset
+    numbers = {f"{name.upper()}_AT": layout.field(Message, name).offset
              for name in ("total_size", "magic", "body_crc", "flag", "queue_offset",
                           "physical_offset", "sys_flag", "born_timestamp")}
     # The places of the other fields are for IPv4 hosts; IPv6 hosts add a fixed number of bytes.
-    found |= {
+    numbers |= {
         "START_SIZE": message.START_SIZE,
         "MIN_SIZE": message.MIN_SIZE,
         "HEAD_SIZE": head,
@@ -47,9 +47,10 @@ def values() -> dict[str, int]:
         "SEAL_DIGITS": append_crc.DIGITS,
     }
     # What a broker can have written into a head, and who gets entries.
-    found |= {
+    numbers |= {
         "QUEUE_ID_AT": layout.field(Message, "queue_id").offset,
-        "BORN_HOST_AT": found["BORN_TIMESTAMP_AT"] + layout.width_of(Message, "born_timestamp")[0],
+        "BORN_HOST_AT": numbers["BORN_TIMESTAMP_AT"] + layout.width_of(
+            Message, "born_timestamp")[0],
         "ADDRESS_SIZE": layout.size_of(message.HostV4) - layout.width_of(message.HostV4, "port")[0],
         "MOST_PORT": rules.MOST_PORT, "MOST_TIMES": rules.MOST_TIMES,
         **{f"{name}_SECONDS": getattr(rules, name) // 1000
@@ -64,15 +65,15 @@ def values() -> dict[str, int]:
         "UNIT": consume_queue.UNIT, "ENTRY": index_file.ENTRY, "SLOT": index_file.SLOT,
         "ITEM": tier_index.ITEM, "COMPACTED_ITEM": tier_index.COMPACTED_ITEM}
     for prefix, unit in units.items():
-        found[f"{prefix}_SIZE"] = unit.size
-        found |= {f"{prefix}_{name.upper()}_AT": unit.field(name).offset
+        numbers[f"{prefix}_SIZE"] = unit.size
+        numbers |= {f"{prefix}_{name.upper()}_AT": unit.field(name).offset
                   for name in unit.dtype().names or ()}
     # Message versions differ in the magic and in the width of the topic length.
     for magic, name in message.VERSIONS.items():
-        found[f"MAGIC_{name.upper()}"] = magic
-        found[f"TOPIC_LENGTH_SIZE_{name.upper()}"] = layout.width_of(
+        numbers[f"MAGIC_{name.upper()}"] = magic
+        numbers[f"TOPIC_LENGTH_SIZE_{name.upper()}"] = layout.width_of(
             Message, "topic_length", magic=magic)[0]
-    return found
+    return numbers
 
 
 def _head_size(host_bits: int) -> int:
