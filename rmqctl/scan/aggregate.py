@@ -165,10 +165,10 @@ class Aggregate:
     # -- inside -------------------------------------------------------------------------------
 
     def _reserve(self) -> None:
-        known = self._sums.shape[1]
-        if len(self._keys) > known:
+        width = self._sums.shape[1]
+        if len(self._keys) > width:
             wider = _nothing(max(64, 2 * len(self._keys)))
-            wider[:, :known] = self._sums
+            wider[:, :width] = self._sums
             self._sums = wider
 
     def _bound(self) -> None:

@@ -211,7 +211,7 @@ def strings(texts: Texts) -> pa.StringArray:
     try:
         return raw.cast(pa.string())
     except pa.ArrowInvalid:  # Arrow does not say which: all of this one array go the slow way
-        return pa.array([each.decode("utf-8", "replace") for each in raw.to_pylist()],
+        return pa.array([value.decode("utf-8", "replace") for value in raw.to_pylist()],
                         pa.string())
 
 

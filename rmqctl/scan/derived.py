@@ -267,12 +267,12 @@ def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Arra
     if not len(base_rows):
         return base, count
     number_rows, numbers = properties.find(props.INNER_NUM)
-    known = dict(zip(number_rows.tolist(), numbers.tolist(), strict=True))
+    sizes = dict(zip(number_rows.tolist(), numbers.tolist(), strict=True))
     for row, raw in zip(base_rows.tolist(), bases.tolist(), strict=True):
-        if row in known:
+        if row in sizes:
             try:
                 base[row], count[row] = batch_range(0, raw.decode("utf-8", "replace"),
-                                                    known[row].decode("utf-8", "replace"))
+                                                    sizes[row].decode("utf-8", "replace"))
             except ValueError:
                 base[row] = count[row] = -1
     return base, count

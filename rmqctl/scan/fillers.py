@@ -28,8 +28,8 @@ def replaced(batch: Batch) -> Array:
     """Return which messages of a batch represent a lost one, or have lost some of their body
     (bool).
     """
-    found: Array = fillers(batch) | kept_damaged(batch)
-    return found
+    mask: Array = fillers(batch) | kept_damaged(batch)
+    return mask
 
 
 def fillers(batch: Batch) -> Array:
@@ -42,8 +42,8 @@ def fillers(batch: Batch) -> Array:
     if not len(rows):
         return mask
     marked, values = text.Properties(batch.select(rows)).find(filler.MARK)
-    said = np.array([value == filler.LOST.encode() for value in values.tolist()], bool)
-    mask[rows[marked[said]]] = True
+    is_lost = np.array([value == filler.LOST.encode() for value in values.tolist()], bool)
+    mask[rows[marked[is_lost]]] = True
     for row in np.setdiff1d(rows, rows[marked]).tolist():
         mask[row] = filler.is_filler(decode(batch.bytes_at(row)))
     return mask

@@ -190,15 +190,15 @@ class Batch:
     @property
     def offset(self) -> Array:
         """Physical offsets (int64)."""
-        known = self._columns.get("offset")
-        found: Array = self.start + self.base if known is None else known
-        return found
+        column = self._columns.get("offset")
+        offsets: Array = self.start + self.base if column is None else column
+        return offsets
 
     @property
     def frame_size(self) -> Array:
         """Bytes of each frame (int64): of its record, and of the head before it."""
-        found: Array = self.column("total_size") + self.head
-        return found
+        size: Array = self.column("total_size") + self.head
+        return size
 
     def column(self, name: str) -> Array:
         """Return a column as native int64: any integer field of the fixed part, or one of
@@ -206,16 +206,16 @@ class Batch:
         ``body_start/length``, ``topic_start/length``, ``properties_start/length`` (positions in
         ``data``).
         """
-        known = self._columns.get(name)
-        if known is not None:
-            return known
+        computed = self._columns.get(name)
+        if computed is not None:
+            return computed
         out: Array = np.empty(len(self.start), np.int64)
         for rows, shaped in self._groups:
-            found = _integers(self.data, self.start[rows], *shaped.field(name))
-            if len(found) == len(out):
-                out = found
+            values = _integers(self.data, self.start[rows], *shaped.field(name))
+            if len(values) == len(out):
+                out = values
             else:
-                out[rows] = found
+                out[rows] = values
         self._columns[name] = out
         return out
 
@@ -255,19 +255,19 @@ class Batch:
             return sums
         view = memoryview(self.data.data)
         slices = map(slice, start.tolist(), (start + length).tolist())
-        found: Array = np.fromiter(map(crc32, map(view.__getitem__, slices)), np.int64,
-                                   len(start))
-        found &= CRC_MASK
-        return found
+        computed: Array = np.fromiter(map(crc32, map(view.__getitem__, slices)), np.int64,
+                                      len(start))
+        computed &= CRC_MASK
+        return computed
 
     def crc_ok(self) -> Array:
         """Return whether each body matches its CRC (bool); an empty body has the CRC 0."""
-        known = self._columns.get("crc_ok")
-        if known is None:
-            known = self.crc(self.column("body_start"), self.column("body_length")) == self.column(
+        is_ok = self._columns.get("crc_ok")
+        if is_ok is None:
+            is_ok = self.crc(self.column("body_start"), self.column("body_length")) == self.column(
                 "body_crc")
-            self._columns["crc_ok"] = known
-        return known
+            self._columns["crc_ok"] = is_ok
+        return is_ok
 
     def bytes_at(self, index: int) -> bytes:
         """Return the intact record number ``index`` of this batch."""
@@ -359,14 +359,14 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
     """
     start, *places, variant = table
     is_uniform = len(variant) and (variant == variant[0]).all()
-    known = variant[:1] if is_uniform else np.flatnonzero(np.bincount(variant + 1)) - 1
+    numbers = variant[:1] if is_uniform else np.flatnonzero(np.bincount(variant + 1)) - 1
     groups: list[tuple[Any, Shape]] = [
         (np.flatnonzero(variant == number), shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS]))
-        for number in known[known >= 0].tolist()]
+        for number in numbers[numbers >= 0].tolist()]
     if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
         groups = [(slice(None), groups[0][1])]
     return Batch(data, base, start.copy(), groups,
-                 {name: each.copy() for name, each in zip(_PLACES, places, strict=True)})
+                 {name: column.copy() for name, column in zip(_PLACES, places, strict=True)})
 
 
 def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:

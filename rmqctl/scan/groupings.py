@@ -95,13 +95,13 @@ class Keys:
 
     def number(self, key: Key) -> int:
         """Return the number of a key that is not a text."""
-        known = self._numbers.get(key)
-        if known is None:
+        number = self._numbers.get(key)
+        if number is None:
             if not self._open:
                 return len(self._found) - 1
-            known = self._numbers[key] = len(self._found)
+            number = self._numbers[key] = len(self._found)
             self._found.append(key)
-        return known
+        return number
 
     def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
         """Return the number of each value's ``key``."""
@@ -138,9 +138,9 @@ class Keys:
         return numbers
 
 
-def _learned(found: Sequence[Key]) -> Keys:
+def _learned(groups: Sequence[Key]) -> Keys:
     keys = Keys()
-    keys.numbers(found)
+    keys.numbers(groups)
     return keys
 
 
@@ -156,10 +156,10 @@ def _queue(keys: Keys, batch: Batch) -> Codes:
     texts, queues = Keys(), Keys()
     topic = texts.of_texts(topics(batch))
     queue = queues.of_ints(batch.column("queue_id"))
-    width, found, ids = len(queues), texts.found, queues.found
+    width, names, ids = len(queues), texts.found, queues.found
 
     def pair(code: int) -> tuple[Any, Any]:
-        return found[code // width], ids[code % width]
+        return names[code // width], ids[code % width]
 
     return keys.of_ints(topic * width + queue, pair), None
 

@@ -205,9 +205,9 @@ def bad_numbers(batch: Batch, generation: int, properties: text.Properties | Non
 
 
 def _no_numbers(rows: Array, values: text.Texts, bits: int) -> set[int]:
-    known: dict[bytes, bool] = {}
+    is_number: dict[bytes, bool] = {}
     return {row for row, raw in zip(rows.tolist(), values.tolist(), strict=True)
-            if not known.setdefault(
+            if not is_number.setdefault(
                 raw, rules.is_number(raw.decode("utf-8", "replace"), bits))}
 
 

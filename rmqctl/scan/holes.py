@@ -46,19 +46,19 @@ def data_end(source: Source, start: int, end: int) -> int:
     # There is data at `low`. Ahead in growing steps, up to where none is left.
     high, step = end, PAGE
     while (ahead := low + step) < end:
-        found = source.next_data(ahead)
-        if found >= end:
+        next_data = source.next_data(ahead)
+        if next_data >= end:
             high = ahead
             break
-        low, step = found, step * 2
+        low, step = next_data, step * 2
     # None is left at `high`: whether some is left at a place is a question for the system.
     while high - low > PAGE:
         middle = (low + high) // 2
-        found = source.next_data(middle)
-        if found >= end:
+        next_data = source.next_data(middle)
+        if next_data >= end:
             high = middle
         else:
-            low = found
+            low = next_data
     return high
 
 

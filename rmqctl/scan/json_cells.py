@@ -104,14 +104,14 @@ class Cells:
         column = self._column()
         column[0], column[1] = start + np.arange(self._rows) * width, width
 
-    def add(self, made: Array, rows: Array | None = None, absent: bytes = b"") -> None:
+    def add(self, cells: Array, rows: Array | None = None, absent: bytes = b"") -> None:
         """Add the result of `make` or `put`, of all rows or the named ones."""
         column = self._column()
         if rows is None or len(rows) == self._rows:
-            column[:] = made
+            column[:] = cells
         else:
             column[:] = self.put([absent])
-            column[:, rows] = made
+            column[:, rows] = cells
 
     def make(self, texts: Texts, others: Others, shape: str = STRING,
              is_for_others: Array | None = None) -> Array:
@@ -128,14 +128,14 @@ class Cells:
         if left_out.any():
             length = np.where(left_out, 0, length)
         self._ensure((_WORST + 1) * int(length.sum()) + 2 * len(texts))
-        made: Array = np.empty((2, len(texts)), np.int64)
+        cells: Array = np.empty((2, len(texts)), np.int64)
         self._filled = self._kernel.json_texts(
             texts.data, start, length, self._kernel.MAKES[shape], _byte(_SEPARATORS[shape]),
-            _byte(props.NAME_VALUE_SEPARATOR), self._room, self._filled, made)
-        odd = np.flatnonzero(left_out | (made[1] < 0))
+            _byte(props.NAME_VALUE_SEPARATOR), self._room, self._filled, cells)
+        odd = np.flatnonzero(left_out | (cells[1] < 0))
         if len(odd):
-            made[:, odd] = self.put(others(odd))
-        return made
+            cells[:, odd] = self.put(others(odd))
+        return cells
 
     def put(self, texts: Sequence[bytes]) -> Array:
         """Texts that are JSON already: places (int64 [2, n]) to be added."""

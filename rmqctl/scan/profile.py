@@ -42,10 +42,10 @@ class Timeline:
 
     def add(self, times: Array, sizes: Array) -> None:
         """Store times (ms) and sizes (bytes) of some messages."""
-        known = (times >= EARLIEST) & (times < LATEST)
-        if not known.all():
-            self.elsewhere += int((~known).sum())
-            times, sizes = times[known], sizes[known]
+        is_plausible = (times >= EARLIEST) & (times < LATEST)
+        if not is_plausible.all():
+            self.elsewhere += int((~is_plausible).sum())
+            times, sizes = times[is_plausible], sizes[is_plausible]
         if not len(times):
             return
         span = int(times.max()) - int(times.min())
@@ -64,17 +64,17 @@ class Timeline:
 
     def _include(self, more: Iterator[tuple[int, tuple[int, int]]]) -> None:
         for number, (messages, size) in more:
-            known = self.steps.get(number, (0, 0))
-            self.steps[number] = known[0] + messages, known[1] + size
+            sums = self.steps.get(number, (0, 0))
+            self.steps[number] = sums[0] + messages, sums[1] + size
         while len(self.steps) > MOST_STEPS:
             self._widen(STEPS[STEPS.index(self.step) + 1])
 
     def _widen(self, step: int) -> None:
         """Join steps to longer ones, never the other way."""
         if step > self.step:
-            scale, known = step // self.step, self.steps
+            scale, narrow = step // self.step, self.steps
             self.step, self.steps = step, {}
-            self._include((number // scale, sums) for number, sums in known.items())
+            self._include((number // scale, sums) for number, sums in narrow.items())
 
 
 class LogProfile:

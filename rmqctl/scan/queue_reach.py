@@ -337,8 +337,8 @@ def telling(place: Array) -> Array:
     possible and ascend. An entry that others contradict is damaged itself, and proves nothing.
     """
     possible = np.flatnonzero((place >= 0) & (place < ENDLESS))
-    found: Array = possible[ascending(place[possible])]
-    return found
+    rows: Array = possible[ascending(place[possible])]
+    return rows
 
 
 def ascending(values: Array) -> Array:

@@ -248,9 +248,9 @@ def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAG
     magics, all of it before the end of the data.
     """
     high = min(high, len(data) - _MAGIC_SIZE + 1)
-    found = [_find(data, start, min(start + _BLOCK, high), *_numbers(magics))
+    parts = [_find(data, start, min(start + _BLOCK, high), *_numbers(magics))
              for start in range(low, high, _BLOCK)]
-    return np.concatenate(found) if found else np.zeros(0, np.int64)
+    return np.concatenate(parts) if parts else np.zeros(0, np.int64)
 
 
 def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]) -> Array:

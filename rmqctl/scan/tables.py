@@ -31,13 +31,13 @@ def _column(name: str, kind: pa.DataType, comment: str, null: str = "") -> pa.Fi
 
 
 def _columns(*given: tuple[str, pa.DataType, str] | tuple[str, pa.DataType, str, str]) -> Columns:
-    return {one[0]: _column(*one) for one in given}
+    return {column[0]: _column(*column) for column in given}
 
 
 def comment_of(field: pa.Field) -> str:
     """The comment of a column; empty for one that is not declared, such as ``property.NAME``."""
-    known: dict[bytes, bytes] = field.metadata or {}
-    return known.get(_COMMENT, b"").decode()
+    metadata: dict[bytes, bytes] = field.metadata or {}
+    return metadata.get(_COMMENT, b"").decode()
 
 
 PLACE = _columns(

@@ -85,7 +85,7 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 def texts_of(raw: Sequence[bytes]) -> Texts:
     """These texts, back to back."""
-    length = np.array([len(one) for one in raw], np.int64)
+    length = np.array([len(value) for value in raw], np.int64)
     return Texts(np.frombuffer(b"".join(raw), np.uint8), np.cumsum(length) - length, length)
 
 
@@ -324,8 +324,8 @@ class KnownTexts:
 class FixedTexts:
     """The places of texts in a list that does not grow; ``missing`` for all that are not there."""
 
-    def __init__(self, known: Sequence[bytes]) -> None:
-        self._places = {raw: place for place, raw in enumerate(known)}
+    def __init__(self, values: Sequence[bytes]) -> None:
+        self._places = {raw: place for place, raw in enumerate(values)}
         self._table: TextTable | None = None
 
     def encode(self, texts: Texts, missing: int) -> Array:
@@ -413,17 +413,17 @@ class Properties:
         """`places` by the kernel: (an array (int64 [3, n]), how many of it count)."""
         kernel = active()
         assert kernel is not None
-        known = self._found.get(name)
-        if known is None:
+        column = self._found.get(name)
+        if column is None:
             names = _USUAL if name in _USUAL else (name,)
             keys = [name.encode() + _ASSIGN for name in names]
-            found: Array = np.empty((len(keys), 3, len(texts)), np.int64)
+            places: Array = np.empty((len(keys), 3, len(texts)), np.int64)
             counts: Array = np.empty(len(keys), np.int64)
             kernel.find(texts.data, *contiguous(texts.start, texts.length), _SEPARATOR,
-                        b"".join(keys), np.cumsum([len(key) for key in keys]), found, counts)
-            self._found |= zip(names, zip(found, counts.tolist(), strict=True), strict=True)
-            known = self._found[name]
-        return known
+                        b"".join(keys), np.cumsum([len(key) for key in keys]), places, counts)
+            self._found |= zip(names, zip(places, counts.tolist(), strict=True), strict=True)
+            column = self._found[name]
+        return column
 
     def index_keys(self, topic: Array, sharp: Array) -> tuple[Array, Array, Array] | None:
         """Return (row, hash of its index entry, length in bytes) of the keys in index order, all

@@ -103,8 +103,8 @@ class Walk:
         self.shrunk = False
         self._chunk, self._growing = chunk, growing
         if resync:
-            found = next_provable(source, start, source.size)
-            start = source.size if found is None else found
+            first = next_provable(source, start, source.size)
+            start = source.size if first is None else first
         self.first = self.position = start
         self.passed = Passed(self._look_back if start > 0 else None, by_itself=by_itself,
                              is_dense=is_dense)
