@@ -110,12 +110,12 @@ class Settings:
         return version_of(self.version)
 
 
-LEAST_COMMITLOG = 1 << 10
+MIN_COMMITLOG = 1 << 10
 """Bytes of the smallest commitlog file: the fixed part of a record with IPv6 hosts, the longest
 topic a broker takes and the blank at the file's end are 250 of them; the rest is for properties
 and a body, without which a store is of no use to anyone."""
-LEAST_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
-LEAST_INDEX = 2
+MIN_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
+MIN_INDEX = 2
 """Number 0 is never used, so an index of one entry would hold none."""
 
 
@@ -124,13 +124,13 @@ def checked(settings: Settings) -> tuple[Settings, list[str]]:
     UsageError.
     """
     profile = settings.profile
-    _bounded("a commitlog file", settings.commitlog_file_size, LEAST_COMMITLOG)
+    _bounded("a commitlog file", settings.commitlog_file_size, MIN_COMMITLOG)
     _bounded("a consume queue file", settings.consumequeue_file_size, 1)
     _bounded("a batch consume queue file", settings.batch_consumequeue_file_size, 1)
-    _bounded("a consume queue ext file", settings.consumequeue_ext_file_size, LEAST_EXT)
+    _bounded("a consume queue ext file", settings.consumequeue_ext_file_size, MIN_EXT)
     for unit, count in (("slots", settings.index_slots), ("entries", settings.index_max)):
-        if count < LEAST_INDEX:
-            raise UsageError(f"an index file has at least {LEAST_INDEX} {unit}, got {count}")
+        if count < MIN_INDEX:
+            raise UsageError(f"an index file has at least {MIN_INDEX} {unit}, got {count}")
     size = Shape(settings.index_slots, settings.index_max).file_size
     if size > MAX_INT:
         raise UsageError(f"an index file of {settings.index_slots} slots and {settings.index_max} "

@@ -20,7 +20,7 @@ GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_MS = 6000
 """Time (ms) before the broker first checks a half message."""
-MOST_TIMES = 15
+MAX_CHECKS = 15
 TIMES = "TRANSACTION_CHECK_TIMES"
 PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
 """Of a message that was put once more before its producer may be asked: where it was first."""
@@ -31,7 +31,7 @@ OP_BYTES = 4096
 """A 5.x broker puts so many bytes of queue offsets into one op message."""
 EVERY_S = {4: 60.0, 5: 30.0}
 """Seconds between two rounds of checks, by generation."""
-_MOST_OP_BYTES = 1 << 16
+_MAX_OP_BYTES = 1 << 16
 """Of an op message's body, which anybody may have sent, so much is looked at."""
 
 
@@ -49,7 +49,7 @@ def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int 
 
 def half_offsets(bodies: Iterable[bytes]) -> set[int]:
     """Return the queue offsets of half messages that the bodies of op messages name."""
-    return {int(text) for body in bodies for text in bytes(body[:_MOST_OP_BYTES]).split(b",")
+    return {int(text) for body in bodies for text in bytes(body[:_MAX_OP_BYTES]).split(b",")
             if text.isdigit() and len(text) < 19}
 
 

@@ -25,7 +25,7 @@ from rmqctl.broker.transactions import (
     GIVEN_UP_TOPIC,
     GROUP,
     IMMUNITY_MS,
-    MOST_TIMES,
+    MAX_CHECKS,
     PREPARED_OFFSET,
     READER,
     TIMES,
@@ -253,7 +253,7 @@ class _Rules:
 
         return cls(given("transactionTimeOut", IMMUNITY_MS), given(
             "transactionCheckInterval", int(EVERY_S[version_of(release).generation] * 1000)),
-            given("transactionCheckMax", MOST_TIMES), int(conf.get("fileReservedTime")) * _HOUR)
+            given("transactionCheckMax", MAX_CHECKS), int(conf.get("fileReservedTime")) * _HOUR)
 
     def judge(self, some: Transaction, now: int) -> None:
         """Determine the outcome of the next check, and its time."""

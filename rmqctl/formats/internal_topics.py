@@ -130,7 +130,7 @@ _TRACE_FIELDS = {
     "Recall": ("timeStamp", "regionId", "groupName", "topic", "msgId", "success"),
 }
 """The fields of each type of trace after its name, in the order in which they are written."""
-_LEAST = {"Pub": 11, "SubBefore": 7, "SubAfter": 5, "EndTransaction": 12, "Recall": 6}
+_MIN_FIELDS = {"Pub": 11, "SubBefore": 7, "SubAfter": 5, "EndTransaction": 12, "Recall": 6}
 """The minimum number of fields that every client writes for the type."""
 _OLD_PUB = 12
 """A Pub of the first clients has no offsetMsgId."""
@@ -156,7 +156,7 @@ def traces(body: bytes) -> list[dict[str, Any]]:
 
 def _trace(parts: list[str]) -> dict[str, Any]:
     kind, *values = parts
-    if len(values) < _LEAST.get(kind, len(parts)):
+    if len(values) < _MIN_FIELDS.get(kind, len(parts)):
         return {"traceType": kind, "fields": values}
     names = _TRACE_FIELDS[kind]
     if kind == "Pub" and len(values) == _OLD_PUB:

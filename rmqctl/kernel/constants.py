@@ -52,10 +52,10 @@ def values() -> dict[str, int]:
         "BORN_HOST_AT": numbers["BORN_TIMESTAMP_AT"] + layout.width_of(
             Message, "born_timestamp")[0],
         "ADDRESS_SIZE": layout.size_of(message.HostV4) - layout.width_of(message.HostV4, "port")[0],
-        "MOST_PORT": rules.MOST_PORT, "MOST_TIMES": rules.MOST_TIMES,
+        "MOST_PORT": rules.MAX_PORT, "MOST_TIMES": rules.MAX_RECONSUME_TIMES,
         **{f"{name}_SECONDS": getattr(rules, name) // 1000
            for name in ("EARLIEST", "YEARS", "HALF_A_YEAR")},
-        "KIND_BITS": rules.KIND, "KIND_MOST": rules.MOST_KIND, "COMPRESSED": sysflag.COMPRESSED,
+        "KIND_BITS": rules.KIND, "KIND_MOST": rules.MAX_KIND, "COMPRESSED": sysflag.COMPRESSED,
         "KNOWN_FLAGS": sysflag.KNOWN, "TRANSACTION_MASK": sysflag.TRANSACTION_MASK,
         "TRANSACTION_PREPARED": sysflag.TRANSACTION_PREPARED,
         "TRANSACTION_ROLLBACK": sysflag.TRANSACTION_ROLLBACK,

@@ -18,7 +18,7 @@ from rmqctl.actions import Action, Value
 from rmqctl.checks.impact import Impact, span
 from rmqctl.damage.verdicts import Verdict
 from rmqctl.scan.overlay import Piece
-from rmqctl.store.repair_losses import MOST_PLACES, Place
+from rmqctl.store.repair_losses import MAX_PLACES, Place
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
@@ -171,8 +171,8 @@ class Dropped:
 
 def places_of(records: Iterable[tuple[int, int]],
               read: Callable[[int, int], bytes | None]) -> tuple[Place, ...]:
-    """Return the first `MOST_PLACES` ``records`` (physical offset, size), with their bytes."""
-    raws = ((offset, read(offset, size)) for offset, size in islice(records, MOST_PLACES))
+    """Return the first `MAX_PLACES` ``records`` (physical offset, size), with their bytes."""
+    raws = ((offset, read(offset, size)) for offset, size in islice(records, MAX_PLACES))
     return tuple(Place.of(offset, raw) for offset, raw in raws if raw)
 
 

@@ -15,7 +15,7 @@ from rmqctl.scan.source import Source
 
 PAGE = 4096
 """Holes consist of pages of this size, or of larger ones."""
-_LARGEST_PIECE = 1 << 20
+_MAX_PIECE = 1 << 20
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
@@ -73,7 +73,7 @@ def used_end(source: Source, start: int, end: int) -> int:
         used = used_length(source.read(low, high - low))
         if used:
             return low + used
-        high, piece = low, min(piece * 4, _LARGEST_PIECE)
+        high, piece = low, min(piece * 4, _MAX_PIECE)
         if source.next_data(max(start, high - PAGE)) >= high:
             high = data_end(source, start, high)
     return start

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from rmqctl.scan.frames import Span
 
-MOST_SPANS = 100
+MAX_SPANS = 100
 """Damaged spans that are kept one by one; of the others only number and length."""
 
 
@@ -19,7 +19,7 @@ class Damage:
     may be messages.
     """
 
-    most: ClassVar[int] = MOST_SPANS
+    most: ClassVar[int] = MAX_SPANS
     count: int = 0
     length: int = 0
     undecided: int = 0

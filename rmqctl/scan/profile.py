@@ -23,13 +23,13 @@ LATEST = 4_102_444_800_000
 STEPS = (1, 5, 10, 50, 100, 500, *(1000 * seconds for seconds in (
     1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_419_200)))
 """Milliseconds of a step of time; each divides the next."""
-MOST_STEPS = 4096
-MOST_CELLS = 2048
-_LEAST_CELL = 64
+MAX_STEPS = 4096
+MAX_CELLS = 2048
+_MIN_CELL = 64
 
 
 class Timeline:
-    """Messages and their bytes by store time, in steps of ``step`` ms: at most `MOST_STEPS`.
+    """Messages and their bytes by store time, in steps of ``step`` ms: at most `MAX_STEPS`.
 
     ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: how many
     messages say a time before there were brokers or after 2099, and are in no step.
@@ -49,7 +49,7 @@ class Timeline:
         if not len(times):
             return
         span = int(times.max()) - int(times.min())
-        self._widen(next(step for step in STEPS if span // step < MOST_STEPS))
+        self._widen(next(step for step in STEPS if span // step < MAX_STEPS))
         number, place = np.unique(times // self.step, return_inverse=True)
         total = np.zeros(len(number), np.int64)
         np.add.at(total, place, sizes)
@@ -66,7 +66,7 @@ class Timeline:
         for number, (messages, size) in more:
             sums = self.steps.get(number, (0, 0))
             self.steps[number] = sums[0] + messages, sums[1] + size
-        while len(self.steps) > MOST_STEPS:
+        while len(self.steps) > MAX_STEPS:
             self._widen(STEPS[STEPS.index(self.step) + 1])
 
     def _widen(self, step: int) -> None:
@@ -85,8 +85,8 @@ class LogProfile:
     """
 
     def __init__(self, start: int, end: int) -> None:
-        self.start, self.cell = start, _LEAST_CELL
-        while (end - start) // self.cell >= MOST_CELLS:
+        self.start, self.cell = start, _MIN_CELL
+        while (end - start) // self.cell >= MAX_CELLS:
             self.cell *= 2
         self.cells: Array = np.zeros((len(KINDS), (end - start) // self.cell + 1), np.int64)
         self.times = Timeline()

@@ -19,7 +19,7 @@ SKIPPED = 64 << 10
 """Bytes given up at a place that cannot be read."""
 STEP = 4 << 10
 """Bytes read at a time on the way up to an unreadable place."""
-_MOST_SKIPS = 1000
+_MAX_SKIPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +111,7 @@ class TolerantWalk:
                     skips += 1
                     self.position = min(self.position + SKIPPED, self._end)
                     resync, stop, in_steps = True, self._end, False
-                    if skips == _MOST_SKIPS:
+                    if skips == _MAX_SKIPS:
                         reason = f"{source.name}: too many unreadable places"
                         self.position = self._end
         if lost_from >= 0:

@@ -30,7 +30,7 @@ _BURST = 64
 
 
 _STEPS = (64 << 10, 1 << 20, 16 << 20)
-_MOST_CHECKS = 64
+_MAX_CHECKS = 64
 
 
 def start_of(source: Source, at: int) -> int:
@@ -64,7 +64,7 @@ def start_of(source: Source, at: int) -> int:
 def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | None:
     """The first record in positions ``[start, end)`` that a row points to, of a few of them."""
     position = start
-    for _ in range(_MOST_CHECKS):
+    for _ in range(_MAX_CHECKS):
         candidate = next_provable(source, position, end)
         if candidate is None:
             return None

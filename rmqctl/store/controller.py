@@ -21,7 +21,7 @@ from rmqctl.store.store import Store
 EPOCHS = "epochFileCheckpoint"
 BACKUP = f"{EPOCHS}.bak"
 IDENTITY = "brokerIdentity"
-MOST = 4 << 20
+MAX_FILE_SIZE = 4 << 20
 """Bytes of the largest of these files that is read."""
 
 
@@ -79,7 +79,7 @@ def _copy(store: Store, name: str) -> EpochCopy:
     if not vfs.lexists(store.path(name)):
         return EpochCopy(name)
     try:
-        return EpochCopy(name, tuple(epoch.parse(store.read_small(name, most=MOST))))
+        return EpochCopy(name, tuple(epoch.parse(store.read_small(name, most=MAX_FILE_SIZE))))
     except (FormatError, StoreIOError) as error:
         return EpochCopy(name, fault=error)
 

@@ -15,7 +15,7 @@ from rmqctl.store.store import Store
 
 _NAMED = 12
 _NEAR = 3
-_MOST_QUEUES = 1 << 12
+_MAX_QUEUES = 1 << 12
 _SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_")
 
 
@@ -73,7 +73,7 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
 
 def _queue_count(store: Store, topic: str, existing: Iterable[int]) -> int:
     """Return the number of queues a topic should have: by topics.json, or by the existing ones."""
-    return min(max(configured_queues(store, topic) or 0, max(existing) + 1), _MOST_QUEUES)
+    return min(max(configured_queues(store, topic) or 0, max(existing) + 1), _MAX_QUEUES)
 
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:

@@ -22,7 +22,7 @@ STATIC_TOPICS, POP, POP_RECORDS = "static-topics", "pop", "pop-records"
 COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "rocksdb-v2"
 COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
 LONG_TRANSACTIONS = "transactions-of-long-topics"
-LONGEST_V1 = 127
+MAX_V1_TOPIC = 127
 """Bytes of the longest topic of a v1 record; a longer one is of `LONG_TOPICS`."""
 
 

@@ -20,7 +20,7 @@ from rmqctl.scan.source import FileSource, Witness
 
 NODE, DATA, INDEX = "dledger-", "data", "index"
 """The folders of DLedger's files: ``dledger-<selfId>/data`` and ``/index`` below the root."""
-_MOST_ASKED = 8
+_MAX_ASKED = 8
 """Files of a log of which the first bytes are read until one tells how it is framed."""
 
 
@@ -114,7 +114,7 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
     """Return the files of a folder of the log, each with the ``head`` that its records have; or but
     the first ones, which tell that.
     """
-    contents = listing(folder, most=_MOST_ASKED if first_only else None)
+    contents = listing(folder, most=_MAX_ASKED if first_only else None)
     head = _head_in(folder, contents.files)
     if head:
         contents.files = [replace(file, head=head) for file in contents.files]
@@ -135,7 +135,7 @@ def _head_in(folder: str, files: list[StoreFile]) -> int:
     """
     if node_of(folder) is not None:
         return dledger.HEAD_SIZE
-    for file in files[:_MOST_ASKED]:
+    for file in files[:_MAX_ASKED]:
         try:
             with file.open() as source:
                 raw = source.read(0, dledger.HEAD_SIZE + dledger.END.size)

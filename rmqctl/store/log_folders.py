@@ -34,10 +34,10 @@ FOLDERS = frozenset({
 """Folders of a store that are no logs of their own beside `COMMITLOG`."""
 _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchconsumequeue")
 _CONFIGURATIONS = (".conf", ".properties")
-_MOST_FOLDERS = 256
+_MAX_FOLDERS = 256
 _FIRST_NAMES = 64
 """Entries of a folder that show whether it is one of the log: there are no others in such."""
-_MOST_CONFIGURATION = 1 << 20
+_MAX_CONFIGURATION = 1 << 20
 _QUEUES, _ROWS = 32, 32
 """Queues and rows of each that are asked where they lead to."""
 _OWN, _CONFIGURED, _BELOW, _BESIDE = range(4)
@@ -84,7 +84,7 @@ def find(root: str) -> list[str]:
 
 def nodes_below(root: str) -> list[str]:
     """Return the folders with data of DLedger nodes, relative to the store's root."""
-    folders = sorted(os.path.join(entry.name, DATA) for entry in _entries(root, _MOST_FOLDERS)
+    folders = sorted(os.path.join(entry.name, DATA) for entry in _entries(root, _MAX_FOLDERS)
                      if entry.name.startswith(NODE))
     return [folder for folder in folders if listing(os.path.join(root, folder)).files]
 
@@ -133,11 +133,11 @@ def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
 def _folders(folder: str) -> list[str]:
     """Return the names of the folders in a folder; none where there are too many to look into."""
     inside = _some_folders(folder)
-    return inside if len(inside) <= _MOST_FOLDERS else []
+    return inside if len(inside) <= _MAX_FOLDERS else []
 
 
 def _some_folders(folder: str) -> list[str]:
-    return sorted(entry.name for entry in _entries(folder, 16 * _MOST_FOLDERS)
+    return sorted(entry.name for entry in _entries(folder, 16 * _MAX_FOLDERS)
                   if _is_folder(entry))
 
 
@@ -191,17 +191,17 @@ def _configured(root: str) -> Iterator[str]:
     """Yield the log folders that a broker's properties file near the store names."""
     above = os.path.dirname(root)
     for folder in (root, os.path.join(root, "conf"), above, os.path.join(above, "conf")):
-        for entry in _entries(folder, 16 * _MOST_FOLDERS):
+        for entry in _entries(folder, 16 * _MAX_FOLDERS):
             if entry.name.endswith(_CONFIGURATIONS):
                 yield from _paths_in(entry.path, root)
 
 
 def _paths_in(path: str, root: str) -> Iterator[str]:
     try:
-        if not vfs.isfile(path) or vfs.getsize(path) > _MOST_CONFIGURATION:
+        if not vfs.isfile(path) or vfs.getsize(path) > _MAX_CONFIGURATION:
             return
         with vfs.open_text(path, errors="replace") as file:
-            lines = file.read(_MOST_CONFIGURATION).splitlines()
+            lines = file.read(_MAX_CONFIGURATION).splitlines()
     except (OSError, StoreIOError):
         return
     settings = {key.strip(): value.strip() for key, sign, value in (

@@ -32,7 +32,7 @@ PROBLEM = "decode_problem"
 OFFSET_MSG_ID = "offset_msg_id"
 """``msg_id`` under the name that tells it from the id a client makes (``unique_key``)."""
 _PREVIEW_HEX = 16
-_MOST_ROWS = 256
+_MAX_ROWS = 256
 """Rows that are made at once: a page of small messages may hold many times as many."""
 
 
@@ -85,10 +85,10 @@ class Projection:
 
     def rows(self, page: Page) -> Iterator[dict[str, Any]]:
         """Yield a row for each message of the page."""
-        if len(page) > _MOST_ROWS:
+        if len(page) > _MAX_ROWS:
             return chain.from_iterable(
-                self.rows(page.select(np.arange(row, min(row + _MOST_ROWS, len(page)))))
-                for row in range(0, len(page), _MOST_ROWS))
+                self.rows(page.select(np.arange(row, min(row + _MAX_ROWS, len(page)))))
+                for row in range(0, len(page), _MAX_ROWS))
         if self.redaction is not None:
             plain = replace(self, redaction=None, preview=0)
             return map(self.redaction.row, plain.rows(page), page.raw("body"))

@@ -22,7 +22,7 @@ from rmqctl.formats.local import properties as props
 
 MARK = "redacted"
 _DIGEST = 12
-_LEAST_KEY, _MOST_KEY = 16, 64 << 10
+_MIN_KEY, _MAX_KEY = 16, 64 << 10
 KEPT = frozenset((
     "physical_offset", "total_size", "magic", "crc_ok", "topic", "queue_id", "queue_offset", "flag",
     "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times", "tags",
@@ -141,10 +141,10 @@ def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 raise UsageError(f"--redact-key {key_file}: not a regular file")
             file.seek(0)  # /dev/fd/N may share its position with other processes
-            key = file.read(_MOST_KEY + 1)
+            key = file.read(_MAX_KEY + 1)
     except OSError as error:
         raise StoreIOError.from_oserror(error, key_file, "read") from None
-    if not _LEAST_KEY <= len(key) <= _MOST_KEY:
-        raise UsageError(f"--redact-key {key_file}: {len(key):,} bytes; expected {_LEAST_KEY} to "
-                         f"{_MOST_KEY:,}, for example from `head -c 32 /dev/urandom`")
+    if not _MIN_KEY <= len(key) <= _MAX_KEY:
+        raise UsageError(f"--redact-key {key_file}: {len(key):,} bytes; expected {_MIN_KEY} to "
+                         f"{_MAX_KEY:,}, for example from `head -c 32 /dev/urandom`")
     return Redaction(hashlib.sha256(key).digest())

@@ -25,15 +25,15 @@ from rmqctl.store.store_settings import FOLDER
 
 NOTE = "lost.json"
 REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
-MOST_PLACES = 100
+MAX_PLACES = 100
 """Records that a note names by place; the rest is only counted."""
 OF_A_TIER = "tiered "
 """The prefixes of the commands that repair a tier."""
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
-_MOST_NAMES, _MOST_NOTES = 100_000, 1000
-_MOST_BYTES = 16 << 10
-_MOST_COUNT = 1 << 53
+_MAX_NAMES, _MAX_NOTES = 100_000, 1000
+_MAX_BYTES = 16 << 10
+_MAX_COUNT = 1 << 53
 _HEAD = 4096
 
 
@@ -109,7 +109,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)
     losses = []
-    for repair_id, path in notes[-_MOST_NOTES:]:
+    for repair_id, path in notes[-_MAX_NOTES:]:
         loss = _read(repair_id, path)
         if loss.command and (loss.command.startswith(OF_A_TIER) != (log is None)):
             continue  # a tier may be in the root of the store
@@ -118,7 +118,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
         loss = _still_lost(loss, log, end)
         if loss.total or loss.messages is None:
             losses.append(loss)
-    return RepairLosses(tuple(losses), max(0, len(notes) - _MOST_NOTES))
+    return RepairLosses(tuple(losses), max(0, len(notes) - _MAX_NOTES))
 
 
 def pruned_notes(root: str) -> list[str]:
@@ -151,7 +151,7 @@ def _notes(root: str) -> Iterator[tuple[str, str]]:
 def _names(folder: str) -> Iterable[str]:
     try:
         with vfs.scandir(folder) as entries:
-            return [entry.name for entry in islice(entries, _MOST_NAMES)]
+            return [entry.name for entry in islice(entries, _MAX_NAMES)]
     except OSError:
         return ()
 
@@ -166,9 +166,9 @@ def _is_undone(folder: str) -> bool:
 
 def _content(path: str) -> bytes:
     with FileSource(path) as source:
-        if source.size > _MOST_BYTES:
+        if source.size > _MAX_BYTES:
             raise StoreIOError(f"{path}: too large")
-        return source.read(0, _MOST_BYTES)
+        return source.read(0, _MAX_BYTES)
 
 
 def _read(repair_id: str, path: str) -> RepairLoss:
@@ -179,14 +179,14 @@ def _read(repair_id: str, path: str) -> RepairLoss:
         return RepairLoss(
             repair_id, _count(note["time"]), _text(note["command"]),
             _count(note["messages_lost"]), _count(note["messages_undecided"]),
-            tuple(Place(*map(_count, place)) for place in note["places"][:MOST_PLACES]),
+            tuple(Place(*map(_count, place)) for place in note["places"][:MAX_PLACES]),
             _text(note["root"]))
     except (StoreIOError, ValueError, KeyError, TypeError, RecursionError):
         return RepairLoss(repair_id, None, "", None, None)
 
 
 def _count(value: Any) -> int:
-    if type(value) is not int or not 0 <= value <= _MOST_COUNT:
+    if type(value) is not int or not 0 <= value <= _MAX_COUNT:
         raise ValueError("not a count")
     return value
 

@@ -71,7 +71,7 @@ if TYPE_CHECKING:
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
 MAX_QUEUE_ID = (1 << 31) - 1
-_MOST_LOOKED_AT, _MOST_NAMED = 32, 3
+_MAX_CANDIDATES, _MAX_NAMED = 32, 3
 """Entries of a folder among which a store is searched for, and how many are named."""
 _TRIES, _PAUSE = 3, 0.05
 """The number of times that a store that is written to is read again if a file cannot be read, and
@@ -97,18 +97,18 @@ def _near(root: str) -> str:
     stores: list[str] = []
     folders = [root]
     for _ in range(2):
-        folders = [os.path.join(folder, name) for folder in folders[:_MOST_LOOKED_AT]
+        folders = [os.path.join(folder, name) for folder in folders[:_MAX_CANDIDATES]
                    for name in _names(folder)]
         stores += [folder for folder in folders if vfs.isdir(os.path.join(folder, _MARKS[0]))]
     if not stores:
         return ""
-    more = f" and {len(stores) - _MOST_NAMED} more" if len(stores) > _MOST_NAMED else ""
-    return f"; did you mean {', '.join(sorted(stores)[:_MOST_NAMED])}{more}?"
+    more = f" and {len(stores) - _MAX_NAMED} more" if len(stores) > _MAX_NAMED else ""
+    return f"; did you mean {', '.join(sorted(stores)[:_MAX_NAMED])}{more}?"
 
 
 def _names(folder: str) -> list[str]:
     try:
-        return sorted(vfs.listdir(folder))[:_MOST_LOOKED_AT]
+        return sorted(vfs.listdir(folder))[:_MAX_CANDIDATES]
     except OSError:
         return []
 

@@ -24,7 +24,7 @@ from rmqctl.store.features import (
     COMPRESSION,
     FEATURES,
     LONG_TOPICS,
-    LONGEST_V1,
+    MAX_V1_TOPIC,
     PROPERTY_CRC,
     release_numbers,
 )
@@ -38,7 +38,7 @@ _LATEST = 1 << 42
 """Milliseconds: no time in a checkpoint is as late."""
 _VERSIONED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 _DATA_VERSION = re.compile(rb'"dataVersion"\s*:\s*\{([^{}]*)\}')
-_MOST_CONFIG = 64 << 20
+_MAX_CONFIG_SIZE = 64 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ def _marks(store: Any) -> Iterator[Hint]:
             if vfs.lexists(store.path(*name.split("/"))):
                 yield _since(release_numbers(feature.since), f"{name} exists")
     with suppress(OSError, ValueError), vfs.scandir(store.path("consumequeue")) as entries:
-        if any(len(entry.name.encode("utf-8", "surrogateescape")) > LONGEST_V1
+        if any(len(entry.name.encode("utf-8", "surrogateescape")) > MAX_V1_TOPIC
                for entry in entries):
             yield _of(LONG_TOPICS, "a topic has more than 127 characters")
 
@@ -166,7 +166,7 @@ def _data_versions(store: Any) -> Iterator[Hint]:
     for name in _VERSIONED:
         for path in (f"config/{name}", f"config/{name}.bak"):
             try:
-                match = _DATA_VERSION.search(store.read_small(path, most=_MOST_CONFIG))
+                match = _DATA_VERSION.search(store.read_small(path, most=_MAX_CONFIG_SIZE))
             except (StoreIOError, FormatError):
                 continue
             if match is not None and b'"stateVersion"' in match[1]:

@@ -264,7 +264,7 @@ def test_names_in_pages(pages: Callable[..., str]) -> None:
 def test_folders_without_end(links: tuple[str, ...], why: str, pages: Callable[..., str],
                              monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("aiohttp")
-    monkeypatch.setattr(listing, "_MOST_FILES", 200)
+    monkeypatch.setattr(listing, "_MAX_FILES", 200)
     with RemoteReader(pages(*links)) as remote, pytest.raises(StoreIOError, match=why):
         remote_files(remote)
 

@@ -435,7 +435,7 @@ def test_ranges_grow_and_are_read_once() -> None:
         position += len(part)
     assert position == len(data)
     assert reader.requested <= len(data) + (128 << 10)
-    assert reader._size <= ranges._KEPT + ranges._MOST
+    assert reader._size <= ranges._MAX_KEPT + ranges._MAX_RANGE
     place.reader.close()
 
 

@@ -12,7 +12,7 @@ import pytest
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.formats.local.message import decode
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO
-from rmqctl.scan.profile import KINDS, MESSAGES, MOST_STEPS, STEPS, LogProfile, Timeline
+from rmqctl.scan.profile import KINDS, MAX_STEPS, MESSAGES, STEPS, LogProfile, Timeline
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 
@@ -74,7 +74,7 @@ def test_steps_grow_and_odd_times_are_counted_apart() -> None:
     generator = np.random.default_rng(3)
     years = generator.integers(1_400_000_000_000, 4_000_000_000_000, 50_000)
     times.add(years, np.ones(len(years), np.int64))
-    assert len(times.steps) <= MOST_STEPS
+    assert len(times.steps) <= MAX_STEPS
     assert sum(count for count, _ in times.steps.values()) == 50_001
     other = Timeline()
     other.add(np.array([start]), np.array([7]))

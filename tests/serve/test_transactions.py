@@ -179,7 +179,7 @@ def test_who_does_not_know_is_asked_and_asked_again(served: Running, root: Path)
 
 def test_what_nobody_answers_for_is_given_up(served: Running, root: Path, rmqctl: Runner,
                                              monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checking, "MOST_TIMES", 2)
+    monkeypatch.setattr(checking, "MAX_CHECKS", 2)
     with served.client() as client:
         prepared(client, b"lost", "k\x01v")
         wait(lambda: bool(pulled(client, rules.GIVEN_UP_TOPIC)))

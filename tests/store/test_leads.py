@@ -64,7 +64,7 @@ def some_pages(luck: np.random.Generator, queues: int, count: int) -> list[Pair]
 @pytest.mark.parametrize("cell", [1 << 20, 700, 64, 1])
 def test_any_question_has_the_same_answer(cell: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leads, "CELL", cell)
-    monkeypatch.setattr(leads, "MOST_HELD", 4 * cell)
+    monkeypatch.setattr(leads, "MAX_HELD", 4 * cell)
     monkeypatch.setattr(leads, "_SAMPLED", 4)
     luck = np.random.default_rng(cell)
     parts = [*some_pages(luck, 7, 200), leads.NOTHING]
@@ -94,7 +94,7 @@ def test_of_more_each_page_is_read_about_twice_in_the_order_of_the_log(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """Once to know where it leads, once or twice for the cells it leads into."""
     monkeypatch.setattr(leads, "CELL", 400)
-    monkeypatch.setattr(leads, "MOST_HELD", 1600)
+    monkeypatch.setattr(leads, "MAX_HELD", 1600)
     monkeypatch.setattr(leads, "_SAMPLED", 4)
     places = np.arange(0, 40_000, 10)
     parts = [(places[first::4][part:part + 20], places[first::4][part:part + 20])
@@ -107,7 +107,7 @@ def test_of_more_each_page_is_read_about_twice_in_the_order_of_the_log(
 
 
 def test_what_several_share_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leads, "MOST_HELD", 150)
+    monkeypatch.setattr(leads, "MAX_HELD", 150)
     held, read = Held(), Counter[int]()
     parts = some_pages(np.random.default_rng(2), 1, 100)
     several = [pages_of(parts, read, held) for _ in range(3)]

@@ -18,7 +18,7 @@ from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.log import commit_log
 from rmqctl.store.queue import consume_queue
 from rmqctl.store.queue.batch_queue import BatchQueue
-from rmqctl.store.queue.consume_queue import MOST_OPEN, FileQueue, last_used, valid_prefix
+from rmqctl.store.queue.consume_queue import MAX_OPEN, FileQueue, last_used, valid_prefix
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.support.reads import count_reads
@@ -191,7 +191,7 @@ def test_many_queues_ask_once_each_whether_records_follow(golden_copy, monkeypat
 def test_queues_keep_few_files_open(tmp_path: Path) -> None:
     """However many queues a store has: those that were read first are closed, and open again."""
     queues = []
-    for number in range(3 * MOST_OPEN):
+    for number in range(3 * MAX_OPEN):
         path = tmp_path / str(number) / "00000000000000000000"
         path.parent.mkdir()
         path.write_bytes(rows(2, number))
@@ -202,7 +202,7 @@ def test_queues_keep_few_files_open(tmp_path: Path) -> None:
         assert queue.disk_end == 2
         assert [int(row["physical_offset"]) for row in queue.units(0, 2)] == [
             100 * queue.queue_id, 100 * queue.queue_id + 100]
-        assert len(os.listdir("/proc/self/fd")) <= before + MOST_OPEN
+        assert len(os.listdir("/proc/self/fd")) <= before + MAX_OPEN
 
 
 @pytest.mark.parametrize("count", [0, 1, 203, 204, 205, 206])
@@ -229,7 +229,7 @@ def test_no_more_rows_are_kept_than_may_be(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "00000000000000000000"
     laid_out(path, {0: rows(50)}).close()
     before = FileQueue.kept
-    monkeypatch.setattr(consume_queue, "MOST_KEPT", before + 1)
+    monkeypatch.setattr(consume_queue, "MAX_KEPT", before + 1)
     queues = [FileQueue("T", number, str(tmp_path), [StoreFile(str(path), path.name, 0, SIZE)], [])
               for number in range(3)]
     assert [queue.disk_end for queue in queues] == [50] * 3

@@ -192,8 +192,8 @@ def test_no_more_threads_and_results_than_memory_is_there_for() -> None:
 
     for task, _ in threads.parallel(work, range(40), 100):
         time.sleep(0.001)
-        assert len(begun) <= task + 1 + threads.MOST + 1
-    assert 1 < len(names) <= threads.MOST
+        assert len(begun) <= task + 1 + threads.MAX_THREADS + 1
+    assert 1 < len(names) <= threads.MAX_THREADS
 
 
 def test_an_error_of_a_task_arrives_in_its_turn() -> None:

@@ -28,7 +28,7 @@ from rmqctl.formats.rocksdb.consume_queue import (
 from rmqctl.store.rocksdb import mirror, row_pass
 from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.rocksdb.queues import RocksQueues
-from rmqctl.store.rocksdb.row_pass import SHORT
+from rmqctl.store.rocksdb.row_pass import MAX_HELD_PER_QUEUE
 from tests.conftest import GoldenFolder
 from tests.support.share import every
 from tests.support.snapshot import assert_unchanged
@@ -309,7 +309,7 @@ def many_queues(folder: Path, count: int, long: int = 3) -> None:
     for number in range(count):
         rows[row_key(b"t%06d" % number, 0, number)] = ROW.build(RowRecord(number, 91, 0, 5))
     for number in range(long):
-        for offset in range(SHORT + 2):
+        for offset in range(MAX_HELD_PER_QUEUE + 2):
             rows[row_key(b"long", number, 7 + offset)] = ROW.build(RowRecord(offset, 92, 0, 5))
     for handle in (rows, base):
         handle.close()
@@ -333,15 +333,15 @@ def test_one_cursor_tells_the_ends_and_rows_of_many_queues(tmp_path: Path, count
             (number, 91, 0) for number in range(count)]
         assert all(len(queue.units(queue.first_index, 5)) == 1 for queue in short)
         assert {(found.queues["long", number].first_index, found.queues["long", number].disk_end)
-                for number in range(3)} == {(7, 7 + SHORT + 2)}
+                for number in range(3)} == {(7, 7 + MAX_HELD_PER_QUEUE + 2)}
         assert asked == ["items", "cursor"]  # the offsets, the rows
         assert found.queues["long", 2].units(8, 1000)["physical_offset"].tolist() == list(
-            range(1, SHORT + 2))
+            range(1, MAX_HELD_PER_QUEUE + 2))
 
 
 def test_rows_are_held_up_to_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     many_queues(tmp_path / "consumequeue", 20, 0)
-    monkeypatch.setattr(row_pass, "MOST_HELD", 10)
+    monkeypatch.setattr(row_pass, "MAX_HELD", 10)
     asked: list[bytes] = []
     get = Database.get
     monkeypatch.setattr(Database, "get", lambda self, family, key: (
@@ -365,9 +365,9 @@ def test_held_rows_are_those_that_look_ups_find(golden: GoldenFolder,
 
     held = told()
     assert len(held) > 5
-    monkeypatch.setattr(row_pass, "MOST_HELD", 0)
+    monkeypatch.setattr(row_pass, "MAX_HELD", 0)
     assert told() == held
-    monkeypatch.setattr(row_pass, "SHORT", 1)
+    monkeypatch.setattr(row_pass, "MAX_HELD_PER_QUEUE", 1)
     assert told() == held
     monkeypatch.setattr(row_pass.RowPass, "_ends", lambda *_: None)
     assert told() == held
@@ -387,12 +387,12 @@ def scattered(folder: Path, offsets: list[int]) -> None:
         handle.close()
 
 
-@pytest.mark.parametrize("short", [1, SHORT])
+@pytest.mark.parametrize("short", [1, MAX_HELD_PER_QUEUE])
 def test_pages_are_no_larger_than_their_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                              short: int) -> None:
     offsets = [0, 1, 5, 40_000, 1 << 40, (1 << 40) + 1]
     scattered(tmp_path / "consumequeue", offsets)
-    monkeypatch.setattr(row_pass, "SHORT", short)
+    monkeypatch.setattr(row_pass, "MAX_HELD_PER_QUEUE", short)
     with RocksQueues(str(tmp_path / "consumequeue")) as found:
         pages = [*found.queues["far", 0].pages(0, 1 << 50)]
         assert [start + at for start, rows in pages

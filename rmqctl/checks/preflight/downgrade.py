@@ -40,7 +40,7 @@ from rmqctl.store.features import (
     FEATURES,
     LONG_TOPICS,
     LONG_TRANSACTIONS,
-    LONGEST_V1,
+    MAX_V1_TOPIC,
     POP,
     POP_RECORDS,
     STATIC_TOPICS,
@@ -212,7 +212,7 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
     """
     names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
         topic for topic, _ in store.known_queues}
-    longest = LONGEST_V1 - len(RETRY_PREFIX)
+    longest = MAX_V1_TOPIC - len(RETRY_PREFIX)
     if not any(len(os.fsencode(name)) > longest for name in names):
         return
     progress, count = ConsumerProgress.of(store).delayed, 0
@@ -224,7 +224,7 @@ def _delayed(store: Store, release: str) -> Iterator[Loss]:
             record = None if unit is None else store.log.record_at(unit.physical_offset, unit.size)
             properties = {} if record is None else parse(
                 record.properties.decode("utf-8", "replace"))
-            if len(properties.get(REAL_TOPIC, "").encode()) > LONGEST_V1:
+            if len(properties.get(REAL_TOPIC, "").encode()) > MAX_V1_TOPIC:
                 count += queue.disk_end - row
                 break
     if count:
@@ -239,12 +239,12 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
 
     topics = {row["topic"] for row in load_one(store, "topics.json").rows()}
     if not any(topic == HALF_TOPIC for topic, _ in store.known_queues) or not any(
-            len(os.fsencode(topic)) > LONGEST_V1 for topic in topics):
+            len(os.fsencode(topic)) > MAX_V1_TOPIC for topic in topics):
         return
     count = 0
     with suppress(RmqctlError):  # what cannot be read is said elsewhere
         count = sum(half.state in OPEN and len(os.fsencode(half.properties.get(
-            REAL_TOPIC, ""))) > LONGEST_V1 for half in transactions(
+            REAL_TOPIC, ""))) > MAX_V1_TOPIC for half in transactions(
                 store, now_ms(), lambda _problem: None))
     if count:
         yield Loss(MESSAGES, count, Phrase(

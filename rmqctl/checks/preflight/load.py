@@ -22,7 +22,7 @@ from rmqctl.formats.local import batch_consume_queue
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.phrases import Phrase
 from rmqctl.store.config.config import load_one
-from rmqctl.store.controller import MOST, read_epochs
+from rmqctl.store.controller import MAX_FILE_SIZE, read_epochs
 from rmqctl.store.files import StoreFile, Trouble, listing, queue_size
 from rmqctl.store.layout import SUPERSEDED
 from rmqctl.store.store import Store
@@ -138,7 +138,7 @@ def _epochs(store: Store, version: BrokerVersion, loading: Load) -> None:
         if copy.epochs:
             return  # the first copy with epochs counts
         try:
-            data = store.read_small(copy.name, most=MOST)
+            data = store.read_small(copy.name, most=MAX_FILE_SIZE)
         except StoreIOError:
             continue
         reason = stops_broker(data)

@@ -10,7 +10,7 @@ from rmqctl.checks.verify.common import nowhere, read_start, unreadable
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.config import broker_identity
 from rmqctl.formats.config.epoch import Epoch
-from rmqctl.store.controller import BACKUP, EPOCHS, IDENTITY, MOST, disorder, read_epochs
+from rmqctl.store.controller import BACKUP, EPOCHS, IDENTITY, MAX_FILE_SIZE, disorder, read_epochs
 from rmqctl.store.store import Store
 
 _IDENTITIES = (IDENTITY, f"{IDENTITY}-temp")
@@ -33,7 +33,7 @@ def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
         if not vfs.lexists(path):
             continue
         try:
-            broker_identity.parse(read_start(path, MOST)[0])
+            broker_identity.parse(read_start(path, MAX_FILE_SIZE)[0])
         except StoreIOError as error:
             yield unreadable("store", path, error)
         except FormatError as error:

@@ -47,8 +47,8 @@ def command(
             most=query.most, kind=query.kind, raw=query.raw, report=faults.report)
         show_found(out, opened, answer.records, projection, show.tz, faults, track=track)
         # Explain why the answer may be shorter than expected.
-        if query.most > lookup.MOST <= len(answer.records) + answer.false_hits:
-            out.note(f"a broker returns at most {lookup.MOST} messages; narrow the time with "
+        if query.most > lookup.MAX_BATCH <= len(answer.records) + answer.false_hits:
+            out.note(f"a broker returns at most {lookup.MAX_BATCH} messages; narrow the time with "
                      f"--since or --until, or use `{_in_the_log(query)}`")
         if answer.behind:
             out.note("not shown, because a broker truncates its log before: physical offset "

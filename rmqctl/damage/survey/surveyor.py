@@ -24,7 +24,7 @@ from rmqctl.damage.survey.survey import (
 )
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
-from rmqctl.formats.local.header_rules import MOST_PORT
+from rmqctl.formats.local.header_rules import MAX_PORT
 from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.scan import text
 from rmqctl.scan.damage.properties import appended_crcs, glued, unsound_texts
@@ -384,7 +384,7 @@ class Surveyor:
         if found.host is None:
             port = batch.column("store_host.port")[good]
             plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
-                                   & (port >= 0) & (port <= MOST_PORT))
+                                   & (port >= 0) & (port <= MAX_PORT))
             if len(plain):
                 found.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
 

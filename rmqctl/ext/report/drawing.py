@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from rmqctl.ext.report.svg import PALETTE, embedded
 from rmqctl.output.units import count_text, size_text, time_text
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO
-from rmqctl.scan.profile import KINDS, MESSAGES, MOST_CELLS, STEPS, LogProfile, Timeline
+from rmqctl.scan.profile import KINDS, MAX_CELLS, MESSAGES, STEPS, LogProfile, Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -246,7 +246,7 @@ def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
     while kinds and kinds[-1] is None:  # the place after the end
         kinds.pop()
     more = -(-(reach - profile.start) // profile.cell) - len(kinds)
-    return [*kinds, *[None] * min(max(more, 0), MOST_CELLS)]
+    return [*kinds, *[None] * min(max(more, 0), MAX_CELLS)]
 
 
 def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,

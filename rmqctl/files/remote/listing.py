@@ -15,7 +15,7 @@ from rmqctl.files.remote.reader import RemoteReader, changed_at, failing
 from rmqctl.files.remote.threads import each
 from rmqctl.vfs import Listed
 
-_DEEPEST, _MOST_FILES = 16, 1_000_000
+_MAX_DEPTH, _MAX_FILES = 16, 1_000_000
 _IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
 """Names that drivers give to a value that changes with the object's content."""
 Row = Mapping[str, Any]
@@ -86,7 +86,7 @@ def _at_once(remote: RemoteReader) -> dict[str, Row]:
 def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
     rows: dict[str, Row] = {}
     folders: list[str] = [""]
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         below: list[str] = []
         for folder, entries in zip(folders, each(remote.rows, folders), strict=True):
             for name, row in entries:
@@ -95,13 +95,13 @@ def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
                     below.append(path)
                 else:
                     rows[path] = row
-        if len(rows) + len(below) > _MOST_FILES:
-            raise StoreIOError(f"cannot list {remote.where('')}: more than {_MOST_FILES:,} "
+        if len(rows) + len(below) > _MAX_FILES:
+            raise StoreIOError(f"cannot list {remote.where('')}: more than {_MAX_FILES:,} "
                                "files")
         every.update(folders := below)
     if folders:
-        raise StoreIOError(f"cannot list {remote.where(folders[0])}: more than {_DEEPEST} folders "
-                           "inside each other")
+        raise StoreIOError(f"cannot list {remote.where(folders[0])}: more than {_MAX_DEPTH} "
+                           "folders inside each other")
     return rows
 
 

@@ -26,11 +26,11 @@ from rmqctl.files.remote.web import NoRangesError
 from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 
-_LEAST, _MOST = 64 << 10, 4 << 20
+_MIN_RANGE, _MAX_RANGE = 64 << 10, 4 << 20
 """Bytes of the first range of a file, and the most that are asked for ahead."""
 _SINGLE = 1 << 10
 """Bytes of a range for who looks at samples, and at single rows and records."""
-_KEPT = 32 << 20
+_MAX_KEPT = 32 << 20
 """Bytes of ranges that are kept."""
 _FEW = 2
 """Queues whose ends are looked for, and small files read, by themselves; a third one means all."""
@@ -66,7 +66,7 @@ class Ranges:
         self.failed: StoreIOError | None = None
         self.sampled = False
         self._ends: dict[str, int | None] = {}
-        self._small = sorted(path for path, file in files.items() if 0 < file.size <= _LEAST)
+        self._small = sorted(path for path, file in files.items() if 0 < file.size <= _MIN_RANGE)
         self._small_read: Counter[str] = Counter()
         self._given_up: dict[str, tuple[StoreIOError, float]] = {}
 
@@ -204,7 +204,7 @@ class Ranges:
                 before = next((part for part in ranges if part.end == position), None)
                 match = self._asked(path, position, wanted, before)
                 goes_on = before is not None
-                if self._files[path].size <= _LEAST:
+                if self._files[path].size <= _MIN_RANGE:
                     self._small_ahead(path)
             match.ahead = False
             key = path, match.start
@@ -215,9 +215,9 @@ class Ranges:
 
     def _asked(self, path: str, position: int, wanted: int, before: _Range | None) -> _Range:
         """Ask for a range. Who goes on where another range ended gets twice as much."""
-        least = _SINGLE if self.sampled else _LEAST
+        least = _SINGLE if self.sampled else _MIN_RANGE
         if before is not None:
-            length = max(wanted, min(2 * (before.end - before.start), _MOST))
+            length = max(wanted, min(2 * (before.end - before.start), _MAX_RANGE))
         elif wanted < least:
             end = -(-(position + wanted) // least) * least
             position = max([position // least * least, *(
@@ -256,7 +256,7 @@ class Ranges:
         self._kept[path, newest.start] = newest
         self._size += newest.end - newest.start
         for (other, _), part in [*self._kept.items()]:
-            if self._size <= _KEPT:
+            if self._size <= _MAX_KEPT:
                 break
             if part is not newest and part.data.done():
                 self._drop(other, part)

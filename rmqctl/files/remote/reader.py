@@ -24,7 +24,7 @@ from rmqctl.scan.source import Closing, Source, Witness
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/]*@")
 _hidden: dict[str, str] = {}
 """By the start of a URL as it is shown, the one with the password."""
-_MOST_WORDS = 300
+_MAX_REASON = 300
 """Characters shown of a driver's error: some list every place that they searched."""
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
@@ -314,7 +314,7 @@ def failing(where: str, doing: str) -> Iterator[None]:
     except NotImplementedError:
         raise RefusedError(f"cannot {doing} {where}: its driver does not support that") from None
     except OSError as error:
-        if error.errno is None and len(str(error)) > _MOST_WORDS:
+        if error.errno is None and len(str(error)) > _MAX_REASON:
             raise StoreIOError(f"cannot {doing} {where}: {_words(error)}") from None
         raise failed(_numbered(error), where, doing) from None
     except Exception as error:  # noqa: BLE001  # each driver has its own family of errors
@@ -334,7 +334,7 @@ def _words(error: Exception) -> str:
     lines = str(error).strip().splitlines()
     if not lines:
         return type(error).__name__
-    return lines[0] if len(lines[0]) <= _MOST_WORDS else f"{lines[0][:_MOST_WORDS]} ..."
+    return lines[0] if len(lines[0]) <= _MAX_REASON else f"{lines[0][:_MAX_REASON]} ..."
 
 
 def _same(name: str, full: str) -> bool:

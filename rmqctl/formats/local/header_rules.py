@@ -31,16 +31,16 @@ DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
           "prepared_transaction_offset", "queue_id", "queue_offset", "physical_offset")
 """The numbers that `alone` looks at, by their names as columns."""
-MOST_PORT = 0xFFFF
+MAX_PORT = 0xFFFF
 EARLIEST = 1_325_376_000_000
 """2012-01-01: the first broker is younger (ms)."""
 YEARS = 2 * 365 * 24 * 3600 * 1000
 HALF_A_YEAR = YEARS // 4
-MOST_TIMES = 1 << 16
+MAX_RECONSUME_TIMES = 1 << 16
 """Reconsume times up to this are plausible."""
 _LAST_CODEC = max(CODECS)
 KIND = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
-MOST_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
+MAX_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
 
 
 def alone(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -49,13 +49,13 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
     ``values``: numbers or columns of `FIELDS`.
     """
     born, store = values["born_host.port"], values["store_host.port"]
-    kind = values["sys_flag"] & KIND
+    kind, times = values["sys_flag"] & KIND, values["reconsume_times"]
     prepared = values["prepared_transaction_offset"]
     return {
-        BORN_PORT: (born < 0) | (born > MOST_PORT),
-        STORE_PORT: (store < 0) | (store > MOST_PORT),
-        SYS_FLAG: (kind > MOST_KIND) & ((kind & sysflag.COMPRESSED) != 0),
-        RECONSUME: (values["reconsume_times"] < 0) | (values["reconsume_times"] > MOST_TIMES),
+        BORN_PORT: (born < 0) | (born > MAX_PORT),
+        STORE_PORT: (store < 0) | (store > MAX_PORT),
+        SYS_FLAG: (kind > MAX_KIND) & ((kind & sysflag.COMPRESSED) != 0),
+        RECONSUME: (times < 0) | (times > MAX_RECONSUME_TIMES),
         PREPARED: (prepared < 0) | (prepared > values["physical_offset"]),
         QUEUE_ID: values["queue_id"] < 0,
         FLAG_BITS: (values["sys_flag"] & ~sysflag.KNOWN) != 0,

@@ -173,8 +173,8 @@ _TOTAL_SIZE = layout.reader(Message, "total_size")
 _MAGIC = layout.reader(Message, "magic")
 _PROPERTIES_LENGTH = _struct.Struct(">" + layout.width_of(Message, "properties_length")[1])
 PROPERTIES_LENGTH_SIZE = _PROPERTIES_LENGTH.size
-_LONGEST_TOPICS = {magic: (1 << 8 * layout.width_of(Message, "topic_length", magic=magic)[0] - 1)
-                   - 1 for magic in VERSIONS}
+_MAX_TOPIC_LENGTHS = {magic: (1 << 8 * layout.width_of(Message, "topic_length", magic=magic)[0] - 1)
+                      - 1 for magic in VERSIONS}
 
 
 def is_magic(value: int) -> bool:
@@ -219,12 +219,12 @@ def fixed_field(name: str, host_bits: int = 0) -> layout.Field:
 
 def longest_topic(magic: int) -> int:
     """Return bytes of the longest topic that records of this magic can hold."""
-    return _LONGEST_TOPICS[magic]
+    return _MAX_TOPIC_LENGTHS[magic]
 
 
 def magic_for(topic: bytes) -> int:
     """Return the oldest magic whose records can hold a topic; the newest where none can."""
-    return next((magic for magic, most in _LONGEST_TOPICS.items() if len(topic) <= most),
+    return next((magic for magic, most in _MAX_TOPIC_LENGTHS.items() if len(topic) <= most),
                 list(VERSIONS)[-1])
 
 

@@ -21,7 +21,7 @@ CHECKPOINT_TOPIC = b"CHECKPOINT_TOPIC"
 """Under this name, queue 0, `MAX`: the end of the highest record of the last batch, 8 bytes."""
 MAX_KEY = 300
 """Bytes of the longest key that a broker makes."""
-_LONGEST_TOPIC = MAX_KEY - 19
+_MAX_TOPIC = MAX_KEY - 19
 """Bytes of the longest topic whose rows have such a key."""
 
 Row = Struct(
@@ -77,7 +77,7 @@ def behind_queue(topic: bytes, queue_id: int) -> bytes:
 def parse_row_key(key: bytes) -> tuple[bytes, int, int] | None:
     """Return (topic, queue id, queue offset); None for a key of another shape."""
     length = len(key) - 19
-    if not 0 <= length <= _LONGEST_TOPIC or _INT.unpack_from(key)[0] != length or not (
+    if not 0 <= length <= _MAX_TOPIC or _INT.unpack_from(key)[0] != length or not (
             key[4] == key[5 + length] == key[10 + length] == _SEPARATOR[0]):
         return None
     return (key[5:5 + length], _INT.unpack_from(key, 6 + length)[0],
@@ -93,7 +93,7 @@ def offset_key(topic: bytes, queue_id: int, which: bytes) -> bytes:
 def parse_offset_key(key: bytes) -> tuple[bytes, bytes, int] | None:
     """Return (topic, `MAX` or `MIN`, queue id); None for a key of another shape."""
     length = len(key) - 14
-    if not 0 <= length <= _LONGEST_TOPIC or _INT.unpack_from(key)[0] != length or not (
+    if not 0 <= length <= _MAX_TOPIC or _INT.unpack_from(key)[0] != length or not (
             key[4] == key[5 + length] == key[9 + length] == _SEPARATOR[0]):
         return None
     which = key[6 + length:9 + length]

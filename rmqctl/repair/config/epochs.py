@@ -6,7 +6,7 @@ import os
 
 from rmqctl.errors import FormatError
 from rmqctl.repair.plan import Action, Create, Planned, Replace
-from rmqctl.store.controller import MOST, disorder, read_epochs
+from rmqctl.store.controller import MAX_FILE_SIZE, disorder, read_epochs
 from rmqctl.store.store import Store
 
 
@@ -26,7 +26,7 @@ def mend_epochs(store: Store) -> Planned:
         return [], []
     if main.fault is not None and not isinstance(main.fault, FormatError):
         return [], []  # what cannot be read may be good
-    content = store.read_small(backup.name, most=MOST)
+    content = store.read_small(backup.name, most=MAX_FILE_SIZE)
     step = (Replace if os.path.lexists(store.path(main.name)) else Create)(main.name, content)
     why = f"{main.said or 'missing'}; {backup.name} is intact"
     return [step], [Action("restore", main.name, None, len(backup.epochs), why, "entry")]

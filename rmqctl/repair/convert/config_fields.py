@@ -19,7 +19,7 @@ from rmqctl.repair.plan import Changes, Create, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.config.config import FOLDER, Copy, load_one
 from rmqctl.store.config.rocksdb import PULL_TABLE, TABLES
-from rmqctl.store.features import CONFIG_FIELDS, FEATURES, LONGEST_V1, ConfigField
+from rmqctl.store.features import CONFIG_FIELDS, FEATURES, MAX_V1_TOPIC, ConfigField
 from rmqctl.store.store import Store
 
 _FILES = tuple(dict.fromkeys(field.file for field in CONFIG_FIELDS))
@@ -112,7 +112,7 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
             value = {**value, table: {
                 key: entry for key, entry in entries.items()
                 if (topic := str(key).partition("@")[0]) not in gone
-                or (table == _TOPICS and len(os.fsencode(topic)) <= LONGEST_V1)}}
+                or (table == _TOPICS and len(os.fsencode(topic)) <= MAX_V1_TOPIC)}}
     return value
 
 

@@ -71,7 +71,7 @@ from rmqctl.store.features import (
     FEATURES,
     LONG_TOPICS,
     LONG_TRANSACTIONS,
-    LONGEST_V1,
+    MAX_V1_TOPIC,
     POP,
     ROCKSDB_QUEUES,
     TIMER,
@@ -220,7 +220,7 @@ class _Conversion(Changes):
                 delayed = text.topics(batch).equal(_DELAYED)
                 if delayed.any():
                     rows, values = text.Properties(batch).find(props.REAL_TOPIC)
-                    rows = np.asarray(rows)[values.length > LONGEST_V1]
+                    rows = np.asarray(rows)[values.length > MAX_V1_TOPIC]
                     mask[rows[delayed[rows]]] = True
             if not self.version.batch_queues:
                 mask |= flags & sysflag.INNER_BATCH != 0

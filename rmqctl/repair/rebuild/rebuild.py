@@ -45,7 +45,7 @@ from rmqctl.scan import malloc_tuning
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Span
 from rmqctl.scan.overlay import LogPart
-from rmqctl.scan.passed_over import MOST_SPANS, Damage
+from rmqctl.scan.passed_over import MAX_SPANS, Damage
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
@@ -441,7 +441,7 @@ class StateFile:
             raw = dict(document["progress"])
             damage = raw["damage"]
             raw["damage"] = Damage(damage["count"], damage["length"], damage["undecided"],
-                                   [Span(**span) for span in damage["spans"][:MOST_SPANS]])
+                                   [Span(**span) for span in damage["spans"][:MAX_SPANS]])
             progress = RebuildProgress(**raw)
             # Who carries the plan out may have moved the files into the store.
             return progress if progress.finished in ("", self._files()) else None

@@ -39,7 +39,7 @@ from rmqctl.repair.salvage.filler import Filler, Row, Style
 from rmqctl.repair.salvage.layout import FilledMessage
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
-from rmqctl.store.repair_losses import MOST_PLACES, Place
+from rmqctl.store.repair_losses import MAX_PLACES, Place
 from rmqctl.store.store import Store
 
 _MOST_BATCH = (1 << 15) - 1
@@ -391,7 +391,7 @@ def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], known: Kno
         if raw and _own_row(raw) in rows:
             continue  # one of those that a gap in the queue offsets tells of
         count += 1
-        if raw and len(places) < MOST_PLACES:
+        if raw and len(places) < MAX_PLACES:
             places.append(Place.of(place, raw))
     messages = max(0, lost - filled)
     return Dropped(max(0, messages - unnamed), max(0, count - max(0, unnamed - messages)),

@@ -42,7 +42,7 @@ _SAMPLE = 48
 _TRIED_ELSEWHERE = 64
 _STEP = 4096
 """Bytes given up at a place that the disk does not give."""
-_ENOUGH = 0.5
+_MIN_SHARE = 0.5
 """Share of slots and entries that a damaged file's shape explains at least."""
 _UNKNOWN = ("cannot determine the number of hash slots from the content, other files or the "
             "store's settings: pass --index-slots and --index-max")
@@ -117,7 +117,7 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
         raise _unknown("it has no entries", 0, sound=True)
     # 3. Any other shape that explains all; of a damaged file the shape that explains most.
     best = max(fits, key=lambda shape: fits[shape].share, default=None)
-    enough = best if best is not None and fits[best].share > _ENOUGH else None
+    enough = best if best is not None and fits[best].share > _MIN_SHARE else None
     if enough in trusted:
         return Decided(enough)
     explained = _explained(size, header, read, gather, most, damaged=enough is None)
@@ -151,7 +151,7 @@ def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most
     fitting: list[tuple[_Fit, Shape]] = []
     for shape in _promising(itertools.islice(candidates(size), most), header, read):
         fit = _measure(shape, header, read, gather)
-        if fit.share > _ENOUGH:
+        if fit.share > _MIN_SHARE:
             fitting.append((fit, shape))
     exact = [shape for fit, shape in fitting if fit.exact]
     if len(exact) > 1:

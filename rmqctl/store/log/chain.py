@@ -28,7 +28,7 @@ from rmqctl.store.log.dledger import PAGE, Node, UnitReader
 from rmqctl.store.log.end import used_size
 
 _DTYPE = dledger.ENTRY_HEAD.dtype()
-_LEAST = dledger.HEAD_SIZE + MIN_SIZE
+_MIN_ENTRY_SIZE = dledger.HEAD_SIZE + MIN_SIZE
 
 
 class File(Protocol):
@@ -202,7 +202,7 @@ class Chain:
             return False
         if not gap or self.marks.get(last.end) == link.pos:
             return step == 1
-        return 1 <= step <= 1 + gap // _LEAST  # as many as can have been in between
+        return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as can have been in between
 
     def _is_next(self, here: Link, behind: Link | None) -> bool:
         """Return whether an entry follows the last one, and is not itself the odd one."""

@@ -29,7 +29,7 @@ from rmqctl.store.store_settings import FOLDER
 NOTE = f"{FOLDER}/log-end.json"
 COPIES = f"{FOLDER}/aside"
 _FORMAT = 1
-_MOST = 4096
+_MAX_CHECKPOINT_SIZE = 4096
 _BLOCK = 1 << 16
 
 
@@ -69,7 +69,7 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
         with FileSource(os.path.join(root, NOTE)) as source:
             from rmqctl.formats.config import config_json
 
-            document = config_json.parse(source.read(0, _MOST)).value
+            document = config_json.parse(source.read(0, _MAX_CHECKPOINT_SIZE)).value
         noted = CutOff(*(int(document[name]) for name in CutOff._fields))
         if document["format"] != _FORMAT or any(file.base > noted.end for file in log.files):
             return None

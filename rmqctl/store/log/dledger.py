@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 UNIT_SIZE = dledger.INDEX_UNIT.size
 PAGE = 1 << 15
 """Units read at a time."""
-_MOST = 1 << 16
-_MOST_UNITS = 1 << 16
+_MAX_CHECKPOINT_SIZE = 1 << 16
+_MAX_UNITS = 1 << 16
 """Units between the least and the greatest that are read at once: else indexes are damaged."""
 
 
@@ -108,7 +108,7 @@ class Node:
     def _saved(self, name: str) -> dict[str, int] | FormatError | None:
         try:
             with FileSource(os.path.join(self.folder, name)) as source:
-                return dledger.parse_checkpoint(source.read(0, _MOST))
+                return dledger.parse_checkpoint(source.read(0, _MAX_CHECKPOINT_SIZE))
         except StoreIOError:
             return None
         except FormatError as error:
@@ -130,8 +130,8 @@ class UnitReader(Closing):
         if not len(index):
             return out
         low, high = int(index.min()), int(index.max())
-        if not 0 <= low <= high < low + _MOST_UNITS + len(index):  # damaged ones: singly, not all
-            inside = np.flatnonzero(np.abs(index - int(np.median(index))) <= _MOST_UNITS // 2)
+        if not 0 <= low <= high < low + _MAX_UNITS + len(index):  # damaged ones: singly, not all
+            inside = np.flatnonzero(np.abs(index - int(np.median(index))) <= _MAX_UNITS // 2)
             if len(inside) < len(index):
                 out[inside] = self.of(index[inside])
             return out

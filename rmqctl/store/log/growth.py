@@ -33,7 +33,7 @@ PATIENCE = 2.0
 STEP = 64 << 20
 _WHOLE_FILES = 256
 """So many steps are cut by files alone: looking for borders would cost a walk over all of them."""
-_LONGEST = 60.0
+_MAX_DELAY = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
 """Seconds for which the files of a log are not listed again if nothing, or a part of a record, is
 at its end.
@@ -250,7 +250,7 @@ class GrowingLog:
             self._waiting = _Waiting(position, now + PATIENCE, PATIENCE)
         if now < self._waiting.due:
             return False
-        self._waiting.delay = min(2 * self._waiting.delay, _LONGEST)
+        self._waiting.delay = min(2 * self._waiting.delay, _MAX_DELAY)
         self._waiting.due = now + self._waiting.delay
         return True
 

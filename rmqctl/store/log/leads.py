@@ -22,15 +22,15 @@ NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 CELL = 1 << 20
 """Leads of a cell, about: 16 MiB."""
-MOST_HELD = 4 << 20
+MAX_HELD = 4 << 20
 """Leads of all cells that are held."""
-_MOST_CELLS = 3
+_MAX_CELLS = 3
 """Cells of a question whose answer is put together from them."""
 _SAMPLED = 256
 """Each how many-th lead of a page is remembered, to find borders of cells."""
-_LEAST, _MOST = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
+_INT64_MIN, _INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _LARGE = 1 << 20
-_MOST_LARGE = 1000
+_MAX_LARGE = 1000
 
 
 class Held:
@@ -46,7 +46,7 @@ class Held:
         if pair is None:
             pair = self._cells[key] = read()
             self._count += len(pair[0])
-            while self._count > MOST_HELD and len(self._cells) > 1:
+            while self._count > MAX_HELD and len(self._cells) > 1:
                 _, (places, _) = self._cells.popitem(last=False)
                 self._count -= len(places)
         self._cells.move_to_end(key)
@@ -79,8 +79,8 @@ class Pages:
         places, values = read()
         if not len(places):
             return
-        large = np.flatnonzero((values > _LARGE) & (values <= MAX_RECORD))[:_MOST_LARGE]
-        if len(self.large) < _MOST_LARGE:
+        large = np.flatnonzero((values > _LARGE) & (values <= MAX_RECORD))[:_MAX_LARGE]
+        if len(self.large) < _MAX_LARGE:
             self.large += zip(places[large].tolist(), values[large].tolist(), strict=True)
         self._low.append(int(places.min()))
         self._high.append(int(places.max()))
@@ -97,11 +97,11 @@ class Pages:
         lead to the same place.
         """
         borders = self._cells()
-        start, last = max(start, _LEAST), min(end - 1, _MOST)
+        start, last = max(start, _INT64_MIN), min(end - 1, _INT64_MAX)
         if start > last:
             return NOTHING
         begin, stop = np.searchsorted(borders, (start, last), "right").tolist()
-        if stop - begin >= _MOST_CELLS:
+        if stop - begin >= _MAX_CELLS:
             return self._between(start, last)
         parts = []
         for number in range(begin, stop + 1):
@@ -129,8 +129,8 @@ class Pages:
             fresh, self._fresh = self._fresh, None
             parts = [read() for read in self._read] if fresh is None else fresh
             return _sorted(parts)
-        return self._between(int(borders[number - 1]) if number else _LEAST,
-                             int(borders[number]) - 1 if number < len(borders) else _MOST)
+        return self._between(int(borders[number - 1]) if number else _INT64_MIN,
+                             int(borders[number]) - 1 if number < len(borders) else _INT64_MAX)
 
     def _between(self, start: int, last: int) -> Pair:
         """Return all that lead from ``start`` to ``last``, read, ascending."""

@@ -29,7 +29,7 @@ from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
-_ENOUGH = 64 << 20
+_MAX_DISPATCH_LAG = 64 << 20
 """Bytes of the log looked at before a topic's consumequeue is asked: a broker's dispatch is never
 that far behind.
 """
@@ -83,7 +83,8 @@ class Tail:
             left -= len(last_records)
             if left <= 0:
                 break
-            if self._log.end - self._reached > _ENOUGH and self.selection.topic is not None:
+            is_late = self._log.end - self._reached > _MAX_DISPATCH_LAG
+            if is_late and self.selection.topic is not None:
                 by_queue = self._through_queues(left)
                 if by_queue is not None:
                     newest_first.append(by_queue)

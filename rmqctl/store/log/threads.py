@@ -19,7 +19,7 @@ from rmqctl.scan import ending, stopping
 T = TypeVar("T")
 R = TypeVar("R")
 
-MOST = 4
+MAX_THREADS = 4
 """Threads at most. A fifth to a third of the work holds the GIL, so more of them hardly help, and
 each has buffers, columns and a result of its own: this is what bounds memory."""
 _LOOK_S = 0.5
@@ -27,8 +27,8 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
-    """Yield (task, result) in the order of the tasks, worked on by ``jobs`` threads (`MOST` at
-    most).
+    """Yield (task, result) in the order of the tasks, worked on by ``jobs`` threads (at most
+    `MAX_THREADS`).
 
     One task more than threads is under way, so memory stays flat. An exception of a task is raised
     here in its turn. Whatever ends this, all threads have ended then; tasks that run end when they
@@ -36,7 +36,7 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
     """
     crew: _Crew[T, R] = _Crew(work)
     waiting: deque[_Slot[T, R]] = deque()
-    most = min(jobs, MOST)
+    most = min(jobs, MAX_THREADS)
     rest = iter(tasks)
     more = True
     try:

@@ -54,8 +54,8 @@ class Opened(Protocol):
 
 
 _Part = tuple[ConsumeQueue, int, int]
-_PAGE, _LEAST_PAGE = 1 << 15, 1 << 9
-_MOST_READ = 16 << 20
+_PAGE, _MIN_PAGE = 1 << 15, 1 << 9
+_MAX_READ = 16 << 20
 """Bytes of a record that is read as evidence."""
 _ENTRIES = 512
 """Entries of a queue that are read at once, where some of them are asked for."""
@@ -225,7 +225,7 @@ class StoreWitness:
             return self._begun[key]
 
     def record_at(self, physical: int, size: int) -> Record | None:
-        if not MIN_SIZE <= size <= _MOST_READ:
+        if not MIN_SIZE <= size <= _MAX_READ:
             return None
         return self._opened().log.record_at(physical, size)
 
@@ -280,7 +280,7 @@ class StoreWitness:
         store = self._opened()
         queues = store.rows_as_evidence()
         # Of many queues each has few rows in a cell: no more than these are to be read for it.
-        page = max(_LEAST_PAGE, min(_PAGE, CELL // (2 * max(len(queues), 1))))
+        page = max(_MIN_PAGE, min(_PAGE, CELL // (2 * max(len(queues), 1))))
         for parts in _together(queues.values(), page):
             yield partial(_plain, parts)
         for batch in store.batch_queues.values():

@@ -33,7 +33,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq, "!=": operator.ne, "<": operator.lt, "<=": operator.le,
     ">": operator.gt, ">=": operator.ge}
 _NO_CONDITION = ("properties",)
-_LEAST_NEEDLE = 3
+_MIN_NEEDLE = 3
 """Shorter values occur in most bodies: looking for their bytes first would not pay."""
 
 KEY = "key"
@@ -130,7 +130,7 @@ class Condition:
         if (self.operator == "=" and self.field in _STORED_TEXTS) or (
                 self.operator == "=" and self.field.startswith(PROPERTY)):
             needles = [needle.encode("utf-8", "surrogateescape") for needle in wanted]
-            if all(len(text) >= _LEAST_NEEDLE for text in needles):
+            if all(len(text) >= _MIN_NEEDLE for text in needles):
                 return page.candidates(needles)
         return np.arange(len(page))
 

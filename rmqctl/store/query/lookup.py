@@ -29,9 +29,9 @@ from rmqctl.store.store import Store
 
 FOR_EVER = (1 << 63) - 1
 KeyType = Literal["key", "unique"]
-MOST = index_files.MAX_BATCH
+MAX_BATCH = index_files.MAX_BATCH
 _WINDOW = 1 << 20
-_MOST_OF_ONE_ID = 64
+_MAX_PER_ID = 64
 
 
 def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
@@ -86,7 +86,8 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
     def offsets(first: int, last: int) -> list[int]:
         if vfs.lacks(view.store.root, "index"):
-            newest = deque(_in_log(view, "topic", topic, key, once, first, last), min(most, MOST))
+            newest = deque(_in_log(view, "topic", topic, key, once, first, last),
+                           min(most, MAX_BATCH))
             return [record.physical_offset for record in newest]
         return index_files.query_offsets(opened_indexes(view.store, once), topic, key, most, first,
                                          last)
@@ -159,13 +160,13 @@ def by_unique_key(store: Store, unique: str, topics: Sequence[str],
     """
     if vfs.lacks(store.root, "index"):
         return [record for record in _in_log(View(store), "unique_key", unique, None, report)
-                if java_text(record.topic) in topics][:_MOST_OF_ONE_ID]
+                if java_text(record.topic) in topics][:_MAX_PER_ID]
     hashes = [layout.key_hash(topic, unique) for topic in topics]
     places: set[int] = set()
     for index in opened_indexes(store, report):
         for wanted in hashes:
             offsets: list[int] = []
-            index_files.select(index, wanted, _MOST_OF_ONE_ID, 0, FOR_EVER, offsets)
+            index_files.select(index, wanted, _MAX_PER_ID, 0, FOR_EVER, offsets)
             places.update(offsets)
     records = (store.log.record_at(place) for place in sorted(places))
     return [record for record in records if record is not None

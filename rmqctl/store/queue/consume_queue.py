@@ -27,12 +27,10 @@ _FIRST_PAGE = 4096
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
 """Bytes of units before the end that are read of a file which samples show, and how many units
 are looked at at once to find a place in it."""
-MOST_OPEN = 128
+MAX_OPEN = 128
 """Queues with an open file, of all there are: a process may have 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
-_PAGE_OF_ONE = 200 * UNIT_SIZE
-"""Bytes around a single entry that are read, for those that are asked for next."""
-MOST_KEPT = 32 << 20
+MAX_KEPT = 32 << 20
 """Bytes of rows that queues with few of them keep, of all there are."""
 
 
@@ -233,7 +231,7 @@ class FileQueue(ConsumeQueue):
         if held is None or held[0] != number:
             held = self._source = number, self.files[number].open()
             _opened.append(ref(self))
-            while len(_opened) > MOST_OPEN:
+            while len(_opened) > MAX_OPEN:
                 oldest = _opened.popleft()()
                 if oldest is not None and oldest is not self:
                     # Another thread may read from it: it is closed once nobody does.
@@ -310,7 +308,7 @@ class FileQueue(ConsumeQueue):
                 self._note_edges(source, file.base, used)
             elif rows is None:
                 kept: list[bytes] = []
-                used = valid_prefix(source, file.size, kept, MOST_KEPT // 2 - FileQueue.kept)
+                used = valid_prefix(source, file.size, kept, MAX_KEPT // 2 - FileQueue.kept)
                 if kept:
                     self._leading[number] = b"".join(kept)
                     FileQueue.kept += used
@@ -347,7 +345,7 @@ class FileQueue(ConsumeQueue):
     def _few(self, number: int, source: FileSource) -> bytes | None:
         """Return all rows of a file, if its file system says that all are in its first page."""
         rows = self._rows.get(number)
-        if rows is None and FileQueue.kept < MOST_KEPT:
+        if rows is None and FileQueue.kept < MAX_KEPT:
             size = self.files[number].size
             if size > _FIRST_PAGE and source.next_data(_FIRST_PAGE) < size:
                 return None

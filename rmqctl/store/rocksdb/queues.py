@@ -32,7 +32,7 @@ from rmqctl.store.log.once import cached_property
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units
 from rmqctl.store.queue.search import first_from
 from rmqctl.store.rocksdb.database import Database
-from rmqctl.store.rocksdb.row_pass import MOST, Ends, QueueKey, RowPass
+from rmqctl.store.rocksdb.row_pass import MAX_QUEUE_OFFSET, Ends, QueueKey, RowPass
 
 Leads = Callable[["RocksQueue", int, UnitRecord], bool]
 """Test of whether a row, at a queue offset, points to the message that has it."""
@@ -302,7 +302,8 @@ class RocksQueue(ConsumeQueue):
         return keys.queue_prefix(os.fsencode(self.topic), self.queue_id)
 
     def _key(self, queue_offset: int) -> bytes:
-        return keys.row_key(os.fsencode(self.topic), self.queue_id, min(max(queue_offset, 0), MOST))
+        return keys.row_key(os.fsencode(self.topic), self.queue_id,
+                            min(max(queue_offset, 0), MAX_QUEUE_OFFSET))
 
     def next_row(self, first: int, end: int) -> int:
         try:
@@ -366,7 +367,8 @@ class RocksQueue(ConsumeQueue):
             last, value = self._ends.last, self._ends.value or self._value(self._ends.last)
         else:
             try:
-                last_row = self._store.database.last(ROWS, self._key(0), self._key(MOST))
+                last_row = self._store.database.last(ROWS, self._key(0),
+                                                     self._key(MAX_QUEUE_OFFSET))
             except FormatError as error:  # what was noted is all that tells
                 end = 0 if self.last is None else max(self.last.queue_offset + 1, 0)
                 self._cannot_read(max(end - 1, 0), end, error)

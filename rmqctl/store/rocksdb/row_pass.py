@@ -18,11 +18,11 @@ from rmqctl.formats.rocksdb.consume_queue import ROW, ROWS
 from rmqctl.store.rocksdb.database import Cursor, Database
 
 QueueKey = tuple[str, int]
-MOST = 1 << 58
+MAX_QUEUE_OFFSET = 1 << 58
 """Queue offsets are below; a row at another one was not written by a broker."""
-SHORT = 64
+MAX_HELD_PER_QUEUE = 64
 """Rows up to which those of a queue are held."""
-MOST_HELD = 1 << 20
+MAX_HELD = 1 << 20
 """Rows that are held of all queues: 36 MiB."""
 _OFFSET = 8  # bytes at the end of a key
 
@@ -89,10 +89,10 @@ class RowPass:
         values: list[bytes] = []
         key: bytes | None = cursor.key
         # Read row by row, as long as the queue may be a short one.
-        while key is not None and key.startswith(prefix) and len(numbers) < SHORT:
+        while key is not None and key.startswith(prefix) and len(numbers) < MAX_HELD_PER_QUEUE:
             value = cursor.value()
             number = int.from_bytes(key[-_OFFSET:], "big")
-            if len(key) != size or len(value) != ROW.size or number >= MOST:
+            if len(key) != size or len(value) != ROW.size or number >= MAX_QUEUE_OFFSET:
                 return None
             numbers.append(number)
             values.append(value)
@@ -100,7 +100,7 @@ class RowPass:
         first = numbers[0]
         if key is None or not key.startswith(prefix):
             begin = len(self._numbers)
-            if begin + len(numbers) > MOST_HELD:
+            if begin + len(numbers) > MAX_HELD:
                 return Ends(first, numbers[-1], values[-1])
             self._numbers.extend(numbers)
             self._values += b"".join(values)
@@ -112,7 +112,7 @@ class RowPass:
         if key is None or len(key) != size or len(value) != ROW.size:
             return None
         number = int.from_bytes(key[-_OFFSET:], "big")
-        return Ends(first, number, value) if number < MOST else None
+        return Ends(first, number, value) if number < MAX_QUEUE_OFFSET else None
 
     def held(self) -> Held:
         """Return the rows that are held; asked once, at the end of the pass."""

@@ -19,7 +19,7 @@ from rmqctl.broker.transactions import (
     GIVEN_UP_TOPIC,
     GROUP,
     IMMUNITY_MS,
-    MOST_TIMES,
+    MAX_CHECKS,
     PREPARED_OFFSET,
     READER,
     TIMES,
@@ -204,7 +204,7 @@ class Checks:
         properties = props.parse(java_text(record.properties))
         times = max(_number(properties.get(TIMES, "0")), 0)
         age = now_ms() - record.born_timestamp
-        if times >= MOST_TIMES:
+        if times >= MAX_CHECKS:
             return self._given_up(record)
         more = {TIMES: str(times + 1)}
         if age > _TOO_OLD_MS:

@@ -135,7 +135,10 @@ class Flags:
     def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
         """Return the record with the only widths of hosts that fit it; its other flags are 0."""
         found = [record for bits in _HOSTS
-                 if (record := _with_hosts(raw, place, bits)) is not None]
+                 if (record := _with_hosts(raw, place, bits)) is not None and all(
+                0 <= port <= rules.MAX_PORT for port in (
+                    record.born_host[1], record.store_host[1])) and (
+                    record.store_timestamp >= rules.EARLIEST)]
         before, after = times
         if len(found) > 1:
             found = [record for record in found if (before or 0) <= record.store_timestamp and (

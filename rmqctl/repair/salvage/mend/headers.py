@@ -135,7 +135,7 @@ def _host_at(records: Records, place: int | None) -> Host | None:
     if place is None:
         return None
     _, record, _ = records.read(place, None)
-    if record is None or not 0 <= record.store_host[1] <= rules.MOST_PORT:
+    if record is None or not 0 <= record.store_host[1] <= rules.MAX_PORT:
         return None
     return record.store_host
 
@@ -206,7 +206,7 @@ def _one_bit(number: int) -> int | None:
     this number of; None: it was more.
     """
     high = (number & 0xFFFFFFFF) >> 16
-    return number & rules.MOST_PORT if high.bit_count() == 1 else None
+    return number & rules.MAX_PORT if high.bit_count() == 1 else None
 
 
 def _store_time(record: Record, fault: HeaderFault, known: _Known) -> tuple[Record, str]:

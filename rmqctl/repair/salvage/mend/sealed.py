@@ -117,7 +117,7 @@ def _candidates(record: Record, rows: Sequence[FoundRow], times: Times,
     before, after = times
     if before is not None and after is not None and 0 <= before <= after <= before + _BETWEEN:
         yield of("store_timestamp", range(before, after + 1))
-    yield of("born_host.port", range(rules.MOST_PORT + 1))
+    yield of("born_host.port", range(rules.MAX_PORT + 1))
 
 
 def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
@@ -129,7 +129,7 @@ def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
         hosts.add(("store_host", survey.host))
     for name, host in sorted(hosts):
         address, port = host
-        if len(address) == len(getattr(record, name)[0]) and 0 <= port <= rules.MOST_PORT and (
+        if len(address) == len(getattr(record, name)[0]) and 0 <= port <= rules.MAX_PORT and (
                 host != getattr(record, name)):
             at = fixed_field(f"{name}.address", record.sys_flag & HOST_BITS).offset
             yield name.replace("_", " "), at, address + port.to_bytes(4, "big")
