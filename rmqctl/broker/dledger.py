@@ -30,7 +30,7 @@ _LAST_FILES = 3
 _DTYPE = dledger.ENTRY_HEAD.dtype()
 
 
-class Entry(NamedTuple):
+class LastEntry(NamedTuple):
     """The last entry that was taken: its index, term, and the physical offset after it."""
 
     number: int
@@ -51,7 +51,7 @@ class Ledger(NamedTuple):
     stop: str
     committed: int
     units: int
-    last: Entry | None
+    last: LastEntry | None
 
     def log(self, log: CommitLog) -> CommitLog:
         """Return what it leaves of the log. To be closed."""
@@ -100,7 +100,7 @@ def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
     return first, Phrase("the first DLedger data file")
 
 
-class _Entries(NamedTuple):
+class _EntryColumns(NamedTuple):
     """Columns (int64) of entries that follow each other."""
 
     number: Array
@@ -121,10 +121,10 @@ class _HeadWalk:
         self._log, self._number, self._reader = log, number, units
         self.end = log.files[number].base
         self.stop = ""
-        self.last: Entry | None = None
+        self.last: LastEntry | None = None
         self.units = 0
 
-    def __iter__(self) -> Iterator[_Entries]:
+    def __iter__(self) -> Iterator[_EntryColumns]:
         for number in range(self._number, len(self._log.files)):
             self.end = self._log.files[number].base
             for entries in self._file(self._log.source(number)):
@@ -134,7 +134,7 @@ class _HeadWalk:
                 return
         self.stop = Phrase("the last file is complete")
 
-    def _file(self, source: Source) -> Iterator[_Entries]:
+    def _file(self, source: Source) -> Iterator[_EntryColumns]:
         position = 0
         # Take entries in one pass up to the first bytes that are not an entry with a message.
         while position < source.size:
@@ -159,7 +159,7 @@ class _HeadWalk:
                         "nothing was written after {where}", where=self.end)
                 return
             # An entry without a message must follow the previous entry like any other.
-            entry = _Entries(*(np.array([value], np.int64) for value in (
+            entry = _EntryColumns(*(np.array([value], np.int64) for value in (
                 head.entry_index, head.term, head.pos, head.size)))
             if not self._follows(entry)[0]:
                 self.stop = self._broken()
@@ -168,26 +168,26 @@ class _HeadWalk:
             position = spot + head.size
         self.stop = Phrase("the file ends at {where}", where=self.end)
 
-    def _taken(self, batch: Batch) -> Generator[_Entries, None, bool]:
+    def _taken(self, batch: Batch) -> Generator[_EntryColumns, None, bool]:
         """Yield the entries of a batch up to the first that is not the next; True where all are."""
         if not len(batch):
             return True
         heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
         pos, size = batch.offset - batch.head, batch.frame_size
-        every = _Entries(heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64),
-                         pos, size)
+        every = _EntryColumns(heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64),
+                              pos, size)
         good = (heads["magic"] == dledger.MAGIC_ENTRY) & (heads["pos"] == pos) & (
             heads["size"] == size) & (heads["body_length"] == size - batch.head)
         good &= self._follows(every)
         count = len(good) if good.all() else int(good.argmin())
         if count:
-            yield self._take(_Entries(*(column[:count] for column in every)))
+            yield self._take(_EntryColumns(*(column[:count] for column in every)))
         if count < len(good):
             self.stop = self._broken()
             return False
         return True
 
-    def _follows(self, entries: _Entries) -> Array:
+    def _follows(self, entries: _EntryColumns) -> Array:
         """Return which entries have the index and term that follow the one before (bool)."""
         good: Array = np.ones(len(entries.number), bool)
         good[1:] = (np.diff(entries.number) == 1) & (np.diff(entries.term) >= 0)
@@ -196,8 +196,8 @@ class _HeadWalk:
                        and entries.term[0] >= self.last.term)
         return good
 
-    def _take(self, entries: _Entries) -> _Entries:
-        self.last = Entry(int(entries.number[-1]), int(entries.term[-1]), int(entries.end[-1]))
+    def _take(self, entries: _EntryColumns) -> _EntryColumns:
+        self.last = LastEntry(int(entries.number[-1]), int(entries.term[-1]), int(entries.end[-1]))
         self.end = self.last.end
         return entries
 
@@ -205,7 +205,7 @@ class _HeadWalk:
         return Phrase("the entry header at {where} is not that of the next entry",
                       where=self.end)
 
-    def _look_up(self, entries: _Entries) -> None:
+    def _look_up(self, entries: _EntryColumns) -> None:
         """Rewrite all units from the first one that differs on."""
         if self.units:
             self.units += len(entries.number)

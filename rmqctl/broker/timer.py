@@ -51,7 +51,7 @@ _LONG_MAX = (1 << 63) - 1
 _COLUMNS = ("position", "slot", "previous", "physical", "size", "step")
 
 
-class Units(NamedTuple):
+class TimerUnits(NamedTuple):
     """Units of the timer log by column: position in the timer log, slot (time / precision), the
     position of the unit before it in the slot, the message, and what it adds to the slot's number.
     """
@@ -66,8 +66,8 @@ class Units(NamedTuple):
     def __len__(self) -> int:
         return len(self.position)
 
-    def only(self, mask: Array) -> Units:
-        return Units(*(column[mask] for column in self))
+    def only(self, mask: Array) -> TimerUnits:
+        return TimerUnits(*(column[mask] for column in self))
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class Slots:
     first: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     last: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
 
-    def revise(self, units: Units) -> None:
+    def revise(self, units: TimerUnits) -> None:
         """Set slots to these units, in their order, as ``TimerWheel.reviseSlot`` does."""
         if not len(units):
             return
@@ -115,7 +115,7 @@ class Outlook(NamedTuple):
     one holds. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in `TimerStart`.
     """
 
-    units: Units
+    units: TimerUnits
     skipped: Array
     unreachable: Array
     gone: Array
@@ -203,7 +203,7 @@ class TimerFiles:
         except StoreIOError:
             return None
 
-    def pages(self, first_file: int = 0) -> Iterator[tuple[int, Units]]:
+    def pages(self, first_file: int = 0) -> Iterator[tuple[int, TimerUnits]]:
         """Yield (number of the file, its next units): all that a broker takes for units."""
         for number, file in enumerate(self.files[first_file:], first_file):
             with FileSource(file.path) as source:
@@ -218,25 +218,26 @@ class TimerFiles:
                     if ended:
                         break
 
-    def _units(self, data: bytes, base: int) -> tuple[Units, bool]:
+    def _units(self, data: bytes, base: int) -> tuple[TimerUnits, bool]:
         raw = UNIT.array(data[:len(data) - len(data) % UNIT_SIZE])
         ends = np.flatnonzero(raw["magic"].astype(np.uint32) == MAGIC_BLANK)
         raw = raw[:int(ends[0])] if len(ends) else raw
         magic = raw["magic"]
         position = base + np.arange(len(raw), dtype=np.int64) * UNIT_SIZE
         time = raw["curr_write_time"].astype(np.int64) + raw["delay_time"]
-        units = Units(position, time // self.precision, raw["prev_pos"].astype(np.int64),
-                      raw["physical_offset"].astype(np.int64), raw["message_size"].astype(np.int64),
-                      np.where(magic & MAGIC_DELETE, -1, 1))
+        units = TimerUnits(
+            position, time // self.precision, raw["prev_pos"].astype(np.int64),
+            raw["physical_offset"].astype(np.int64), raw["message_size"].astype(np.int64),
+            np.where(magic & MAGIC_DELETE, -1, 1))
         sound = (raw["size"] == UNIT_SIZE) & (magic & ~MAGIC_BITS == 0)
         return units.only(sound), bool(len(ends))
 
-    def units(self, since: int) -> Units:
+    def units(self, since: int) -> TimerUnits:
         """Return the units of slots from ``since`` on."""
         parts = [units.only(units.slot >= since) for _, units in self.pages()]
         if not parts:
-            return Units(*(np.zeros(0, np.int64) for _ in _COLUMNS))
-        return Units(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+            return TimerUnits(*(np.zeros(0, np.int64) for _ in _COLUMNS))
+        return TimerUnits(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     # -- what a start does --------------------------------------------------------------------
 
@@ -277,7 +278,7 @@ class TimerFiles:
         return Outlook(pending, ~gone & led_to & (pending.slot < read_from), ~gone & ~led_to, gone,
                        row, waiting, read_from * self.precision, wheel is None)
 
-    def _intact(self, units: Units) -> Array:
+    def _intact(self, units: TimerUnits) -> Array:
         """Return which units have an intact record in the commitlog."""
         offset, of_unit = np.unique(units.physical, return_inverse=True)
         size: Array = np.zeros(len(offset), np.int64)
@@ -292,7 +293,7 @@ class TimerFiles:
         intact: Array = is_intact[of_unit]
         return intact
 
-    def _recover(self, slots: Slots, units: Units, read_from: int) -> int:
+    def _recover(self, slots: Slots, units: TimerUnits, read_from: int) -> int:
         """Revise the wheel as a start does; the position after the last unit that it accepts."""
         if not self.files:
             return 0
@@ -354,7 +355,7 @@ class TimerFiles:
         return record.queue_offset + 1
 
 
-def _runs(units: Units) -> tuple[Array, Array]:
+def _runs(units: TimerUnits) -> tuple[Array, Array]:
     """Return, for each place of the wheel, (first, last) of the last run of units of one time."""
     number = units.slot % SLOTS
     order = np.lexsort((units.position, number))
@@ -365,7 +366,7 @@ def _runs(units: Units) -> tuple[Array, Array]:
     return order[start[last]], order[last]
 
 
-def _laps(units: Units, first: Array) -> Array:
+def _laps(units: TimerUnits, first: Array) -> Array:
     """Return whether the run is not the first one of its place: the slot started again within the
     units.
     """
@@ -376,7 +377,7 @@ def _laps(units: Units, first: Array) -> Array:
     return laps
 
 
-def _reached(units: Units, slots: Slots, read_from: int, end: int) -> Array:
+def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array:
     """Return which of the units a broker comes to from the slots of ``read_from`` and later."""
     reached: Array = np.zeros(len(units), bool)
     if not len(units):
@@ -408,7 +409,7 @@ def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, by
     return wheel_of(units)
 
 
-def wheel_of(units: Units) -> dict[int, bytes]:
+def wheel_of(units: TimerUnits) -> dict[int, bytes]:
     """Return the pages of a wheel that leads to every one of the units: bytes by their position."""
     if not len(units):
         return {}

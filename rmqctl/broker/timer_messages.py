@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.broker.timer import KEPT_SLOTS, TimerFiles, Units
+from rmqctl.broker.timer import KEPT_SLOTS, TimerFiles, TimerUnits
 from rmqctl.formats.local import javahash
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.properties import TIMER_TOPIC
@@ -118,7 +118,7 @@ def last_delivered(store: Store, log_end: int) -> int:
 class BuiltLog:
     """``files``: the bytes that are used of each, by its base offset; ``end``: of the log."""
 
-    units: Units
+    units: TimerUnits
     files: dict[int, bytes]
     file_size: int
     end: int
@@ -153,6 +153,6 @@ def built_log(files: TimerFiles, messages: list[Timed]) -> BuiltLog:
         newest[slot] = position
         rows.append((position, slot, previous, message.physical, message.size,
                      -1 if message.deletes else 1))
-    columns = np.array(rows, np.int64).reshape(-1, len(Units._fields)).T
-    return BuiltLog(Units(*columns), {at: bytes(data) for at, data in parts.items()}, size,
+    columns = np.array(rows, np.int64).reshape(-1, len(TimerUnits._fields)).T
+    return BuiltLog(TimerUnits(*columns), {at: bytes(data) for at, data in parts.items()}, size,
                     base + len(parts[base]))

@@ -12,7 +12,7 @@ from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
 from rmqctl.scan.frames import Array
-from rmqctl.store.index.entries import Entries, written
+from rmqctl.store.index.entries import AllIndexEntries, written
 from rmqctl.store.store import Store
 
 SECOND = 1000
@@ -94,7 +94,7 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
 
     ``chosen``: says of physical offsets which are wanted (bool).
     """
-    entries = Entries(store)
+    entries = AllIndexEntries(store)
     try:
         for region in regions:
             # Entries follow the log: from the first that may lead into the region on.

@@ -22,7 +22,7 @@ from rmqctl.export.spec import Export
 from rmqctl.export.staging import Staging
 from rmqctl.export.task import Part, export_range
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log.ranges import Pool, Range, in_order
+from rmqctl.store.log.ranges import FileRange, Pool, in_order
 
 Progress = Callable[[int], None]
 
@@ -45,7 +45,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
         collected = [Collected(number, each.buckets) for number, each in enumerate(plans)]
 
         # The ranges, in order, and the files of partitions of which one has enough.
-        work = cast(Callable[[Range[StoreFile]], Part],
+        work = cast(Callable[[FileRange[StoreFile]], Part],
                     partial(export_range, spec, staging.attempts))
         pieces = (piece for plan in plans for piece in plan.pieces)
         for _, part in in_order(work, pieces, progress=progress, pool=pool):

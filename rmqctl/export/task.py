@@ -18,7 +18,7 @@ from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Batch, Span
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log.ranges import Range
+from rmqctl.store.log.ranges import FileRange
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.query.conditions import filtered
 from rmqctl.store.queue.compaction import CompactedRows
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(Range[StoreFile]):
+class Piece(FileRange[StoreFile]):
     """A range of a store: number ``at`` of the store ``store`` (its number), with their names.
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
@@ -73,7 +73,7 @@ class Part:
 class Reading:
     """Yield the batches of a range; unreadable bytes are counted and skipped."""
 
-    def __init__(self, part: Range[StoreFile], tally: Tally) -> None:
+    def __init__(self, part: FileRange[StoreFile], tally: Tally) -> None:
         self._part, self._tally = part, tally
         self.first = self.position = part.start
 

@@ -18,7 +18,7 @@ from rmqctl.actions import Action, Value
 from rmqctl.checks.impact import Impact, span
 from rmqctl.damage.verdicts import Verdict
 from rmqctl.scan.overlay import Piece
-from rmqctl.store.repair_losses import MAX_PLACES, Place
+from rmqctl.store.repair_losses import MAX_PLACES, LostRecord
 
 if TYPE_CHECKING:
     from rmqctl.checks.consumers import Consumers
@@ -163,17 +163,17 @@ class Dropped:
 
     messages: int = 0
     undecided: int = 0
-    places: tuple[Place, ...] = ()
+    places: tuple[LostRecord, ...] = ()
 
     def __bool__(self) -> bool:
         return bool(self.messages or self.undecided)
 
 
 def places_of(records: Iterable[tuple[int, int]],
-              read: Callable[[int, int], bytes | None]) -> tuple[Place, ...]:
+              read: Callable[[int, int], bytes | None]) -> tuple[LostRecord, ...]:
     """Return the first `MAX_PLACES` ``records`` (physical offset, size), with their bytes."""
     raws = ((offset, read(offset, size)) for offset, size in islice(records, MAX_PLACES))
-    return tuple(Place.of(offset, raw) for offset, raw in raws if raw)
+    return tuple(LostRecord.of(offset, raw) for offset, raw in raws if raw)
 
 
 @dataclass(frozen=True, slots=True)

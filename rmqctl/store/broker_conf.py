@@ -161,7 +161,7 @@ def read_conf(path: str) -> BrokerConf:
 class _Reading:
     """The entries of a file on their way to a `BrokerConf`."""
 
-    def __init__(self, path: str, entries: list[properties_file.Entry]) -> None:
+    def __init__(self, path: str, entries: list[properties_file.PropertyEntry]) -> None:
         self._path = path
         self._notes: list[str] = []
         self._texts: dict[str, str] = {}

@@ -40,7 +40,7 @@ INDEX_TRIES = 5
 _PAGE = 1 << 20
 
 
-class Held(LogAndQueues, Protocol):
+class SnapshotStore(LogAndQueues, Protocol):
     """The part of a store that is needed as its files are now."""
 
     log_folders: list[str]
@@ -65,7 +65,7 @@ class Snapshot:
     whole_end: int | None = None
 
 
-def take(store: Held) -> Snapshot:
+def take(store: SnapshotStore) -> Snapshot:
     """Return the picture of this moment. ``store`` must not be fixed itself. Raise StoreIOError."""
     headers = {}
     files = store.index_listing.files
@@ -120,7 +120,7 @@ def _steady_header(file: StoreFile) -> bytes | None:
         return None
 
 
-def _log_end(store: Held) -> tuple[int, int]:
+def _log_end(store: SnapshotStore) -> tuple[int, int]:
     """Return (the end of the last complete message, or of all bytes if something else stays there;
     the end of the last complete message in any case).
     """
@@ -143,7 +143,7 @@ def _log_end(store: Held) -> tuple[int, int]:
     return end, end
 
 
-def _all_bytes(store: Held, end: int) -> int:
+def _all_bytes(store: SnapshotStore, end: int) -> int:
     """Return the end of the last byte of the log that is not zero: no process writes to an
     incomplete record.
     """

@@ -37,7 +37,7 @@ _MAX_COUNT = 1 << 53
 _HEAD = 4096
 
 
-class Place(NamedTuple):
+class LostRecord(NamedTuple):
     """A record as it was. ``crc``: CRC-32 of its first bytes."""
 
     offset: int
@@ -45,7 +45,7 @@ class Place(NamedTuple):
     crc: int
 
     @classmethod
-    def of(cls, offset: int, record: bytes) -> Place:
+    def of(cls, offset: int, record: bytes) -> LostRecord:
         return cls(offset, len(record), zlib.crc32(record[:_HEAD]))
 
 
@@ -61,7 +61,7 @@ class RepairLoss:
     command: str
     messages: int | None
     undecided: int | None
-    places: tuple[Place, ...] = ()
+    places: tuple[LostRecord, ...] = ()
     root: str | None = None
 
     @property
@@ -179,7 +179,7 @@ def _read(repair_id: str, path: str) -> RepairLoss:
         return RepairLoss(
             repair_id, _count(note["time"]), _text(note["command"]),
             _count(note["messages_lost"]), _count(note["messages_undecided"]),
-            tuple(Place(*map(_count, place)) for place in note["places"][:MAX_PLACES]),
+            tuple(LostRecord(*map(_count, place)) for place in note["places"][:MAX_PLACES]),
             _text(note["root"]))
     except (StoreIOError, ValueError, KeyError, TypeError, RecursionError):
         return RepairLoss(repair_id, None, "", None, None)
@@ -211,7 +211,7 @@ def _still_lost(loss: RepairLoss, log: CommitLog | None, end: int | None) -> Rep
     return replace(loss, messages=max(0, (loss.messages or 0) - back), undecided=undecided)
 
 
-def _is_back(place: Place, log: CommitLog, end: int | None) -> bool:
+def _is_back(place: LostRecord, log: CommitLog, end: int | None) -> bool:
     if end is not None and place.offset >= end:
         return False
     try:

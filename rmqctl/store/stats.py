@@ -70,7 +70,7 @@ class Query:
 
 
 @dataclass(slots=True)
-class _Part:
+class _RangeSums:
     first: int
     position: int
     sums: Aggregate
@@ -124,7 +124,7 @@ def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key]
     totals = [query.start(only) for _ in logs]
     log_of: list[int] = []
 
-    def tasks() -> Iterator[ranges.Range[StoreFile]]:
+    def tasks() -> Iterator[ranges.FileRange[StoreFile]]:
         for number, files in enumerate(logs):
             for part in ranges.split(files, range_size):
                 log_of.append(number)
@@ -136,7 +136,8 @@ def _sums(logs: Sequence[Sequence[StoreFile]], query: Query, only: Sequence[Key]
     return totals
 
 
-def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range[StoreFile]) -> _Part:
+def _work(query: Query, only: Sequence[Key] | None,
+          part: ranges.FileRange[StoreFile]) -> _RangeSums:
     sums = query.start(only)
     with part.file.open() as source:
         walk = part.walk(source, no_stale=True)
@@ -150,7 +151,7 @@ def _work(query: Query, only: Sequence[Key] | None, part: ranges.Range[StoreFile
             sums.bytes_zero += source.size - end
             end = source.size
     sums.pack()
-    return _Part(walk.first, end, sums)
+    return _RangeSums(walk.first, end, sums)
 
 
 def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,

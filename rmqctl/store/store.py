@@ -61,12 +61,12 @@ if TYPE_CHECKING:
     import numpy as np
 
     from rmqctl.scan.queue_reach import Leads, LightQueues
-    from rmqctl.store.config.rocksdb import Part
+    from rmqctl.store.config.rocksdb import ConfigPart
     from rmqctl.store.log.chain import LeftOver
     from rmqctl.store.log.dledger import Node
     from rmqctl.store.repair_losses import RepairLosses
     from rmqctl.store.rocksdb.queues import RocksQueues
-    from rmqctl.store.version_hints import Evidence
+    from rmqctl.store.version_hints import VersionEvidence
 
 _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchconsumequeue",
           "timerlog")
@@ -700,7 +700,7 @@ class Store(Closing):
             return None
 
     @cached_property
-    def config_parts(self) -> dict[str, Part]:
+    def config_parts(self) -> dict[str, ConfigPart]:
         """The replacements in RocksDB for files of ``config/``, by their names; empty if there are
         not any, or they are not read.
         """
@@ -725,7 +725,7 @@ class Store(Closing):
         return self.evidence.generation
 
     @cached_property
-    def evidence(self) -> Evidence:
+    def evidence(self) -> VersionEvidence:
         """The evidence on the generation of the brokers that wrote it, and whether it is proven."""
         from rmqctl.store.version_hints import evidence
 

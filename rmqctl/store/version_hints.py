@@ -54,7 +54,7 @@ class Hint:
 
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class VersionEvidence:
     """``generation``: 4 or 5. ``proven``: only brokers of that one leave such files; else ``other``
     names a release of the other generation that does so, too.
     """
@@ -64,7 +64,7 @@ class Evidence:
     other: str | None = None
 
 
-def evidence(store: Any) -> Evidence:
+def evidence(store: Any) -> VersionEvidence:
     """Return the generation that wrote a store. Never raises.
 
     Anything that only 5.x writes proves 5.x, also beside older marks: the store was upgraded. The
@@ -73,15 +73,15 @@ def evidence(store: Any) -> Evidence:
     """
     of_files = [*_marks(store), *_small_files(store)]
     if any(hint.since >= _FIVE for hint in of_files):
-        return Evidence(5, proven=True)
+        return VersionEvidence(5, proven=True)
     if any(hint.four for hint in of_files):
-        return Evidence(4, proven=True)
+        return VersionEvidence(4, proven=True)
     sampled = [hint for record in _sample(store) for hint in _record(record)]
     if any(hint.since >= _FIVE for hint in sampled):
-        return Evidence(5, proven=True)
+        return VersionEvidence(5, proven=True)
     if any(hint.versions == _SEPARATED for hint in sampled):
-        return Evidence(5, proven=False, other="4.9.0")
-    return Evidence(4, proven=False, other="5.1.4" if any(
+        return VersionEvidence(5, proven=False, other="4.9.0")
+    return VersionEvidence(4, proven=False, other="5.1.4" if any(
         hint.versions == _UNSEPARATED for hint in sampled) else "5.3.3")
 
 

@@ -140,7 +140,7 @@ def test_a_file_that_is_begun_while_the_end_is_fixed(tmp_path: Path, command: tu
     writer.write(tmp_path / "later")
     take = live.take
 
-    def late(store: live.Held) -> live.Snapshot:
+    def late(store: live.SnapshotStore) -> live.Snapshot:
         shutil.copytree(tmp_path / "later", tmp_path / "store", dirs_exist_ok=True)
         return take(store)
 

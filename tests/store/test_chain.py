@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.store.log.chain import Chain, Entries
+from rmqctl.store.log.chain import Chain, ChainEntries
 from rmqctl.store.log.dledger import UnitReader
 from rmqctl.store.store import Store
 from tests.support import members
@@ -15,7 +15,7 @@ from tests.support.cli import run
 from tests.support.layouts import layout_set
 
 
-def chain_of(root: Path) -> tuple[Chain, Entries]:
+def chain_of(root: Path) -> tuple[Chain, ChainEntries]:
     with Store.open(root) as store, UnitReader(store.nodes[0]) as units:
         chain = Chain(store.log.files, units)
         pages = list(chain)

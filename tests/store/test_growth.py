@@ -11,7 +11,7 @@ from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import growth
-from rmqctl.store.log.growth import PATIENCE, GrowingLog, Piece
+from rmqctl.store.log.growth import PATIENCE, GrowingLog, LogSlice
 from tests.pipeline.growing import FILE_SIZE, Writer
 
 
@@ -39,7 +39,7 @@ class Followed:
                 for number in numbers(piece)]
 
 
-def numbers(piece: Piece) -> list[int]:
+def numbers(piece: LogSlice) -> list[int]:
     with FileSource(piece.file.path, piece.file.base) as source:
         walk = Walk(source, piece.start - piece.file.base, piece.end - piece.file.base)
         return [int(one) for batch in walk for one in batch.column("queue_offset")]

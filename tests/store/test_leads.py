@@ -15,7 +15,7 @@ import pytest
 from rmqctl.scan.damage.stale import records_between
 from rmqctl.scan.source import FileSource
 from rmqctl.store.log import leads, witness
-from rmqctl.store.log.leads import Held, Pages, Pair, merged
+from rmqctl.store.log.leads import CellCache, Pages, Pair, merged
 from rmqctl.store.store import Sizes, Store
 from tests.support import tiny
 from tests.support.cli import run
@@ -25,7 +25,7 @@ MOST = (1 << 63) - 1
 SIZES = ("--index-slots", "8", "--index-max", "128")
 
 
-def pages_of(parts: list[Pair], read: Counter[int], held: Held | None = None) -> Pages:
+def pages_of(parts: list[Pair], read: Counter[int], held: CellCache | None = None) -> Pages:
     def page(number: int) -> Callable[[], Pair]:
         def again() -> Pair:
             read[number] += 1
@@ -108,7 +108,7 @@ def test_of_more_each_page_is_read_about_twice_in_the_order_of_the_log(
 
 def test_what_several_share_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leads, "MAX_HELD", 150)
-    held, read = Held(), Counter[int]()
+    held, read = CellCache(), Counter[int]()
     parts = some_pages(np.random.default_rng(2), 1, 100)
     several = [pages_of(parts, read, held) for _ in range(3)]
     for _ in range(2):

@@ -38,16 +38,16 @@ def figures(root: Path, by: str = "queue", **options: Any) -> tuple[Any, ...]:
 
 
 @pytest.fixture
-def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.Range[Any]]:
+def as_if_parallel(monkeypatch: pytest.MonkeyPatch) -> list[ranges.FileRange[Any]]:
     """`parallel` without threads: each range on its own, seams and all. Gives the ranges
     that had to be walked again."""
-    again: list[ranges.Range[Any]] = []
+    again: list[ranges.FileRange[Any]] = []
 
     def serial(work: Callable[..., Any], tasks: Iterable[Any], _: int) -> Iterator[Any]:
         for task in tasks:
             yield task, work(task)
 
-    def counted(query: Query, only: Any, part: ranges.Range[Any]) -> Any:
+    def counted(query: Query, only: Any, part: ranges.FileRange[Any]) -> Any:
         if part.start and not part.resync:
             again.append(part)
         return original(query, only, part)

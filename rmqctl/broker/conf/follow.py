@@ -38,7 +38,7 @@ _ROCKSDB = "defaultrocksdb"
 _CONFIGURED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 
 
-class Told(NamedTuple):
+class SettingEffect(NamedTuple):
     """The effect of a setting on a start, in a sentence.
 
     ``effect``: ``refuses``: the broker does not start; ``loses``: it does not read, or deletes,
@@ -66,7 +66,7 @@ class Followed:
 
     store: Store
     version: BrokerVersion
-    told: list[Told] = field(default_factory=list)
+    told: list[SettingEffect] = field(default_factory=list)
     assumed: dict[str, Any] = field(default_factory=dict)
     elsewhere: bool = False
     log_unopened: bool = False
@@ -103,7 +103,7 @@ class _Follower:
     def __init__(self, store: Store, release: str, version: BrokerVersion) -> None:
         self._store, self._release, self._version = store, release, version
         self._settings = Effective(store.sizes.conf, release)
-        self._told: list[Told] = []
+        self._told: list[SettingEffect] = []
 
     def followed(self) -> Followed:
         store, settings = self._store, self._settings
@@ -131,8 +131,8 @@ class _Follower:
         return followed
 
     def _tell(self, setting: str, effect: Effect, reason: Phrase) -> None:
-        self._told.append(Told(self._settings.spelled(setting), self._settings.text(setting),
-                               effect, reason))
+        self._told.append(SettingEffect(self._settings.spelled(setting),
+                                        self._settings.text(setting), effect, reason))
 
     # -- what the broker checks first -----------------------------------------------------------
 
@@ -161,7 +161,7 @@ class _Follower:
         """Report names that this release does not read and so ignores."""
         for name, text in self._settings.conf.texts.items():
             if not is_read(name, self._release):
-                self._told.append(Told(name, text, "ignored", unread(name, self._release)))
+                self._told.append(SettingEffect(name, text, "ignored", unread(name, self._release)))
 
     # -- layouts ----------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
 """Names that later releases spell otherwise."""
 
 
-class Known(NamedTuple):
+class SettingName(NamedTuple):
     """A name with its Java type. ``since``: the first release that reads it; ``until``: the last
     one, None where the newest does.
     """
@@ -35,16 +35,16 @@ class Known(NamedTuple):
 
 
 @cache
-def table() -> dict[str, Known]:
+def table() -> dict[str, SettingName]:
     """Return all names of all releases. A name that several classes have is in it once."""
     data = get_data("rmqctl.broker.conf", "names.toml")  # also where the package is an archive
     assert data is not None
-    settings: dict[str, Known] = {}
+    settings: dict[str, SettingName] = {}
     for section in tomllib.loads(data.decode("ascii")).values():
         for name, facts in section.items():
             kind, since, *until = facts.split()
             other = settings.get(name)
-            settings[name] = Known(name, kind, since, until[0] if until else None) if (
+            settings[name] = SettingName(name, kind, since, until[0] if until else None) if (
                 other is None or is_from(other.since, since)) else other
     return settings
 

@@ -19,7 +19,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
 from rmqctl.scan.frames import Array
-from rmqctl.store.log.chain import NONE, Chain, Entries, File
+from rmqctl.store.log.chain import NONE, Chain, ChainEntries, File
 from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
 
@@ -86,7 +86,7 @@ class Member:
             "committed_index": self.committed, "behind": self.behind, "damaged": self.damaged,
             "left_over": 0 if left is None else left.entries}
 
-    def note_terms(self, entries: Entries) -> None:
+    def note_terms(self, entries: ChainEntries) -> None:
         starts = np.flatnonzero(np.diff(entries.term, prepend=entries.term[0] - 1)).tolist()
         for low, high in zip(starts, [*starts[1:], len(entries)], strict=True):
             term, last = int(entries.term[low]), int(entries.number[high - 1])
@@ -208,7 +208,7 @@ class Members:
     def _pieces(self) -> Iterator[DifferingEntries]:
         """Yield runs of differing entries in the order of the indexes."""
         pages = [iter(member.chain) for member in self.members]
-        held: list[Entries] = [NONE for _ in pages]
+        held: list[ChainEntries] = [NONE for _ in pages]
         done = [False for _ in pages]
         while True:
             for number, page in enumerate(pages):
@@ -228,7 +228,7 @@ class Members:
                     for some, part in zip(held, now, strict=True)]
             yield from self._compared(now)
 
-    def _compared(self, parts: Sequence[Entries]) -> Iterator[DifferingEntries]:
+    def _compared(self, parts: Sequence[ChainEntries]) -> Iterator[DifferingEntries]:
         numbers = np.unique(np.concatenate([part.number for part in parts]))
         rows = [np.searchsorted(part.number, numbers) for part in parts]
         kinds, groups, terms = (np.zeros((len(parts), len(numbers)), np.int64) for _ in range(3))

@@ -25,8 +25,8 @@ from rmqctl.store.config.config import (
     MISSING,
     ODDITY,
     UNREADABLE,
+    ConfigCopy,
     ConfigFile,
-    Copy,
     load_one,
 )
 from rmqctl.store.config.rows import number
@@ -114,8 +114,8 @@ def table(store: Store, name: str) -> Table:
     file = load_one(store, name)
     main, backup = file.main, file.backup
     if _loads(main):
-        used: Copy | None = main
-        unused: Copy | None = backup
+        used: ConfigCopy | None = main
+        unused: ConfigCopy | None = backup
     elif _loads(backup):
         used, unused = backup, main
     else:
@@ -163,11 +163,11 @@ def user_topics(names: Iterable[str]) -> set[str]:
     return {name for name in names if is_user_topic(name)}
 
 
-def _loads(copy: Copy) -> bool:
+def _loads(copy: ConfigCopy) -> bool:
     return copy.usable and not (copy.damaged and not copy.database)
 
 
-def _readable(store: Store, copy: Copy) -> Any:
+def _readable(store: Store, copy: ConfigCopy) -> Any:
     """Return the value of a copy, or the readable part of it before the damage."""
     if copy.database or copy.state not in (UNREADABLE, ODDITY):
         return copy.value

@@ -50,7 +50,7 @@ from rmqctl.scan.damage.stale import MOST_PLACES, amid
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ENDLESS, telling
-from rmqctl.store.index.entries import Entries, written
+from rmqctl.store.index.entries import AllIndexEntries, written
 from rmqctl.store.log.chain import lost_at_the_end
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.queue.batch_queue import BatchQueue
@@ -466,7 +466,7 @@ class AlreadyLost:
 
         The place of an entry with one flipped bit is corrected in ``places``.
         """
-        entries = Entries(self._store)
+        entries = AllIndexEntries(self._store)
         keyed, times = [np.zeros(0, np.int64)], []
         try:
             position = entries.seek(int(self._starts[0])) if len(self._starts) else entries.total

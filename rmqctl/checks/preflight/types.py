@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from rmqctl.actions import Action
-from rmqctl.broker.conf.follow import FATAL, Told
+from rmqctl.broker.conf.follow import FATAL, SettingEffect
 from rmqctl.broker.recovery import DispatchRange
 from rmqctl.checks.consumers import Consumers, QueueLosses
 from rmqctl.checks.impact import Impact, span
@@ -234,7 +234,7 @@ class Prediction:
     """True if only a consume queue database, which `recover` rebuilds, prevents the start."""
     not_judged: dict[str, str] = field(default_factory=dict)
     """Structures in an unsupported form, with the reason; the prediction does not cover them."""
-    configuration: list[Told] = field(default_factory=list)
+    configuration: list[SettingEffect] = field(default_factory=list)
     """Effects of the broker's configuration file on this start."""
     proven: bool = True
     """True if the assumed release was requested, or is proven by the files."""
@@ -282,7 +282,7 @@ class Prediction:
             or self.messages_already_lost or self.offsets_beyond_end or self.undecodable)
 
     @property
-    def misled(self) -> list[Told]:
+    def misled(self) -> list[SettingEffect]:
         """Return settings that keep the broker from starting on, or serving, everything that is
         there.
         """

@@ -28,8 +28,8 @@ from rmqctl.store.config.config import (
     MISSING,
     TIMERCHECK,
     UNREADABLE,
+    ConfigCopy,
     ConfigFile,
-    Copy,
     load_one,
 )
 from rmqctl.store.store import Store
@@ -110,7 +110,7 @@ def judge(store: Store, file: ConfigFile, *, names_known: bool = True,
     """Yield the findings of a file and its backup."""
     main, backup = file.main, file.backup
 
-    def tell(category: str, copy: Copy, detail: str, severity: str = "") -> Finding:
+    def tell(category: str, copy: ConfigCopy, detail: str, severity: str = "") -> Finding:
         position = 0 if copy.state == EMPTY else copy.offset
         return Finding(category, structure, detail, file=store.path(copy.path), offset=position,
                        length=None if position is None else max(copy.size - position, 0),
@@ -153,7 +153,7 @@ def _readable(file: ConfigFile, tell: Callable[..., Finding]) -> Iterator[Findin
         yield tell("config-oddity", backup, f"the backup is unreadable: {backup.reason}", INFO)
 
 
-def _of_backup(backup: Copy) -> str:
+def _of_backup(backup: ConfigCopy) -> str:
     name = os.path.basename(backup.path)
     if backup.usable:
         return f"{name} is intact"

@@ -30,7 +30,7 @@ from rmqctl.checks.verify.queue.rows import QueueKey
 from rmqctl.checks.verify.timer import timer
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import FileSource
-from rmqctl.store.index.entries import Entries
+from rmqctl.store.index.entries import AllIndexEntries
 from rmqctl.store.layout import CONTROLLER_FILES
 from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.log.ranges import Pool
@@ -351,7 +351,7 @@ class Verification:
                 yield from rocksdb.check_copy(store)
         if self.options.wants("index"):
             yield from index_structure.check(store)
-            entries = Entries(store)
+            entries = AllIndexEntries(store)
             cover.index_entries = entries.total
             entries.close()
             if not entries.unknown:  # else their keys would seem to be missing

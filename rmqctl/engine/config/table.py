@@ -24,8 +24,8 @@ from rmqctl.store.config.config import (
     MAX_SIZE,
     MISSING,
     UNREADABLE,
+    ConfigCopy,
     ConfigFile,
-    Copy,
     load_one,
 )
 from rmqctl.store.store import Sizes, Store
@@ -113,7 +113,7 @@ class ConfigTable:
             raise RefusedError(self._said(used) + "; not every broker reads such a file, and "
                                "rewriting it would lose the invalid parts: repair it first")
 
-    def _said(self, copy: Copy) -> str:
+    def _said(self, copy: ConfigCopy) -> str:
         return f"{self.root}: {copy.fault()}"
 
     def path(self, suffix: str = "") -> str:

@@ -24,7 +24,7 @@ from rmqctl.errors import JobError, RmqctlError
 from rmqctl.ext.spark.session import log_of
 from rmqctl.files.remote.reader import secrets, share_secrets
 from rmqctl.sql.planning import OPENING, SMALLEST
-from rmqctl.store.log.ranges import Range
+from rmqctl.store.log.ranges import FileRange
 
 if TYPE_CHECKING:
     from pyspark import SparkContext
@@ -187,7 +187,7 @@ class Weighed(Protocol):
 
 def weight(task: Any) -> int:
     """About how many bytes a task reads: a range's, with what opening its file costs."""
-    if isinstance(task, Range | VerifyRange):
+    if isinstance(task, FileRange | VerifyRange):
         return max(task.end - task.start, 0) + OPENING
     if isinstance(task, Weighed):
         return task.weight + OPENING

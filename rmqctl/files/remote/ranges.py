@@ -43,7 +43,7 @@ _GIVEN_UP = 10.0
 
 
 @dataclass(slots=True, eq=False)
-class _Range:
+class _KeptRange:
     """Bytes of a file that are kept, or on their way. ``ahead``: not asked for yet."""
 
     start: int
@@ -58,8 +58,8 @@ class Ranges:
     def __init__(self, remote: RemoteReader, files: Mapping[str, Listed]) -> None:
         self._remote, self._files = remote, files
         self._lock = threading.Lock()
-        self._kept: dict[tuple[str, int], _Range] = {}
-        self._of: dict[str, list[_Range]] = {}
+        self._kept: dict[tuple[str, int], _KeptRange] = {}
+        self._of: dict[str, list[_KeptRange]] = {}
         self._size = 0
         self._zeros: dict[str, list[tuple[int, int]]] = {}
         self.requested = self.requests = 0
@@ -167,7 +167,7 @@ class Ranges:
                 done: Future[bytes] = Future()
                 done.set_result(data)
                 self._of.setdefault(path, [])
-                self._keep(path, _Range(start, start + len(data), done))
+                self._keep(path, _KeptRange(start, start + len(data), done))
 
     def _note_zeros(self, path: str, start: int, end: int) -> None:
         """Remember that a range has nothing but zeros: it is not asked for again."""
@@ -192,7 +192,7 @@ class Ranges:
             self._of.clear()
             self._size = 0
 
-    def _range(self, path: str, position: int, wanted: int) -> _Range:
+    def _range(self, path: str, position: int, wanted: int) -> _KeptRange:
         with self._lock:
             ranges = self._of.setdefault(path, [])
             match = next((part for part in ranges if part.start <= position < part.end), None)
@@ -213,7 +213,8 @@ class Ranges:
                 self._ahead(path, match)
             return match
 
-    def _asked(self, path: str, position: int, wanted: int, before: _Range | None) -> _Range:
+    def _asked(self, path: str, position: int, wanted: int,
+               before: _KeptRange | None) -> _KeptRange:
         """Ask for a range. Who goes on where another range ended gets twice as much."""
         least = _SINGLE if self.sampled else _MIN_RANGE
         if before is not None:
@@ -229,11 +230,11 @@ class Ranges:
         for other in self._of[path]:  # nothing is asked for twice
             if position < other.start < end:
                 end = other.start
-        part = _Range(position, end, submit(self._fetch, path, position, end))
+        part = _KeptRange(position, end, submit(self._fetch, path, position, end))
         self._keep(path, part)
         return part
 
-    def _ahead(self, path: str, after: _Range) -> None:
+    def _ahead(self, path: str, after: _KeptRange) -> None:
         """Ask for what comes next."""
         if after.end < self._files[path].size and not any(
                 part.start <= after.end < part.end for part in self._of[path]):
@@ -251,7 +252,7 @@ class Ranges:
                 self._of[other] = []
                 self._asked(other, 0, self._files[other].size, None)
 
-    def _keep(self, path: str, newest: _Range) -> None:
+    def _keep(self, path: str, newest: _KeptRange) -> None:
         self._of[path].append(newest)
         self._kept[path, newest.start] = newest
         self._size += newest.end - newest.start
@@ -261,7 +262,7 @@ class Ranges:
             if part is not newest and part.data.done():
                 self._drop(other, part)
 
-    def _drop(self, path: str, dropped: _Range) -> None:
+    def _drop(self, path: str, dropped: _KeptRange) -> None:
         self._of[path].remove(dropped)
         del self._kept[path, dropped.start]
         self._size -= dropped.end - dropped.start

@@ -36,7 +36,7 @@ _ERRNO: tuple[tuple[type[OSError], int], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FolderEntry:
     """Something in a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 where unknown."""
 
     name: str
@@ -91,7 +91,7 @@ class RemoteReader(Closing):
                 named.append((name, row))
         return named
 
-    def list(self, folder: str) -> list[Entry]:
+    def list(self, folder: str) -> list[FolderEntry]:
         listed = [_entry(name, row) for name, row in self.rows(folder)]
         for entry in listed:
             if not entry.is_folder:
@@ -341,12 +341,12 @@ def _same(name: str, full: str) -> bool:
     return name.strip("/") == full.strip("/")
 
 
-def _entry(name: str, row: dict[str, Any]) -> Entry:
+def _entry(name: str, row: dict[str, Any]) -> FolderEntry:
     kind, size = row.get("type"), row.get("size")
     if kind == "directory":
-        return Entry(name, True)
+        return FolderEntry(name, True)
     strange = kind != "file" or not isinstance(size, int)
-    return Entry(name, False, size if isinstance(size, int) else 0, changed_at(row), strange)
+    return FolderEntry(name, False, size if isinstance(size, int) else 0, changed_at(row), strange)
 
 
 def changed_at(row: dict[str, Any]) -> int:

@@ -20,7 +20,7 @@ _HEX = re.compile("[0-9A-Fa-f]{4}")
 _NAMED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
-class Entry(NamedTuple):
+class PropertyEntry(NamedTuple):
     """A key with its value, and the number of the line (from 1) on which it begins."""
 
     key: str
@@ -28,7 +28,7 @@ class Entry(NamedTuple):
     line: int
 
 
-def parse(data: bytes) -> list[Entry]:
+def parse(data: bytes) -> list[PropertyEntry]:
     r"""Return all entries in the order of the file, also those that a later one of the same key
     replaces.
 
@@ -57,13 +57,13 @@ def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
         yield pending, begun
 
 
-def _entry(text: str, line: int) -> Entry:
+def _entry(text: str, line: int) -> PropertyEntry:
     match = _KEY.match(text)
     assert match is not None  # it matches nothing, too
     rest = text[match.end():].lstrip(_SPACE)
     if rest[:1] in ("=", ":"):
         rest = rest[1:].lstrip(_SPACE)
-    return Entry(_unescaped(match.group(), line), _unescaped(rest, line), line)
+    return PropertyEntry(_unescaped(match.group(), line), _unescaped(rest, line), line)
 
 
 def _unescaped(text: str, line: int) -> str:

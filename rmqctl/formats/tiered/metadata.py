@@ -74,7 +74,7 @@ class TopicEntry:
     update_timestamp: int = 0
 
 
-class Fault(NamedTuple):
+class MetadataFault(NamedTuple):
     """An entry that could not be taken; ``path`` names it in the file's own words."""
 
     path: str
@@ -93,7 +93,7 @@ class Metadata:
     topics: dict[str, TopicEntry] = field(default_factory=dict)
     serial: int = -1
     old: bool = False
-    faults: list[Fault] = field(default_factory=list)
+    faults: list[MetadataFault] = field(default_factory=list)
 
     def put_segment(self, entry: SegmentEntry) -> None:
         """Add or replace an entry."""
@@ -158,25 +158,26 @@ def of_value(value: Any) -> Metadata:
         metadata.serial = serial - 1 if metadata.old else serial
     elif serial is not None or value:
         metadata.serial = max((topic.topic_id for topic in metadata.topics.values()), default=-1)
-        faults.append(Fault("topicSerialNumber", "not a number"))
+        faults.append(MetadataFault("topicSerialNumber", "not a number"))
     return metadata
 
 
 @contextmanager
-def _telling(path: str, faults: list[Fault]) -> Iterator[None]:
+def _telling(path: str, faults: list[MetadataFault]) -> Iterator[None]:
     """Turn exceptions inside the block into a fault with this path."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        faults.append(Fault(path, str(error) or type(error).__name__))
+        faults.append(MetadataFault(path, str(error) or type(error).__name__))
 
 
-def _items(value: Mapping[str, Any], name: str, faults: list[Fault]) -> Iterable[tuple[str, Any]]:
+def _items(value: Mapping[str, Any], name: str,
+           faults: list[MetadataFault]) -> Iterable[tuple[str, Any]]:
     table = value.get(name)
     if table is None:
         return ()
     if not isinstance(table, dict):
-        faults.append(Fault(name, "not a JSON object"))
+        faults.append(MetadataFault(name, "not a JSON object"))
         return ()
     return table.items()
 

@@ -29,8 +29,8 @@ from rmqctl.store.config.config import (
     MISSING,
     ODDITY,
     UNREADABLE,
+    ConfigCopy,
     ConfigFile,
-    Copy,
     load_beside,
     load_one,
 )
@@ -164,7 +164,7 @@ class _Mender:
 
     # -- of what can be read --------------------------------------------------------------------
 
-    def _readable(self, kind: _Kind, copy: Copy) -> tuple[dict[str, Any], int] | None:
+    def _readable(self, kind: _Kind, copy: ConfigCopy) -> tuple[dict[str, Any], int] | None:
         """Return (the object, bytes read) of the intact start of a copy; None without any entry."""
         if copy.state not in (UNREADABLE, ODDITY):
             return None
@@ -354,7 +354,7 @@ class _Mender:
                                                   f"{copy.reason}; {why}"))
 
     def _put(self, kind: _Kind, file: ConfigFile, value: dict[str, Any], verb: str, reason: str,
-             proof: dict[str, Any], taken: Copy | None = None) -> None:
+             proof: dict[str, Any], taken: ConfigCopy | None = None) -> None:
         """Add the step for a file. ``taken``: the copy whose bytes are used unchanged."""
         entries = _entries(kind, value)
         value = {**value, kind.table: {

@@ -17,7 +17,7 @@ from rmqctl.formats.config import config_json, fastjson
 from rmqctl.repair.config.convert import plan_convert
 from rmqctl.repair.plan import Changes, Create, Replace
 from rmqctl.repair.scratch import Scratch
-from rmqctl.store.config.config import FOLDER, Copy, load_one
+from rmqctl.store.config.config import FOLDER, ConfigCopy, load_one
 from rmqctl.store.config.rocksdb import PULL_TABLE, TABLES
 from rmqctl.store.features import CONFIG_FIELDS, FEATURES, MAX_V1_TOPIC, ConfigField
 from rmqctl.store.store import Store
@@ -91,7 +91,7 @@ def pull_offsets(store: Store, release: str) -> int:
     return sum(len(entry) for entry in (value.get(PULL_TABLE) or {}).values())
 
 
-def _fit(changes: Changes, name: str, copy: Copy, release: str, gone: Collection[str],
+def _fit(changes: Changes, name: str, copy: ConfigCopy, release: str, gone: Collection[str],
          dropped: list[Dropped]) -> None:
     dropped.clear()
     value = _fitted(name, copy.value, release, gone, dropped)

@@ -18,7 +18,7 @@ from rmqctl.formats import dledger
 from rmqctl.formats.dledger import HEAD_SIZE
 from rmqctl.formats.local.message import decode
 from rmqctl.scan.overlay import LogPart
-from rmqctl.store.log.chain import Chain, Link
+from rmqctl.store.log.chain import Chain, ChainLink
 from rmqctl.store.log.dledger import UnitReader
 
 
@@ -45,7 +45,7 @@ def head_fixes(parts: list[LogPart], units: UnitReader) -> Iterator[HeadFix]:
                 yield fix
 
 
-def _fixed(raw: bytes, link: Link) -> HeadFix | None:
+def _fixed(raw: bytes, link: ChainLink) -> HeadFix | None:
     """Return the correct header of an entry with an intact message; None if it is correct now."""
     try:
         record = decode(raw[HEAD_SIZE:])

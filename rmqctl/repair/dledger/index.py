@@ -17,7 +17,7 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.scan.frames import Array
 from rmqctl.store.files import INDEX
-from rmqctl.store.log.chain import Chain, Entries, File
+from rmqctl.store.log.chain import Chain, ChainEntries, File
 from rmqctl.store.log.dledger import UNIT_SIZE, Node, UnitReader
 from rmqctl.store.store import Store
 
@@ -35,7 +35,7 @@ class IndexCheck:
         self.wrong: dict[int, int] = {}
         self.entries = 0
 
-    def add(self, entries: Entries) -> None:
+    def add(self, entries: ChainEntries) -> None:
         self.entries += len(entries)
         bad = self._reader.of(entries.number) != units_of(entries)
         files = entries.number // _PER_FILE
@@ -43,7 +43,7 @@ class IndexCheck:
             self.wrong[number] = self.wrong.get(number, 0) + int(bad[files == number].sum())
 
 
-def units_of(entries: Entries) -> Array:
+def units_of(entries: ChainEntries) -> Array:
     """Return the units of entries (`dledger.INDEX_UNIT`, structured)."""
     out: Array = np.zeros(len(entries), dledger.INDEX_UNIT.dtype())
     out["magic"], out["pos"], out["size"] = dledger.MAGIC_ENTRY, entries.pos, entries.size
@@ -98,7 +98,7 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
     return steps, actions
 
 
-def _write(entries: Entries, opened: dict[int, tuple[int, str]]) -> None:
+def _write(entries: ChainEntries, opened: dict[int, tuple[int, str]]) -> None:
     units = units_of(entries)
     cuts = np.flatnonzero((np.diff(entries.number) != 1) | (
         np.diff(entries.number // _PER_FILE) != 0)) + 1

@@ -50,7 +50,7 @@ from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.walk import Walk
-from rmqctl.store.log.chain import Chain, Link
+from rmqctl.store.log.chain import Chain, ChainLink
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.dledger import UnitReader
 from rmqctl.store.log.end import used_size
@@ -427,7 +427,7 @@ class _Job:
         node = self.store.nodes[0]
         lost: list[Lost] = []
         total = entries = damaged = 0
-        before: Link | None = None
+        before: ChainLink | None = None
         with UnitReader(node) as reader:
             check, chain = IndexCheck(reader), Chain(self.parts, reader)
             for page in chain:

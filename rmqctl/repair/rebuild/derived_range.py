@@ -15,7 +15,7 @@ from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.passed_over import Damage
 from rmqctl.scan.tolerant import Unread
-from rmqctl.store.log.ranges import Range
+from rmqctl.store.log.ranges import FileRange
 from rmqctl.store.store import Store
 
 RANGE_SIZE = 32 << 20
@@ -65,7 +65,7 @@ class DerivedRange(LogSummary):
 
 
 def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
-           part: Range[LogPart], sink: Callable[[Derived], None] | None = None) -> DerivedRange:
+           part: FileRange[LogPart], sink: Callable[[Derived], None] | None = None) -> DerivedRange:
     """Derive the entries of the intact messages of a range that end at or before physical offset
     ``limit``.
 

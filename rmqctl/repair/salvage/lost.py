@@ -39,7 +39,7 @@ from rmqctl.repair.salvage.filler import Filler, Row, Style
 from rmqctl.repair.salvage.layout import FilledMessage
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
-from rmqctl.store.repair_losses import MAX_PLACES, Place
+from rmqctl.store.repair_losses import MAX_PLACES, LostRecord
 from rmqctl.store.store import Store
 
 _MOST_BATCH = (1 << 15) - 1
@@ -385,14 +385,14 @@ def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], known: Kno
     filled = known.count - homeless
     rows = {(row.topic, row.queue_id, row.queue_offset) for message in known.filled
             for row in message.filler.rows}
-    count, places = 0, list[Place]()
+    count, places = 0, list[LostRecord]()
     for place, size in left_out:
         raw = store.log.raw_at(place, size)
         if raw and _own_row(raw) in rows:
             continue  # one of those that a gap in the queue offsets tells of
         count += 1
         if raw and len(places) < MAX_PLACES:
-            places.append(Place.of(place, raw))
+            places.append(LostRecord.of(place, raw))
     messages = max(0, lost - filled)
     return Dropped(max(0, messages - unnamed), max(0, count - max(0, unnamed - messages)),
                    tuple(places))

@@ -37,7 +37,7 @@ NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
 
 
 @dataclass(slots=True)
-class Copy:
+class ConfigCopy:
     """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
 
     A file that RocksDB supersedes (`rmqctl.store.layout`) is "out of date" and has no value;
@@ -75,13 +75,13 @@ class ConfigFile:
 
     name: str
     kind: str
-    main: Copy
-    backup: Copy
+    main: ConfigCopy
+    backup: ConfigCopy
     entries: int | None = None
     faults: list[str] = field(default_factory=list)
 
     @property
-    def used(self) -> Copy | None:
+    def used(self) -> ConfigCopy | None:
         """The copy a broker would take; None when neither can be read."""
         return next((copy for copy in (self.main, self.backup) if copy.usable), None)
 
@@ -181,15 +181,15 @@ def load_one(store: Store, name: str) -> ConfigFile:
     if part is None:
         return _load_json(store, name)
     # MISSING has no entries and is, for a database beside others, damage.
-    main = Copy(part.folder, part.size, OK, part.reason or None, value=part.value,
-                damaged=bool(part.reason) or part.missing, database=True)
+    main = ConfigCopy(part.folder, part.size, OK, part.reason or None, value=part.value,
+                      damaged=bool(part.reason) or part.missing, database=True)
     if part.missing:
         main.state, main.reason = MISSING, "the database is missing"
     elif part.value is None:
         main.state = UNREADABLE
     elif part.reason:
         main.state = ODDITY
-    none = Copy(part.folder, state=MISSING, reason="a database has no backup")
+    none = ConfigCopy(part.folder, state=MISSING, reason="a database has no backup")
     return _counted(ConfigFile(name, _kind(name), main, none, faults=list(part.faults)))
 
 
@@ -207,7 +207,7 @@ def topic_table(store: Store) -> Mapping[str, Any] | None:
 _topic_tables: WeakKeyDictionary[Store, Mapping[str, Any] | None] = WeakKeyDictionary()
 
 
-def out_of_date(store: Store, name: str) -> Copy:
+def out_of_date(store: Store, name: str) -> ConfigCopy:
     """Return the JSON file that RocksDB replaces, or its backup, as it was left."""
     main = _read_json(store, name)
     return main if main.usable else _read_json(store, name + BACKUP)
@@ -229,7 +229,7 @@ def _counted(config_file: ConfigFile) -> ConfigFile:
     return config_file
 
 
-def _supersede(copy: Copy) -> None:
+def _supersede(copy: ConfigCopy) -> None:
     if copy.state != MISSING:
         copy.state, copy.value, copy.damaged = OUT_OF_DATE, None, False
         copy.offset = copy.field = None
@@ -302,9 +302,9 @@ def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
 
 
 def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) -> tuple[
-        Copy, bytes]:
+        ConfigCopy, bytes]:
     """Return the bytes of a copy; the copy says so if there is nothing to judge."""
-    copy = Copy(f"{folder}/{name}")
+    copy = ConfigCopy(f"{folder}/{name}")
     path = store.path(folder, name)
     if not vfs.lexists(path):
         copy.state, copy.reason = MISSING, "missing"
@@ -325,13 +325,13 @@ def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) 
     return copy, data
 
 
-def _refuse(copy: Copy, error: FormatError) -> Copy:
+def _refuse(copy: ConfigCopy, error: FormatError) -> ConfigCopy:
     copy.state, copy.damaged = UNREADABLE, True
     copy.reason, copy.offset, copy.field = error.reason, error.offset, error.path
     return copy
 
 
-def _read_json(store: Store, name: str, folder: str = FOLDER) -> Copy:
+def _read_json(store: Store, name: str, folder: str = FOLDER) -> ConfigCopy:
     copy, data = _whole(store, name, folder=folder)
     if copy.state != OK:
         return copy
@@ -353,7 +353,7 @@ def _read_json(store: Store, name: str, folder: str = FOLDER) -> Copy:
     return copy
 
 
-def _read_timercheck(store: Store, name: str) -> Copy:
+def _read_timercheck(store: Store, name: str) -> ConfigCopy:
     copy, data = _whole(store, name, timer_check.PAGE_SIZE << 4)
     if copy.state != OK:
         return copy

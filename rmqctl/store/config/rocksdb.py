@@ -30,7 +30,7 @@ _SHOWN = 60
 
 
 @dataclass(slots=True)
-class Part:
+class ConfigPart:
     """The part of a database that replaces one file. ``folder`` is relative to the store's root.
 
     ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. Beside a
@@ -69,11 +69,11 @@ class Part:
             self.damage(error)
 
 
-def read_config(root: str, form: ConfigLayout) -> dict[str, Part]:
+def read_config(root: str, form: ConfigLayout) -> dict[str, ConfigPart]:
     """Return the contents of the databases of the store at ``root`` by the names of the JSON files
     that they replace. Never raises, except MissingExtraError.
     """
-    parts = {name: Part(folder, _size(os.path.join(root, folder)))
+    parts = {name: ConfigPart(folder, _size(os.path.join(root, folder)))
              for name, folder in CONFIG_DATABASES[form].items()}
     for folder in {part.folder: None for part in parts.values()}:
         inside = {name: part for name, part in parts.items() if part.folder == folder}
@@ -104,7 +104,7 @@ def _size(folder: str) -> int:
         return 0
 
 
-def _first(database: Database, name: str, part: Part) -> None:
+def _first(database: Database, name: str, part: ConfigPart) -> None:
     """Read the database of one file (v1)."""
     assert part.value is not None
     table = part.value[TABLES[name][1]] = {}
@@ -132,7 +132,7 @@ def _first(database: Database, name: str, part: Part) -> None:
             part.fault(key, error)
 
 
-def _second(database: Database, name: str, part: Part) -> None:
+def _second(database: Database, name: str, part: ConfigPart) -> None:
     """Read the table of one file (v2)."""
     assert part.value is not None
     number, title = TABLES[name]
@@ -141,7 +141,7 @@ def _second(database: Database, name: str, part: Part) -> None:
         _table(database, part, layout.PULL_OFFSETS, PULL_TABLE)
 
 
-def _table(database: Database, part: Part, number: int, title: str) -> None:
+def _table(database: Database, part: ConfigPart, number: int, title: str) -> None:
     assert part.value is not None
     table: dict[str, Any] = {}
     part.value[title] = table

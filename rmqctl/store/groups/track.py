@@ -48,7 +48,7 @@ class GroupTrack(NamedTuple):
     detail: str | None
 
 
-class Copy(NamedTuple):
+class MessageCopy(NamedTuple):
     """A message of the chain: ``role`` says what it is there, ``group`` whose retry or dead letter
     it is, None if it belongs to no group.
     """
@@ -73,7 +73,7 @@ class Tracked:
     """
 
     groups: list[GroupTrack] = field(default_factory=list)
-    chain: list[Copy] = field(default_factory=list)
+    chain: list[MessageCopy] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
     def as_fields(self) -> dict[str, Any]:
@@ -119,8 +119,8 @@ class Tracker:
             yield name, light.id_of(name, record.queue_id, number, record.physical_offset,
                                     leads), number, 1
 
-    def _at(self, record: Record, chain: Sequence[Copy], topic: str, queue_id: int, first: int,
-            count: int) -> Iterator[GroupTrack]:
+    def _at(self, record: Record, chain: Sequence[MessageCopy], topic: str, queue_id: int,
+            first: int, count: int) -> Iterator[GroupTrack]:
         # A delayed message has no consumers yet: only the delay service reads its queue.
         if topic in _DELAYED:
             yield from self._delayed(topic, queue_id, first)
@@ -162,7 +162,7 @@ class Tracker:
 
     # -- the chain ----------------------------------------------------------------------------
 
-    def chain(self, record: Record, notes: list[str]) -> list[Copy]:
+    def chain(self, record: Record, notes: list[str]) -> list[MessageCopy]:
         """Return the message and its copies in the log's order; empty where it has none.
 
         Copies keep the client's id, by which the index finds them; where the id is missing the
@@ -192,7 +192,7 @@ class Tracker:
                 records[first.physical_offset] = first
         if len(records) == 1 and _role(record)[0] == "message":
             return []
-        return [Copy(*self._named(copy), copy) for _, copy in sorted(records.items())]
+        return [MessageCopy(*self._named(copy), copy) for _, copy in sorted(records.items())]
 
     def _named(self, record: Record) -> tuple[Role, str | None]:
         role, of_group = _role(record)
@@ -250,7 +250,8 @@ def _role(record: Record) -> tuple[Role, str | None]:
     return "requeued" if props.REQUEUED in values else "message", None
 
 
-def _sent_back(record: Record, chain: Sequence[Copy], group: str, groups: Groups) -> Iterator[str]:
+def _sent_back(record: Record, chain: Sequence[MessageCopy], group: str,
+               groups: Groups) -> Iterator[str]:
     """Yield the fate of the copies of a message that a group sent back."""
     copies = [copy for copy in chain if copy.group == group
               and copy.record.physical_offset > record.physical_offset]

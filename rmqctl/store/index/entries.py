@@ -30,7 +30,7 @@ class OpenedFile(NamedTuple):
     header: HeaderRecord
 
 
-class Entries:
+class AllIndexEntries:
     """All entries of the readable index files as one sequence, read by blocks."""
 
     def __init__(self, store: Store) -> None:

@@ -41,7 +41,7 @@ class File(Protocol):
     def open(self) -> AbstractContextManager[Source]: ...
 
 
-class Link(NamedTuple):
+class ChainLink(NamedTuple):
     """An entry as a part of the chain: its index; ``pos`` is its byte offset, ``end`` after it."""
 
     number: int
@@ -50,7 +50,7 @@ class Link(NamedTuple):
     end: int
 
 
-class Entries(NamedTuple):
+class ChainEntries(NamedTuple):
     """Entries in their order. ``crc`` is the CRC-32 of all bytes of one, less its top bit;
     ``whole`` (bool): its head, and the message in it with its CRC, are intact. All else is int64.
     """
@@ -70,24 +70,24 @@ class Entries(NamedTuple):
     def __len__(self) -> int:
         return len(self.number)
 
-    def link(self, row: int) -> Link:
-        return Link(int(self.number[row]), int(self.term[row]), int(self.pos[row]),
-                    int(self.pos[row] + self.size[row]))
+    def link(self, row: int) -> ChainLink:
+        return ChainLink(int(self.number[row]), int(self.term[row]), int(self.pos[row]),
+                         int(self.pos[row] + self.size[row]))
 
-    def select(self, rows: Array | slice) -> Entries:
-        return Entries(*(column[rows] for column in self))
+    def select(self, rows: Array | slice) -> ChainEntries:
+        return ChainEntries(*(column[rows] for column in self))
 
     @classmethod
-    def of(cls, rows: Iterable[tuple[int, int, int, int, int, bool]]) -> Entries:
+    def of(cls, rows: Iterable[tuple[int, int, int, int, int, bool]]) -> ChainEntries:
         columns = list(zip(*rows, strict=True)) or [()] * 6
         kinds = (*(np.int64,) * 5, np.bool_)
         return cls(*(np.array(column, kind) for column, kind in zip(columns, kinds, strict=True)))
 
-    def plus(self, other: Entries) -> Entries:
-        return Entries(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
+    def plus(self, other: ChainEntries) -> ChainEntries:
+        return ChainEntries(*(np.concatenate(pair) for pair in zip(self, other, strict=True)))
 
 
-NONE = Entries.of(())
+NONE = ChainEntries.of(())
 
 
 class Chain:
@@ -104,12 +104,12 @@ class Chain:
         self._files = [file for file in files if file.head]
         self._units = units or UnitReader(None)
         self._progress = progress or (lambda _: None)
-        self.first: Link | None = None
-        self.last: Link | None = None
+        self.first: ChainLink | None = None
+        self.last: ChainLink | None = None
         self.marks: dict[int, int] = {}
         self.left, self.left_from = 0, 0
 
-    def __iter__(self) -> Iterator[Entries]:
+    def __iter__(self) -> Iterator[ChainEntries]:
         held = NONE
         for file in self._files:
             with file.open() as source:
@@ -128,7 +128,7 @@ class Chain:
         if len(taken):
             yield taken
 
-    def _beyond(self, source: Source, spans: list[Span]) -> Entries:
+    def _beyond(self, source: Source, spans: list[Span]) -> ChainEntries:
         """Yield entries without a message, or with a damaged one, in bytes that are not
         messages.
         """
@@ -145,11 +145,11 @@ class Chain:
                 rows.append((head.entry_index, head.term, head.pos, head.size,
                              crc32(raw) & CRC_MASK, head.magic in dledger.CONTROL))
                 at += head.size
-        return Entries.of(rows)
+        return ChainEntries.of(rows)
 
     # -- which entries are of the chain -----------------------------------------------------------
 
-    def _taken(self, entries: Entries, following: Entries) -> Entries:
+    def _taken(self, entries: ChainEntries, following: ChainEntries) -> ChainEntries:
         """Yield the entries of the chain; ``following``: the entry after them, if there is one."""
         if not len(entries):
             return entries
@@ -186,14 +186,14 @@ class Chain:
             self.left = 0
             out.append((kept.number, kept.term, kept.pos, kept.end - kept.pos,
                         int(entries.crc[row]), whole))
-        return Entries.of(out)
+        return ChainEntries.of(out)
 
-    def _with(self, entries: Entries) -> Entries:
+    def _with(self, entries: ChainEntries) -> ChainEntries:
         self.first = self.first or entries.link(0)
         self.last, self.left = entries.link(len(entries) - 1), 0
         return entries
 
-    def _follows(self, link: Link, last: Link | None = None) -> bool:
+    def _follows(self, link: ChainLink, last: ChainLink | None = None) -> bool:
         last = last or self.last
         if last is None:
             return True
@@ -204,7 +204,7 @@ class Chain:
             return step == 1
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as can have been in between
 
-    def _is_next(self, here: Link, behind: Link | None) -> bool:
+    def _is_next(self, here: ChainLink, behind: ChainLink | None) -> bool:
         """Return whether an entry follows the last one, and is not itself the odd one."""
         if not self._follows(here):
             return False
@@ -213,7 +213,7 @@ class Chain:
         return self.last is None or self._agrees(here) or behind.number != here.number + 1 or (
             behind.term < self.last.term)
 
-    def _begins(self, every: Entries, row: int) -> bool:
+    def _begins(self, every: ChainEntries, row: int) -> bool:
         """Return whether the first entry is right: those after it do not follow each other without
         it.
         """
@@ -223,13 +223,13 @@ class Chain:
         return self._follows(second, here) or not self._follows(third, second) or (
             self._agrees(here))
 
-    def _agrees(self, link: Link) -> bool:
+    def _agrees(self, link: ChainLink) -> bool:
         """Return whether DLedger's index has an entry as it is."""
         unit = self._units.of(np.array([link.number], np.int64))[0]
         return (int(unit["magic"]), int(unit["pos"]), int(unit["size"]), int(unit["term"])) == (
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
-    def _unit(self, last: Link, here: Link) -> Link | None:
+    def _unit(self, last: ChainLink, here: ChainLink) -> ChainLink | None:
         """Return the next entry as the index has it, where it lies here and only its head is
         damaged.
         """
@@ -239,11 +239,12 @@ class Chain:
                 int(unit["pos"]), int(unit["size"]), int(unit["entry_index"])) == (
                     here.pos, here.end - here.pos, last.number + 1) and (
                         here.pos in (last.end, self.marks.get(last.end))):
-            return Link(last.number + 1, term, here.pos, here.end)
+            return ChainLink(last.number + 1, term, here.pos, here.end)
         return None
 
 
-    def _between(self, last: Link, here: Link, behind: Link | None) -> Link | None:
+    def _between(self, last: ChainLink, here: ChainLink,
+                 behind: ChainLink | None) -> ChainLink | None:
         """Return the link of this entry if it fills the gap between its neighbors exactly."""
         if behind is None or behind.number != last.number + 2 or behind.term < last.term or not (
                 here.pos in (last.end, self.marks.get(last.end))
@@ -251,11 +252,11 @@ class Chain:
             return None
         term = here.term if last.term <= here.term <= behind.term else last.term
         if term == here.term or last.term == behind.term:
-            return Link(last.number + 1, term, here.pos, here.end)
+            return ChainLink(last.number + 1, term, here.pos, here.end)
         return None
 
 
-def _heads(batch: Batch) -> Entries:
+def _heads(batch: Batch) -> ChainEntries:
     heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
     pos, size = batch.offset - batch.head, batch.frame_size
     whole = batch.crc_ok()
@@ -263,8 +264,8 @@ def _heads(batch: Batch) -> Entries:
                          ("body_length", size - batch.head)):
         whole = whole & (heads[name] == should)
     crc = batch.crc(batch.start - batch.head, size)
-    return Entries(heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64), pos,
-                   size, crc, whole)
+    return ChainEntries(heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64), pos,
+                        size, crc, whole)
 
 
 # -- entries after the end -------------------------------------------------------------------------
@@ -331,7 +332,7 @@ def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
         return 0, 0
     if saved is None:
         return 0, 0
-    last: Link | None = None
+    last: ChainLink | None = None
     with closing(UnitReader(node)) as units:
         for page in Chain([file for file in files if file.head][-2:], units):
             intact = np.flatnonzero(page.whole)

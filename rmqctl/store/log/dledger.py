@@ -33,7 +33,7 @@ _MAX_UNITS = 1 << 16
 """Units between the least and the greatest that are read at once: else indexes are damaged."""
 
 
-class Units(NamedTuple):
+class IndexUnits(NamedTuple):
     """Units (`dledger.INDEX_UNIT`, structured) of the entries from index ``first`` on."""
 
     first: int
@@ -66,7 +66,7 @@ class Node:
     def index_listing(self) -> Listing:
         return listing(os.path.join(self.folder, INDEX))
 
-    def units(self) -> Iterator[Units]:
+    def units(self) -> Iterator[IndexUnits]:
         """Yield all written units, page by page; files that cannot be read are omitted."""
         for read in self._pages():
             page = read()
@@ -79,7 +79,7 @@ class Node:
         """
         return (partial(_leads, read) for read in self._pages())
 
-    def _pages(self) -> Iterator[Callable[[], Units]]:
+    def _pages(self) -> Iterator[Callable[[], IndexUnits]]:
         for file in self.index_listing.files:
             try:
                 with file.open() as source:
@@ -159,17 +159,17 @@ class UnitReader(Closing):
             self._source = None
 
 
-def _units(file: StoreFile, first: int, count: int) -> Units:
+def _units(file: StoreFile, first: int, count: int) -> IndexUnits:
     try:
         with file.open() as source:
             raw = source.read(first * UNIT_SIZE, count * UNIT_SIZE)
     except StoreIOError:
         raw = b""
     rows = np.frombuffer(raw[:len(raw) - len(raw) % UNIT_SIZE], dledger.INDEX_UNIT.dtype())
-    return Units(file.base // UNIT_SIZE + first, rows)
+    return IndexUnits(file.base // UNIT_SIZE + first, rows)
 
 
-def _leads(read: Callable[[], Units]) -> tuple[Array, Array]:
+def _leads(read: Callable[[], IndexUnits]) -> tuple[Array, Array]:
     rows = read().rows
     rows = rows[(rows["magic"] == dledger.MAGIC_ENTRY) & (rows["pos"] >= 0)
                 & (rows["size"] > dledger.HEAD_SIZE)]

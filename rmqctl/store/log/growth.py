@@ -41,7 +41,7 @@ at its end.
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class LogSlice:
     """Physical offsets ``[start, end)`` of one log file, both frame borders."""
 
     file: StoreFile
@@ -254,7 +254,7 @@ class GrowingLog:
         self._waiting.due = now + self._waiting.delay
         return True
 
-    def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[Piece]:
+    def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[LogSlice]:
         """Yield ``[start, end)``, between two borders, in parts of about ``step`` bytes within
         files.
 
@@ -271,7 +271,7 @@ class GrowingLog:
             position = stop
             inner = [] if end - start > _WHOLE_FILES * step else cuts(file, first, stop, step)
             for piece_start, other in zip([first, *inner], [*inner, stop], strict=True):
-                yield Piece(file, piece_start, other)
+                yield LogSlice(file, piece_start, other)
         if position < end:
             self._missing(position, end, expired=bool(files) and files[0].base >= end)
 

@@ -33,7 +33,7 @@ _LARGE = 1 << 20
 _MAX_LARGE = 1000
 
 
-class Held:
+class CellCache:
     """Sorted cells of some `Pages`, the least used given up first."""
 
     def __init__(self) -> None:
@@ -59,9 +59,9 @@ class Pages:
     ``large``: rows of the largest sizes. ``held``: what several share.
     """
 
-    def __init__(self, held: Held | None = None) -> None:
+    def __init__(self, held: CellCache | None = None) -> None:
         self.large: list[tuple[int, int]] = []
-        self._held = Held() if held is None else held
+        self._held = CellCache() if held is None else held
         self._low: list[int] = []
         self._high: list[int] = []
         self._read: list[Callable[[], Pair]] = []

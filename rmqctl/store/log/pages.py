@@ -19,7 +19,7 @@ from rmqctl.store.query.conditions import Condition, filtered
 from rmqctl.store.queue.rows import CLOCK_SLACK
 
 
-class Range(Protocol):
+class LogSelection(Protocol):
     """The part of a selection that says where in the log to look."""
 
     @property
@@ -32,7 +32,7 @@ class Range(Protocol):
     def until(self) -> int | None: ...
 
 
-def chosen_files(log: CommitLog, wanted: Range) -> list[int]:
+def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
     """Return the numbers of the files that may hold messages of the range.
 
     A file's time range is taken from its first record's store time and that of the next file. A
@@ -68,7 +68,7 @@ def _first_time(log: CommitLog, number: int) -> int | None:
     return None if record is None or record.store_timestamp <= 0 else record.store_timestamp
 
 
-def log_pages(view: View, wanted: Range, conditions: Sequence[Condition], report: Report,
+def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition], report: Report,
               advance: Callable[[int], None] = lambda _bytes: None,
               left: Callable[[int, int], Iterable[tuple[int, int]]] | None = None) -> Iterator[
                   Page]:

@@ -37,7 +37,7 @@ F = TypeVar("F", bound=LogFile)
 
 
 @dataclass(frozen=True, slots=True)
-class Range(Generic[F]):
+class FileRange(Generic[F]):
     """Positions ``[start, end)`` of one log file; ``resync``: ``start`` may be inside a record.
 
     ``until``: the bytes up to there are zero, and this range covers them too.
@@ -64,17 +64,17 @@ class Range(Generic[F]):
         return replace(self, start=start, resync=False)
 
 
-class Part(Protocol):
+class WorkResult(Protocol):
     """The result of work on a range: it covered the frames of positions ``[first, position)``."""
 
     first: int
     position: int
 
 
-P = TypeVar("P", bound=Part)
+P = TypeVar("P", bound=WorkResult)
 T = TypeVar("T")
 R = TypeVar("R")
-Results = Generator[tuple[Range[F], P], None, None]
+Results = Generator[tuple[FileRange[F], P], None, None]
 
 
 class Pool(Protocol):
@@ -115,7 +115,7 @@ class Threads:
 
 
 def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
-          stop: int | None = None) -> Iterator[Range[F]]:
+          stop: int | None = None) -> Iterator[FileRange[F]]:
     """Yield the ranges of log files in order, each of about ``size`` bytes; no zeros at file ends.
 
     Only what lies between the physical offsets ``begin`` and ``stop`` (None: the end); ``begin``
@@ -131,7 +131,7 @@ def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
         yield from cuts(file, max(0, begin - file.base), min(used, until), until, size)
 
 
-def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[Range[F]]:
+def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[FileRange[F]]:
     """Yield the ranges of one file from position ``first`` on, at least one of them.
 
     What lies between ``used`` and ``until`` is zero.
@@ -139,12 +139,12 @@ def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[Rang
     starts = range(first, max(used, first + 1), size)
     for start in starts:
         if start == starts[-1]:
-            yield Range(file, start, max(start, used), until, start > first)
+            yield FileRange(file, start, max(start, used), until, start > first)
         else:
-            yield Range(file, start, start + size, start + size, start > first)
+            yield FileRange(file, start, start + size, start + size, start > first)
 
 
-def in_order(work: Callable[[Range[F]], P], ranges: Iterable[Range[F]], jobs: int = 1,
+def in_order(work: Callable[[FileRange[F]], P], ranges: Iterable[FileRange[F]], jobs: int = 1,
              progress: Callable[[int], None] | None = None,
              pool: Pool | None = None) -> Results[F, P]:
     """Return (range, result of ``work``) in order, with sound seams.
@@ -155,7 +155,7 @@ def in_order(work: Callable[[Range[F]], P], ranges: Iterable[Range[F]], jobs: in
     """
     if pool is None and jobs > 1:
         pool = Threads(jobs)
-    results: Iterable[tuple[Range[F], P | None]] = (
+    results: Iterable[tuple[FileRange[F], P | None]] = (
         ((part, None) for part in ranges) if pool is None else pool.run(work, ranges))
     expected = 0
     for part, result in results:

@@ -29,7 +29,7 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.files import Listing, StoreFile
 from rmqctl.store.index.files import IndexFile
 from rmqctl.store.log.commit_log import CommitLog
-from rmqctl.store.log.leads import CELL, NOTHING, Held, Pages, Pair, merged
+from rmqctl.store.log.leads import CELL, NOTHING, CellCache, Pages, Pair, merged
 from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from rmqctl.store.log.dledger import Node
 
 
-class Opened(Protocol):
+class EvidenceStore(Protocol):
     """The part of a store that is asked: see `rmqctl.store.store.Store`."""
 
     @property
@@ -66,7 +66,7 @@ _NEAR = 8192
 class _IndexPages:
     """Index files: the entries of one are read when a place is asked for that its header covers."""
 
-    def __init__(self, files: Iterable[_IndexEntries], held: Held) -> None:
+    def __init__(self, files: Iterable[_IndexFileEntries], held: CellCache) -> None:
         self._files, self._held = list(files), held
         self._begin = np.array([file.begin for file in self._files], np.int64)
         self._end = np.array([file.end for file in self._files], np.int64)
@@ -88,7 +88,7 @@ class _IndexPages:
         return pages
 
 
-class _IndexEntries(NamedTuple):
+class _IndexFileEntries(NamedTuple):
     """A file of the index, the position of its first entry, how many there are, and what its header
     says of the places that they lead to.
     """
@@ -106,12 +106,12 @@ class StoreWitness:
     All readers of a log share it, threads too: they ask one after the other.
     """
 
-    def __init__(self, opener: Callable[[], Opened], given: int | None = None,
+    def __init__(self, opener: Callable[[], EvidenceStore], given: int | None = None,
                  usual: int = LARGEST_RECORD) -> None:
         self._opener, self._given, self._usual = opener, given, usual
         self._largest: int | None = None
-        self._store: Opened | None = None
-        self._held = Held()
+        self._store: EvidenceStore | None = None
+        self._held = CellCache()
         self._rows: Pages | None = None
         self._keys: _IndexPages | None = None
         self._before: dict[int, Past | None] = {}
@@ -125,7 +125,7 @@ class StoreWitness:
     def __reduce__(self) -> Any:
         return StoreWitness, (self._opener, self._given, self._usual)
 
-    def _opened(self) -> Opened:
+    def _opened(self) -> EvidenceStore:
         if self._store is None:
             self._store = self._opener()
             if self.lend is not None:
@@ -289,7 +289,7 @@ class StoreWitness:
         for node in store.nodes:
             yield from node.leads()
 
-    def _index_files(self) -> Iterator[_IndexEntries]:
+    def _index_files(self) -> Iterator[_IndexFileEntries]:
         store = self._opened()
         for file in store.index_listing.files:
             try:
@@ -299,8 +299,8 @@ class StoreWitness:
             with closing(index):
                 first, header = index.shape.entry_position(1), index.header
                 count = min(header.entries, max(0, index.source.size - first) // ENTRY.size)
-                yield _IndexEntries(file, first, count, header.begin_phy_offset,
-                                    header.end_phy_offset)
+                yield _IndexFileEntries(file, first, count, header.begin_phy_offset,
+                                        header.end_phy_offset)
 
 
 class _WithoutThePast(StoreWitness):

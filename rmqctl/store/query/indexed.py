@@ -17,7 +17,7 @@ from rmqctl.formats.local.index_file import key_hash
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import Witness
-from rmqctl.store.index.entries import Entries, written
+from rmqctl.store.index.entries import AllIndexEntries, written
 from rmqctl.store.query.conditions import is_plain
 from rmqctl.store.store import Store
 
@@ -76,7 +76,7 @@ def passed_over(store: Store, topic: str | None, key: str, read: int | None = No
             not is_plain(key)):
         return None
     hashes = {key_hash(name, key) for name in (topics if topic is None else (topic,))} or {0}
-    entries = Entries(store)
+    entries = AllIndexEntries(store)
     try:
         costs = log.size if read is None else read * (
             _ALONE + log.size // max(entries.total, 1))
@@ -85,7 +85,7 @@ def passed_over(store: Store, topic: str | None, key: str, read: int | None = No
         entries.close()
 
 
-def _passed(entries: Entries, witness: Witness, hashes: Collection[int]) -> Passed:
+def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int]) -> Passed:
     wanted = np.array(sorted(hashes), np.int64)
     stretches: list[tuple[Array, Array]] = []
     open_start: list[Array] = []

@@ -142,7 +142,7 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
 
 
 @dataclass(slots=True)
-class _Part:
+class _RangeReach:
     """The result of one range of the log; ``spans`` are its damaged ones, ``troubles`` its
     unreadable parts.
     """
@@ -155,9 +155,9 @@ class _Part:
     troubles: list[Problem] = field(default_factory=list)
 
 
-def _work(generation: int, light: LightQueues, part: ranges.Range[StoreFile]) -> _Part:
+def _work(generation: int, light: LightQueues, part: ranges.FileRange[StoreFile]) -> _RangeReach:
     reach = QueueReach(generation, light)
-    result = _Part(0, 0, reach, [])
+    result = _RangeReach(0, 0, reach, [])
     with part.file.open() as source:
         walk = part.walk(source)
         for batch in walk:

@@ -401,8 +401,8 @@ class RocksQueue(ConsumeQueue):
         return settled
 
     @cached_property
-    def _search(self) -> _Units:
-        return _Units(self._row)
+    def _search(self) -> _SearchRows:
+        return _SearchRows(self._row)
 
     def recovered_end(self, log_end: int) -> int:
         last = self.last
@@ -445,7 +445,7 @@ class RocksQueue(ConsumeQueue):
             self.is_unread(first - 1)) else first
 
 
-class _Units:
+class _SearchRows:
     """Rows to be searched by where they lead to."""
 
     def __init__(self, row: Callable[[int], RowRecord | None]) -> None:

@@ -114,13 +114,13 @@ class RowPass:
         number = int.from_bytes(key[-_OFFSET:], "big")
         return Ends(first, number, value) if number < MAX_QUEUE_OFFSET else None
 
-    def held(self) -> Held:
+    def held(self) -> HeldRows:
         """Return the rows that are held; asked once, at the end of the pass."""
         values, self._values = bytes(self._values), bytearray()
-        return Held(self._numbers, values)
+        return HeldRows(self._numbers, values)
 
 
-class Held:
+class HeldRows:
     """Rows of short queues one after the other, each queue's as `Ends` says, by queue offset."""
 
     def __init__(self, numbers: array[int], values: bytes) -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import Array
-from rmqctl.store.index.entries import Entries, EntryPlace, OpenedFile
+from rmqctl.store.index.entries import AllIndexEntries, EntryPlace, OpenedFile
 
 MAX_LISTED = 200_000
 _MARGIN = 4096
@@ -102,7 +102,7 @@ class KeyCheck:
     It ends at the first unreadable entries, which the file check reports.
     """
 
-    def __init__(self, entries: Entries, start: int) -> None:
+    def __init__(self, entries: AllIndexEntries, start: int) -> None:
         self.entries, self.tally = entries, KeyTally(files=entries.files)
         self.position = 0
         self.unreadable = False

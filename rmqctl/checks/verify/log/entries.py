@@ -20,7 +20,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats import dledger
 from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.frames import BLANK, ZERO, Array, Batch, gather
-from rmqctl.store.log.chain import Link
+from rmqctl.store.log.chain import ChainLink
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.dledger import Node, UnitReader
 from rmqctl.store.store import Store
@@ -45,8 +45,8 @@ class EntryTally:
     are not an entry, so indexes may be missing there.
     """
 
-    first: Link | None = None
-    last: Link | None = None
+    first: ChainLink | None = None
+    last: ChainLink | None = None
     first_loose: bool = False
     loose: bool = False
     count: int = 0
@@ -61,7 +61,7 @@ class EntryTally:
             place = log.locate(span.offset) if span.kind != ZERO else None
             head = None if place is None else whole_entry(*place)
             if head is not None:  # without a message, or with a damaged one
-                link = Link(head.entry_index, head.term, span.offset, span.end)
+                link = ChainLink(head.entry_index, head.term, span.offset, span.end)
                 self._follow(link)
                 self.first, self.last, self.loose = self.first or link, link, False
                 self.count += 1
@@ -86,12 +86,12 @@ class EntryTally:
                      for name, values in should.items() if heads[name][row] != values[row]]
             self._note("dledger-entry", int(pos[row]), int(size[row]), ", ".join(wrong))
         index, term = heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64)
-        links = [Link(*map(int, (index[row], term[row], pos[row], pos[row] + size[row])))
+        links = [ChainLink(*map(int, (index[row], term[row], pos[row], pos[row] + size[row])))
                  for row in (0, len(heads) - 1)]
         self._follow(links[0])
         broken = (index[1:] != index[:-1] + 1) | (term[1:] < term[:-1])
         for row in np.flatnonzero(broken).tolist():
-            self._break(Link(int(index[row]), int(term[row]), 0, 0), int(index[row + 1]),
+            self._break(ChainLink(int(index[row]), int(term[row]), 0, 0), int(index[row + 1]),
                         int(term[row + 1]), int(pos[row + 1]), int(size[row + 1]))
         self.first = self.first or links[0]
         self.last, self.loose = links[1], False
@@ -99,14 +99,14 @@ class EntryTally:
         if units is not None:
             self._units(units, index, term, pos, size)
 
-    def _follow(self, link: Link) -> None:
+    def _follow(self, link: ChainLink) -> None:
         """Continue the chain with the entry after the last one."""
         last = self.last
         if last is not None and (link.term < last.term or (
                 link.number <= last.number if self.loose else link.number != last.number + 1)):
             self._break(last, link.number, link.term, link.pos, link.end - link.pos)
 
-    def _break(self, before: Link, index: int, term: int, pos: int, size: int) -> None:
+    def _break(self, before: ChainLink, index: int, term: int, pos: int, size: int) -> None:
         self._note("dledger-chain", pos, size, f"index {index} in term {term} follows index "
                    f"{before.number} in term {before.term}")
 

@@ -32,7 +32,7 @@ from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_row
 from rmqctl.scan.tolerant import TolerantWalk, Unread
 from rmqctl.scan.walk import Sound
 from rmqctl.store.files import StoreFile
-from rmqctl.store.index.entries import Entries
+from rmqctl.store.index.entries import AllIndexEntries
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -314,7 +314,7 @@ class MessageChecks:
     def start(self, first: int) -> None:
         """Open the index. ``first``: physical offset of the first frame of the range."""
         if self.wanted.index and self.store.index_listing.files:
-            entries = Entries(self.store)
+            entries = AllIndexEntries(self.store)
             if entries.total:
                 self.keys = KeyCheck(entries, first)
             else:

@@ -38,7 +38,7 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.files import StoreFile
-from rmqctl.store.log.ranges import Range
+from rmqctl.store.log.ranges import FileRange
 
 MOST_HELD = 32 << 20
 """Bytes of derived columns that a task gathers before it spools them."""
@@ -85,7 +85,7 @@ class Spooled(LogSummary):
     refused: list[str] = field(default_factory=list)
 
 
-def spool(job: Job, part: Range[LogPart]) -> Spooled:
+def spool(job: Job, part: FileRange[LogPart]) -> Spooled:
     """Derive what a range points to, and spool it by group. StoreIOError."""
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)

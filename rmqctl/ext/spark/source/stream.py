@@ -37,7 +37,7 @@ from rmqctl.sql import schema
 from rmqctl.sql.options import FOLLOWING, Options, Start, starting
 from rmqctl.sql.reader import Holes, Reading
 from rmqctl.store.files import listing
-from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, Piece
+from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, LogSlice
 from rmqctl.store.store import Store
 
 Offset = dict[str, int]
@@ -54,10 +54,10 @@ class Part(InputPartition):
 
     store: str
     file: str
-    piece: Piece
+    piece: LogSlice
 
     @property
-    def value(self) -> Piece:
+    def value(self) -> LogSlice:
         return self.piece
 
 
@@ -280,7 +280,7 @@ class _Following(Reading):
                 lose(damage_text(piece.file.path, span))
 
 
-def _expired(piece: Piece) -> bool:
+def _expired(piece: LogSlice) -> bool:
     """Return whether a file is gone because the log now begins after it."""
     files = listing(os.path.dirname(piece.file.path)).files
     return bool(files) and files[0].base > piece.file.base and not vfs.lexists(piece.file.path)

@@ -12,7 +12,7 @@ import stat
 from typing import Protocol, runtime_checkable
 
 from rmqctl import vfs
-from rmqctl.files.remote.reader import Entry, failed
+from rmqctl.files.remote.reader import FolderEntry, failed
 from rmqctl.scan.source import Closing, FileSource, Source
 
 ASIDE = ".rmqctl/tiered"
@@ -29,7 +29,7 @@ class Reader(Protocol):
     def where(self, path: str) -> str:
         """Return a path in the user's words, for messages."""
 
-    def list(self, folder: str) -> list[Entry]:
+    def list(self, folder: str) -> list[FolderEntry]:
         """Return the entries of a folder by name; empty if the folder does not exist."""
 
     def size(self, path: str) -> int | None:
@@ -70,9 +70,9 @@ class PosixReader(Closing):
     def _full(self, path: str) -> str:
         return os.path.join(self.root, path)
 
-    def list(self, folder: str) -> list[Entry]:
+    def list(self, folder: str) -> list[FolderEntry]:
         full = self._full(folder)
-        listed: list[Entry] = []
+        listed: list[FolderEntry] = []
         try:
             with vfs.scandir(full) as entries:
                 listed.extend(map(self._entry, entries))
@@ -83,15 +83,15 @@ class PosixReader(Closing):
         return sorted(listed, key=lambda entry: entry.name)
 
     @staticmethod
-    def _entry(entry: os.DirEntry[str]) -> Entry:
+    def _entry(entry: os.DirEntry[str]) -> FolderEntry:
         try:
             about = entry.stat()
         except OSError:  # vanished meanwhile, or a link to nowhere
-            return Entry(entry.name, False, is_strange=True)
+            return FolderEntry(entry.name, False, is_strange=True)
         folder = stat.S_ISDIR(about.st_mode)
-        return Entry(entry.name, folder, 0 if folder else about.st_size,
-                     about.st_mtime_ns // 1_000_000,
-                     not folder and not stat.S_ISREG(about.st_mode))
+        return FolderEntry(entry.name, folder, 0 if folder else about.st_size,
+                           about.st_mtime_ns // 1_000_000,
+                           not folder and not stat.S_ISREG(about.st_mode))
 
     def size(self, path: str) -> int | None:
         try:

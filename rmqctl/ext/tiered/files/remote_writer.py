@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.ext.tiered.files.reader import ASIDE
 from rmqctl.files.remote.files import PIECE, RemoteFiles
-from rmqctl.files.remote.reader import Entry, failing
+from rmqctl.files.remote.reader import FolderEntry, failing
 
 if TYPE_CHECKING:
     from rmqctl.files.durable import Part
@@ -91,7 +91,7 @@ class RemoteWriter(RemoteFiles):
 
     # -- reading what is not committed, too ------------------------------------------------------
 
-    def list(self, folder: str) -> list[Entry]:
+    def list(self, folder: str) -> list[FolderEntry]:
         below = f"{folder}/" if folder else ""
         return [replace(entry, size=pending.base + pending.length)
                 if (pending := self._pending.get(below + entry.name)) else entry
