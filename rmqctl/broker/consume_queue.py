@@ -36,7 +36,7 @@ LAST_FILES = 3
 class QueueState:
     """One queue. ``end`` is the queue offset after its last row (for a batch queue: rows).
 
-    ``max_physic``: how far it says the log was dispatched, -1 without a row. ``found_end`` is
+    ``max_physic``: how far it says the log was dispatched, -1 without a row. ``disk_end`` is
     ``end`` as it was on disk, ``added`` the rows that dispatching again adds, the first of them for
     the record at ``first_added``; ``blanked`` rows before it are fillers, ``misplaced`` ones are
     written at another queue offset than their message's. ``touched``: any message of it is
@@ -45,9 +45,9 @@ class QueueState:
 
     key: QueueKey
     kind: str
-    found: ConsumeQueue | BatchQueue | None = None
+    queue: ConsumeQueue | BatchQueue | None = None
     end: int = 0
-    found_end: int = 0
+    disk_end: int = 0
     max_physic: int = -1
     has_file: bool = False
     doomed: list[StoreFile] = field(default_factory=list)
@@ -71,9 +71,9 @@ class QueueState:
         `ConsumeQueue.correctMinOffset` of 5.x then asks for the unit before the file's start, and
         gets an IllegalArgumentException.
         """
-        if self.kind != PLAIN or self.found is None or self.added:
+        if self.kind != PLAIN or self.queue is None or self.added:
             return None
-        left = [file for file in self.found.files if file not in self.doomed]
+        left = [file for file in self.queue.files if file not in self.doomed]
         if not left or not left[-1].base or layout.byte_offset(self.end) > left[-1].base:
             return None
         return left[-1]
@@ -148,18 +148,18 @@ def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
     """
     state = QueueState((queue.topic, queue.queue_id), PLAIN, queue, has_file=True)
     if queue.last is not None:
-        state.end = state.found_end = queue.last.queue_offset + 1
+        state.end = state.disk_end = queue.last.queue_offset + 1
         state.max_physic = queue.last.physical_offset
     elif queue.why_unnoted:  # something is noted, and cannot be read
         unit = queue.unit(queue.disk_end - 1)
-        state.end = state.found_end = queue.disk_end
+        state.end = state.disk_end = queue.disk_end
         state.max_physic = -1 if unit is None else unit.physical_offset
     return state
 
 
 def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
     """TruncateDirty of a queue in RocksDB, with its faults (spec: rocksdb.md §4)."""
-    queue = state.found
+    queue = state.queue
     if isinstance(queue, ConsumeQueue) and state.max_physic >= log_end:
         end = queue.cut_at(log_end)
         if end is not None:
@@ -179,7 +179,7 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
             state.max_physic = long(queue.max_physical(layout.queue_offset(position)))
         if used < file.size:
             break
-    state.end = state.found_end = layout.queue_offset(position)
+    state.end = state.disk_end = layout.queue_offset(position)
     state.doomed = [file for file in queue.files if file.base > position]
     state.has_file = any(file.base <= position for file in queue.files)
     return state
@@ -253,7 +253,7 @@ def recovered_batch(key: QueueKey, queue: BatchQueue) -> QueueState:
             state.max_physic = int(rows[-1]["physical_offset"])
         if used < file.size:
             break
-    state.end = state.found_end = position // batch_layout.UNIT_SIZE
+    state.end = state.disk_end = position // batch_layout.UNIT_SIZE
     state.doomed = [file for file in queue.files if file.base > position]
     state.has_file = any(file.base <= position for file in queue.files)
     return state

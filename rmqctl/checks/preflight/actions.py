@@ -90,14 +90,14 @@ def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
 
 def _destroyed(predicted: Prediction, store: Store, queues: Queues) -> None:
     for state in queues.states:
-        if state.found is None or not state.found.exists:
+        if state.queue is None or not state.queue.exists:
             continue
-        predicted.rows_lost += state.found_end
+        predicted.rows_lost += state.disk_end
         predicted.doomed.append(state.target)
         further = os.path.join("consumequeue_ext", *state.target.split("/")[1:])
         if state.kind == PLAIN and vfs.isdir(store.path(further)):
             predicted.doomed.append(further)
-        predicted.actions.append(Action("destroy", state.target, state.found_end, None,
+        predicted.actions.append(Action("destroy", state.target, state.disk_end, None,
                                       Phrase("the log has no file")))
 
 
@@ -109,15 +109,15 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
         predicted.queues.append(QueueChange(state.kind, *state.key, state.added,
                                             _looked_at(state)))
     # Entries that are cut off, or added.
-    left = state.end - state.added if state.found_end else 0
-    if not state.added and (state.end != state.found_end or doomed):
-        cut = max(0, state.found_end - state.end)
+    left = state.end - state.added if state.disk_end else 0
+    if not state.added and (state.end != state.disk_end or doomed):
+        cut = max(0, state.disk_end - state.end)
         predicted.rows_cut += cut
         why = [Phrase("the last entries point beyond the end of the log") if cut
                else Phrase("invalid bytes after the last entries")]
         if doomed:
             why.append(Phrase("files deleted: {some}", some=len(doomed)))
-        predicted.actions.append(Action("cut", state.target, state.found_end, state.end,
+        predicted.actions.append(Action("cut", state.target, state.disk_end, state.end,
                                         Joined("; ", why)))
     if state.added:
         predicted.rows_added += state.added
@@ -137,7 +137,7 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
     """Return the names of the remaining files that determine the end of the queue for recovery."""
-    files = [] if state.found is None else state.found.files
+    files = [] if state.queue is None else state.queue.files
     remaining = [file for file in files[-LAST_FILES:] if file not in state.doomed]
     remaining = remaining or [file for file in files if file not in state.doomed][-1:]
     return tuple(file.name for file in remaining)

@@ -206,7 +206,7 @@ class AlreadyLost:
                     "{count:,} intact messages, the first at {first}, have a header that clients "
                     "cannot decode; consumers lose them and the rest of those pulls",
                     count=predicted.undecodable, first=min(self._undecodable)))
-        if not log.files and any(state.found_end for state in self._queues.states):
+        if not log.files and any(state.disk_end for state in self._queues.states):
             predicted.notes.append(
                 Phrase(
                     "consume queue entries point to messages, but there are no log files: is the "
@@ -338,8 +338,8 @@ class AlreadyLost:
     def _note_leftover(self, predicted: Prediction) -> None:
         count = 0
         for state in self._queues.states:
-            if isinstance(state.found, ConsumeQueue) and state.found.exists:
-                with closing(state.found) as queue:
+            if isinstance(state.queue, ConsumeQueue) and state.queue.exists:
+                with closing(state.queue) as queue:
                     count += queue.disk_end - _first_from(queue, self._end)
         if count:
             predicted.notes.append(
@@ -383,16 +383,16 @@ class AlreadyLost:
         """Yield (first queue offsets, how many from each on, places) of the entries of a queue that
         point to no message, page by page. A count of None means 1 each.
         """
-        if not len(self._starts) or state.found is None or not state.found.exists:
+        if not len(self._starts) or state.queue is None or not state.queue.exists:
             return
-        if isinstance(state.found, BatchQueue):
-            used = state.found.all_used()
+        if isinstance(state.queue, BatchQueue):
+            used = state.queue.all_used()
             place = used["physical_offset"].astype(np.int64)
             gone = self._leading_nowhere(place, low)
             yield (used["msg_base_offset"][gone].astype(np.int64),
                    used["batch_size"][gone].astype(np.int64), place[gone])
             return
-        with closing(state.found) as queue:
+        with closing(state.queue) as queue:
             first, end = queue.first_index, queue.disk_end
             if end - first > _READ_ALL:
                 first = _first_from(queue, int(self._starts[0]))
@@ -513,7 +513,7 @@ class AlreadyLost:
         log.
         """
         return not (places >= self._end).any() and any(
-            state.found is not None and state.found_end for state in self._queues.states)
+            state.queue is not None and state.disk_end for state in self._queues.states)
 
     # -- offsets of groups ----------------------------------------------------------------------
 
@@ -559,10 +559,10 @@ class AlreadyLost:
         """
         times = []
         for state in self._queues.states[:_FEW]:
-            if place >= ENDLESS or not isinstance(state.found, ConsumeQueue) or (
-                    not state.found.exists):
+            if place >= ENDLESS or not isinstance(state.queue, ConsumeQueue) or (
+                    not state.queue.exists):
                 continue
-            with closing(state.found) as queue:
+            with closing(state.queue) as queue:
                 behind = _first_from(queue, place)
                 unit = queue.unit(behind - 1 if before else behind)
             record = None if unit is None or not unit.is_valid else log.record_at(

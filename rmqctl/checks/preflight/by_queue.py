@@ -40,5 +40,5 @@ def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
 def _cut_rows(state: QueueState) -> OffsetRuns:
     """Return the truncated entries of a light queue, which other queues' messages fill."""
     rows = OffsetRuns()
-    rows.add_run(state.end, state.found_end)
+    rows.add_run(state.end, state.disk_end)
     return rows

@@ -252,7 +252,7 @@ class _Counting:
         """Return which messages their entries point to (bool)."""
         agree: Array = np.zeros(len(some), bool)
         for part in by_queue(some.number):
-            queue = self._queues.states[int(some.number[part[0]])].found
+            queue = self._queues.states[int(some.number[part[0]])].queue
             if isinstance(queue, ConsumeQueue) and queue.exists:
                 units = units_at(queue, some.offset[part])
                 agree[part] = (units["physical_offset"] == some.place[part]) & (
@@ -302,7 +302,7 @@ class _Counting:
             if not tally.covered:
                 continue
             begins = min(first for first, _ in tally.covered)
-            if max(behind for _, behind in tally.covered) > state.found_end or (
+            if max(behind for _, behind in tally.covered) > state.disk_end or (
                     begins == 0 and start < end and tally.first_phy >= state.max_physic):
                 raise _UnusualError
 
@@ -367,7 +367,7 @@ class _Counting:
 
     def _is_sound(self, number: int, runs: Array) -> bool:
         """Return whether each entry of a queue points to its own message, and none is missing."""
-        queue = self._queues.states[number].found
+        queue = self._queues.states[number].queue
         return (isinstance(queue, ConsumeQueue) and queue.exists and len(runs) == 1
                 and runs[0, 0] <= queue.first_index and runs[0, 1] >= queue.disk_end
                 and (runs[0, 0] == 0 or self._log.min_offset > 0))
@@ -394,7 +394,7 @@ class _Counting:
 
     def _places(self, number: int, offset: Array) -> Array:
         """Return the places that entries with these queue offsets point to."""
-        queue = self._queues.states[number].found
+        queue = self._queues.states[number].queue
         if not len(offset) or not isinstance(queue, ConsumeQueue):
             return np.zeros(0, np.int64)
         place: Array = units_at(queue, offset)["physical_offset"].astype(np.int64)

@@ -222,7 +222,7 @@ class TruncatedMessages(_Topics):
             every = Claims(*(np.concatenate([getattr(claim, field.name) for claim in claims])
                              for field in fields(Claims)))
             for part in by_queue(every.number):
-                queue = self._queues.states[int(every.number[part[0]])].found
+                queue = self._queues.states[int(every.number[part[0]])].queue
                 if isinstance(queue, ConsumeQueue):
                     units = units_at(queue, every.offset[part])
                     other = ((units["physical_offset"] != every.place[part])
@@ -292,11 +292,11 @@ class Unreachable:
         A wild entry also removes the entries after it.
         """
         for number, state in enumerate(self._queues.states):
-            if state.added or state.end >= state.found_end or not isinstance(
-                    state.found, ConsumeQueue):
+            if state.added or state.end >= state.disk_end or not isinstance(
+                    state.queue, ConsumeQueue):
                 continue
-            with closing(state.found):
-                for first, rows in state.found.pages(state.end, state.found_end):
+            with closing(state.queue):
+                for first, rows in state.queue.pages(state.end, state.disk_end):
                     before = np.flatnonzero(rows["physical_offset"] < end)
                     for row, (place, size) in zip(before.tolist(), rows[before][
                             ["physical_offset", "size"]].tolist(), strict=True):
@@ -334,10 +334,10 @@ class Unreachable:
             part = left[rows]
             state = self._queues.states[int(number[part[0]])]
             missing: Array = np.ones(len(part), bool)
-            if state.found is not None and state.found.exists:
-                missing = ~_there(state.found, state.found_end, offset[part], place[part])
-            if missing.any() and isinstance(state.found, ConsumeQueue):
-                with closing(state.found) as held:
+            if state.queue is not None and state.queue.exists:
+                missing = ~_there(state.queue, state.disk_end, offset[part], place[part])
+            if missing.any() and isinstance(state.queue, ConsumeQueue):
+                with closing(state.queue) as held:
                     missing &= place[part] >= begun_at(held, self._log)
             if missing.any():
                 self.by_topic[state.key[0]] += int(missing.sum())
@@ -360,9 +360,9 @@ class Unreachable:
                 number[order[starts]].tolist(), offset[order[starts]].tolist(),
                 offset[order[ends - 1]].tolist(), (ends - starts).tolist(), strict=True)):
             state = self._queues.states[queue]
-            if isinstance(state.found, ConsumeQueue) and first >= state.found.first_index and (
-                    last < state.found_end) and last - first < end + _MAX_DISTANCE:
-                with closing(state.found) as held:
+            if isinstance(state.queue, ConsumeQueue) and first >= state.queue.first_index and (
+                    last < state.disk_end) and last - first < end + _MAX_DISTANCE:
+                with closing(state.queue) as held:
                     units = plain_units(held.timed_units(first, last + 1 - first))
                 begin[:, at] = total - first, len(units) + total
                 pages.append(units)

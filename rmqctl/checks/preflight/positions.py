@@ -162,10 +162,10 @@ class Positions:
         """
         state = self._queues.states[number]
         least = MIN_SIZE + len(state.key[0].encode("utf-8", "surrogateescape"))
-        if not isinstance(state.found, ConsumeQueue) or not state.found.exists:
+        if not isinstance(state.queue, ConsumeQueue) or not state.queue.exists:
             return least
-        with closing(state.found) as queue:
-            end = min(queue.disk_end, state.found_end)
+        with closing(state.queue) as queue:
+            end = min(queue.disk_end, state.disk_end)
             first = max(queue.first_index, end - _ROWS)
             rows = queue.timed_units(first, end - first) if end > first else None
         if rows is None:
@@ -179,7 +179,7 @@ class Positions:
         """
         saved, state = self._store.checkpoint, self._queues.states[number]
         last = self._facts.last_time
-        if self._store.has_abort or saved is None or not state.found_end or last is None:
+        if self._store.has_abort or saved is None or not state.disk_end or last is None:
             return True
         when = max(saved.physic_msg_timestamp, saved.logics_msg_timestamp)
         return when > last or saved.confirm_phy_offset > self._facts.end
@@ -190,9 +190,9 @@ class Positions:
         """
         state = self._queues.states[number]
         on_disk = 0
-        if isinstance(state.found, ConsumeQueue) and state.found.exists:
-            with closing(state.found) as queue:
-                on_disk = max(queue.disk_end, state.found_end)
+        if isinstance(state.queue, ConsumeQueue) and state.queue.exists:
+            with closing(state.queue) as queue:
+                on_disk = max(queue.disk_end, state.disk_end)
                 on_disk = on_disk if on_disk > queue.first_index else 0
         return max(on_disk, state.end, self._facts.seen.get(number, 0))
 
@@ -200,7 +200,7 @@ class Positions:
         """Return whether a queue begins with 0 in a log that does not. Its topic may have been
         deleted and created again, so that offsets of the old one prove nothing.
         """
-        queue, log = self._queues.states[number].found, self._facts.log
+        queue, log = self._queues.states[number].queue, self._facts.log
         if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.exists:
             return False
         with closing(queue):
@@ -210,8 +210,8 @@ class Positions:
 
 def batch_end(state: QueueState, end: int | None) -> int:
     """Return the queue offset after the last message of a batch queue whose log ends at ``end``."""
-    assert isinstance(state.found, BatchQueue) or state.found is None
-    return 0 if state.found is None else state.found.bounds(0, end)[1]
+    assert isinstance(state.queue, BatchQueue) or state.queue is None
+    return 0 if state.queue is None else state.queue.bounds(0, end)[1]
 
 
 def _named(reached: list[_Reached]) -> Phrase:

@@ -151,14 +151,14 @@ class Queues:
             return
         for state in self.states:
             if state.added:
-                if isinstance(state.found, ConsumeQueue):
-                    with closing(state.found):
-                        truncated_after_adding(state, state.found, log_end)
-            elif isinstance(state.found, ConsumeQueue) and state.found.exists:
-                with closing(state.found):
-                    truncated(state, state.found, log_end)
-            elif isinstance(state.found, BatchQueue) and state.found.exists:
-                truncated_batch(state, state.found, log_end)
+                if isinstance(state.queue, ConsumeQueue):
+                    with closing(state.queue):
+                        truncated_after_adding(state, state.queue, log_end)
+            elif isinstance(state.queue, ConsumeQueue) and state.queue.exists:
+                with closing(state.queue):
+                    truncated(state, state.queue, log_end)
+            elif isinstance(state.queue, BatchQueue) and state.queue.exists:
+                truncated_batch(state, state.queue, log_end)
             else:
                 state.max_physic = log_end if state.kind == PLAIN else log_end - 1
 
@@ -299,11 +299,11 @@ def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
         return
     done[part] = True
     new = part
-    if state.found is None:
+    if state.queue is None:
         if not state.has_file:
             state.has_file, state.blanked = True, int(offset[part].min())
-    elif isinstance(state.found, ConsumeQueue):
-        new = part[~leading({state.key: state.found}, state.key, offset[part], place[part])]
+    elif isinstance(state.queue, ConsumeQueue):
+        new = part[~leading({state.key: state.queue}, state.key, offset[part], place[part])]
     if len(new):
         _note(state, len(new), int(place[new[0]]))
     state.end, state.max_physic = int(offset[part[-1]]) + 1, int(place[part[-1]])
