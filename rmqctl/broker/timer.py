@@ -285,7 +285,7 @@ class TimerFiles:
         np.maximum.at(size, of_unit, np.maximum(units.size, 0))
         is_intact: Array = np.zeros(len(offset), bool)
         for window in records_at(self.store.log, offset, size):
-            is_intact[window.rows] = window.found
+            is_intact[window.rows] = window.is_proved
         read = self.store.log.record_at
         # Larger records are not found that way.
         for place in np.flatnonzero(~is_intact)[:_SINGLE].tolist():

@@ -154,9 +154,9 @@ class _Check:
         followed = follow(store, self._release, version_of(self._release))
         if followed.store is not store:
             followed.store.close()
-        for setting in followed.told:
+        for setting in followed.effects:
             if setting.effect != "ignored":
-                yield self._found("conf-store", setting.setting, setting.said,
+                yield self._found("conf-store", setting.setting, setting.detail,
                                   ERROR if setting.effect in FATAL else INFO)
 
     # -- what is not set --------------------------------------------------------------------------

@@ -73,7 +73,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     # A configuration that was not meant, and a broker that does not start: nothing is planned.
     if predicted.misled and predicted.starts:
         raise RefusedError(
-            f"{store.root}: {predicted.misled[0].said}. Nothing is planned for such a "
+            f"{store.root}: {predicted.misled[0].detail}. Nothing is planned for such a "
             "configuration; correct the file, or omit --broker-conf")
     actions = tuple(predicted.actions)
     notes = list(predicted.notes)

@@ -112,7 +112,7 @@ class Aggregate:
             self._bound()
 
     def merge(self, other: Aggregate) -> None:
-        codes = self._keys.numbers(other._keys.found)
+        codes = self._keys.numbers(other._keys.by_number)
         self._reserve()
         other._reserve()
         _include(self._sums, codes, *other._sums[:, :len(codes)])
@@ -141,7 +141,7 @@ class Aggregate:
             rest = np.flatnonzero(light & (columns[0] > 0))
             columns = np.where(light, _nothing(count), columns)
             _include(columns, np.full(len(rest), count - 1), *self._sums[:, rest])
-        return {key: Sums(*sums) for key, sums in zip(self._keys.found, columns.T.tolist(),
+        return {key: Sums(*sums) for key, sums in zip(self._keys.by_number, columns.T.tolist(),
                                                       strict=True) if sums[0]}
 
     @property

@@ -302,13 +302,13 @@ class Topics:
 
     def __init__(self, others: Container[str] = ()) -> None:
         self._others = others
-        self.known = text.TextTable()
+        self.table = text.TextTable()
         self.rows: Array = np.zeros((0, 4), np.int64)
         """By number: the hash of ``topic#``, first and number of the cells for its queues, kind."""
 
     def add(self, raw: Array) -> bytes:
         """Merge a new one."""
-        number = int(self.known.encode(text.Texts(
+        number = int(self.table.encode(text.Texts(
             raw, np.zeros(1, np.int64), np.array([len(raw)], np.int64)))[0])
         name = raw.tobytes()
         topic = os.fsdecode(name)
@@ -319,7 +319,7 @@ class Topics:
         return name
 
     def name(self, number: int) -> bytes:
-        return self.known.texts(slice(number, number + 1)).tolist()[0]
+        return self.table.texts(slice(number, number + 1)).tolist()[0]
 
 
 def grown(array: Array, rows: int) -> Array:

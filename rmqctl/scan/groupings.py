@@ -51,33 +51,34 @@ class Keys:
     """
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:
-        self._found: list[Key] = [] if only is None else [*only, OTHER]
-        self._numbers: dict[Hashable, int] = {key: number for number, key in enumerate(self._found)}
+        self._by_number: list[Key] = [] if only is None else [*only, OTHER]
+        self._numbers: dict[Hashable, int] = {
+            key: number for number, key in enumerate(self._by_number)}
         self._open = only is None
         self._table = TextTable()
         self._numbers_of_texts: Array = np.zeros(0, np.int64)
         self._fixed: FixedTexts | None = None
         if only is not None:
-            texts = {number: key for number, key in enumerate(self._found[:-1])
+            texts = {number: key for number, key in enumerate(self._by_number[:-1])
                      if isinstance(key, bytes)}
             self._fixed = FixedTexts(list(texts.values()))
-            self._numbers_of_fixed = np.array([*texts, len(self._found) - 1], np.int64)
+            self._numbers_of_fixed = np.array([*texts, len(self._by_number) - 1], np.int64)
 
     def __len__(self) -> int:
-        return len(self._found)
+        return len(self._by_number)
 
     def __reduce__(self) -> Any:
         """Another process learns the keys again, in the same order."""
-        return (_learned, (self.found,)) if self._open else (Keys, (self.found[:-1],))
+        return (_learned, (self.by_number,)) if self._open else (Keys, (self.by_number[:-1],))
 
     @property
-    def found(self) -> list[Key]:
+    def by_number(self) -> list[Key]:
         """The keys by number."""
-        return self.some(np.arange(len(self._found)))
+        return self.some(np.arange(len(self._by_number)))
 
     def some(self, numbers: Array) -> list[Key]:
         """Return the keys of some numbers."""
-        keys = [self._found[number] for number in numbers.tolist()]
+        keys = [self._by_number[number] for number in numbers.tolist()]
         later = [place for place, key in enumerate(keys) if key is _LATER]
         texts = np.searchsorted(self._numbers_of_texts, numbers[later])
         for place, raw in zip(later, self._table.texts(texts).tolist(), strict=True):
@@ -98,9 +99,9 @@ class Keys:
         number = self._numbers.get(key)
         if number is None:
             if not self._open:
-                return len(self._found) - 1
-            number = self._numbers[key] = len(self._found)
-            self._found.append(key)
+                return len(self._by_number) - 1
+            number = self._numbers[key] = len(self._by_number)
+            self._by_number.append(key)
         return number
 
     def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
@@ -130,8 +131,8 @@ class Keys:
         places = self._table.encode(texts)
         new = len(self._table) - len(self._numbers_of_texts)
         if new:
-            first = len(self._found)
-            self._found += [_LATER] * new
+            first = len(self._by_number)
+            self._by_number += [_LATER] * new
             self._numbers_of_texts = np.append(self._numbers_of_texts,
                                                np.arange(first, first + new))
         numbers = self._numbers_of_texts[places]
@@ -156,7 +157,7 @@ def _queue(keys: Keys, batch: Batch) -> Codes:
     texts, queues = Keys(), Keys()
     topic = texts.of_texts(topics(batch))
     queue = queues.of_ints(batch.column("queue_id"))
-    width, names, ids = len(queues), texts.found, queues.found
+    width, names, ids = len(queues), texts.by_number, queues.by_number
 
     def pair(code: int) -> tuple[Any, Any]:
         return names[code // width], ids[code % width]

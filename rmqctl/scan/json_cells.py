@@ -179,15 +179,15 @@ class Forms:
 
     def __init__(self, form: Callable[[bytes], bytes]) -> None:
         self._form = form
-        self._known = Dictionary()
+        self._dictionary = Dictionary()
         self._forms: list[bytes] = []
 
     def choose(self, cells: Cells, texts: Texts) -> None:
         """Add the form of each text."""
         if len(self._forms) > _KNOWN:
-            self._known, self._forms = Dictionary(), []
-        which = self._known.encode(texts)
-        self._forms += map(self._form, self._known.texts[len(self._forms):])
+            self._dictionary, self._forms = Dictionary(), []
+        which = self._dictionary.encode(texts)
+        self._forms += map(self._form, self._dictionary.texts[len(self._forms):])
         cells.choice(which, self._forms)
 
 

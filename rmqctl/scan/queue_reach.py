@@ -114,12 +114,12 @@ class QueueNumbers:
     @property
     def keys(self) -> list[QueueKey]:
         """The queues by their number."""
-        return self._queues.found
+        return self._queues.by_number
 
     @property
     def topics(self) -> list[bytes]:
         """The topics by their number."""
-        return self._texts.found
+        return self._texts.by_number
 
     def topic(self, texts: text.Texts) -> Array:
         """Return the number of each topic."""
@@ -131,10 +131,10 @@ class QueueNumbers:
     def of(self, topic: Array, queue_id: Array) -> Array:
         """Return the number of each queue; ``topic`` are numbers of `topic`."""
         ids = self._ids.of_ints(queue_id)
-        width = len(self._ids.found)
+        width = len(self._ids.by_number)
 
         def key(code: int) -> Any:
-            return self._texts.found[code // width], self._ids.found[code % width]
+            return self._texts.by_number[code // width], self._ids.by_number[code % width]
 
         return self._queues.of_ints(topic * width + ids, key)
 
@@ -183,7 +183,7 @@ class QueueReach:
         self._last[codes] = np.maximum(self._last[codes], other._last[met])
         self._count[codes] += other._count[met]
 
-    def found(self) -> dict[QueueKey, Reach]:
+    def result(self) -> dict[QueueKey, Reach]:
         """Return the results by (topic, queue id), in order of first appearance."""
         return {key: Reach(first, last + 1, count) for key, first, last, count in zip(
             self._numbers.keys, self._first.tolist(), self._last.tolist(), self._count.tolist(),

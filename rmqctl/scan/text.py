@@ -250,7 +250,7 @@ class TextTable:
 
     def _make(self, texts: int, size: int) -> None:
         """An empty table with room for that many texts and their bytes."""
-        self._known: Array = np.empty(size, np.uint8)
+        self._bytes: Array = np.empty(size, np.uint8)
         self._places: Array = np.empty((2, texts), np.int64)
         self._cells: Array = np.full(1 << (2 * texts).bit_length(), -1, np.int32)
         self._used: Array = np.zeros(2, np.int64)
@@ -266,33 +266,33 @@ class TextTable:
         numbers: Array = np.empty(len(texts), np.int64)
         row = 0
         while True:
-            row = kernel.enter(texts.data, *columns, row, self._known, self._places, self._cells,
+            row = kernel.enter(texts.data, *columns, row, self._bytes, self._places, self._cells,
                                self._used, numbers)
             if row == len(texts):
                 return numbers
             before, count = self.texts(slice(None)), len(self)
             self._make(2 * count + 1, 2 * int(self._used[1] + texts.length[row]))
-            kernel.enter(before.data, *contiguous(before.start, before.length), 0, self._known,
+            kernel.enter(before.data, *contiguous(before.start, before.length), 0, self._bytes,
                          self._places, self._cells, self._used, np.empty(count, np.int64))
 
     @property
     def tables(self) -> tuple[Array, Array, Array]:
         """As the kernel takes them, until others are put in: the texts, their places, the cells."""
-        return self._known, self._places, self._cells
+        return self._bytes, self._places, self._cells
 
     def places(self, texts: Texts, missing: int) -> Array:
         """Return the number of each text (int64), ``missing`` for unknown ones."""
         kernel = active()
         assert kernel is not None
         numbers: Array = np.empty(len(texts), np.int64)
-        kernel.lookup(texts.data, *contiguous(texts.start, texts.length), self._known,
+        kernel.lookup(texts.data, *contiguous(texts.start, texts.length), self._bytes,
                       self._places, self._cells, missing, numbers)
         return numbers
 
     def texts(self, numbers: Any) -> Texts:
         """Return the texts of some numbers (an array or a slice), until others are put in."""
         start, length = self._places[:, :len(self)]
-        return Texts(self._known, start[numbers], length[numbers])
+        return Texts(self._bytes, start[numbers], length[numbers])
 
 
 class KnownTexts:
@@ -344,7 +344,7 @@ class Dictionary:
     def __init__(self) -> None:
         self.texts: list[bytes] = []
         self._numbers: dict[bytes, int] = {}
-        self._known = KnownTexts()
+        self._numbered = KnownTexts()
 
     def __len__(self) -> int:
         return len(self.texts)
@@ -358,7 +358,7 @@ class Dictionary:
 
     def encode(self, texts: Texts) -> Array:
         """Return the number of each text (int64)."""
-        return self._known.encode(texts, self.number)
+        return self._numbered.encode(texts, self.number)
 
 
 # -- properties -----------------------------------------------------------------------------------
@@ -373,7 +373,7 @@ class Properties:
     def __init__(self, records: Batch | Texts) -> None:
         self._texts = properties(records) if isinstance(records, Batch) else records
         self._segments: tuple[Array, Array, Array] | None = None
-        self._found: dict[str, tuple[Array, int]] = {}
+        self._columns: dict[str, tuple[Array, int]] = {}
 
     @property
     def data(self) -> Array:
@@ -413,7 +413,7 @@ class Properties:
         """`places` by the kernel: (an array (int64 [3, n]), how many of it count)."""
         kernel = active()
         assert kernel is not None
-        column = self._found.get(name)
+        column = self._columns.get(name)
         if column is None:
             names = _USUAL if name in _USUAL else (name,)
             keys = [name.encode() + _ASSIGN for name in names]
@@ -421,8 +421,8 @@ class Properties:
             counts: Array = np.empty(len(keys), np.int64)
             kernel.find(texts.data, *contiguous(texts.start, texts.length), _SEPARATOR,
                         b"".join(keys), np.cumsum([len(key) for key in keys]), places, counts)
-            self._found |= zip(names, zip(places, counts.tolist(), strict=True), strict=True)
-            column = self._found[name]
+            self._columns |= zip(names, zip(places, counts.tolist(), strict=True), strict=True)
+            column = self._columns[name]
         return column
 
     def index_keys(self, topic: Array, sharp: Array) -> tuple[Array, Array, Array] | None:

@@ -261,8 +261,8 @@ def _decoded(batches: Iterator[pa.RecordBatch], schema: pa.Schema,
             some = batch.slice(start, _AT_ONCE)
             topics, properties, flags, bodies, offsets = (
                 some.column(name).to_pylist() for name in _FOR_DECODING)
-            rows = [decoding.one(topic, dict(pairs or ()), flag, body or b"",
-                                 f"physical offset {offset}")
+            rows = [decoding.decode(topic, dict(pairs or ()), flag, body or b"",
+                                    f"physical offset {offset}")
                     for topic, pairs, flag, body, offset in zip(
                         topics, properties, flags, bodies, offsets, strict=True)]
             yield pa.RecordBatch.from_arrays([

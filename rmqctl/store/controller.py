@@ -34,7 +34,7 @@ class EpochCopy:
     fault: FormatError | StoreIOError | None = None
 
     @property
-    def said(self) -> str:
+    def reason(self) -> str:
         """The fault, in words; empty without a fault."""
         if isinstance(self.fault, FormatError):
             return f"{self.fault.path}: {self.fault.reason}"

@@ -53,8 +53,8 @@ class Decoding(Protocol):
     def rows(self, page: Page) -> Iterator[Decoded]:
         """Yield the decoded body of each message of a page, one at a time: values may be large."""
 
-    def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
-            place: str) -> Decoded:
+    def decode(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
+               place: str) -> Decoded:
         """Return the decoded body; ``place`` names it if it is the first that is not decoded."""
 
 

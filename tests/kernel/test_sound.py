@@ -74,7 +74,7 @@ class Tables:
     def sound(self, data: Any, base: int, end: int, what: int) -> str:
         files = len(self.entries) // 20
         return self.kernel.SOUND_ENDS[self.kernel.sound(
-            data, base, end, what, self.state, *NAMES, *self.topics.known.tables,
+            data, base, end, what, self.state, *NAMES, *self.topics.table.tables,
             self.topics.rows, self.cells, self.queues, self.intervals, self.units,
             np.zeros(len(self.units) // 20, np.int64), self.entries,
             np.array([0, files], np.int64), np.array([0], np.int64), delays(DEFAULT_LEVELS),
@@ -139,7 +139,7 @@ def test_columns_of_any_bytes(share: int) -> None:
         state: Any = np.zeros(len(kernel.LEAD_STATE), np.int64)
         while True:
             ended = kernel.SOUND_ENDS[kernel.lead(
-                data, 0, len(data), True, state, *NAMES, *topics.known.tables, topics.rows,
+                data, 0, len(data), True, state, *NAMES, *topics.table.tables, topics.rows,
                 delays(DEFAULT_LEVELS), columns, np.zeros(room, np.uint8), keys)]
             if ended != "new_topic":
                 break

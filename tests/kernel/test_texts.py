@@ -175,14 +175,14 @@ def test_keys_have_the_same_numbers_and_are_learned_elsewhere(seed: int) -> None
             codes += [keys.of_texts(batch).tolist(), [keys.number(None), keys.number(source)]]
             other.of_texts(batch.take(slice(None, None, 3)))
             keys = copy.copy(keys)
-        assert all(keys.found[number] == raw for batch, numbers in zip(
+        assert all(keys.by_number[number] == raw for batch, numbers in zip(
             batches, codes[::2], strict=True) for number, raw in zip(
                 numbers, batch.tolist(), strict=True))
         few = np.arange(len(keys))[::7]
-        assert keys.some(few) == [keys.found[number] for number in few.tolist()]
-        fixed = copy.copy(Keys(keys.found[::5]))
-        return (codes, keys.found, keys.numbers(other.found).tolist(), len(keys),
-                [fixed.of_texts(batch).tolist() for batch in batches], fixed.found)
+        assert keys.some(few) == [keys.by_number[number] for number in few.tolist()]
+        fixed = copy.copy(Keys(keys.by_number[::5]))
+        return (codes, keys.by_number, keys.numbers(other.by_number).tolist(), len(keys),
+                [fixed.of_texts(batch).tolist() for batch in batches], fixed.by_number)
 
     first, second = on_both(numbered)
     assert first == second

@@ -46,7 +46,7 @@ def reach(puts: Sequence[Put], *, chunk: int = 2 << 20, generation: int = 5,
     found = QueueReach(generation, plain=plain)
     for batch in Walk(BytesSource(log(puts)), chunk=chunk):
         found.add(batch)
-    return found.found()
+    return found.result()
 
 
 def by_hand(puts: Iterable[Put], *, plain: bool = False) -> dict[tuple[bytes, int], Reach]:
@@ -113,7 +113,7 @@ def test_parts_merge_to_the_whole(puts: list[Put], cut: int) -> None:
             found.add(batch)
         parts.append(pickle.loads(pickle.dumps(found)))  # as a worker process hands it back
     parts[0].merge(parts[1])
-    assert parts[0].found() == by_hand(puts)
+    assert parts[0].result() == by_hand(puts)
 
 
 @pytest.mark.parametrize(("generation", "counted"), [(4, True), (5, False)])

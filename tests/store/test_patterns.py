@@ -19,7 +19,7 @@ TEXT = "a" * 60 + "!"
 def test_a_search_without_end_is_ended(pattern: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "MAX_SECONDS", 0.01)
     with pytest.raises(UsageError, match="more than 0.01 s on one value of 61 characters"):
-        patterns.found(pattern, TEXT)
+        patterns.matches(pattern, TEXT)
 
 
 @pytest.mark.parametrize(("pattern", "text", "matches"), [
@@ -28,7 +28,7 @@ def test_a_search_without_end_is_ended(pattern: str, monkeypatch: pytest.MonkeyP
     (r"(.)\1", "abba", True), ("[[a]", "[", True)])
 def test_expressions_are_those_of_python(pattern: str, text: str, matches: bool) -> None:
     patterns.check(pattern)
-    assert patterns.found(pattern, text) is matches
+    assert patterns.matches(pattern, text) is matches
 
 
 @pytest.mark.parametrize("pattern", ["(", "a{2,1}", "[", "(?P<a", "*"])
@@ -52,8 +52,8 @@ def test_many_slow_searches_are_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patterns, "thread_time", lambda: float(next(clock)))  # 1 s for each search
     monkeypatch.setattr(patterns, "_left", {})
     short, long = "a" * 20, "a" * 1_000_000
-    assert all(patterns.found("^a", long) for _ in range(100))  # 2 s each
+    assert all(patterns.matches("^a", long) for _ in range(100))  # 2 s each
     for pattern in ("^a+", "a+$"):
-        assert all(patterns.found(pattern, short) for _ in range(5))
+        assert all(patterns.matches(pattern, short) for _ in range(5))
         with pytest.raises(UsageError, match="more than 2 microseconds per character"):
-            patterns.found(pattern, short)
+            patterns.matches(pattern, short)

@@ -39,7 +39,7 @@ HESSIAN = {
 
 
 def problem_of(spec: str, body: bytes, topic: str = "orders") -> str:
-    found = Decoding(spec).one(topic, {}, 0, body, "here")
+    found = Decoding(spec).decode(topic, {}, 0, body, "here")
     assert (found.value, found.kind) == (None, None)
     return str(found.problem)
 
@@ -93,14 +93,14 @@ def test_values_are_counted_before_they_are_made(
                 else b"\xdd" + times.to_bytes(4) + unit * times)
 
     assert problem_of(spec, body(1001)) == "more than 1,000 values"
-    assert Decoding(spec).one("orders", {}, 0, body(300), "here").problem is None
+    assert Decoding(spec).decode("orders", {}, 0, body(300), "here").problem is None
 
 
 def test_commas_in_texts_are_no_values(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (budget, sys.modules["rmqctl.ext.payloads.decoders"]):
         monkeypatch.setattr(module, "MAX_VALUES", 1000)
     body = json.dumps(["[,{" * 1000, '\\",' * 1000]).encode()
-    assert Decoding("json").one("orders", {}, 0, body, "here").problem is None
+    assert Decoding("json").decode("orders", {}, 0, body, "here").problem is None
 
 
 def test_the_count_of_msgpack_is_that_of_its_heads() -> None:
@@ -151,7 +151,7 @@ def test_avro(schema: Any, body: bytes, words: str | None, tmp_path: Path,
     pytest.importorskip("fastavro")
     monkeypatch.setattr(budget, "MAX_VALUES", 1000)
     (tmp_path / "a.avsc").write_text(json.dumps(schema))
-    found = Decoding(f"avro:{tmp_path}/a.avsc").one("orders", {}, 0, body, "here")
+    found = Decoding(f"avro:{tmp_path}/a.avsc").decode("orders", {}, 0, body, "here")
     assert (words is None) == (found.problem is None), found.problem
     assert (words or "") in (found.problem or "")
 
@@ -169,12 +169,12 @@ def test_values_of_protobuf_are_counted_while_they_are_made(
     assert problem_of(spec, b"\x0a\x00" * 1001) == "more than 1,000 values"
     # 30 each in 40: no list is long.
     assert problem_of(spec, (b"\x0a\x3c" + b"\x0a\x00" * 30) * 40) == "more than 1,000 values"
-    assert Decoding(spec).one("orders", {}, 0, b"\x0a\x00" * 500, "here").problem is None
+    assert Decoding(spec).decode("orders", {}, 0, b"\x0a\x00" * 500, "here").problem is None
     # Fields of other types are told by their size, without an object for each.
     decoding = Decoding(spec)
     tracemalloc.start()
     try:
-        told = decoding.one("orders", {}, 0, b"\x7b\x7c" * 50_000, "here")
+        told = decoding.decode("orders", {}, 0, b"\x7b\x7c" * 50_000, "here")
         assert "no field of" in str(told.problem)
         assert tracemalloc.get_traced_memory()[1] < MIB
     finally:

@@ -43,7 +43,7 @@ def short(value: object) -> str | None:
 
 def decoded(spec: str, body: bytes, topic: str = "orders", sys_flag: int = 0,
             **properties: str) -> Decoded:
-    return Decoding(spec).one(topic, properties, sys_flag, body, "here")
+    return Decoding(spec).decode(topic, properties, sys_flag, body, "here")
 
 
 @pytest.mark.parametrize(("spec", "body", "value", "kind"), [
@@ -77,7 +77,7 @@ def test_decoders(spec: str, body: bytes, value: Any, kind: str) -> None:
 ], ids=short)
 def test_auto_leaves_alone_what_it_has_no_evidence_for(body: bytes) -> None:
     decoding = Decoding()
-    assert decoding.one("orders", {}, 0, body, "here") == (None, None, None, None)
+    assert decoding.decode("orders", {}, 0, body, "here") == (None, None, None, None)
     assert (decoding.problems, decoding.unknown) == (0, 1)
 
 
@@ -99,7 +99,7 @@ def test_auto_leaves_alone_what_it_has_no_evidence_for(body: bytes) -> None:
 def test_what_does_not_decode_is_told_and_counted(spec: str, body: bytes, words: str) -> None:
     decoding = Decoding(spec)
     for _ in range(2):
-        found = decoding.one("orders", {}, 0, body, "physical offset 17")
+        found = decoding.decode("orders", {}, 0, body, "physical offset 17")
         assert (found.value, found.kind) == (None, None)
         assert found.problem is not None
         assert words in found.problem
@@ -179,7 +179,7 @@ def test_plugins_are_entry_points(module: Path) -> None:
 
 def test_a_copy_for_another_process_decodes_as_well() -> None:
     copy = pickle.loads(pickle.dumps(Decoding("gzip")))
-    assert copy.one("t", {}, 0, gzip.compress(b"[]"), "here").value == []
+    assert copy.decode("t", {}, 0, gzip.compress(b"[]"), "here").value == []
 
 
 # -- schemas --------------------------------------------------------------------------------------
@@ -400,6 +400,6 @@ import resource, sys
 from rmqctl.ext.payloads.decoding import Decoding
 body = sys.stdin.buffer.read()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-problem = Decoding(sys.argv[1]).one("t", {}, 0, body, "here").problem
+problem = Decoding(sys.argv[1]).decode("t", {}, 0, body, "here").problem
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, problem)
 """

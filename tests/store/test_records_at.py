@@ -22,7 +22,7 @@ def look(root: Path, offsets: list[int], sizes: list[int]) -> dict[int, int | No
     with Store.open(root) as store:
         for window in records_at(store.log, np.array(offsets, np.int64), np.array(sizes, np.int64)):
             there = [int(one) for one in window.batch.column("total_size")] if window.batch else []
-            for row, ok in zip(window.rows.tolist(), window.found.tolist(), strict=True):
+            for row, ok in zip(window.rows.tolist(), window.is_proved.tolist(), strict=True):
                 assert offsets[row] not in found
                 found[offsets[row]] = there.pop(0) if ok else None
             assert not there

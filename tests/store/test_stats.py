@@ -168,8 +168,8 @@ def test_keys_of_wide_and_narrow_ranges() -> None:
     keys = Keys()
     for values in ([5], [3, 3, 3], [9, 3, 5, 9], [-(1 << 40), 1 << 40, 3, 3], [-2, -1, -2]):
         codes = keys.of_ints(np.array(values, np.int64))
-        assert [keys.found[code] for code in codes.tolist()] == values
-    assert len(keys.found) == len(set(keys.found)) == 7
+        assert [keys.by_number[code] for code in codes.tolist()] == values
+    assert len(keys.by_number) == len(set(keys.by_number)) == 7
 
 
 def test_figures_of_a_row(tiny_base: tiny_stores.Tiny) -> None:

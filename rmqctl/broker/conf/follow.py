@@ -49,11 +49,11 @@ class SettingEffect(NamedTuple):
     setting: str
     value: str | None
     effect: Effect
-    said: Phrase
+    detail: Phrase
 
     def as_dict(self) -> dict[str, Any]:
         return {"setting": self.setting, "value": self.value, "effect": self.effect,
-                "detail": str(self.said)}
+                "detail": str(self.detail)}
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class Followed:
 
     store: Store
     version: BrokerVersion
-    told: list[SettingEffect] = field(default_factory=list)
+    effects: list[SettingEffect] = field(default_factory=list)
     assumed: dict[str, Any] = field(default_factory=dict)
     elsewhere: bool = False
     log_unopened: bool = False
@@ -103,7 +103,7 @@ class _Follower:
     def __init__(self, store: Store, release: str, version: BrokerVersion) -> None:
         self._store, self._release, self._version = store, release, version
         self._settings = Effective(store.sizes.conf, release)
-        self._told: list[SettingEffect] = []
+        self._effects: list[SettingEffect] = []
 
     def followed(self) -> Followed:
         store, settings = self._store, self._settings
@@ -118,7 +118,7 @@ class _Follower:
         seen = Store(store.root, folders, self._sizes())
         if self._makes_rocksdb:
             seen.layout = replace(seen.layout, consumequeue="rocksdb")
-        followed = Followed(seen, version, self._told, elsewhere=where.elsewhere)
+        followed = Followed(seen, version, self._effects, elsewhere=where.elsewhere)
         if where.moved:
             followed.assumed[ROOT] = store.root
         # What that costs.
@@ -131,7 +131,7 @@ class _Follower:
         return followed
 
     def _tell(self, setting: str, effect: Effect, reason: Phrase) -> None:
-        self._told.append(SettingEffect(self._settings.spelled(setting),
+        self._effects.append(SettingEffect(self._settings.spelled(setting),
                                         self._settings.text(setting), effect, reason))
 
     # -- what the broker checks first -----------------------------------------------------------
@@ -161,7 +161,8 @@ class _Follower:
         """Report names that this release does not read and so ignores."""
         for name, text in self._settings.conf.texts.items():
             if not is_read(name, self._release):
-                self._told.append(SettingEffect(name, text, "ignored", unread(name, self._release)))
+                self._effects.append(
+                    SettingEffect(name, text, "ignored", unread(name, self._release)))
 
     # -- layouts ----------------------------------------------------------------------------------
 

@@ -139,7 +139,7 @@ class QueuePass:
             reach.add(batch)
             if len(batch):
                 self._progress(int(batch.column("total_size").sum()))
-        limits = {key: (reach.first, reach.end) for key, reach in reach.found().items()}
+        limits = {key: (reach.first, reach.end) for key, reach in reach.result().items()}
         for (topic, queue_id), queue in side.store.queues.items():
             key = os.fsencode(topic), queue_id
             if key not in limits:

@@ -58,12 +58,12 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
     prediction.log_unopened = followed.log_unopened
     if followed.log_unopened and not prediction.not_judged:
         _count_unopened(store, prediction)
-    prediction.configuration, prediction.assumed = followed.told, followed.assumed
-    for setting in followed.told:
+    prediction.configuration, prediction.assumed = followed.effects, followed.assumed
+    for setting in followed.effects:
         if setting.effect == "refuses":
             prediction.starts = False
-            prediction.refusals.insert(0, setting.said)
-            prediction.actions.insert(0, Action(REFUSE, setting.setting, None, None, setting.said))
+            prediction.refusals.insert(0, setting.detail)
+            prediction.actions.insert(0, Action(REFUSE, setting.setting, None, None, setting.detail))
     return prediction
 
 

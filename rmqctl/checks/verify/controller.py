@@ -50,9 +50,9 @@ def _epochs(store: Store, log_end: int | None, live: bool,
         state = f"{BACKUP} " + ("is intact" if good else "is unusable: a broker starts without "
                                 "epochs")
         if isinstance(main.fault, StoreIOError):
-            yield Finding("file-unreadable", "store", f"{main.said}; {state}", file=path)
+            yield Finding("file-unreadable", "store", f"{main.reason}; {state}", file=path)
         else:
-            yield Finding("epoch-file", "store", f"{main.said}; {state}", file=path,
+            yield Finding("epoch-file", "store", f"{main.reason}; {state}", file=path,
                           offset=main.fault.offset, severity=WARNING if good else "")
     elif not main.epochs and good:
         yield Finding("epoch-file", "store", f"missing; {BACKUP} is intact", file=path,

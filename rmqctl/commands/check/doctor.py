@@ -121,7 +121,7 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
 
 def _facts(found: Diagnosis) -> dict[str, str]:
     facts = {} if found.untold is not None else _of_messages(found)
-    misled = [told.said for told in found.start.misled if told.effect != "refuses"]
+    misled = [told.detail for told in found.start.misled if told.effect != "refuses"]
     if misled:
         facts["broker.conf"] = Joined("; ", misled)
     if found.disk.total is not None and found.disk.free is not None:
@@ -165,7 +165,7 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))
     said = {"loses": loses if lost.would_lose else start.loses, "version": start.broker_version}
     # A broker that refuses to start loses nothing, so only the reason is shown.
-    why = [told.said for told in start.misled if told.effect == "refuses"] or start.refusals
+    why = [told.detail for told in start.misled if told.effect == "refuses"] or start.refusals
     facts["startup"] = (
         Phrase("fails: {why}", why=Joined("; ", why)) if not start.starts else
         Phrase("{loses} ({version}, as far as can be determined)", **said)

@@ -66,7 +66,7 @@ def command(
     found = predicted.consumers
     if found is None and predicted.misled:  # the broker opens another log, without messages
         found = Consumers((), complete=False, positions_known=False,
-                          notes=tuple(told.said for told in predicted.misled))
+                          notes=tuple(told.detail for told in predicted.misled))
     if found is None:
         raise RefusedError(f"{store.root}: no commitlog files found. Is the log in other folders "
                            "(--commitlog-dir), or not mounted?")
@@ -94,7 +94,7 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
 
     # If the configuration leads the broker elsewhere, this matters more than any group.
     is_misled = predicted.consumers is None
-    first = predicted.misled[0].said if is_misled else found.in_words()
+    first = predicted.misled[0].detail if is_misled else found.in_words()
     style = "bad" if is_misled or found.groups_affected else "good"
     # Programs get all queues; people get the affected ones.
     if out.is_value:

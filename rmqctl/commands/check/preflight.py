@@ -91,7 +91,7 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.text(Phrase("not checked: {name}", name=Joined(", ", prediction.not_judged)), "warn")
     if prediction.impact is not None:
         page.text(prediction.impact.in_words())
-    for text in (*prediction.refusals, *(told.said for told in prediction.configuration
+    for text in (*prediction.refusals, *(told.detail for told in prediction.configuration
                                          if told.effect != "refuses")):
         page.text(Phrase("  {text}", text=text))
     show_losses(page, prediction.beside_messages)

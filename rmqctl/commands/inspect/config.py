@@ -127,7 +127,7 @@ def _epochs(out: Output, store: OpenedStore) -> None:
     file = read_epochs(store)
     for copy in file.copies:
         if copy.fault is not None:
-            out.warn(f"{copy.name}: {copy.said}")
+            out.warn(f"{copy.name}: {copy.reason}")
     if file.used is file.backup:
         out.warn(f"showing {file.backup.name} instead, which a broker would use")
     end = find_end(store).offset if store.layout.reads("commitlog") else None

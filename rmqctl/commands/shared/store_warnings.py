@@ -24,7 +24,7 @@ def tell_left_over(out: Output, store: Store) -> None:
     """Note what follows the end of a DLedger log and does not belong to it."""
     left = store.left_over
     if left is not None:
-        out.note(left.said)
+        out.note(left.detail)
 
 
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:

@@ -59,7 +59,7 @@ class LeadPass:
         while True:
             ended = self._ends[self._kernel.lead(
                 data, base, end, self._deriver.with_keys, self._state, *NAMES,
-                *self._topics.known.tables, self._topics.rows, self._delays, self._columns,
+                *self._topics.table.tables, self._topics.rows, self._delays, self._columns,
                 self._rowed.view(np.uint8), self._keys)]
             if ended == "new_topic":
                 start, length = self._state[-2:].tolist()

@@ -477,7 +477,7 @@ def next_offsets(store: Store, settings: Settings, state: LogState) -> dict[tupl
     start = catch_up_start(state, dispatched_to(store, version))
     for batch in store.log.walk(start, state.end):
         reach.add(batch)
-    for (topic, queue_id), queue_reach in reach.found().items():
+    for (topic, queue_id), queue_reach in reach.result().items():
         key = os.fsdecode(topic), queue_id
         table[key] = max(table.get(key, 0), queue_reach.end)
     return table

@@ -38,10 +38,10 @@ class Decoding:
         columns = zip(page.column("topic"), page.column("properties"), page.column("sys_flag"),
                       page.column("physical_offset"), page.raw("body"), strict=True)
         for topic, properties, sys_flag, offset, body in columns:
-            yield self.one(topic, properties, sys_flag, body, f"physical offset {offset}")
+            yield self.decode(topic, properties, sys_flag, body, f"physical offset {offset}")
 
-    def one(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
-            place: str) -> Decoded:
+    def decode(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
+               place: str) -> Decoded:
         """Return the decoded body; ``place`` names it if it is the first that is not decoded."""
         internal = internal_topics.meaning(topic, properties)
         message = Message(internal_topics.real_topic(topic, properties), properties)

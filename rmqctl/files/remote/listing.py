@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from rmqctl.errors import StoreIOError
 from rmqctl.files.remote.reader import RemoteReader, changed_at, failing
-from rmqctl.files.remote.threads import each
+from rmqctl.files.remote.threads import run_all
 from rmqctl.vfs import Listed
 
 _MAX_DEPTH, _MAX_FILES = 16, 1_000_000
@@ -39,7 +39,7 @@ def remote_files(remote: RemoteReader) -> Listing:
     unknown = [path for path, row in named.items()
                if row.get("type") != "file" or not isinstance(row.get("size"), int)]
     # A server lists only names, or a link may lead to a file.
-    named |= zip(unknown, each(lambda path: _resolved(remote, path, named[path]), unknown),
+    named |= zip(unknown, run_all(lambda path: _resolved(remote, path, named[path]), unknown),
                  strict=True)
     files = {path: row for path, row in named.items() if row.get("type") == "file"}
     return Listing({path: _listed(remote, path, row) for path, row in files.items()},
@@ -88,7 +88,7 @@ def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
     folders: list[str] = [""]
     for _ in range(_MAX_DEPTH):
         below: list[str] = []
-        for folder, entries in zip(folders, each(remote.rows, folders), strict=True):
+        for folder, entries in zip(folders, run_all(remote.rows, folders), strict=True):
             for name, row in entries:
                 path = f"{folder}/{name}" if folder else name
                 if row.get("type") == "directory" and not row.get("islink"):

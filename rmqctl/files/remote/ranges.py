@@ -21,7 +21,7 @@ from rmqctl.files.remote import web
 from rmqctl.files.remote.ends import SAMPLES, SMALL, search
 from rmqctl.files.remote.listing import identity
 from rmqctl.files.remote.reader import RemoteReader
-from rmqctl.files.remote.threads import THREADS, each, submit, taken
+from rmqctl.files.remote.threads import THREADS, run_all, submit, taken
 from rmqctl.files.remote.web import NoRangesError
 from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
@@ -150,8 +150,8 @@ class Ranges:
     def _at_once(self, paths: Sequence[str], places: Iterable[tuple[str, int, int]]) -> list[bytes]:
         """Fetch many ranges, then look whether the files are those that were listed."""
         try:
-            parts = each(lambda place: self._fetch(*place, check=False), places)
-            each(lambda path: self._same(path, self._remote.where(path)), paths)
+            parts = run_all(lambda place: self._fetch(*place, check=False), places)
+            run_all(lambda path: self._same(path, self._remote.where(path)), paths)
         except StoreIOError as error:
             self.failed = self.failed or error
             raise

@@ -130,7 +130,7 @@ class RemoteReader(Closing):
         self._sizes[path] = row["size"]
         return int(row["size"])
 
-    def _known(self, path: str, wanted: int) -> int:
+    def _size_of(self, path: str, wanted: int) -> int:
         """Return the size of a file; asked for again where it is known to have less than
         ``wanted``.
         """
@@ -144,7 +144,7 @@ class RemoteReader(Closing):
     def read(self, path: str, position: int, length: int) -> bytes:
         if position < 0 or length <= 0:
             return b""
-        end = min(position + length, self._known(path, position + length))
+        end = min(position + length, self._size_of(path, position + length))
         parts = []
         while position < end:
             part, _ = self.fetch(path, position, end, self._sizes[path])

@@ -75,7 +75,7 @@ def taken(future: Future[R]) -> R:
     return future.result()
 
 
-def each(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
+def run_all(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
     """Do some work with many values at the same time; values that are not started are left when one
     fails.
     """

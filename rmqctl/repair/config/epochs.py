@@ -28,5 +28,5 @@ def mend_epochs(store: Store) -> Planned:
         return [], []  # what cannot be read may be good
     content = store.read_small(backup.name, most=MAX_FILE_SIZE)
     step = (Replace if os.path.lexists(store.path(main.name)) else Create)(main.name, content)
-    why = f"{main.said or 'missing'}; {backup.name} is intact"
+    why = f"{main.reason or 'missing'}; {backup.name} is intact"
     return [step], [Action("restore", main.name, None, len(backup.epochs), why, "entry")]

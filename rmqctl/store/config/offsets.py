@@ -51,7 +51,7 @@ class Lag:
     _read_queues: dict[str, int] | None = None
     _groups: set[str] = field(default_factory=set)
     _on_disk: dict[str, list[int]] = field(default_factory=dict)
-    _known: dict[str, _Queues] = field(default_factory=dict)
+    _bounds_of: dict[str, _Queues] = field(default_factory=dict)
     _topics_in: str = ""
     _all_known: bool = True
 
@@ -219,10 +219,10 @@ class Lag:
         """Return the bounds of the topic's queues on disk; for unreadable ones the reason in
         words.
         """
-        if topic not in self._known:
-            self._known[topic] = {queue_id: self._bounds(topic, queue_id)
-                                  for queue_id in self._on_disk.get(topic, ())}
-        return self._known[topic]
+        if topic not in self._bounds_of:
+            self._bounds_of[topic] = {queue_id: self._bounds(topic, queue_id)
+                                      for queue_id in self._on_disk.get(topic, ())}
+        return self._bounds_of[topic]
 
     def _bounds(self, topic: str, queue_id: int) -> Bounds | str:
         store = self.store

@@ -92,7 +92,7 @@ _BRIEF: dict[str, tuple[str, ...]] = {
 }
 
 
-def _known(name: str) -> str:
+def _plain(name: str) -> str:
     return "".join(char for char in name.lower() if char.isalnum())
 
 
@@ -101,7 +101,7 @@ def kind_of(name: str) -> str:
     UsageError.
     """
     for kind in kinds.KINDS:
-        if _known(kind) == _known(name):
+        if _plain(kind) == _plain(name):
             return kind
     raise UsageError(f"unknown kind {name!r}; kinds: {', '.join(kinds.KINDS)}")
 

@@ -209,14 +209,14 @@ def _past_bad_places(read: Read) -> Read:
 
 
 def _gathering(read: Read, gather: Gather | None) -> Gather:
-    def each(places: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_singly(places: Sequence[tuple[int, int]]) -> list[bytes]:
         return [read(*place) for place in places]
 
-    def given(places: Sequence[tuple[int, int]]) -> list[bytes]:
+    def read_all(places: Sequence[tuple[int, int]]) -> list[bytes]:
         with suppress(StoreIOError):
-            return each(places) if gather is None else gather(places)
-        return each(places)
-    return given
+            return read_singly(places) if gather is None else gather(places)
+        return read_singly(places)
+    return read_all
 
 
 def _in_memory(data: bytes) -> Read:

@@ -37,7 +37,7 @@ class View:
                  generation: int | None = None) -> None:
         self.store = store
         self.generation = generation or store.generation
-        self._known: dict[tuple[str, int], Bounds] = {}
+        self._bounds: dict[tuple[str, int], Bounds] = {}
         self._log_end = log_end
         self.compacted = log_end is not None
         """True if topics that a broker reads from a compaction log are read from there."""
@@ -54,11 +54,11 @@ class View:
 
     def bounds(self, queue: ConsumeQueue) -> Bounds:
         key = queue.topic, queue.queue_id
-        if key not in self._known:
+        if key not in self._bounds:
             end = self._end(queue)
             first = queue.first_kept(end, self.store.log.min_offset, self.generation)
-            self._known[key] = Bounds(min(first, end), end)
-        return self._known[key]
+            self._bounds[key] = Bounds(min(first, end), end)
+        return self._bounds[key]
 
     def _end(self, queue: ConsumeQueue) -> int:
         if self.log_end is None:

@@ -283,7 +283,7 @@ class LeftOver(NamedTuple):
     entries: int
 
     @property
-    def said(self) -> Phrase:
+    def detail(self) -> Phrase:
         return Phrase("DLedger's log ends at {end}, after entry {number} of term {term}; stale "
                       "after it: {count}, left over when this member was truncated",
                       end=self.end, number=self.number, term=self.term,

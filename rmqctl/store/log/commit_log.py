@@ -227,14 +227,14 @@ def _first_border(walk: Walk) -> int | None:
 
 @dataclass(slots=True)
 class Window:
-    """Rows of the request that are adjacent. ``found`` says for which a complete record is proved.
+    """Adjacent rows of a request, and for which of them a complete record is proved.
 
-    ``batch`` holds the found records only, in the order of ``rows[found]``; None if that file is
+    ``batch`` has only these records, in the order of ``rows[is_proved]``; None if that file is
     missing or unreadable.
     """
 
     rows: Array
-    found: Array
+    is_proved: Array
     batch: Batch | None
 
 

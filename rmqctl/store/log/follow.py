@@ -54,7 +54,7 @@ class Follower:
         self.next = start
         self._files: list[StoreFile] = []
         self._shown: deque[_Mark] = deque(maxlen=_REMEMBERED)
-        self._said: int | None = None
+        self._reported: int | None = None
         self._undecided = 0
         self._gone = False
         self._failed = ""
@@ -76,8 +76,8 @@ class Follower:
             self._gone = not self._files
             self._check_shown()
             yield from self._records_up_to(self._log.advance(self.next))
-            if self._log.stuck and self._said != self.next:
-                self._said = self.next
+            if self._log.stuck and self._reported != self.next:
+                self._reported = self.next
                 self._report(Problem("in-progress", f"the record at physical offset {self.next} is "
                                      "incomplete: waiting for the rest", self.next))
             self._failed = ""

@@ -86,7 +86,7 @@ class GrowingLog:
         self._witness = witness
         self._waiting: _Waiting | None = None
         self._idle: _Idle | None = None
-        self._said: int | None = None
+        self._reported: int | None = None
         self.torn = False
         """True if the last `advance` ended before something that is incomplete (yet)."""
         self.stuck = False
@@ -202,11 +202,11 @@ class GrowingLog:
     def _check_end(self, files: Sequence[StoreFile], position: int) -> None:
         """Report, once, a log that ends before a place that was reached."""
         end = files[-1].end if files else 0
-        if end < position and self._said != position:
+        if end < position and self._reported != position:
             self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up to "
                        "which it was read: it was truncated, recreated or is not mounted; reading "
                        "resumes when it reaches that offset again")
-            self._said = position
+            self._reported = position
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,
                    least: bool) -> int:

@@ -310,13 +310,13 @@ class _WithoutThePast(StoreWitness):
 
     def __init__(self, witness: StoreWitness) -> None:
         super().__init__(witness._opener, witness.largest_record)
-        self._known, self._store, self._lock = witness, witness._store, witness._lock
+        self._witness, self._store, self._lock = witness, witness._store, witness._lock
 
     def _all_rows(self) -> Pages:
-        return self._known._all_rows()
+        return self._witness._all_rows()
 
     def _all_keys(self) -> _IndexPages:
-        return self._known._all_keys()
+        return self._witness._all_keys()
 
     def offsets_before(self, physical: int) -> None:
         return None

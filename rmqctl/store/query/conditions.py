@@ -160,7 +160,7 @@ class Condition:
         if self.operator in ("~", "!~"):
             from rmqctl.store.query import patterns
 
-            matches = value is not None and patterns.found(str(self.value), text)
+            matches = value is not None and patterns.matches(str(self.value), text)
             return matches == (self.operator == "~")
         if self.field == TEXT and self.operator in ("=", "!="):
             return (str(self.value) in text) == (self.operator == "=")

@@ -109,20 +109,20 @@ class _Fields:
                 which[page.numbers(name) == magic] = number
             cells.choice(which, list(map(json_bytes, VERSIONS.values())))
         elif name == "topic":
-            cells.add(self._made(text.topics(page.batch), str))
+            cells.add(self._encoded(text.topics(page.batch), str))
         elif name == "properties_raw":
-            cells.add(self._made(text.properties(page.batch), str))
+            cells.add(self._encoded(text.properties(page.batch), str))
         elif name == "properties":
-            cells.add(self._made(text.properties(page.batch), props.parse, OBJECT))
+            cells.add(self._encoded(text.properties(page.batch), props.parse, OBJECT))
         else:
             rows, values = self._properties.find(
                 props.KEYS if name == "keys" else _NAMED.get(name) or name.removeprefix(PROPERTY))
             if name == "keys":
-                cells.add(self._made(values, props.split_keys, LIST), rows, b"[]")
+                cells.add(self._encoded(values, props.split_keys, LIST), rows, b"[]")
             else:
-                cells.add(self._made(values, str), rows, b"null")
+                cells.add(self._encoded(values, str), rows, b"null")
 
-    def _made(self, texts: Texts, value: Callable[[str], Any], shape: str = STRING) -> Array:
+    def _encoded(self, texts: Texts, value: Callable[[str], Any], shape: str = STRING) -> Array:
         """Return texts as JSON; ``value`` returns the value of a text, if others decide it."""
         def others(rows: Array) -> list[bytes]:
             return [json_bytes(value(objects.text(raw))) for raw in texts.take(rows).tolist()]
@@ -138,7 +138,7 @@ class _Bodies:
         self._texts = Texts(page.batch.data, page.batch.column("body_start"),
                             page.batch.column("body_length"))
         self._which: Array = np.zeros(len(page), np.int64)
-        self._made = cells.make(self._texts, self._others, is_for_others=(
+        self._encoded = cells.make(self._texts, self._others, is_for_others=(
             np.ones(len(page), bool) if form == "base64" else None))
 
     def _others(self, rows: Array) -> list[bytes]:
@@ -154,6 +154,6 @@ class _Bodies:
     def add(self, name: str) -> None:
         """Add ``body`` or ``body_encoding``."""
         if name == "body":
-            self._cells.add(self._made)
+            self._cells.add(self._encoded)
         else:
             self._cells.choice(self._which, list(map(json_bytes, _ENCODINGS)))

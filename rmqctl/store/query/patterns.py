@@ -35,7 +35,7 @@ def check(pattern: str) -> None:
         raise UsageError("the regular expression is nested too deeply") from None
 
 
-def found(pattern: str, text: str) -> bool:
+def matches(pattern: str, text: str) -> bool:
     """Return whether ``pattern`` matches somewhere in ``text``. Raise UsageError beyond
     `MAX_SECONDS`, or where all texts together take too long for their size.
     """

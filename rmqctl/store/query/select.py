@@ -233,7 +233,7 @@ class Selector:
                     chunk = rows[:, at:at + size]
                     total = np.cumsum(chunk[_SIZE])
                     chunk = chunk[:, :max(int(np.searchsorted(total, _CHUNK_BYTES, "right")), 1)]
-                    yield from self._found(queues, chunk, buffer, missing)
+                    yield from self._messages(queues, chunk, buffer, missing)
                     at += chunk.shape[1]
                     size = min(size * 2, _CHUNK)
         finally:  # also of messages before the last one that was wanted
@@ -249,8 +249,8 @@ class Selector:
                                      f"entries from {queue.end} on point beyond the end of the "
                                      "log"))
 
-    def _found(self, queues: list[QueueRows], rows: Rows, buffer: Array,
-               missing: MissingRows) -> Iterator[Page]:
+    def _messages(self, queues: list[QueueRows], rows: Rows, buffer: Array,
+                  missing: MissingRows) -> Iterator[Page]:
         """Yield the messages of some rows; rows without any are ``missing``. A page ends before
         these, so that a caller that stops there does not get them reported.
         """

@@ -105,14 +105,14 @@ def disagreements(rows: Collection[TableRow]) -> list[str]:
     differing = [row for row in rows if row.agrees is False]
     if not differing:
         return []
-    named = ", ".join(f"{row.key} (log {_said(row.from_log)}, consumequeue "
-                      f"{_said(row.from_consumequeue)})" for row in differing[:_NAMED])
+    named = ", ".join(f"{row.key} (log {_offset_text(row.from_log)}, consumequeue "
+                      f"{_offset_text(row.from_consumequeue)})" for row in differing[:_NAMED])
     more = f" and {len(differing) - _NAMED} more" if len(differing) > _NAMED else ""
     many = "1 queue differs" if len(differing) == 1 else f"{len(differing)} queues differ"
     return [f"{many} between log and consumequeue: {named}{more}"]
 
 
-def _said(offset: int | None) -> str:
+def _offset_text(offset: int | None) -> str:
     return "none" if offset is None else str(offset)
 
 
@@ -189,7 +189,7 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
     if report is not None:
         _tell(store, view, spans, last_record, report)
     return {(os.fsdecode(topic), queue_id): reach
-            for (topic, queue_id), reach in total.found().items()}
+            for (topic, queue_id), reach in total.result().items()}
 
 
 class _Spans:

@@ -239,22 +239,22 @@ def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[R
         except Exception as strict:  # noqa: BLE001  next as a broker does it: what is sound
             base = opened(DBRecoveryMode.skip_any_corrupted_record())
             damage.append("a write-ahead log (*.log) is damaged or ends in the middle of a record "
-                          f"({_said(strict, folder, shadow)}); the rest is read")
+                          f"({_library_text(strict, folder, shadow)}); the rest is read")
             return base, families
     except Exception as error:  # noqa: BLE001
         # A file that disappears was deleted by the broker; this is not damage.
         if "No such file" in str(error):
-            raise VanishedError(_said(error, folder, shadow)) from None
+            raise VanishedError(_library_text(error, folder, shadow)) from None
         raise _damaged(folder, shadow, error) from None
 
 
 def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> FormatError:
     where = f"column family {family}: " if family else ""
-    return FormatError(f"the database is damaged: {where}{_said(error, folder, shadow)}",
+    return FormatError(f"the database is damaged: {where}{_library_text(error, folder, shadow)}",
                        file=folder)
 
 
-def _said(error: Exception, folder: str, shadow: str) -> str:
+def _library_text(error: Exception, folder: str, shadow: str) -> str:
     """Return the library's words in one line, with the names of the files as they are in the
     store.
     """

@@ -168,7 +168,7 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
     left = store.left_over
     # The end of the log, its index, and the checkpoint.
     if left is not None:
-        yield Finding("dledger-left-over", "commitlog", left.said, count=left.entries,
+        yield Finding("dledger-left-over", "commitlog", left.detail, count=left.entries,
                       **_place(store, left.end))
     for node in store.nodes:
         yield from _index_files(node)

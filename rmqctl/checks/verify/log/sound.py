@@ -103,7 +103,7 @@ class SoundPass:
             _TIMED if self._timed else 0)
         while True:
             ended = self._ends[self._kernel.sound(
-                data, base, end, what, self._state, *NAMES, *self._topics.known.tables,
+                data, base, end, what, self._state, *NAMES, *self._topics.table.tables,
                 self._topics.rows, self._cells, self._queues, self._intervals, self._units,
                 self._times, self._entries, *self._of_index, self._delays, self._heads,
                 self._bad)]
@@ -245,7 +245,7 @@ class SoundPass:
         self._set(bad=0, bad_bytes=0)
         if not rows:
             return
-        names = self._topics.known.texts(slice(None)).tolist()
+        names = self._topics.table.texts(slice(None)).tolist()
         for offset, size, topic, queue_id, queue_offset, length, flag in rows:
             result.keep_bad(BadRecord(offset, size, names[topic], queue_id, queue_offset, "body",
                                       "", length > 0, sysflag.has_consume_queue_row(flag)))

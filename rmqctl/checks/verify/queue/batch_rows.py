@@ -192,10 +192,10 @@ class _BatchQueueCheck:
         number = number[first]
         for window in records_at(self._store.log, physical,
                                  rows["size"][number].astype(np.int64)):
-            for row in number[window.rows[~window.found]].tolist():
+            for row in number[window.rows[~window.is_proved]].tolist():
                 yield row, self._missing(rows[row], window.batch is not None)
             if window.batch is not None:
-                yield from self._compare(rows, number[window.rows[window.found]], window.batch)
+                yield from self._compare(rows, number[window.rows[window.is_proved]], window.batch)
 
     def _missing(self, row: Any, readable: bool) -> Wrong:
         physical = int(row["physical_offset"])

@@ -248,9 +248,9 @@ class Records:
             first = int(window.rows[0])
             units_here = order[start[first]:start[int(window.rows[-1]) + 1]]
             window_row = of_row[units_here] - first
-            resolved = window.found[window_row]
+            resolved = window.is_proved[window_row]
             if window.batch is not None and resolved.any():
-                record = (np.cumsum(window.found) - 1)[window_row[resolved]]
+                record = (np.cumsum(window.is_proved) - 1)[window_row[resolved]]
                 yield from self._compare(units, rows[units_here[resolved]], record, window.batch,
                                          precision)
             if not resolved.all():
