@@ -1,9 +1,9 @@
 """A broker's own configuration file (``broker.conf``), as far as it concerns a store.
 
-The file is what `BrokerStartup -c` reads: Java properties whose names are those of
+The file is what `BrokerStartup -c` reads: Java properties named after the fields of
 `MessageStoreConfig` and `BrokerConfig`. Settings that affect a store's files are used; other names
-are accepted. Paths in it are those of the broker's machine: paths below its ``storePathRootDir``
-are looked up below the given store, wherever that has been copied to.
+are accepted. Its paths are those of the broker's machine: a path below its ``storePathRootDir`` is
+looked up below the given store, wherever the store has been copied to.
 """
 
 from __future__ import annotations
@@ -23,17 +23,19 @@ from rmqctl.scan.source import FileSource
 
 MAX_SIZE = 1 << 20
 _SPLITTER = ","
-"""Between the folders of a multi-path log (the JVM property rocketmq.broker.multiPathSplitter)."""
+"""Separator of the folders of a multi-path log (the JVM property
+rocketmq.broker.multiPathSplitter)."""
 _INT_MAX = (1 << 31) - 1
 TIER_METADATA = os.path.join("config", "tieredStoreMetadata.json")
 
 
 @dataclass(frozen=True, slots=True)
 class BrokerConf:
-    """A broker's configuration, as far as it decides about a store's files.
+    """The part of a broker's configuration that affects the files of a store.
 
-    ``values`` are by the names of `rmqctl.broker.settings.Settings`, only those that the file sets;
-    ``notes`` name settings that do not mean what they seem to. ``path`` "" means no file.
+    ``values`` has only the settings that the file contains, by the names of
+    `rmqctl.broker.settings.Settings`; ``notes`` name settings that do not mean what they seem to.
+    ``path`` "" means no file.
     """
 
     path: str = ""
@@ -57,26 +59,27 @@ class BrokerConf:
     message_index: bool | None = None
     """messageIndexEnable."""
     message_index_safe: bool | None = None
-    """messageIndexSafe: the index is counted in where a recovery starts."""
+    """messageIndexSafe: the index counts for where a recovery starts."""
     force_property_crc: bool | None = None
-    """forceVerifyPropCRC: recovery looks at appended CRCs instead of the bodies' (5.2.0+)."""
+    """forceVerifyPropCRC: recovery checks appended CRCs instead of body CRCs (5.2.0+)."""
     name: str | None = None
     """brokerName."""
     makes_topics: bool | None = None
-    """autoCreateTopicEnable: a topic is made when a message comes for it."""
+    """autoCreateTopicEnable: the broker creates a topic when a message for it arrives."""
     makes_groups: bool | None = None
-    """autoCreateSubscriptionGroup: the same of groups, when a consumer comes."""
+    """autoCreateSubscriptionGroup: the broker creates a group when a consumer connects."""
     tier: dict[str, Any] = field(default_factory=dict, hash=False)
     """The settings of a tier, by the names of the options of commands on tiers."""
     tier_path: str | None = None
     """tieredStoreFilePath (5.1: tieredStoreFilepath)."""
     notes: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict, hash=False)
-    """Every name of the file with its value as written; the last of several counts."""
+    """Every name in the file with its value as written; the last one counts if a name is repeated.
+    """
     lines: dict[str, int] = field(default_factory=dict, hash=False)
-    """The line on which each of them begins."""
+    """The line on which each setting begins."""
     repeated: dict[str, list[int]] = field(default_factory=dict, hash=False)
-    """Names with several values: all of their lines."""
+    """Names with several values, and all of their lines."""
     runtime: dict[str, Any] = field(default_factory=dict, hash=False)
     """The settings that decide what a running broker deletes or delivers, by its own names."""
 
@@ -88,11 +91,12 @@ class BrokerConf:
         return None if self.root is None else os.path.join(self.root, TIER_METADATA)
 
     def folders(self, root: str) -> tuple[str, ...]:
-        """Return the log's folders for a store at ``root``: () where the file names none with a log
-        in it.
+        """Return the log's folders for a store at ``root``; () if the file names no folder with a
+        log.
 
-        A folder below storePathRootDir is one below ``root``; another one is taken where it is. A
-        DLedger broker has the plain ones only before it became one (spec: dledger.md §5).
+        A folder below storePathRootDir is looked up below ``root``; any other folder is used as it
+        is. For a DLedger broker, plain folders belong to the time before it used DLedger (spec:
+        dledger.md §5).
         """
         paths = self.commitlog_paths
         if self.dledger:
@@ -112,7 +116,7 @@ class BrokerConf:
         return there if any(listing(os.path.join(root, path)).files for path in there) else ()
 
     def remarks(self, root: str) -> list[str]:
-        """Return remarks on the file before a store at ``root`` is read by it."""
+        """Return remarks on how the file applies to a store at ``root``."""
         texts = [f"{self.path}: {text}" for text in self.notes]
         folders = [(path, self._moved(path, root)) for path in self.commitlog_paths]
         missing = [path for path, moved in folders if not vfs.isdir(os.path.join(root, moved))]
@@ -141,8 +145,9 @@ NO_CONF = BrokerConf()
 
 
 def read_conf(path: str) -> BrokerConf:
-    """Return the file at ``path``. Raise UsageError for what a broker could not read either,
-    StoreIOError.
+    """Return the configuration in the file at ``path``.
+
+    Raises: UsageError where a broker could not read the file either, StoreIOError.
     """
     with FileSource(path) as source:
         if source.size > MAX_SIZE:
@@ -159,7 +164,7 @@ def read_conf(path: str) -> BrokerConf:
 
 
 class _Reading:
-    """The entries of a file on their way to a `BrokerConf`."""
+    """The entries of a file, while a `BrokerConf` is built from them."""
 
     def __init__(self, path: str, entries: list[properties_file.PropertyEntry]) -> None:
         self._path = path
@@ -219,8 +224,8 @@ class _Reading:
         return value.lower() == "true"
 
     def _count(self, key: str) -> int | None:
-        """Return the value as `Integer.parseInt` does; None if that fails, as a broker keeps its
-        default then.
+        """Return the value as `Integer.parseInt` does; None if that fails: the broker then uses its
+        default.
         """
         value = self._texts.get(key)
         if value is None:
@@ -237,10 +242,10 @@ class _Reading:
         number = int(value[:20]) if re.fullmatch("[+-]?[0-9]+", value) else None
         if number is not None and -_INT_MAX <= number <= _INT_MAX:
             return number
-        return self._count(key)  # which says why it is invalid
+        return self._count(key)  # `_count` reports why the value is invalid
 
     def _queue_size(self, key: str) -> int | None:
-        """Return the size in complete units: a broker rounds it up."""
+        """Return the size in complete units, rounded up as a broker does."""
         size = self._count(key)
         return None if size is None else -(-size // UNIT_SIZE) * UNIT_SIZE
 
@@ -283,7 +288,7 @@ _SETTINGS: dict[str, tuple[str, _Read]] = {
     "brokerClusterName": ("cluster", _Reading._text),
     "brokerRole": ("role", _Reading._role),
 }
-"""Names in the file -> the name in `Settings`, and how Java reads the value."""
+"""Setting in the file -> name in `Settings`, and how Java reads the value."""
 
 _TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
     "brokerName": ("broker", _Reading._text),
@@ -292,7 +297,7 @@ _TIER_SETTINGS: dict[str, tuple[str, _Read]] = {
     "tieredStoreIndexFileMaxIndexNum": ("index_max", _Reading._count),
     "tieredStoreConsumeQueueMaxSize": ("consumequeue_max_size", _Reading._count),
 }
-"""The same for tiers, by the names of their options."""
+"""The same for the settings of tiers, by the names of their options."""
 
 _RUNTIME: dict[str, _Read] = {
     "fileReservedTime": _Reading._integer,
@@ -306,7 +311,7 @@ _RUNTIME: dict[str, _Read] = {
     "enableControllerMode": _Reading._flag,
     "mappedFileSizeTimerLog": _Reading._count,
 }
-"""Names in the file -> how Java reads the value."""
+"""Setting in the file -> how Java reads the value."""
 
 _KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | frozenset(_RUNTIME) | {
     "tieredStoreFilePath", "tieredStoreFilepath",

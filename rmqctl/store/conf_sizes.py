@@ -1,7 +1,7 @@
-"""Sizes of a broker's configuration file against the files of a store: what the files prove counts.
+"""Sizes in a broker's configuration file, checked against the files of a store.
 
 A configuration that belongs to another store, or was edited since, must not mislead readers or
-repairs of the existing files. What such a configuration does to a start is another question.
+repairs of the existing files. Its effect on a startup is another question.
 """
 
 from __future__ import annotations
@@ -17,17 +17,15 @@ from rmqctl.store.files import common_size, queue_size
 
 _FIELDS = {"commitlog_file_size": "commitlog_file", "consumequeue_file_size": "consumequeue_file",
            "index_slots": "index_slots", "index_max": "index_max"}
-"""Names of a configuration -> the fields of `Sizes` that hold them."""
+"""Names in a configuration -> the fields of `Sizes`."""
 _SURE = 2
-"""Files of one size that prove it; a single one may be short."""
+"""Number of files of one size that prove this size; a single file may be short."""
 
 
 def as_files_are(store: Any, sizes: Any) -> Any:
-    """Return ``sizes`` without values that only ``sizes.conf`` has, and the files of ``store``
-    refute.
+    """Return ``sizes`` without the values of ``sizes.conf`` that the files of ``store`` refute.
 
-    ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, and is seen as it is
-    now.
+    ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, as it is now.
     """
     values = sizes.conf.values
     refuted: set[str] = set()
@@ -41,9 +39,7 @@ def as_files_are(store: Any, sizes: Any) -> Any:
 
 
 def _proven(store: Any, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield what the files of a store prove, by the names of a configuration that says
-    something.
-    """
+    """Yield (name, size) for each configured size that the files of a store prove."""
     if "commitlog_file_size" in values:
         files = store.log.files
         size = common_size(files)

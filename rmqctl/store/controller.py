@@ -1,8 +1,8 @@
 """The files of the controller mode in a store: epochs, and the broker's identity (spec: dledger.md
 §8, checkpoint-and-small-files.md §5).
 
-An epoch is the time of one master; it begins at the physical offset at which the log ended when
-that broker became master, and ends where the next one begins, or with the log.
+An epoch is the time of one master. It begins at the physical offset at which the log ended when
+that broker became master; it ends at the start of the next epoch or at the end of the log.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MAX_FILE_SIZE = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class EpochCopy:
-    """One copy of the epoch file. Without ``fault`` and entries it is not there, or empty."""
+    """One copy of the epoch file. Without ``fault`` and entries it is missing or empty."""
 
     name: str
     epochs: tuple[Epoch, ...] = ()
@@ -43,14 +43,14 @@ class EpochCopy:
 
 @dataclass(frozen=True, slots=True)
 class EpochFile:
-    """Both copies; a broker takes the backup where the main one is missing, empty or wrong."""
+    """Both copies; a broker uses the backup if the main file is missing, empty or invalid."""
 
     main: EpochCopy
     backup: EpochCopy
 
     @property
     def used(self) -> EpochCopy | None:
-        """The copy that counts; None if neither has an epoch."""
+        """The effective copy; None if neither has an epoch."""
         return next((copy for copy in (self.main, self.backup) if copy.epochs), None)
 
     @property
@@ -63,7 +63,7 @@ class EpochFile:
 
 
 class Span(NamedTuple):
-    """An epoch with its end; None: it is the last one, and where the log ends is not known."""
+    """An epoch with its end; None for the last epoch if the end of the log is unknown."""
 
     epoch: int
     start_offset: int
@@ -91,8 +91,8 @@ def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[Span]:
 
 
 def read_identity(store: Store) -> BrokerIdentity | None:
-    """Return the broker's identity by the controller's file; None if the file says nothing. Never
-    raises.
+    """Return the broker's identity from the controller's file; None if the file does not contain
+    it. Never raises.
     """
     try:
         return broker_identity.parse(store.read_small(IDENTITY, most=1 << 16))
@@ -115,10 +115,10 @@ def about(store: Store, log_end: int | None) -> dict[str, Any] | None:
 class Agreement:
     """The epochs of two replicas, ``a`` and ``b``, compared with each other.
 
-    ``consistent_point``: the physical offset up to which the logs are the same by their epochs; a
-    slave truncates its log there. None if they have no epoch in common. ``common``: the number of
-    epochs that are the same, from the first one on. ``conflict``: the first epoch that both have
-    with different starts.
+    ``consistent_point``: the physical offset up to which the epochs show the same log; a slave
+    truncates its log there. None if they have no epoch in common. ``common``: the number of equal
+    epochs from the first one on. ``conflict``: the first epoch that both have with different
+    starts.
     """
 
     consistent_point: int | None
@@ -127,8 +127,9 @@ class Agreement:
 
 
 def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) -> Agreement:
-    """Return the agreement of two replicas; ``a_end``, ``b_end``: the ends of the logs (dledger.md
-    §8: the end of the greatest epoch that both have with the same start, the smaller of the two).
+    """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs
+    (dledger.md §8: the end of the greatest epoch that both have with the same start, the smaller of
+    the two).
     """
     left, right = ({span.epoch: span for span in spans(epochs, end)}
                    for epochs, end in ((a, a_end), (b, b_end)))
@@ -143,7 +144,7 @@ def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) ->
 
 
 def disorder(epochs: Sequence[Epoch]) -> int | None:
-    """Return the place in the list of the first entry that does not follow the one before it."""
+    """Return the index of the first entry that does not follow the previous one."""
     return next((number for number in range(1, len(epochs)) if not (
         epochs[number - 1].epoch < epochs[number].epoch
         and epochs[number - 1].start_offset < epochs[number].start_offset)), None)

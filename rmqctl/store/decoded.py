@@ -13,8 +13,8 @@ MISSING: Any = object()
 
 
 class Decoded(NamedTuple):
-    """The result of one body: ``kind`` None if it was not decoded, and ``problem`` in words if it
-    should have been.
+    """The decoded body of a message: ``kind`` is None if it was not decoded; ``problem`` says in
+    words why not, if it should have been.
     """
 
     value: Any
@@ -23,8 +23,8 @@ class Decoded(NamedTuple):
     internal: dict[str, Any] | None
 
     def field(self, name: str) -> Any:
-        """Return ``decoded``, ``decoded_as``, ``internal``, or a field of the body by its path
-        (None, too, where it has none).
+        """Return ``decoded``, ``decoded_as``, ``internal``, or a field of the body by its path;
+        None if the body lacks it.
         """
         if name == "decoded":
             return self.value
@@ -36,14 +36,16 @@ class Decoded(NamedTuple):
         return None if value is MISSING else value
 
     def of_body(self, name: str) -> Any:
-        """Return ``body.PATH``; `MISSING` if the body lacks that field."""
+        """Return ``body.PATH``; `MISSING` if the body lacks this field."""
         if self.kind is None:
             return MISSING
         return at(self.value, tuple(name.removeprefix(OF_BODY).split(".")))
 
 
 class Decoding(Protocol):
-    """A decoder with its account: `rmqctl.ext.payloads.decoding` has the one of ``--decode``."""
+    """A decoder of message bodies; `rmqctl.ext.payloads.decoding` implements it for
+    ``--decode``.
+    """
 
     spec: str
     problems: int
@@ -55,11 +57,13 @@ class Decoding(Protocol):
 
     def decode(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
                place: str) -> Decoded:
-        """Return the decoded body; ``place`` names it if it is the first that is not decoded."""
+        """Return the decoded body; ``place`` names the message in the report of the first body that
+        is not decoded.
+        """
 
 
 def at(value: Any, path: tuple[str, ...]) -> Any:
-    """Return the field of a plain value that names lead to, or `MISSING`. A number leads into a
+    """Return the field of a plain value at ``path``, or `MISSING`. A number is an index of a
     list.
     """
     for name in path:

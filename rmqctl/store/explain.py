@@ -1,6 +1,4 @@
-"""The reasons why a selection shows nothing, or not from where it was asked: in words, for a
-note.
-"""
+"""The reasons why a selection shows nothing, or starts later than requested, as notes."""
 
 from __future__ import annotations
 
@@ -20,27 +18,29 @@ _SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_")
 
 
 def named(items: list[str]) -> str:
-    """Return a list that stays on a line: the first dozen and how many more."""
+    """Return a list of at most one line: the first dozen items, and how many more there are."""
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more
 
 
 def by_the_log(topic: str, *conditions: str) -> str:
-    """Return the command that looks for a topic's messages in the log itself, not through its
-    queues.
-    """
+    """Return the command that searches the log itself for a topic's messages, not its queues."""
     return " ".join(["rmqctl read STORE --where", shlex.quote(f"topic={topic}"), *conditions])
 
 
 def near_names(name: str, names: Iterable[str]) -> str:
-    """Return `` (did you mean A or B?)`` for a name that may be mistyped; empty if none is near."""
+    """Return `` (did you mean A or B?)`` for a name that may be mistyped; empty if no name is
+    similar.
+    """
     by_small: dict[str, str] = {name.lower(): name for name in names}
     near = get_close_matches(name.lower(), by_small, _NEAR)
     return f" (did you mean {' or '.join(by_small[name] for name in near)}?)" if near else ""
 
 
 def configured_queues(store: Store, topic: str) -> int | None:
-    """Return the number of queues topics.json gives a topic; None if it does not know it."""
+    """Return the number of queues of a topic in topics.json; None if the file does not contain
+    it.
+    """
     try:
         rows = [row for row in load_one(store, "topics.json").rows() if row["topic"] == topic]
     except StoreIOError:
@@ -51,17 +51,20 @@ def configured_queues(store: Store, topic: str) -> int | None:
 
 
 def is_unknown(store: Store, topic: str) -> bool:
-    """Return whether only the log could contain a topic: no queue on disk, not in topics.json."""
+    """Return whether only the log could contain a topic: it has no queue on disk and is not in
+    topics.json.
+    """
     return topic not in topics_on_disk(store) and configured_queues(store, topic) is None
 
 
 def without_consumequeue(store: Store, topic: str) -> str | None:
-    """Return a note on queues that a topic should have, but that have no consumequeue: a queue
-    without any message has none either. None if all have one.
+    """Return a note on the queues that a topic should have, but that have no consumequeue (a queue
+    without messages has none either); None if every queue has one.
     """
     existing = {*queue_ids(store, "consumequeue", topic),
                 *queue_ids(store, "batchconsumequeue", topic)}
-    if not existing or topic.startswith(_SYSTEM):  # a queue of a delay level comes with its first
+    # a queue of a delay level is created with its first message
+    if not existing or topic.startswith(_SYSTEM):
         return None
     count = _queue_count(store, topic, existing)
     missing = [str(queue_id) for queue_id in range(count) if queue_id not in existing]
@@ -72,14 +75,16 @@ def without_consumequeue(store: Store, topic: str) -> str | None:
 
 
 def _queue_count(store: Store, topic: str, existing: Iterable[int]) -> int:
-    """Return the number of queues a topic should have: by topics.json, or by the existing ones."""
+    """Return the number of queues that a topic should have, by topics.json or by the existing
+    queues.
+    """
     return min(max(configured_queues(store, topic) or 0, max(existing) + 1), _MAX_QUEUES)
 
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
     """Return a note if a topic, or one of its queues, has no consumequeue; None if it has one."""
     if not store.layout.reads("consumequeue"):
-        return None  # said already
+        return None  # already reported
     existing = sorted({*queue_ids(store, "consumequeue", topic),
                        *queue_ids(store, "batchconsumequeue", topic)})
     if not existing:

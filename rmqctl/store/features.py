@@ -1,9 +1,9 @@
-"""The things that a store keeps for newer brokers only: one table, by the release that first reads
+"""The parts of a store that only newer brokers read: one table, by the release that first reads
 them.
 
-How releases start, write and answer is `rmqctl.broker.versions`. Hints on the writer of a store
+`rmqctl.broker.versions` says how releases start, write and answer. Hints on the writer of a store
 (`rmqctl.store.version_hints`), losses of a downgrade (`rmqctl.checks.preflight.downgrade`) and its
-plan (`rmqctl.repair.convert.release`) all go by this table: another feature, or another release to
+plan (`rmqctl.repair.convert.release`) all use this table: another feature, or another release to
 convert for, is a row here.
 
 spec: versions.md, timer-and-others-5x.md, rocksdb.md §7, tiered.md §1.
@@ -23,13 +23,13 @@ COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "ro
 COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
 LONG_TRANSACTIONS = "transactions-of-long-topics"
 MAX_V1_TOPIC = 127
-"""Bytes of the longest topic of a v1 record; a longer one is of `LONG_TOPICS`."""
+"""Bytes of the longest topic of a v1 record; a longer topic is the feature `LONG_TOPICS`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Feature:
-    """``since``: the first release that reads it. ``files``: where it is kept, relative to the
-    store root. ``shown_by``: files that show it, where these do not (None: they do).
+    """``since``: the first release that reads it. ``files``: its files, relative to the store root.
+    ``shown_by``: other files that prove it; None if ``files`` do.
     """
 
     since: str
@@ -70,7 +70,7 @@ FEATURES: Mapping[str, Feature] = {
 @dataclass(frozen=True, slots=True)
 class ConfigField:
     """A field of a file of ``config/``. ``path``: its keys, ``*`` for each entry of a table.
-    ``usual``: values of it that mean nothing to a broker that does not read it.
+    ``usual``: its values that mean nothing to a broker that does not read it.
     """
 
     since: str
@@ -100,10 +100,10 @@ CONFIG_FIELDS = (
         "dataVersion", "groupTopicMap", "pullOffsetTable")),
     ConfigField("5.0.0", "delayOffset.json", ("dataVersion",), ()),
 )
-"""``usual`` of derived fields and counters is empty: any value of these is unimportant."""
+"""``usual`` of derived fields and counters is empty: all their values are unimportant."""
 
 
 def release_numbers(release: str) -> tuple[int, int, int]:
-    """Return the numbers of a release: ``(5, 1, 0)``."""
+    """Return the numbers of a release, for example ``(5, 1, 0)``."""
     major, minor, patch = map(int, release.split("."))
     return major, minor, patch

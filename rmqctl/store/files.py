@@ -21,15 +21,15 @@ from rmqctl.scan.source import FileSource, Witness
 NODE, DATA, INDEX = "dledger-", "data", "index"
 """The folders of DLedger's files: ``dledger-<selfId>/data`` and ``/index`` below the root."""
 _MAX_ASKED = 8
-"""Files of a log of which the first bytes are read until one tells how it is framed."""
+"""Files of a log whose first bytes are read until one of them shows how the log is framed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
-    """A file of a structure. ``base`` is the offset (or time) its name says; -1 if none.
+    """A file of a structure. ``base`` is the offset (or time) in its name; -1 without one.
 
-    ``limit``: bytes from that position on were written after the moment that is examined, and read
-    as zeros (`rmqctl.store.live`); None: all of the file counts.
+    ``limit``: later bytes were written after the examined moment and read as zeros
+    (`rmqctl.store.live`); None: the entire file counts.
     """
 
     path: str
@@ -38,24 +38,25 @@ class StoreFile:
     size: int
     limit: int | None = None
     witness: Witness | None = field(default=None, compare=False, repr=False)
-    """Of a file of the log: what else is known of where its records lie."""
+    """For a file of the log: further evidence of where its records are."""
     head: int = 0
-    """Of a file of the log: bytes before each record, the header of its entry in DLedger's."""
+    """For a file of the log: bytes before each record, that is, the header of a DLedger entry."""
 
     @property
     def end(self) -> int:
         return self.base + self.size
 
     def open(self) -> FileSource:
-        """Return the file to read from, up to its limit; positions count from ``base``. Raise
-        StoreIOError.
+        """Return the file for reading, up to its limit; positions count from ``base``.
+
+        Raises: StoreIOError.
         """
         return FileSource(self.path, self.base, self.limit, self.witness, self.head)
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """Something of the directory that could not be read or is not what belongs there."""
+    """A part of the directory that cannot be read, or that does not belong there."""
 
     path: str
     reason: str
@@ -64,7 +65,7 @@ class Trouble:
 
 @dataclass(slots=True)
 class Listing:
-    """The files of one folder sorted by name, and what else was there."""
+    """The files of one folder sorted by name, and its other entries."""
 
     files: list[StoreFile] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
@@ -75,7 +76,7 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = N
     """Return the files of ``folder`` whose names have ``digits`` decimal digits, the first
     ``most``.
 
-    A folder that does not exist is an empty listing; one that cannot be read is a trouble.
+    A folder that does not exist is an empty listing; an unreadable folder is a trouble.
     """
     try:
         return listing_of(vfs.scandir(folder), digits, most)
@@ -87,13 +88,16 @@ def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = N
 
 def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_DIGITS,
                most: int | None = None) -> Listing:
-    """Return the same for the contents of a folder. Raise OSError if it cannot be listed."""
+    """Return the listing for the entries of a folder.
+
+    Raises: OSError if it cannot be listed.
+    """
     contents = Listing()
     for entry in sorted(entries, key=lambda entry: entry.name):
         if len(contents.files) == most:
             break
         try:
-            if entry.is_dir():  # the folder says so itself
+            if entry.is_dir():  # the directory entry already has the type
                 contents.folders.append(entry.name)
                 continue
             info = entry.stat()
@@ -111,8 +115,8 @@ def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_D
 
 
 def log_listing(folder: str, *, first_only: bool = False) -> Listing:
-    """Return the files of a folder of the log, each with the ``head`` that its records have; or but
-    the first ones, which tell that.
+    """Return the files of a folder of the log, each with the ``head`` of its records; with
+    ``first_only``, only the first files, which are enough to determine it.
     """
     contents = listing(folder, most=_MAX_ASKED if first_only else None)
     head = _head_in(folder, contents.files)
@@ -122,16 +126,16 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
 
 
 def node_of(folder: str) -> str | None:
-    """Return the folder of the DLedger node whose data are in ``folder``, if its name says so: it
-    has the index and the checkpoint, too.
+    """Return the folder of the DLedger node that has its data in ``folder``, if the name says so.
+    It also contains the index and the checkpoint.
     """
     above, name = os.path.split(vfs.normpath(folder))
     return above if name == DATA and os.path.basename(above).startswith(NODE) else None
 
 
 def _head_in(folder: str, files: list[StoreFile]) -> int:
-    """Return `dledger.HEAD_SIZE` if the files contain DLedger's entries: by the folder's name, else
-    by the first file that tells; else 0 (spec: dledger.md §6).
+    """Return `dledger.HEAD_SIZE` if the files contain DLedger entries, by the folder's name or by
+    the first file that shows it; else 0 (spec: dledger.md §6).
     """
     if node_of(folder) is not None:
         return dledger.HEAD_SIZE
@@ -155,10 +159,10 @@ def _is_name(name: str, digits: int) -> bool:
 
 
 def common_size(files: list[StoreFile]) -> int | None:
-    """Return the file size of a structure, found from its files.
+    """Return the file size of a structure, determined from its files; None without files.
 
-    The distance of neighbouring names wins (it survives a file of the wrong length), then the most
-    frequent length. None without files.
+    The distance of adjacent names has priority (it survives a file of the wrong length), then the
+    most frequent length.
     """
     if len(files) < 2:
         return files[0].size or None if files else None
@@ -175,9 +179,7 @@ def common_size(files: list[StoreFile]) -> int | None:
 
 
 def queue_size(queues: Iterable[list[StoreFile]], unit: int) -> int | None:
-    """Return the size most queues have; those of several files tell it for certain, and so go
-    first.
-    """
+    """Return the file size of most queues. Queues of several files prove it and have priority."""
     sure: Counter[int] = Counter()
     likely: Counter[int] = Counter()
     for files in queues:

@@ -1,9 +1,9 @@
-"""One look at a store: sizes, offsets, times, the holder of its lock, every file. No scan of the
+"""A summary of a store: sizes, offsets, times, the holder of its lock, every file. No scan of the
 log.
 
 The document of `collect` is the JSON of ``rmqctl info``; times are epoch milliseconds, sizes bytes.
-Whatever could not be read is named in ``troubles`` and the rest continues. The kind of a file
-follows from its place (`formats.kinds`); where that says nothing, from its content.
+Anything unreadable is named in ``troubles`` and the rest continues. The kind of a file follows from
+its path (`formats.kinds`); if the path is not enough, from its content.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ MAX_TROUBLES = 1000
 OTHER = "other"
 _BY_FOLDER = {"tieredstore": "tiered", "tiered_index_file": "tiered", ".rmqctl": "rmqctl"}
 _OF_DATABASES = (kinds.CONSUMEQUEUE, kinds.CONFIG)
-"""Folders of a store in which RocksDB has databases."""
+"""Folders of a store that may contain RocksDB databases."""
 _MAX_DEPTH = 16
 _BEHIND_LINKS = 3  # as deep as the folder of a queue: consumequeue/TOPIC/QUEUE
 _HEAD = 4096
@@ -47,7 +47,7 @@ def collect(store: Store, view: View) -> Document:
     """Return everything `info` shows of a store in one view."""
     items, troubles = inventory(store)
     layout = store.layout
-    # The ends of the log, then what its messages and files say.
+    # The ends of the log, then the values of its messages and files.
     first, end, most = None, LogEnd(0, None), None
     if layout.reads("commitlog"):
         troubles += store.log_troubles
@@ -86,7 +86,7 @@ def collect(store: Store, view: View) -> Document:
         "files": [{"path": item.path, "kind": item.kind, "size": item.size,
                    "base_offset": item.base_offset, "allocated": item.allocated} for item in items],
     }
-    # What was odd on the way, of all structures.
+    # Troubles of all structures.
     troubles += _checkpoint_trouble(store)
     if layout.reads("commitlog"):
         troubles += _log_troubles(store, items)
@@ -115,7 +115,7 @@ def _topics(store: Store, view: View, troubles: list[Trouble]) -> list[Document]
         row.update(min_offset=least, max_offset=most, messages=most - least)
 
     def simple(queue: ConsumeQueue) -> tuple[int, int]:
-        with closing(queue):  # a broker has more queues than a process may have files
+        with closing(queue):  # a broker may have more queues than a process may open files
             bounds = view.bounds(queue)
         return bounds.first, bounds.end
 
@@ -136,11 +136,11 @@ def _abort_pid(store: Store) -> int | None:
 
 
 def _sizes(store: Store) -> Document:
-    """Return the sizes a broker has in its configuration, as found from the files (None: not
-    found).
+    """Return the sizes in the broker's configuration, as determined from the files (None:
+    unknown).
     """
     queues = [queue for queue in store.known_queues.values() if queue.files]
-    # A queue of several files tells its file size for certain, a single file may be cut.
+    # A queue of several files proves its file size; a single file may be truncated.
     sure = [queue for queue in queues if len(queue.files) > 1] or queues
     shape = next((index.shape for index in store.indexes_newest_first()), None)
     return {
@@ -162,7 +162,7 @@ def _checkpoint_trouble(store: Store) -> list[Trouble]:
 
 
 def _log_troubles(store: Store, items: list[Item]) -> list[Trouble]:
-    """Return holes in the log, and folders that look like parts of it but were not given."""
+    """Return gaps in the log, and folders that look like parts of it but were not given."""
     troubles = [Trouble(store.log_folders[0], f"no file covers physical offsets {gap.start} to "
                         f"{gap.end}") for gap in store.log.gaps()]
     if not store.log.files:
@@ -193,9 +193,9 @@ def _summarised(store: Store, troubles: list[Trouble]) -> list[Document]:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file. ``path`` is relative to the store root (absolute for what is elsewhere).
+    """A file. ``path`` is relative to the store root (absolute for a file elsewhere).
 
-    ``allocated`` are the bytes it takes on the disk: less than ``size`` where it has holes.
+    ``allocated`` is the bytes that it takes on the disk: less than ``size`` for a sparse file.
     """
 
     path: str
@@ -215,22 +215,20 @@ class Total:
 
 
 def inventory(store: Store) -> tuple[list[Item], list[Trouble]]:
-    """Return (files by path, what could not be examined) of a store, its other log folders
-    included.
-    """
+    """Return (files by path, unreadable places) of a store, with its other log folders."""
     items: list[Item] = []
     troubles: list[Trouble] = []
     seen: set[tuple[int, int]] = set()
     logs = {vfs.abspath(folder) for folder in store.log_folders}
     tops = [store.root, *sorted(logs)]
     for top in tops:
-        # All below a folder has its path, and what is relative to that needs no look at the disk.
+        # All files below a folder have its path as a prefix, so relative paths need no disk access.
         below, absolute = os.path.join(top, ""), vfs.abspath(top)
         from_root = os.path.join(_relative(store, top), "") if top != store.root else ""
         for entry, info, folder in _files(top, seen, troubles, store.note_listed):
             path = from_root + entry.path.removeprefix(below)
             parts = tuple(path.split(os.sep))
-            inside = folder[len(below):]  # nothing of the folder itself
+            inside = folder[len(below):]  # without the folder itself
             in_log = (os.path.join(absolute, inside) if inside else absolute) in logs
             items.append(Item(path, _kind(parts, entry.path, info.st_size, in_log),
                               info.st_size, info.st_blocks * _BLOCK,
@@ -258,10 +256,11 @@ def _relative(store: Store, path: str) -> str:
 def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
            note: Callable[[str, list[os.DirEntry[str]]], None]) -> Iterator[
                tuple[os.DirEntry[str], os.stat_result, str]]:
-    """Yield (entry, stat, its folder) of the regular files below ``top``; no folder is entered
-    twice, and below a link none that is deeper than a store's own: a link may lead to a whole disk.
-    Only links that are folders of a store are followed. ``note`` is called with the entries of
-    each folder.
+    """Yield (entry, stat, its folder) of the regular files below ``top``.
+
+    No folder is entered twice. Only links to folders of a store are followed, and below a link no
+    folder deeper than a store's own: a link may lead to an entire disk. ``note`` is called with the
+    entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:
@@ -284,7 +283,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
             except FileNotFoundError:
                 if entry.is_symlink():
                     troubles.append(Trouble(entry.path, "a link to nothing", True))
-                continue  # else it went away meanwhile, as files of a running broker do
+                continue  # else it was deleted meanwhile, as files of a running broker are
             except OSError as error:
                 troubles.append(Trouble(entry.path, str(StoreIOError.from_oserror(error, "")),
                                         True))
@@ -305,7 +304,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
 
 
 def _is_own(top: str, path: str) -> bool:
-    """Return whether a folder is one of a store, or below one."""
+    """Return whether a folder is one of a store's, or below one."""
     first = os.path.relpath(path, top).split(os.sep)[0]
     return first in FOLDERS or first.startswith(NODE)
 

@@ -1,4 +1,4 @@
-"""The check whether a path is inside a store, where rmqctl writes nothing of its own."""
+"""The check whether a path is inside a store, where rmqctl writes no files of its own."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ _BESIDE = (*_FOLDERS, "index", "config", "checkpoint", "lock", "abort", ".rmqctl
 
 
 def enclosing_store(path: str | os.PathLike[str]) -> str | None:
-    """Return the root of the store that ``path`` (which need not exist) is, or is in; None if there
-    is not any.
+    """Return the root of the store that ``path`` (which need not exist) is, or is in; None outside
+    of stores.
 
-    A store is a folder with a commitlog or consumequeues and something else of what a broker has
-    beside them, or with files in its commitlog; a cluster's folder of a tier counts as one. Both
-    the path and the targets of its links count. An unreadable folder does not count as a store.
+    A store is a folder with a commitlog or consumequeues, and either other files that a broker has
+    beside them or files in its commitlog; a cluster's folder of a tier counts as one. The path and
+    the targets of its links are checked. An unreadable folder does not count as a store.
     """
     named = vfs.abspath(path)
     return _above(vfs.realpath(named)) or _above(named)
 
 
 def refuse_in_store(path: str | os.PathLike[str], shown: str | None = None) -> None:
-    """Raise UsageError for a place in a store; ``said``: what it is called then, instead of its
+    """Raise UsageError for a path in a store. ``shown``: how the message calls it, instead of the
     path.
     """
     inside = enclosing_store(path)

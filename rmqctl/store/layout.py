@@ -1,9 +1,9 @@
-"""The layout of a store, recognised from its files alone (spec: rocksdb.md §9, dledger.md §6,
-commitlog.md §1): the place of the log, the form of the consumequeues and of the configuration.
+"""The layout of a store, recognized from its files alone (spec: rocksdb.md §9, dledger.md §6,
+commitlog.md §1): the place of the log, and the form of the consumequeues and of the configuration.
 
-Structures that this version of rmqctl cannot read are in `Layout.unread`: code that needs one gets
-an UnsupportedError with one sentence. Those it does not write are in `Layout.unwritten`: nothing is
-planned for such a store or written into it.
+Structures that this version of rmqctl cannot read are in `Layout.unread`: code that needs one of
+them gets an UnsupportedError with one sentence. Structures that it does not write are in
+`Layout.unwritten`: nothing is planned for such a store or written into it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ ConfigLayout = Literal["json", "rocksdb-v1", "rocksdb-v2"]
 
 SUPERSEDED = frozenset({"topics.json", "subscriptionGroup.json", "consumerOffset.json",
                         "lmqConsumerOffset.json"})
-"""Files of ``config/`` that a broker with its configuration in RocksDB does not keep up."""
+"""Files of ``config/`` that a broker with its configuration in RocksDB does not update."""
 _IN_V1 = {"topics.json": "config/topics", "subscriptionGroup.json": "config/subscriptionGroups",
           "consumerOffset.json": "config/consumerOffsets"}
 CONFIG_DATABASES: dict[ConfigLayout, dict[str, str]] = {
@@ -50,7 +50,7 @@ DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+
 _IN_ROCKSDB = "the consumequeues are in a RocksDB database (consumequeue/)"
 FORM_UNKNOWN = ("it is unknown which of the two a broker reads: pass --broker-conf (storeType in "
                 "it decides)")
-"""The end of the reason where files and a database have queues, and storeType decides."""
+"""The end of the reason if both files and a database have queues, so that storeType decides."""
 _NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
               "from the log")
 _MADE_ANEW = ("consumequeue", "config")
@@ -60,8 +60,8 @@ _NOT_WRITTEN = "which this version of rmqctl does not write"
 @dataclass(frozen=True, slots=True)
 class Layout:
     """The layout of a store. ``unread``: structures that cannot be judged, with the reason;
-    ``damaged``: those of them that are unread because of damage; ``unwritten``: those that are
-    not written, whether they are read or not.
+    ``damaged``: those that are unread because of damage; ``unwritten``: structures that are not
+    written, whether they are read or not.
 
     ``notes`` are sentences on duplicate structures, and which of the two counts. ``controller``:
     whether the store was written in controller mode (its log is a plain one).
@@ -72,7 +72,7 @@ class Layout:
     config: ConfigLayout
     controller: bool = False
     member: bool = False
-    """True if the log is that of one DLedger node, with index and checkpoint beside it."""
+    """True if the log is that of one DLedger node, with its index and checkpoint."""
     unread: dict[str, str] = field(default_factory=dict)
     unwritten: dict[str, str] = field(default_factory=dict)
     damaged: frozenset[str] = frozenset()
@@ -99,8 +99,8 @@ class Layout:
 
     @property
     def is_mended(self) -> bool:
-        """Return whether `recover` repairs the store; see `require_writable`. The log of a DLedger
-        member needs another member's where it is damaged.
+        """Return whether `recover` repairs the store; see `require_writable`. To repair a damaged
+        log of a DLedger member, it needs the log of another member.
         """
         readable = self.reads("consumequeue") or "consumequeue" in self.damaged
         mended = {*self._made_anew, *self._mended}
@@ -108,15 +108,15 @@ class Layout:
 
     @property
     def _made_anew(self) -> tuple[str, ...]:
-        """The structures that a repair creates as a whole, or leaves alone, although they are not
-        written.
+        """The structures that a repair either creates completely or leaves alone, although they are
+        not written.
         """
         return _MADE_ANEW if self.consumequeue == "rocksdb" else _MADE_ANEW[1:]
 
     @property
     def _mended(self) -> tuple[str, ...]:
-        """The structures that only `recover` repairs: the log of a DLedger member, queues written
-        twice.
+        """The structures that only `recover` repairs: the log of a DLedger member, and queues that
+        are written twice.
         """
         return (*(("commitlog",) if self.member else ()),
                 *((_MADE_ANEW[0],) if self.consumequeue == "double" and self.reads(
@@ -124,11 +124,13 @@ class Layout:
 
     def require_writable(self, root: str, structures: Sequence[str] | None = None, *,
                          made_anew: bool = False, mends: bool = False) -> None:
-        """Raise UnsupportedError if one of the structures (None: any part of the store) could not
-        be written along. ``made_anew``: consumequeues in RocksDB are created as a whole, and a
-        configuration that is not written is left alone. ``mends``: the log of a DLedger member is
-        repaired from another member, and else left alone; queues in files and their copy in RocksDB
-        are rebuilt from the log.
+        """Raise UnsupportedError if one of the structures (None: any part of the store) cannot be
+        written.
+
+        ``made_anew``: consumequeues in RocksDB are created completely, and configuration that is
+        not written is left alone. ``mends``: the log of a DLedger member is repaired from another
+        member, or else left alone; queues in files and their copy in RocksDB are rebuilt from the
+        log.
         """
         left = self._made_anew if made_anew else ()
         if mends:
@@ -147,10 +149,10 @@ class Layout:
 
 def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple[
         CommitlogLayout, list[str]]:
-    """Return (layout, which folders hold DLedger's data) of the log whose files are in ``folders``.
+    """Return (layout, folders with DLedger data) of the log whose files are in ``folders``.
 
-    Where these have none, but several DLedger nodes do, all of those, unless it is ``decided`` that
-    no other folder counts.
+    If these have no files, but several DLedger nodes do, all their folders are returned, unless it
+    is ``decided`` that no other folder counts.
     """
     listings = {folder: log_listing(folder, first_only=True).files for folder in folders}
     framed = [folder for folder, files in listings.items()
@@ -165,8 +167,8 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
 
 
 def whose_log(root: str, folders: list[str]) -> str:
-    """Return why the log of a store is unknown from its files; "" if it is known: of several
-    DLedger nodes below one root (spec: dledger.md §6) none is guessed to be the broker's.
+    """Return why the files do not show which log is the store's; "" if they do. With several
+    DLedger nodes below one root, the broker's node is not guessed (spec: dledger.md §6).
     """
     layout, framed = log_layout(root, folders)
     if not framed or not set(framed).isdisjoint(folders):
@@ -184,11 +186,11 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
               decided: bool = False) -> Layout:
     """Return the layout of the store at ``root``. Never raises.
 
-    ``queues_reach_end`` says whether the consumequeue files cover all messages of the log; it is
-    asked only if there are both files and a RocksDB database, and then so is ``store_type``, the
-    value in the broker's own configuration. ``open_database`` opens the database of consumequeues
-    if they are in one, and raises if that cannot be read. ``decided``: no other folder of the log
-    counts.
+    ``queues_reach_end`` returns whether the consumequeue files cover all messages of the log. It is
+    called only if there are both files and a RocksDB database; then ``store_type``, the value in
+    the broker's own configuration, is used too. ``open_database`` opens the database of
+    consumequeues if there is one, and raises if it cannot be read. ``decided``: no other folder of
+    the log counts.
     """
     unread: dict[str, str] = {}
     unwritten: dict[str, str] = {}
@@ -241,10 +243,10 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
             store_type: str | None, unread: dict[str, str], notes: list[str]) -> QueueLayout:
-    """Return the form of the consumequeues; adds to ``unread`` and ``notes``."""
+    """Return the form of the consumequeues; add to ``unread`` and ``notes``."""
     folder = os.path.join(root, "consumequeue")
     database, topics = is_database(folder), _has_folders(folder)
-    # One of the two is not there: the other is what a broker reads.
+    # Only one of the two exists: the broker reads it.
     if not database:
         left = any(DATABASE_FILE.fullmatch(name) for name in _names(folder))
         if topics or not (left or config == "rocksdb-v1" or store_type == "defaultRocksDB"):
@@ -256,7 +258,7 @@ def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
         return "rocksdb"
     if not topics:
         return "rocksdb"
-    # Both: files that reach the end of the log are good; else the configuration decides.
+    # Both exist: files that reach the end of the log are good; else the configuration decides.
     both = "consumequeue/ contains files and a RocksDB database"
     if reach_end():
         notes.append(f"{both}: the files cover all messages of the log and are checked; the "
@@ -292,7 +294,7 @@ def _config(root: str) -> ConfigLayout:
 
 
 def is_database(folder: str) -> bool:
-    """Return whether a folder is a RocksDB database, a damaged one too (spec: rocksdb.md §9)."""
+    """Return whether a folder is a RocksDB database, intact or damaged (spec: rocksdb.md §9)."""
     if _CURRENT.fullmatch(_start(os.path.join(folder, "CURRENT"), 64)):
         return True
     return any(_DATABASE.fullmatch(name) for name in _names(folder))
@@ -319,7 +321,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _start(path: str, length: int) -> bytes:
-    """Return the first bytes of a regular file; none where it cannot be read."""
+    """Return the first bytes of a regular file; b"" if it cannot be read."""
     try:
         if not vfs.isfile(path):
             return b""

@@ -1,9 +1,9 @@
-"""The end of a store that a broker writes to, fixed once, so that a command judges one picture.
+"""The end of a store that a broker writes to, fixed once, so that a command judges one state.
 
-A broker appends with one thread, front to back: the log first, then rows, then index entries. So
-the index headers are noted first and the log's end after them: every entry noted points before it.
-Rows of later messages are omitted. Bytes after the fixed end read as zeros (`FileSource`), and
-slots of an index that point to newer entries read as they were.
+A broker appends with one thread, front to back: first to the log, then to the queues, then to the
+index. So the index headers are noted first and the log's end after them: every noted entry points
+before it. Entries of later messages are omitted. Bytes after the fixed end read as zeros
+(`FileSource`), and slots of an index that point to newer entries read as they were.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.log.end import LogAndQueues, last_dispatched, used_size
 
 _PATIENCE = 0.6
-"""Seconds after which something at the end that does not become complete is damage, not a write."""
+"""Seconds after which incomplete data at the end of the log is damage, not a write in progress."""
 _LOOK = 0.01
 _CHANGING = 2
-"""Index files that a broker may be writing to: the newest, and the one before it while a new one
-is begun."""
+"""Index files that a broker may be writing to: the newest, and the previous one while a new one is
+started."""
 _HEADER_TRIES = 50
 INDEX_TRIES = 5
 """The number of times that a file being written to is read until a shape matches it."""
@@ -41,7 +41,7 @@ _PAGE = 1 << 20
 
 
 class SnapshotStore(LogAndQueues, Protocol):
-    """The part of a store that is needed as its files are now."""
+    """The part of a store that is needed to fix its state."""
 
     log_folders: list[str]
 
@@ -53,10 +53,10 @@ class SnapshotStore(LogAndQueues, Protocol):
 class Snapshot:
     """The state at one moment; small and picklable, so that all processes share it.
 
-    ``log_end``: physical offset; bytes after it came later. ``index_names`` are the index files
-    there were, ``index_headers`` the headers of those that may still change, by name.
-    ``whole_end``: the end of the last complete message; before ``log_end`` if a broker had not
-    continued a record for a while.
+    ``log_end``: physical offset; bytes after it were written later. ``index_names`` are the index
+    files of that moment, ``index_headers`` the headers of those that may still change, by name.
+    ``whole_end``: the end of the last complete message; it is before ``log_end`` if a broker had
+    not continued a record for a while.
     """
 
     log_end: int
@@ -66,7 +66,10 @@ class Snapshot:
 
 
 def take(store: SnapshotStore) -> Snapshot:
-    """Return the picture of this moment. ``store`` must not be fixed itself. Raise StoreIOError."""
+    """Return the snapshot of this moment. ``store`` must not be a snapshot itself.
+
+    Raises: StoreIOError.
+    """
     headers = {}
     files = store.index_listing.files
     for file in _changing(files):
@@ -78,8 +81,8 @@ def take(store: SnapshotStore) -> Snapshot:
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
-    """Return the files that may be written to: the last ones by name, by the messages they lead to
-    (with a clock set back they are others), and those that lead to none yet.
+    """Return the files that may be written to: the last ones by name, the last ones by the messages
+    that they point to (after a clock was set back these are others), and files without entries.
     """
     ends: list[tuple[int, StoreFile]] = []
     chosen = files[-_CHANGING:]
@@ -101,9 +104,7 @@ def _changing(files: list[StoreFile]) -> list[StoreFile]:
 
 
 def _steady_header(file: StoreFile) -> bytes | None:
-    """Return a header of which all fields belong together: read twice alike. None if it is too
-    short.
-    """
+    """Return a consistent header, read twice with the same result; None if it is too short."""
     try:
         with FileSource(file.path) as source:
             before = b""
@@ -121,7 +122,7 @@ def _steady_header(file: StoreFile) -> bytes | None:
 
 
 def _log_end(store: SnapshotStore) -> tuple[int, int]:
-    """Return (the end of the last complete message, or of all bytes if something else stays there;
+    """Return (the end of the last complete message, or of all bytes if other data remains after it;
     the end of the last complete message in any case).
     """
     if not store.log.files:
@@ -133,7 +134,7 @@ def _log_end(store: SnapshotStore) -> tuple[int, int]:
     end = log.advance(log.last_file() if hint is None else hint)
     due = time.monotonic() + _PATIENCE
     while log.torn:
-        # A record that is being written becomes whole within moments; damage does not.
+        # A record that is being written becomes complete within moments; damage does not.
         if time.monotonic() > due:
             return _all_bytes(store, end), end
         time.sleep(_LOOK)
@@ -144,8 +145,8 @@ def _log_end(store: SnapshotStore) -> tuple[int, int]:
 
 
 def _all_bytes(store: SnapshotStore, end: int) -> int:
-    """Return the end of the last byte of the log that is not zero: no process writes to an
-    incomplete record.
+    """Return the end of the last nonzero byte of the log, when no process writes to an incomplete
+    record.
     """
     for number in range(len(store.log.files) - 1, -1, -1):
         used = used_size(store.log.source(number))
@@ -162,11 +163,11 @@ def log_files(files: list[StoreFile], end: int) -> list[StoreFile]:
 
 def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
                 current_end: Callable[[int], int]) -> list[StoreFile]:
-    """Return the files of a queue without the rows at its end that lead to newer messages.
+    """Return the files of a queue without the entries at its end that point to newer messages.
 
-    Rows that lead beyond where the log ends by now are no newer messages: they stay, to be judged.
-    ``current_end(offset)`` is that end, or an earlier one that is after ``offset``. Files that
-    cannot be read are left as they are.
+    Entries that point after the current end of the log do not belong to newer messages: they stay,
+    to be judged. ``current_end(offset)`` is that end, or an earlier one that is after ``offset``.
+    Unreadable files are left as they are.
     """
     fixed = list(files)
     for number in range(len(files) - 1, -1, -1):
@@ -194,9 +195,7 @@ def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
 
 
 def _last_rows(file: StoreFile, unit: np.dtype[np.void]) -> tuple[int, Array]:
-    """Return bytes up to the last unit that is not zero, and the units of the page before that
-    place.
-    """
+    """Return the end of the last nonzero unit in bytes, and the units of the page before it."""
     with FileSource(file.path) as source:
         end = used_size(source)
     used = -(-end // unit.itemsize) * unit.itemsize
@@ -213,8 +212,8 @@ def _rows_before(file: StoreFile, unit: np.dtype[np.void], used: int) -> Array:
 def fixed(index: IndexFile, header: bytes) -> IndexFile:
     """Return an opened index file as it was when its header (40 bytes) was ``header``.
 
-    A broker counts an entry before it notes where the last one leads: an entry that was counted
-    only is omitted.
+    A broker counts an entry before it notes the offset of its message in the header: an entry that
+    is only counted is omitted.
     """
     index.source.close()
     decoded = HEADER.decode(header)
@@ -235,8 +234,8 @@ def fixed(index: IndexFile, header: bytes) -> IndexFile:
 
 
 def _rereads(index: IndexFile, header: bytes) -> bool:
-    """Return whether the header on disk is still the same some moments later: no process is writing
-    it.
+    """Return whether the header on disk is unchanged some moments later, so that no process is
+    writing it.
     """
     due = time.monotonic() + _PATIENCE
     while index.source.read_now(0, HEADER.size) == header:
@@ -278,8 +277,8 @@ class IndexSource(FileSource):
         return slots.tobytes()
 
     def _resolved(self, entry: int) -> int:
-        """Return the entry of that time to which a chain continues; ``entry`` itself if it is not a
-        chain.
+        """Return the entry of that time to which a chain continues; ``entry`` itself if it is not
+        in a chain.
         """
         number = entry
         while number >= self._next:

@@ -1,11 +1,11 @@
 """The folders of a commitlog that were not given: found where names and offsets prove them.
 
-A multi-path log (spec: commitlog.md §1) is in folders of any name: beside each other in the store
-root, beside the root, or where a broker.conf says. A folder counts as a part of the log if its
-files have the size of the others, no name twice, records with the offset of their file's name
-(damage to some of them excepted), and a place that the log needs: a hole or an end that
-consumequeue rows point into. Everything else is left alone; `--commitlog-dir` names it. Only the
-starts of files are read.
+A multi-path log (spec: commitlog.md §1) is in folders of any name: inside the store root, beside
+it, or where a broker.conf names them. A folder counts as a part of the log if its files have the
+size of the others, no duplicate names, records with the offset of their file's name (damage to some
+of them excepted), and a place that the log needs: a gap or an end to which consumequeue entries
+point. All other folders are ignored; `--commitlog-dir` names them. Only the starts of files are
+read.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ FOLDERS = frozenset({
     COMMITLOG, "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
     "compaction", "timerlog", "kvStore", "RocksDBMessageStore", "tieredstore",
     "tiered_index_file", "conf"})
-"""Folders of a store that are no logs of their own beside `COMMITLOG`."""
+"""Folders of a store that are not logs of their own beside `COMMITLOG`."""
 _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchconsumequeue")
 _CONFIGURATIONS = (".conf", ".properties")
 _MAX_FOLDERS = 256
 _FIRST_NAMES = 64
-"""Entries of a folder that show whether it is one of the log: there are no others in such."""
+"""Entries of a folder that are enough to recognize a log folder, which has no other entries."""
 _MAX_CONFIGURATION = 1 << 20
 _QUEUES, _ROWS = 32, 32
-"""Queues and rows of each that are asked where they lead to."""
+"""Number of queues, and of entries of each, that are sampled for where they point."""
 _OWN, _CONFIGURED, _BELOW, _BESIDE = range(4)
 _HEAD = reader(Message, "total_size", "magic", "physical_offset")
 _ROW = reader(Unit, "physical_offset", "size")
@@ -47,7 +47,7 @@ _ROW = reader(Unit, "physical_offset", "size")
 
 @dataclass(frozen=True, slots=True)
 class _Folder:
-    """A folder that may be one of the log's. ``rank`` is lower where it is likelier one."""
+    """A folder that may belong to the log. A lower ``rank`` is more likely."""
 
     path: str
     files: tuple[StoreFile, ...]
@@ -61,8 +61,8 @@ class _Folder:
 def find(root: str) -> list[str]:
     """Return the folders of the log of the store at ``root``, absolute or below it; never raises.
 
-    ``commitlog`` alone if nothing else is proved to be one. Of the data of DLedger nodes those of
-    the only one, after the plain files of ``commitlog`` if there are any.
+    Without further proved folders this is ``commitlog`` alone. With exactly one DLedger node it is
+    the node's data, after the plain files of ``commitlog`` if there are any.
     """
     nodes = nodes_below(root)
     if len(nodes) == 1:
@@ -83,7 +83,7 @@ def find(root: str) -> list[str]:
 
 
 def nodes_below(root: str) -> list[str]:
-    """Return the folders with data of DLedger nodes, relative to the store's root."""
+    """Return the data folders of DLedger nodes, relative to the store's root."""
     folders = sorted(os.path.join(entry.name, DATA) for entry in _entries(root, _MAX_FOLDERS)
                      if entry.name.startswith(NODE))
     return [folder for folder in folders if listing(os.path.join(root, folder)).files]
@@ -97,7 +97,7 @@ def _sized(folder: str) -> Iterator[StoreFile]:
 
 
 def _candidates(root: str) -> list[_Folder]:
-    """Return folders with files of a log's names, each once, the likeliest first."""
+    """Return folders with files named like those of a log, each once, the likeliest first."""
     root = vfs.abspath(root)
     seen = {_identity(os.path.join(root, COMMITLOG))}
     folders: list[_Folder] = []
@@ -131,7 +131,7 @@ def _entries(folder: str, most: int) -> list[os.DirEntry[str]]:
 
 
 def _folders(folder: str) -> list[str]:
-    """Return the names of the folders in a folder; none where there are too many to look into."""
+    """Return the names of the folders in a folder; empty if there are too many."""
     inside = _some_folders(folder)
     return inside if len(inside) <= _MAX_FOLDERS else []
 
@@ -175,7 +175,7 @@ def _beside(root: str) -> Iterator[str]:
         yield folder
         yield from (os.path.join(folder, inner) for inner in _folders(folder)
                     if inner.lower().startswith(COMMITLOG))
-        for inner in _folders(folder):  # a disk's mount point, with a folder as the root's own
+        for inner in _folders(folder):  # a disk's mount point with a folder named like the root
             if inner == os.path.basename(root):
                 below = os.path.join(folder, inner)
                 yield from (() if is_store(below) else (os.path.join(below, inside)
@@ -183,7 +183,7 @@ def _beside(root: str) -> Iterator[str]:
 
 
 def is_store(folder: str) -> bool:
-    """Return whether a folder is the root of another store: its log is its own."""
+    """Return whether a folder is the root of another store, whose log is its own."""
     return any(vfs.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
 
 
@@ -208,7 +208,7 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
         line.partition("=") for line in lines) if sign}
     home = settings.get("storePathRootDir", "")
     if home and vfs.isdir(home) and _identity(home) != _identity(root):
-        return  # of another store on this machine
+        return  # belongs to another store on this machine
     for key in ("storePathCommitLog", "readOnlyCommitLogStorePaths"):
         for entry in settings.get(key, "").split(","):
             place = entry.strip()
@@ -226,8 +226,8 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 def _proves_itself(folder: _Folder, size: int) -> bool:
     """Return whether names match the size of the log's files, and records have their own offsets.
 
-    Damage to some of its files makes it no less a part of the log: more files must have their own
-    offset than are at fault, and at most half of them, or one, may be shorter than they should be.
+    A folder with damage to some files still belongs to the log: more files must have their own
+    offset than a wrong one, and at most half of them, or one, may be too short.
     """
     files = folder.files
     if len(folder.bases) != len(files) or any(file.size > size for file in files):
@@ -271,8 +271,8 @@ def _read(path: str, position: int, length: int) -> bytes:
 
 
 def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
-    """Return those that share no file name with the store's own folder or one as likely as they
-    are.
+    """Return the folders that share no file name with the store's own folder or with an equally
+    likely folder.
     """
     taken = own.bases
     chosen: list[_Folder] = []
@@ -287,8 +287,8 @@ def _disjoint(own: _Folder, folders: list[_Folder]) -> list[_Folder]:
 
 
 def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Return the folders without which the log has a hole or lacks what consumequeue rows
-    lead to.
+    """Return the folders without which the log has a gap or lacks offsets to which consumequeue
+    entries point.
     """
     rows = list(_sampled_rows(root)) if folders else []
     proofs = [(folder, _led_to(folder, rows)) for folder in folders]
@@ -303,8 +303,8 @@ def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[
 
 
 def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Return those whose files continue where others of the log end; alone, a folder needs no
-    other.
+    """Return the folders whose files continue where other files of the log end; a folder alone
+    needs no other.
     """
     every = [own, *folders] if own.files else folders
     if len(every) == 1:
@@ -340,7 +340,9 @@ def _sampled_rows(root: str) -> Iterator[tuple[int, int]]:
 
 
 def _led_to(folder: _Folder, rows: Iterable[tuple[int, int]]) -> bool | None:
-    """Return whether rows point to records of a folder's files; None if none points into them."""
+    """Return whether entries point to records in a folder's files; None if none of them points
+    there.
+    """
     hits = misses = 0
     for physical, length in rows:
         file = next((file for file in folder.files if file.base <= physical < file.end), None)

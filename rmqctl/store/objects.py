@@ -1,7 +1,7 @@
 """The message object: one stored record as the JSON-ready mapping of the command-line contract.
 
-Texts that are not UTF-8 keep their bytes as lone surrogates (``surrogateescape``), so that
-``properties_raw`` and ``topic`` lead back to exactly what is stored.
+Texts that are not UTF-8 keep their bytes as lone surrogates (``surrogateescape``), so that the
+stored bytes can be restored from ``properties_raw`` and ``topic``.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ def text(raw: bytes) -> str:
 
 
 def java_text(raw: bytes) -> str:
-    """Return stored UTF-8 as a broker decodes it: invalid bytes become U+FFFD (hashes follow
-    that).
+    """Return stored UTF-8 as a broker decodes it: invalid bytes become U+FFFD (hashes use this
+    text).
     """
     return raw.decode("utf-8", "replace")
 
 
 def message_object(record: Record, *, body: str = "auto", decompress: bool = False) -> dict[
         str, Any]:
-    """Return the message object of cli.md. ``body``: ``auto`` (utf-8 if it is, else base64),
-    ``utf-8`` (replacing invalid bytes), ``base64`` or ``none`` (omitted).
+    """Return the message object of cli.md. ``body``: ``auto`` (utf-8 if valid, else base64),
+    ``utf-8`` (invalid bytes replaced), ``base64`` or ``none`` (omitted).
     """
     # The message object has these fields in this order in every output.
     raw = text(record.properties)
@@ -74,14 +74,16 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
 
 
 def plain_body(sys_flag: int, body: bytes) -> tuple[bytes, str | None]:
-    """Return (body, problem): the body as the producer handed it in, by the flags of its record."""
+    """Return (body, problem): the body as the producer passed it, decompressed by the flags of its
+    record.
+    """
     return bodies.decompressed(sysflag.compression(sys_flag), body)
 
 
 FIELDS = tuple(message_object(Record(
     0, MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 0), 0, (bytes(4), 0), 0, 0, b"", b"", b"")))
-"""The fields of a message object, in its order."""
+"""The fields of a message object, in order."""
 TIMES = ("born_timestamp", "store_timestamp")
-"""Those of them that are times (epoch ms)."""
+"""The fields of a message object that are times (epoch ms)."""
 OF_BODY = "body."
-"""The prefix of the names of fields of decoded bodies."""
+"""The name prefix of fields of decoded bodies."""

@@ -14,14 +14,13 @@ from rmqctl.store.query.conditions import PROPERTY
 
 
 def schema(names: Sequence[str]) -> pa.Schema:
-    """Return the columns of messages, and of single properties."""
+    """Return the columns of messages, and of single properties, as an Arrow schema."""
     return pa.schema([MESSAGE_COLUMNS.get(name) or pa.field(name, pa.string()) for name in names],
                      METADATA)
 
 
 def page_columns(page: Page, names: Sequence[str]) -> pa.RecordBatch:
-    """Return the named fields of the message object as columns (``property.NAME``: of one
-    property).
+    """Return the named fields of the message object as columns; ``property.NAME`` is one property.
 
     ``body`` is as stored. Invalid UTF-8 becomes U+FFFD.
     """
@@ -55,7 +54,7 @@ def _column(page: Page, field: pa.Field) -> pa.Array:
 
 
 def _text(value: Any) -> Any:
-    """Return text that has an encoding."""
+    """Return text that can be encoded as UTF-8."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return value

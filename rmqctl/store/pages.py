@@ -1,8 +1,8 @@
 """Pages: a bounded number of messages whose fields are computed by column, on demand.
 
-A page stands over a batch of the frame walk (nothing is copied before it is asked for) or over
-single records. `Page.column` gives the fields of the message object; `numbers`, `is_topic` and
-`candidates` decide conditions without making an object per message.
+A page is a view of a batch of the frame walk (nothing is copied before it is needed) or of single
+records. `Page.column` returns the fields of the message object; `numbers`, `is_topic` and
+`candidates` decide conditions without an object per message.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ class Page(ABC):
             return [parsed.get(props.UNIQUE_KEY) for parsed in properties]
         if name == "keys":
             return [props.split_keys(parsed.get(props.KEYS)) for parsed in properties]
-        if name == "body":  # as text, for conditions; a projection words it
+        if name == "body":  # as text, for conditions; a projection formats it
             return [text(body) for body in self.raw("body")]
         if name == "body_encoding":
             return ["utf-8" if _is_utf8(body) else "base64" for body in self.raw("body")]
@@ -119,7 +119,7 @@ _known_text = lru_cache(maxsize=4096)(text)
 
 @lru_cache(maxsize=4096)
 def host(raw: bytes) -> str:
-    """Return a host as text: the address and then the port, as they are stored."""
+    """Return a host as text: the address and then the port, as stored."""
     return host_text(raw[:-_PORT_SIZE], int.from_bytes(raw[-_PORT_SIZE:], signed=True))
 
 
@@ -182,7 +182,7 @@ class BatchPage(Page):
         return [data[a:b] for a, b in zip(start.tolist(), end_of.tolist(), strict=True)]
 
     def host_texts(self, name: str) -> Texts:
-        """Return ``born_host`` or ``store_host`` as stored, where it is in the batch."""
+        """Return ``born_host`` or ``store_host`` as stored, by its position in the batch."""
         kinds = self.batch.column("sys_flag") & HOST_BITS
         start, length = self.batch.start.copy(), np.empty(len(kinds), np.int64)
         for bits in np.unique(kinds).tolist():
@@ -201,7 +201,7 @@ class BatchPage(Page):
     def candidates(self, needles: Sequence[bytes]) -> Array:
         size = self.batch.column("total_size")
         starts, ends = self.batch.start.tolist(), (self.batch.start + size).tolist()
-        if int(size.sum()) < len(self.batch.data) // 2:  # few rows are left of the buffer
+        if int(size.sum()) < len(self.batch.data) // 2:  # only few rows of the buffer remain
             view = self.batch.data.data
             return np.array([row for row, (a, b) in enumerate(zip(starts, ends, strict=True))
                              if _has_any(bytes(view[a:b]), needles)], np.int64)
@@ -213,7 +213,7 @@ class BatchPage(Page):
                 row = bisect_right(starts, hit) - 1
                 if hit + len(needle) <= ends[row]:
                     rows.add(row)
-                # One hit is enough, and after its end a record cannot have another.
+                # One match is enough, and a record cannot have another one after its end.
                 hit = data.find(needle, starts[row + 1]) if row + 1 < len(starts) else -1
         return np.array(sorted(rows), np.int64)
 

@@ -1,4 +1,4 @@
-"""Problems that a reader meets and skips: damage, holes, entries that point to nothing."""
+"""Problems that a reader meets and skips: damage, gaps, entries that point to nothing."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``text`` is for people. ``offset`` and ``length`` (bytes) are physical, where there are any.
+    """``text`` is for people. ``offset`` (physical) and ``length`` (bytes) are None without a
+    place.
 
-    ``note`` and ``in-progress`` (the torn last record of a store a broker is writing to) are no
-    faults of the store; ``unreadable`` is the system's refusal, all others are damage.
-    ``undecided``: records in it that may be messages, and are not shown.
+    ``note`` and ``in-progress`` (the incomplete last record of a store that a broker is writing to)
+    are not faults of the store; ``unreadable`` means that the system refused to read; all others
+    are damage. ``undecided``: records in it that may be messages, and are not shown.
     """
 
     kind: Kind
@@ -29,18 +30,18 @@ class Problem:
 
     @property
     def is_fault(self) -> bool:
-        """Return whether the store is not as it should be."""
+        """Return whether the problem is a fault of the store."""
         return self.kind not in ("note", "in-progress")
 
 
 def gap(start: int, end: int) -> Problem:
-    """Return physical offsets that no file of the log has."""
+    """Return the problem for physical offsets that no file of the log covers."""
     return Problem("gap", f"no file contains physical offsets {start} to {end} ({end - start:,} "
                    "bytes)", start, end - start)
 
 
 def damage(span: Span) -> Problem:
-    """Return a span of the log that holds no message although it should."""
+    """Return the problem for a span of the log without a message where one should be."""
     field = f" (field {span.field})" if span.field else ""
     also = f"; {ambiguity(span.doubtful)}" if span.doubtful else ""
     return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "
@@ -50,7 +51,7 @@ def damage(span: Span) -> Problem:
 
 def ambiguity(doubtful: Sequence[tuple[int, int]],
               why: str = "neither entries nor index confirm them") -> str:
-    """Return the words for records that may be messages or part of a damaged message's body."""
+    """Return the text for records that may be messages or part of a damaged message's body."""
     count = len(doubtful)
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset "
             f"{doubtful[0][0]} on may be {'messages' if count > 1 else 'a message'}, or part of a "
@@ -58,22 +59,22 @@ def ambiguity(doubtful: Sequence[tuple[int, int]],
 
 
 def earlier_life(count: int, first: int) -> str:
-    """Return the words for records that `rmqctl.damage.by_time` finds."""
+    """Return the text for records that `rmqctl.damage.by_time` finds."""
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
             "between damage and older than the messages around: stale, or stored while the clock "
             "was set back; neither entries nor index confirm them")
 
 
 def contradicted(count: int, first: int) -> str:
-    """Return the words for records that `rmqctl.scan.damage.stale` finds amid undamaged bytes."""
+    """Return the text for records that `rmqctl.scan.damage.stale` finds amid undamaged bytes."""
     return (f"{count} intact record{'s' if count > 1 else ''} from physical offset {first} on, "
             "amid undamaged bytes, contradict entries and index: stale records from an earlier "
             "use of the file, or wrong entries")
 
 
 def unread(base: int, lost: Unread) -> Problem:
-    """Return a part of a file, whose first byte has the physical offset ``base``, that cannot be
-    read.
+    """Return the problem for an unreadable part of a file whose first byte has the physical offset
+    ``base``.
     """
     offset, length = base + lost.start, lost.end - lost.start
     return Problem("unreadable", f"{lost.reason}: {length:,} bytes from physical offset {offset} "

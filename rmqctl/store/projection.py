@@ -1,7 +1,7 @@
-"""Rows of message objects from pages, with the fields asked for and no others.
+"""Rows of message objects from pages, with only the requested fields.
 
-The whole object equals `objects.message_object` of the same record; other fields are
-not computed. Fields of decoded bodies need a `Decoding`.
+The complete object equals `objects.message_object` of the same record; other fields are not
+computed. Fields of decoded bodies need a `Decoding`.
 """
 
 from __future__ import annotations
@@ -28,19 +28,22 @@ BODY = ("body", "body_encoding")
 DECODED = ("decoded", "decoded_as", "internal")
 """The fields that ``--decode`` adds to those of the message object."""
 PROBLEM = "decode_problem"
-"""A field of those messages alone whose body is not what the decoder reads."""
+"""A field of messages whose body does not have the format of the decoder."""
 OFFSET_MSG_ID = "offset_msg_id"
-"""``msg_id`` under the name that tells it from the id a client makes (``unique_key``)."""
+"""``msg_id`` under a name that distinguishes it from the id that a client creates (``unique_key``).
+"""
 _PREVIEW_HEX = 16
 _MAX_ROWS = 256
-"""Rows that are made at once: a page of small messages may hold many times as many."""
+"""Rows that are built at once: a page of small messages may contain many times as many."""
 
 
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
-    """Return field names as the user gave them, each once. UsageError names the valid ones.
+    """Return field names from the user without duplicates.
 
-    ``more``: names beside those of the message object; with `DECODED` among them, fields of bodies
-    may be named as well.
+    ``more``: valid names beside those of the message object; if it includes `DECODED`, fields of
+    bodies are valid too.
+
+    Raises: UsageError that names the valid fields.
     """
     fields = [name.strip() for name in names if name.strip()]
     valid = (*FIELDS, OFFSET_MSG_ID, *more)
@@ -65,10 +68,10 @@ class Projection:
     """The chosen fields, and the form of bodies.
 
     ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
-    the body by that many bytes of it, worded for people. With ``decompress`` a body that
-    contradicts its flag stays as stored, and the row gets a ``body_problem``. ``decoding`` makes
-    the fields for which `is_decoded` holds, and the previews of bodies it can decode. ``redaction``
-    replaces text written by people.
+    the body by a readable text of that many bytes. With ``decompress`` a body that contradicts its
+    flag stays as stored, and the row gets a ``body_problem``. ``decoding`` computes the fields for
+    which `is_decoded` holds, and the previews of bodies that it can decode. ``redaction`` replaces
+    text written by people.
     """
 
     fields: Sequence[str] = FIELDS
@@ -100,7 +103,7 @@ class Projection:
                 for row, decoded in zip(rows, self.decoding.rows(page), strict=True))
 
     def _stored(self, page: Page) -> Iterator[dict[str, Any]]:
-        """Yield the rows, with None for what comes of decoding."""
+        """Yield the rows, with None for the fields of decoded bodies."""
         names = self.names
         if not names:
             return ({} for _ in range(len(page)))
@@ -155,19 +158,19 @@ class Projection:
 
 
 def _short(value: Any, length: int) -> str:
-    """Return the beginning of a decoded body as JSON, or of a text as it is."""
+    """Return the start of a decoded body as JSON, or of a text as it is."""
     shown = value if isinstance(value, str) else json.dumps(
         value, ensure_ascii=False, separators=(",", ":"))
     return shown if len(shown) <= length else shown[:length] + "…"
 
 
 def _preview(content: bytes, crc_ok: bool, length: int) -> str:
-    """Return the first ``length`` bytes of a body as one short text; other bytes are shown in
+    """Return the first ``length`` bytes of a body as one short text; non-text bytes are shown in
     hex.
     """
     head = content[:length]
     try:
-        # A character may be cut at the end of the preview: up to three of its bytes are there.
+        # The preview may cut a character at its end, which leaves up to three of its bytes.
         shown = head.decode("utf-8", "ignore" if len(content) > len(head) else "strict")
         if len(shown.encode()) < len(head) - 3:
             raise UnicodeDecodeError("utf-8", head, 0, 1, "not text")

@@ -1,5 +1,5 @@
-"""The offsets.json that a broadcasting consumer keeps on its own machine, and what its client does
-with it (LocalFileOffsetStore: CLIENT/GROUP/offsets.json below ``~/.rocketmq_offsets``).
+"""The offsets.json that a broadcasting consumer keeps on its own machine, and how its client uses
+it (LocalFileOffsetStore: CLIENT/GROUP/offsets.json below ``~/.rocketmq_offsets``).
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from rmqctl.store.config.config import BACKUP, MAX_SIZE
 from rmqctl.store.config.rows import Faults, number, table
 
 _ENTRY = re.compile(rb'\{([^{}]{1,4096})\}\s*:\s*(\d{1,19})(?=[\s,}])')
-"""An entry with all of its key and its number, wherever it stands."""
+"""A complete entry (key and number) anywhere in the file."""
 
 
 class ClientOffset(NamedTuple):
-    """``queue_offset`` is the next one that the consumer reads."""
+    """``queue_offset`` is the next offset that the consumer reads."""
 
     topic: str
     broker: str
@@ -33,7 +33,7 @@ class ClientOffset(NamedTuple):
 
 
 class ClientOffsets(NamedTuple):
-    """The content of the file; entries that have the wrong shape are in ``faults``."""
+    """The content of the file; ``faults`` names entries of the wrong shape."""
 
     rows: list[ClientOffset]
     faults: Faults
@@ -46,7 +46,10 @@ def _key(value: Any) -> str:
 
 
 def parse(data: bytes) -> ClientOffsets:
-    """Return the offsets in a file's bytes. FormatError with offset and JSON path."""
+    """Return the offsets in a file's bytes.
+
+    Raises: FormatError with offset and JSON path.
+    """
     value, oddities = config_json.parse(data, _key)
     if not isinstance(value, dict) or not isinstance(value.get("offsetTable"), dict):
         raise FormatError("not an object with an offsetTable", offset=0, path="$.offsetTable")
@@ -65,7 +68,7 @@ def parse(data: bytes) -> ClientOffsets:
 
 
 def readable(data: bytes) -> list[ClientOffset]:
-    """Return the entries of a damaged file that are complete, each by itself."""
+    """Return the complete entries of a damaged file, each parsed by itself."""
     entries = {}
     for key, offset in _ENTRY.findall(data):
         try:
@@ -84,15 +87,13 @@ def build(rows: Iterable[ClientOffset]) -> str:
 
 
 def group_of(path: str) -> str | None:
-    """Return the group whose file this is by its folder, as clients name them: CLIENT is
-    ``IP@NAME``.
-    """
+    """Return the group of this file by its folder, as clients name it (CLIENT is ``IP@NAME``)."""
     *_, client, group, name = ["", "", *vfs.abspath(path).split(os.sep)]
     return group if "@" in client and bare_name(name) == "offsets.json" else None
 
 
 def instead(path: str) -> str:
-    """Return what a client does if it cannot read the file; "" for a backup."""
+    """Return how a client reacts if it cannot read the file; "" for a backup."""
     if path.endswith(BACKUP):
         return ""
     backup = path + BACKUP

@@ -1,4 +1,4 @@
-"""The offsets that groups have committed, of a store or of a file that is taken by itself."""
+"""The committed offsets of groups, from a store or from a single file."""
 
 from __future__ import annotations
 
@@ -21,12 +21,13 @@ _MAX_QUEUE_ID = 2**31 - 1
 
 
 def committed(path: str, group: str | None = None, broker: str | None = None) -> Commits:
-    """Return the offsets in a store, by its folder, or in one file: ``consumerOffset.json``, its
-    backup, ``lmqConsumerOffset.json``, what `offsets export` has printed, or a client's
-    ``offsets.json``: that is of ``group`` (None: as its folder says), and of the queues of one
-    ``broker``.
+    """Return the committed offsets of a store (its folder) or of one file.
 
-    Raise RefusedError if it is not one of these, or nothing in it can be read; raise StoreIOError.
+    The file is ``consumerOffset.json``, its backup, ``lmqConsumerOffset.json``, output of `offsets
+    export`, or a client's ``offsets.json``. A client's file is read for ``group`` (None: the group
+    that its folder names) and the queues of one ``broker``.
+
+    Raises: RefusedError for any other file or one without readable content, StoreIOError.
     """
     if vfs.isdir(path):
         with Store.open(path) as store:
@@ -57,7 +58,7 @@ def committed(path: str, group: str | None = None, broker: str | None = None) ->
 
 
 def _of_client(path: str, data: bytes, group: str | None, broker: str | None) -> Commits:
-    """Return one broker's queues in a client's file as offsets of a group."""
+    """Return the offsets of one broker's queues in a client's file, as offsets of a group."""
     try:
         rows, faults, _ = client_offsets.parse(data)
     except FormatError as error:
@@ -77,8 +78,9 @@ def _of_client(path: str, data: bytes, group: str | None, broker: str | None) ->
 
 
 def of_store(store: Store) -> Commits:
-    """Return the offsets of an opened store. Raise RefusedError if a file of them cannot be
-    read.
+    """Return the committed offsets of an opened store.
+
+    Raises: RefusedError if a file of offsets cannot be read.
     """
     store.layout.require(store.root, "config")
     commits: Commits = {}
@@ -92,6 +94,6 @@ def of_store(store: Store) -> Commits:
 
 
 def narrowed(offsets: Commits, group: str | None, topic: str | None) -> Commits:
-    """Return those of one group, and in one topic, where these are given."""
+    """Return the offsets of one group and one topic, as far as these are given."""
     return {key: offset for key, offset in offsets.items()
             if group in (None, key[0]) and topic in (None, key[1])}

@@ -1,8 +1,8 @@
 """The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or their
 replacement in RocksDB (rocksdb.md §7).
 
-A broker reads the main file and, when that is missing, empty or not decodable, its ``.bak``. The
-same choice is made here, and noted; the state of each copy is kept.
+A broker reads the main file; if that is missing, empty or not decodable, it reads the ``.bak``. The
+same choice is made and noted here, and the state of each copy is kept.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ TIMERCHECK = "timercheck"
 
 OK, ODDITY, EMPTY, UNREADABLE, MISSING = "ok", "oddity", "empty", "unreadable", "missing"
 OUT_OF_DATE = "out of date"
-"""Of a file that a broker with its configuration in RocksDB leaves as it is."""
+"""State of a file that a broker with its configuration in RocksDB no longer updates."""
 NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
-"""Oddities of a file that a broker does not load."""
+"""Oddities that keep a broker from loading the file."""
 
 
 @dataclass(slots=True)
@@ -71,7 +71,7 @@ class ConfigCopy:
 
 @dataclass(slots=True)
 class ConfigFile:
-    """A configuration file by its main name: both copies, and the one that counts."""
+    """A configuration file by its main name: both copies and the effective one."""
 
     name: str
     kind: str
@@ -82,7 +82,7 @@ class ConfigFile:
 
     @property
     def used(self) -> ConfigCopy | None:
-        """The copy a broker would take; None when neither can be read."""
+        """The copy that a broker loads; None if neither can be read."""
         return next((copy for copy in (self.main, self.backup) if copy.usable), None)
 
     @property
@@ -91,8 +91,8 @@ class ConfigFile:
 
     @property
     def stops_broker(self) -> bool:
-        """Return whether a broker loads neither copy and does not start. With a missing or empty
-        backup it starts with an empty table.
+        """Return whether a broker can load neither copy and so does not start. With a missing or
+        empty backup it starts with an empty table.
         """
         return not self.main.usable and self.backup.state == UNREADABLE
 
@@ -111,7 +111,7 @@ class ConfigFile:
         return self.used.value if self.used else None
 
     def rows(self) -> Iterable[Row]:
-        """Return the entries as rows of the kind's section, each with the ``source`` it is from."""
+        """Return the entries as rows of the kind's section, each with its ``source``."""
         used = self.used
         if used is None:
             return
@@ -120,7 +120,7 @@ class ConfigFile:
 
     @property
     def data_version(self) -> dict[str, int] | None:
-        """``counter``, ``timestamp`` (ms) and ``state_version`` where the file has them."""
+        """``counter``, ``timestamp`` (ms) and ``state_version``, as far as the file has them."""
         value = self.value
         if isinstance(value, timer_check.TimerCheckRecord):
             return {"counter": value.counter, "timestamp": value.timestamp,
@@ -161,10 +161,12 @@ class ConfigFile:
 
 
 def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
-    """Return (files, other entries) of ``config/``: all that are present, or one section's;
-    replacements in RocksDB come first, then the files that are out of date by it.
+    """Return (files, other entries) of ``config/``: all that exist, or those of one section.
+    Replacements in RocksDB come first, then the files that they supersede.
 
-    A missing folder is an empty list. Raise StoreIOError if the folder cannot be listed.
+    A missing folder is an empty list.
+
+    Raises: StoreIOError if the folder cannot be listed.
     """
     names, troubles = _names(store)
     files = [load_one(store, name) for name in store.config_parts]
@@ -174,13 +176,13 @@ def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], li
 
 
 def load_one(store: Store, name: str) -> ConfigFile:
-    """Return the effective copy of one file, whether it exists or not: ``load_one(store,
-    "topics.json")``; its replacement in RocksDB if there is one. Never raises.
+    """Return the effective copy of one file, for example "topics.json", even if it does not exist;
+    its replacement in RocksDB if there is one. Never raises.
     """
     part = store.config_parts.get(name)
     if part is None:
         return _load_json(store, name)
-    # MISSING has no entries and is, for a database beside others, damage.
+    # MISSING means no entries; beside other databases it is damage.
     main = ConfigCopy(part.folder, part.size, OK, part.reason or None, value=part.value,
                       damaged=bool(part.reason) or part.missing, database=True)
     if part.missing:
@@ -194,8 +196,8 @@ def load_one(store: Store, name: str) -> ConfigFile:
 
 
 def topic_table(store: Store) -> Mapping[str, Any] | None:
-    """Return the topics of config/topics.json, as they were when this was asked of an opened store
-    first; None if they cannot be read.
+    """Return the topics of config/topics.json, cached at the first call for an opened store; None
+    if they cannot be read.
     """
     if store not in _topic_tables:
         value = load_one(store, "topics.json").value
@@ -208,7 +210,7 @@ _topic_tables: WeakKeyDictionary[Store, Mapping[str, Any] | None] = WeakKeyDicti
 
 
 def out_of_date(store: Store, name: str) -> ConfigCopy:
-    """Return the JSON file that RocksDB replaces, or its backup, as it was left."""
+    """Return the JSON file, or its backup, that RocksDB replaces and no longer updates."""
     main = _read_json(store, name)
     return main if main.usable else _read_json(store, name + BACKUP)
 
@@ -259,7 +261,9 @@ KINDS = {
 
 
 def _names(store: Store) -> tuple[list[str], list[Trouble]]:
-    """Return main names of all configuration files, known ones first, and other entries."""
+    """Return the main names of all configuration files, those of a broker first, and other
+    entries.
+    """
     folder = store.path(FOLDER)
     try:
         entries = sorted(vfs.scandir(folder), key=lambda entry: entry.name)
@@ -276,7 +280,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
         if main in KINDS or main.endswith(".json"):
             names.add(main)
             continue
-        # Explain everything else in the folder, so that nothing is skipped silently.
+        # Explain all other entries of the folder, so that nothing is skipped silently.
         reason = "not a file that a broker keeps here; not read"
         try:
             if stat.S_ISDIR(entry.stat().st_mode):
@@ -294,7 +298,7 @@ def _names(store: Store) -> tuple[list[str], list[Trouble]]:
 
 
 def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
-    """Return a JSON file that brokers keep as those of ``config/``, in another folder. Never
+    """Return a JSON file in another folder that brokers keep like those of ``config/``. Never
     raises.
     """
     return ConfigFile(name, "other", _read_json(store, name, folder),
@@ -303,7 +307,7 @@ def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
 
 def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) -> tuple[
         ConfigCopy, bytes]:
-    """Return the bytes of a copy; the copy says so if there is nothing to judge."""
+    """Return a copy and its bytes; the copy says so if there is nothing to judge."""
     copy = ConfigCopy(f"{folder}/{name}")
     path = store.path(folder, name)
     if not vfs.lexists(path):
@@ -343,7 +347,7 @@ def _read_json(store: Store, name: str, folder: str = FOLDER) -> ConfigCopy:
         return _refuse(copy, error)
     copy.value = parsed.value or {}
     if parsed.oddities:
-        # The one that keeps a broker from loading the file is the one to tell.
+        # Report the oddity that keeps a broker from loading the file.
         worst = next((oddity for oddity in parsed.oddities if oddity.kind in NOT_LOADED),
                      parsed.oddities[0])
         copy.state, copy.reason, copy.offset = ODDITY, worst.detail, worst.offset

@@ -1,8 +1,8 @@
 """The lag of consumer groups, computed as a broker does (spec: checkpoint-and-small-files.md §6).
 
-For each of a topic's read queues: max offset of the queue minus the committed offset, where no
-commit counts as 0. The queue's min offset is not considered, and a negative difference is added as
-it is. Delay levels are shown as a group of their own, ``(delay)``.
+For each read queue of a topic: the queue's max offset minus the committed offset; no commit counts
+as 0. The queue's min offset is not considered, and a negative difference is added as it is. Delay
+levels are shown as a group of their own, ``(delay)``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Row = dict[str, Any]
 COLUMNS = ("group", "topic", "queue_id", "min_offset", "max_offset", "consumer_offset", "diff",
            "last_store_timestamp", "unread_since", "note")
 DELAY_GROUP = "(delay)"
-"""The delay service in the place of a group; no real group can have such a name."""
+"""Group name of the delay service; no real group can have such a name."""
 MAX_EMPTY_QUEUES = 1024
-"""Queues without a file and without a commit are shown up to this number."""
+"""Maximum number of queues without a file and without a commit that are shown."""
 
 _Queues = dict[int, Bounds | str]
 _Commits = dict[int, int]
@@ -34,7 +34,7 @@ _Commits = dict[int, int]
 
 @dataclass(slots=True)
 class Lag:
-    """The offsets of a store. Iterate `rows` to its end, then ``totals`` is complete.
+    """The lag of the groups of a store. ``totals`` is complete after `rows` has been exhausted.
 
     ``group`` and ``topic`` narrow it down; without a group all groups are shown, and the topics
     without consumers.
@@ -62,7 +62,7 @@ class Lag:
         topics, groups, commits, lmq, delays = (load_one(self.store, name) for name in names)
         self.files = [topics, groups, commits, lmq, delays]
         self._topics_in = os.path.basename(topics.main.path)
-        # v2 of a configuration in RocksDB does not keep topics that a broker made by itself.
+        # v2 of the configuration in RocksDB does not keep topics that a broker created by itself.
         self._all_known = self.store.layout.config != "rocksdb-v2"
         if topics.used is not None:
             self._read_queues = {
@@ -80,23 +80,25 @@ class Lag:
 
     @property
     def no_commits(self) -> bool:
-        """Return whether the committed offsets are unknown: no copy of the file can be read."""
+        """Return whether the committed offsets are unknown because no copy of the file can be
+        read.
+        """
         commits, lmq = self.files[2:4]
         return commits.damaged and commits.used is None and lmq.used is None
 
     @property
     def group_is_known(self) -> bool:
-        """Return whether the group that was asked for committed anything or is configured."""
+        """Return whether the requested group is configured or has committed an offset."""
         return (self.group is None or self.group in self._commits or self.group in self._groups
                 or self.group == DELAY_GROUP)
 
     @property
     def groups(self) -> list[str]:
-        """All groups that are configured or have committed anything."""
+        """All groups that are configured or have committed an offset."""
         return sorted({*self._groups, *self._commits})
 
     def rows(self) -> Iterator[Row]:
-        """Yield rows by group, topic and queue id; at the end the topics without any group."""
+        """Yield rows by group, topic and queue id, then the topics without any group."""
         if not self.group_is_known:
             return
         groups = sorted(self._commits) if self.group is None else [self.group]
@@ -124,7 +126,7 @@ class Lag:
         if self.topic is None:
             topics: Iterable[str] = sorted(commits)
         elif self.group is not None or self.topic in commits:
-            topics = [self.topic]  # asked for by name it counts even without a commit
+            topics = [self.topic]  # a topic requested by name counts even without a commit
         else:
             topics = []
         for topic in topics:
@@ -151,7 +153,7 @@ class Lag:
             yield row
 
     def _counted(self, topic: str) -> int | None:
-        """Return the number of queues a broker counts; None for a topic it does not know."""
+        """Return the number of queues that a broker counts; None for an unknown topic."""
         if self._read_queues is not None and (self._all_known or topic in self._read_queues):
             return self._read_queues.get(topic)
         return max(self._queues(topic), default=-1) + 1
@@ -216,8 +218,8 @@ class Lag:
                 yield row
 
     def _queues(self, topic: str) -> _Queues:
-        """Return the bounds of the topic's queues on disk; for unreadable ones the reason in
-        words.
+        """Return the bounds of the topic's queues on disk, or the reason why a queue is
+        unreadable.
         """
         if topic not in self._bounds_of:
             self._bounds_of[topic] = {queue_id: self._bounds(topic, queue_id)
@@ -229,7 +231,7 @@ class Lag:
         try:
             queue = store.queues.get((topic, queue_id))
             if queue is not None:
-                with closing(queue):  # a broker has more queues than a process may have files
+                with closing(queue):  # a broker may have more queues than a process may open files
                     return self.view.bounds(queue)
             batches = store.batch_queues[topic, queue_id]
             return Bounds(*batches.bounds(store.log.min_offset, self.view.log_end))

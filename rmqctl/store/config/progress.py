@@ -1,6 +1,6 @@
-"""The progress of consumer groups and of the delay service, by ``config/``.
+"""The progress of consumer groups and of the delay service, from ``config/``.
 
-The effects of a start or a repair on them are computed from it.
+It is the base for the effects of a startup or a repair on them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _NAMED = 5
 
 
 class Commit(NamedTuple):
-    """``offset`` is the next queue offset the group reads."""
+    """``offset`` is the next queue offset that the group reads."""
 
     group: str
     topic: str
@@ -28,9 +28,9 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
-    """Everybody's progress. ``delayed`` by queue id of the schedule topic.
+    """The progress of all consumers. ``delayed`` is by queue id of the schedule topic.
 
-    ``timer_read`` is the time (ms) up to which timer messages were delivered, None without a timer.
+    ``timer_read`` is the time (ms) up to which timer messages were delivered; None without a timer.
     """
 
     commits: tuple[Commit, ...]
@@ -39,8 +39,8 @@ class ConsumerProgress:
 
     @classmethod
     def of(cls, store: Store) -> ConsumerProgress:
-        """Return the content of the files; unreadable ones count as empty (`rmqctl config` reports
-        them).
+        """Return the progress in the files of a store. Unreadable files count as empty; `rmqctl
+        config` reports them.
         """
         commits = [Commit(row["group"], row["topic"], row["queue_id"], row["offset"])
                    for name in ("consumerOffset.json", "lmqConsumerOffset.json")
@@ -54,20 +54,20 @@ class ConsumerProgress:
         return cls(tuple(commits), delayed, read)
 
     def by_group(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Return the groups' positions by group, topic and queue id."""
+        """Return the groups' offsets by group, topic and queue id."""
         groups: dict[str, dict[str, dict[int, int]]] = {}
         for group, topic, queue_id, offset in self.commits:
             groups.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
         return groups
 
     def everybody(self) -> Iterator[Commit]:
-        """Yield the groups' commits, and the delay service's as those of a group of its own."""
+        """Yield the groups' commits, then the delay service's as those of a group of its own."""
         yield from self.commits
         for queue_id, offset in sorted(self.delayed.items()):
             yield Commit("the delay service", SCHEDULE_TOPIC, queue_id, offset)
 
 
 def named(items: list[str]) -> str:
-    """Return the first few of a list, and how many more there are."""
+    """Return the first few items of a list in words, and how many more there are."""
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more

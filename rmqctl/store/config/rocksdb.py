@@ -1,7 +1,7 @@
 """Configuration in RocksDB, as the values of the JSON files that it replaces (rocksdb.md §7).
 
 Readers of the JSON files use these values without knowing their origin. Damage loses the rest of
-the table it is in; an entry that cannot be understood loses only itself.
+its table; an entry that cannot be parsed loses only itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ MAX_SIZE = 64 << 20
 TABLES = {"topics.json": (layout.TOPICS, "topicConfigTable"),
           "subscriptionGroup.json": (layout.GROUPS, "subscriptionGroupTable"),
           "consumerOffset.json": (layout.OFFSETS, "offsetTable")}
-"""By the name of the JSON file: the table of v2, and the file's own name for it."""
+"""JSON file name -> the table of v2, and the file's own name for it."""
 PULL_TABLE = "pullOffsetTable"
-"""Of v2 alone: positions of a kind of pull that the JSON files never keep."""
+"""Table of v2 only: offsets of a kind of pull that the JSON files never keep."""
 _SHOWN = 60
 
 
@@ -33,8 +33,8 @@ _SHOWN = 60
 class ConfigPart:
     """The part of a database that replaces one file. ``folder`` is relative to the store's root.
 
-    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. Beside a
-    value ``reason`` says that a part of it is lost. ``faults``: entries that are omitted.
+    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. With a
+    value, ``reason`` says that a part of it is lost. ``faults`` are the omitted entries.
     """
 
     folder: str
@@ -46,18 +46,18 @@ class ConfigPart:
     _taken: int = 0
 
     def damage(self, problem: object) -> None:
-        """Add a sentence, without the folder, which the caller shows."""
+        """Add a sentence about damage, without the folder, which the caller shows."""
         reason = str(problem).rpartition(f"{self.folder}: ")[2]
         self.reason = f"{self.reason}; {reason}" if self.reason else reason
 
     def fault(self, key: bytes, error: FormatError) -> None:
-        """Note an entry that is not a configuration."""
+        """Note an entry that is not configuration."""
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(f"entry {repr(key[:_SHOWN])[1:]}: {error}")
 
     def entries(self, database: Database, family: str, start: bytes = b"",
                 end: bytes | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the entries up to the first that cannot be read, or is too much."""
+        """Yield the entries up to the first one that cannot be read or exceeds the size limit."""
         try:
             for key, value in database.items(family, start, end):
                 self._taken += len(key) + len(value)
@@ -70,7 +70,7 @@ class ConfigPart:
 
 
 def read_config(root: str, form: ConfigLayout) -> dict[str, ConfigPart]:
-    """Return the contents of the databases of the store at ``root`` by the names of the JSON files
+    """Return the contents of the databases of the store at ``root``, by the names of the JSON files
     that they replace. Never raises, except MissingExtraError.
     """
     parts = {name: ConfigPart(folder, _size(os.path.join(root, folder)))

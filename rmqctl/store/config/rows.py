@@ -1,8 +1,8 @@
 """The configuration files as rows (spec: checkpoint-and-small-files.md §4.2).
 
-A row generator takes the decoded file and a list to put faults into: an entry of the wrong shape is
-named there and omitted; it does not hide the others. Field names are the file's own in snake_case;
-fields that a release adds to an object appear at the end of its rows.
+A row generator takes the decoded file and a list of faults. It adds an entry of the wrong shape to
+the faults and omits it; other entries are not affected. Field names are the file's own in
+snake_case; fields that a release adds to an object appear at the end of its rows.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "tiered": ("tiered",),
     "other": ("other",),
 }
-"""Section of the command -> kinds of files it shows."""
+"""Section of the command -> kinds of files that it shows."""
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "topics": ("topic", "read_queue_nums", "write_queue_nums", "perm", "perm_bits", "order",
@@ -73,13 +73,13 @@ def snake(name: str) -> str:
 
 
 def perm_text(bits: int) -> str:
-    """Return ``RW-`` as brokers print it: read, write, inherit; a P follows for priority (5.x)."""
+    """Return ``RW-`` as brokers print it: read, write, inherit; then P for priority (5.x)."""
     text = "".join(letter if bits & bit else "-" for bit, letter in _PERM)
     return text + "P" if bits & PRIORITY else text
 
 
 def rows_of(kind: str, value: Any, faults: Faults) -> Iterator[Row]:
-    """Yield the rows of a decoded file of this kind; what has the wrong shape goes to
+    """Yield the rows of a decoded file of this kind; entries of the wrong shape go to
     ``faults``.
     """
     return _READERS[kind](value, faults)
@@ -103,7 +103,7 @@ def table(value: Any, path: str, faults: Faults) -> Mapping[str, Any]:
 
 
 def number(value: Any, path: str, faults: Faults) -> int | None:
-    """Return an integer of 64 bits, also one written as text; None (and a fault) for anything
+    """Return a 64-bit integer, also if it is written as text; None (and a fault) for anything
     else.
     """
     if isinstance(value, int) and not isinstance(value, bool):

@@ -20,8 +20,8 @@ Read = Callable[[bytes, bytes], Fields]
 
 
 class DatabaseDump:
-    """All entries of a database, family by family; ``faults`` counts damaged entries, and those not
-    understood, in the rows so far.
+    """All entries of a database, family by family; ``faults`` counts the damaged and unrecognized
+    entries in the rows so far.
     """
 
     def __init__(self, folder: str) -> None:
@@ -30,8 +30,9 @@ class DatabaseDump:
 
     def rows(self) -> Iterator[Fields]:
         """Yield the entries; ``key`` is the text of the key, with other bytes escaped. Damage ends
-        a family with a row that says so. Raise FormatError, StoreIOError, MissingExtraError if it
-        cannot be opened.
+        a family with a row that reports it.
+
+        Raises: FormatError, StoreIOError or MissingExtraError if the database cannot be opened.
         """
         number = 0
         place = os.path.basename(vfs.abspath(self.folder))

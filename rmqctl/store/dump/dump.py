@@ -1,7 +1,7 @@
-"""One file of any kind, record by record: what `rmqctl dump` shows.
+"""One file of any kind, record by record: the rows of `rmqctl dump`.
 
-Opened read-only and read by position; memory does not grow with the file. Damage never ends a
-dump: a row says what is wrong and where, and the next provable record follows.
+The file is opened read-only and read by position; memory does not grow with the file. Damage never
+ends a dump: a row reports what is wrong and where, and the next provable record follows.
 """
 
 from __future__ import annotations
@@ -97,8 +97,9 @@ def _plain(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind a user means: underscores, hyphens and case do not matter. Raise
-    UsageError.
+    """Return the kind that a name means, ignoring underscores, hyphens and case.
+
+    Raises: UsageError for an unknown kind.
     """
     for kind in kinds.KINDS:
         if _plain(kind) == _plain(name):
@@ -107,15 +108,15 @@ def kind_of(name: str) -> str:
 
 
 def _parts(path: str) -> list[str]:
-    with contextlib.suppress(OSError):  # the working directory may be gone
+    with contextlib.suppress(OSError):  # the working directory may have been deleted
         path = vfs.abspath(path)
     return path.split(os.sep)
 
 
 class Dump(Closing):
-    """One opened file: its ``kind``, its rows, and what was found on the way.
+    """An opened file: its ``kind``, its rows, and the remarks made while reading.
 
-    ``faults`` counts damage in the rows given so far, ``notes`` holds remarks in words.
+    ``faults`` counts the damage in the rows yielded so far; ``notes`` holds remarks in words.
     """
 
     def __init__(self, path: str, options: DumpOptions) -> None:
@@ -143,7 +144,9 @@ class Dump(Closing):
         return kind
 
     def _placed(self, options: DumpOptions, position: int) -> DumpOptions:
-        """Return the options with the position in the file: a stream offset is taken as well."""
+        """Return the options with the position in the file; they may give a stream offset
+        instead.
+        """
         from dataclasses import replace
 
         base, size = self._target.base, self._source.size
@@ -179,27 +182,27 @@ class Dump(Closing):
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """Every column rows of this kind may have."""
+        """All columns that rows of this kind may have."""
         return tuple(dict.fromkeys((*_PLACE, *_COLUMNS[self.kind], "error")))
 
     @property
     def brief(self) -> tuple[str, ...] | None:
-        """The columns for people, where all of them are too many."""
+        """The columns to show in a table, if all of them are too many."""
         return _BRIEF.get(self.kind)
 
     @property
     def times(self) -> tuple[str, ...]:
-        """The columns that are epoch milliseconds."""
+        """The columns with epoch milliseconds."""
         return tuple(name for name in self.columns if name.endswith("timestamp")
                      or name in _TIMES)
 
     @property
     def single(self) -> bool:
-        """Return whether such a file is one record."""
+        """Return whether a file of this kind is one record."""
         return self.kind in _SINGLE
 
     def rows(self) -> Iterator[Row]:
-        """Yield the records, one row each, as they are read."""
+        """Yield the records, one row each, while they are read."""
         return itertools.islice(_READERS[self.kind](self._target), self._target.options.count)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The shared parts of all readers of `dump`: options, the file being read, rows of faults and of
+"""The shared parts of all readers of `dump`: options, the file being read, rows of faults and
 fields.
 """
 
@@ -37,7 +37,7 @@ class DumpOptions:
 
 @dataclass(slots=True)
 class Target:
-    """One opened file of a known kind. ``base`` is the stream offset of its first byte."""
+    """An opened file of a known kind. ``base`` is the stream offset of its first byte."""
 
     source: FileSource
     kind: str
@@ -59,7 +59,7 @@ class Target:
         return row
 
     def fault(self, reason: str, position: int, path: str | None = None) -> Row:
-        """Return the value of a row's ``error``: counted, with file, offset and field path."""
+        """Return the ``error`` value of a row, with file, offset and field path, and count it."""
         self.faults += 1
         return {"file": self.source.name, "offset": position, "field": path or None,
                 "reason": reason}
@@ -69,12 +69,12 @@ class Target:
         return self.fault(error.reason, where, error.path)
 
     def add_fields(self, row: Row, declaration: Any, raw: bytes, position: int) -> None:
-        """Add the ``fields`` of a record to its row when they are asked for."""
+        """Add the ``fields`` of a record to its row if they are requested."""
         if self.options.hex:
             row["fields"] = list(fields_of(declaration, raw, position, full=self.options.full))
 
     def read(self, position: int, length: int) -> bytes:
-        """Return up to ``length`` bytes; a file that became shorter meanwhile is reported, once."""
+        """Return up to ``length`` bytes. If the file has shrunk, report it once."""
         data = self.source.read(position, length)
         end = position + len(data)
         if len(data) < length and end < self.source.size:
@@ -83,8 +83,8 @@ class Target:
         return data
 
     def _next_data(self, position: int) -> int:
-        """Return the next position that may hold something; at the end, whether the file
-        still is.
+        """Return the next position that may hold data; at the end, check whether the file has
+        shrunk.
         """
         next_used = self.source.next_data(position)
         if position < next_used == self.source.size:
@@ -92,14 +92,14 @@ class Target:
         return min(next_used, self.source.size)
 
     def shrunk(self, size: int) -> None:
-        """Note that the file has only ``size`` bytes now."""
+        """Note that the file now has only ``size`` bytes."""
         self.faults += 1
         self.notes.append(f"the file became shorter while it was read: {size:,} bytes are left")
 
     def chunks(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, bytes]]:
-        """Yield (position, bytes) of ``[start, end)`` in complete units, zero stretches omitted.
+        """Yield (position, bytes) of ``[start, end)`` in complete units, without zeroed stretches.
 
-        With ``every`` nothing is omitted. A file that shrank meanwhile ends early.
+        With ``every`` nothing is omitted. A file that has shrunk ends early.
         """
         step = max(CHUNK // unit, 1) * unit
         position = start
@@ -131,19 +131,19 @@ def _all_zero(data: bytes) -> bool:
 
 
 def fault_text(error: Any) -> str:
-    """Return an ``error`` in one line for people."""
+    """Return an ``error`` value as one line of text."""
     return str(FormatError(error["reason"], offset=error["offset"], path=error["field"]))
 
 
 def shown_hex(raw: bytes, *, full: bool) -> str:
-    """Return bytes in hex; many of them cut, with the number of those omitted."""
+    """Return bytes in hex; long values are cut, with the number of omitted bytes."""
     if full or len(raw) <= SHOWN_BYTES:
         return raw.hex()
     return f"{raw[:SHOWN_BYTES].hex()}…(+{len(raw) - SHOWN_BYTES} bytes)"
 
 
 def shown_value(name: str, value: int | bytes | None, *, full: bool) -> int | str | None:
-    """Return a field's value for a row: numbers as they are, addresses and UTF-8 as text, else
+    """Return a field's value for a row: numbers as they are, addresses and UTF-8 as text; else
     None.
     """
     if not isinstance(value, bytes):
@@ -168,13 +168,13 @@ def field_row(name: str, position: int, raw: bytes, value: int | bytes | str | N
 
 
 def fields_of(declaration: Any, raw: bytes, position: int, *, full: bool) -> Iterator[Row]:
-    """Yield the fields of a record as its declaration names them; ``position`` is its place."""
+    """Yield the fields of a record that is at ``position``, as its declaration names them."""
     for part in trace(declaration, raw):
         yield field_row(part.name, position + part.at, part.raw, part.value, full=full)
 
 
 def flattened(rows: Iterator[Row]) -> Iterator[Row]:
-    """Yield one row per field: rows with ``fields`` as a table can show them."""
+    """Yield one row per field, for output as a table."""
     for row in rows:
         head = {"record": row.get("number"), "type": row.get("type")}
         for part in row.get("fields", ()):

@@ -17,15 +17,16 @@ from rmqctl.store.objects import message_object
 from rmqctl.store.problems import ambiguity
 
 _SEARCHED = 64 << 20
-"""Bytes searched for a first record that says where a file without a telling name begins."""
+"""Bytes searched for a first record that proves the offset of a file whose name does not give it.
+"""
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _PEEK = 1 << 16
 _NOTHING_TELLS = "unknown from this file alone (`rmqctl carve --embedded` shows them)"
 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
-    """Return the offset of the file's first byte by the record at ``position``, if its sizes
-    agree.
+    """Return the offset of the file's first byte by the record at ``position``; None if its sizes
+    do not match.
     """
     raw = source.read(position, message.START_SIZE)
     if len(raw) < message.START_SIZE:
@@ -37,7 +38,7 @@ def _implied_base(source: FileSource, position: int) -> int | None:
 
 
 def find_base(source: FileSource) -> int | None:
-    """Return the offset at which a file of messages starts in its stream, from the first intact
+    """Return the offset at which a file of messages starts in its stream, from its first intact
     record.
     """
     position = 0
@@ -55,7 +56,9 @@ def find_base(source: FileSource) -> int | None:
 
 
 def settle_base(target: Target) -> int:
-    """Return the base the walk uses: the name's, unless the first record has another one."""
+    """Return the base offset for the walk: that of the name, unless the first record has another
+    one.
+    """
     named = target.base
     if named is None or _implied_base(target.source, 0) not in (None, named):
         base = find_base(target.source)
@@ -101,7 +104,9 @@ def _span_row(target: Target, span: Span, base: int, number: int) -> Row:
 
 
 def log_rows(target: Target) -> Iterator[Row]:
-    """Yield every frame of a log: messages, the blank, zeros, damage; all bytes in order."""
+    """Yield every frame of a log in order (messages, blank records, zeros, damage); they cover all
+    bytes.
+    """
     base = settle_base(target)
     options = target.options
     number = 0
@@ -128,7 +133,7 @@ def log_rows(target: Target) -> Iterator[Row]:
 
 def dledger_rows(target: Target) -> Iterator[Row]:
     """Yield entry headers and the messages inside them; plain records and the end mark where they
-    are.
+    occur.
     """
     source, options, position, number = target.source, target.options, 0, 0
     while position < source.size:
@@ -141,8 +146,8 @@ def dledger_rows(target: Target) -> Iterator[Row]:
 
 
 def _entry(target: Target, raw: bytes, position: int, number: int) -> tuple[Iterator[Row], int]:
-    """Return the rows of the entry at ``position`` of DLedger data, and its end (always further
-    on).
+    """Return the rows of the DLedger entry at ``position``, and its end (always after
+    ``position``).
     """
     source = target.source
     framing = dledger.detect(raw)
@@ -186,9 +191,7 @@ def _entry_rows(target: Target, head: dledger.EntryHeadRecord, raw: bytes, posit
 
 
 def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row]:
-    """Yield the messages of ``[position, end)``: those inside one entry (several for a batch), or
-    one.
-    """
+    """Yield the messages of ``[position, end)`` inside one entry: several for a batch, else one."""
     while position < end:
         size = extent(target.source, position)
         try:
@@ -204,7 +207,7 @@ def _inner(target: Target, position: int, end: int, number: int) -> Iterator[Row
 
 def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: FormatError,
                end: int) -> Iterator[Row]:
-    """Yield bytes that are no entry: unused space, or damage up to the next provable entry."""
+    """Yield bytes that are not an entry: unused space, or damage up to the next provable entry."""
     row = {**target.place(position, number), "type": "zero", "size": end - position}
     if end < target.size or not target.unused_from(position):
         row |= {"type": DAMAGED, "error": target.fault_of(error, position)}
@@ -213,7 +216,9 @@ def _lost_rows(target: Target, raw: bytes, position: int, number: int, error: Fo
 
 
 def _next_entry(target: Target, position: int) -> int:
-    """Return the next position whose entry header knows its own place, or the end of the file."""
+    """Return the next position of an entry header whose ``pos`` matches; else the end of the
+    file.
+    """
     source, base = target.source, target.base
     magic = dledger.MAGIC_ENTRY.to_bytes(4, "big")
     while position < source.size:

@@ -53,7 +53,7 @@ def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -
 
 
 def checkpoint_rows(target: Target) -> Iterator[Row]:
-    """Yield the fields, and from which time on an abnormal recovery would look."""
+    """Yield the fields, and the time from which an abnormal recovery would start."""
     return _page(target, CHECKPOINT, ("min_timestamp", "min_timestamp_index"))
 
 
@@ -79,8 +79,8 @@ def config_rows(target: Target) -> Iterator[Row]:
 
 
 def client_offset_rows(target: Target) -> Iterator[Row]:
-    """Yield one row per queue, then oddities; for a file that no client reads, what it does
-    then.
+    """Yield one row per queue, then the oddities; for a file that no client can read, how a client
+    reacts.
     """
     try:
         rows, faults, oddities = client_offsets.parse(_whole(target))
@@ -109,7 +109,7 @@ def _oddity_rows(target: Target, oddities: list[config_json.Oddity]) -> Iterator
 def _text_rows(target: Target, parse: Callable[[bytes], Any],
                rows: Callable[[bytes, Any], list[tuple[Row, list[tuple[str, int, bytes]]]]],
                ) -> Iterator[Row]:
-    """Yield rows of a text file with the places of their parts."""
+    """Yield the rows of a text file with the positions of their parts."""
     try:
         data = _whole(target, _MAX_PAGE)
         parsed = parse(data)
@@ -131,13 +131,13 @@ def _text_rows(target: Target, parse: Callable[[bytes], Any],
 
 
 def abort_rows(target: Target) -> Iterator[Row]:
-    """Yield the process id, if one is there."""
+    """Yield the process id, if the file contains one."""
     return _text_rows(target, abort.parse, lambda data, pid: [
         ({"type": "abort", "pid": pid}, [("pid", 0, data)] if data else [])])
 
 
 def lock_rows(target: Target) -> Iterator[Row]:
-    """Yield the text."""
+    """Yield the text of the file."""
     return _text_rows(target, lock.parse, lambda data, text: [
         ({"type": "lock", "text": text}, [("text", 0, data)])])
 

@@ -1,6 +1,7 @@
 """`dump` of the files of a tier: commit log and consume queue segments, index files, metadata.
 
-A segment's base offset is in its name (tiered.md §1); an index file's form is told from its slots.
+A segment's base offset is in its name (tiered.md §1); the form of an index file follows from its
+slots.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ METADATA_COLUMNS = ("path", "kind", "name", *meta.SegmentEntry.__dataclass_field
 
 
 def judge_unit(unit: UnitRecord, number: int, target: Target) -> Judged:
-    """Return a unit of a tiered consume queue; its queue offset follows from its place."""
+    """Return a unit of a tiered consume queue; its queue offset follows from its position."""
     extra = {} if target.base is None else {"queue_offset": target.base // UNIT_SIZE + number}
     if unit.commit_log_offset >= 0 and unit.size >= message.MIN_SIZE:
         return "unit", extra, None
@@ -47,7 +48,7 @@ def queue_rows(target: Target) -> Iterator[Row]:
 
 
 def tiered_log_rows(target: Target) -> Iterator[Row]:
-    """Yield the messages of a commit log segment, and the coda 5.1 and 5.2 close it with."""
+    """Yield the messages of a commit log segment, and the coda with which 5.1 and 5.2 close it."""
     for row in log_rows(target):
         raw = b""
         if row["type"] == BLANK and row.get("size") == CODA_SIZE:
@@ -63,7 +64,7 @@ def tiered_log_rows(target: Target) -> Iterator[Row]:
 # -- index files -----------------------------------------------------------------------------------
 
 def tiered_index_rows(target: Target) -> Iterator[Row]:
-    """Yield header, used slots and items of either form. --from counts items."""
+    """Yield header, used slots and items of either form; --from counts items."""
     raw = target.read(0, fmt.HEADER.size)
     if not target.size:
         target.notes.append("no items; an idle broker uploads such a file when it stops")
@@ -111,12 +112,16 @@ def _header_row(target: Target, header: fmt.HeaderRecord, raw: bytes) -> Row:
 
 
 def _shape(target: Target, header: fmt.HeaderRecord) -> tuple[bool, fmt.Shape]:
-    """Return (whether compacted, the shape). Raise FormatError."""
+    """Return (whether compacted, the shape).
+
+    Raises: FormatError.
+    """
     slots = target.options.index_slots
     try:
         shape = fmt.compacted_shape(header, target.size, slots)
         first = fmt.COMPACTED_SLOT.decode(target.read(fmt.HEADER.size, fmt.COMPACTED_SLOT.size))
-        # The first slot of an open file has the number of an item: less than any place of one.
+        # In an open file the first slot contains an item number, which is less than any item
+        # position.
         if first.position >= shape.items_at or shape.old:
             return True, shape
     except FormatError:
@@ -173,7 +178,7 @@ def _items(target: Target, header: fmt.HeaderRecord, shape: fmt.Shape, *,
 # -- metadata --------------------------------------------------------------------------------------
 
 def metadata_rows(target: Target) -> Iterator[Row]:
-    """Yield one row per topic, queue and segment entry, then entries that could not be read."""
+    """Yield one row per topic, queue and segment entry, then the entries that cannot be read."""
     try:
         if target.size > MAX_TEXT:
             raise FormatError(f"{target.size:,} bytes are too many for such a file",

@@ -22,12 +22,12 @@ from rmqctl.store.dump.fields import CHUNK, Row, Target
 from rmqctl.store.index.shape import decide
 
 Judged = tuple[str, Row, tuple[str, str] | None]
-"""A unit's type, what it tells beyond its fields, and (field path, reason) if it is damaged."""
+"""A unit's type, its values beyond its fields, and (field path, reason) if it is damaged."""
 
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The way units of one kind are read and judged. ``judge(unit, number, target)``."""
+    """How units of one kind are read and judged: ``judge(unit, number, target)``."""
 
     unit: Fixed[Any]
     judge: Callable[[Any, int, Target], Judged]
@@ -86,8 +86,8 @@ ARRAYS: dict[str, Array] = {
 
 
 def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
-    """Return the numbers of the units in ``data`` that are not all zero (with ``every``: of
-    all).
+    """Return the numbers of the units in ``data`` that are not all zero; with ``every``, of all
+    units.
     """
     count = len(data) // unit
     if every:
@@ -100,13 +100,13 @@ def used_numbers(data: bytes, unit: int, *, every: bool) -> list[int]:
 
 
 def _first(target: Target, unit: int) -> int:
-    """Return the number of the first unit wanted by --from or --at."""
+    """Return the number of the first unit requested by --from or --at."""
     options = target.options
     return options.at // unit if options.at is not None else options.start or 0
 
 
 def array_rows(target: Target, array: Array | None = None) -> Iterator[Row]:
-    """Yield the units of a file which is nothing but units."""
+    """Yield the units of a file that contains nothing else."""
     array = array or ARRAYS[target.kind]
     size = array.unit.size
     start = _first(target, size) * size
@@ -141,7 +141,7 @@ def unit_rows(target: Target, array: Array, start: int, end: int, first: int = 0
 
 
 def _remainder(target: Target, position: int, raw: bytes, declaration: Any) -> Row:
-    """Return bytes at the end of a file that make no complete unit."""
+    """Return the bytes at the end of a file that are not a complete unit."""
     row = {**target.place(position), "type": "damaged", "size": len(raw),
            "error": target.fault(f"{len(raw)} bytes are left, not a complete unit", position)}
     target.add_fields(row, declaration, raw, position)
@@ -195,7 +195,7 @@ def ext_rows(target: Target) -> Iterator[Row]:
         done = 0
         for step in consume_queue_ext.walk(data, 0, position):
             if step.error is not None and not last and step.at > _SURE:
-                break  # the window may end before what follows this unit: read on from here
+                break  # the window may end before the data after this unit: read on from here
             done, ended = step.at + step.size, step.end
             if _wanted(target, position + step.at, step.size, number):
                 yield _ext_row(target, step, data, position, number)
@@ -219,7 +219,8 @@ def _ext_row(target: Target, step: consume_queue_ext.Step, data: bytes, origin: 
     if step.unit is not None:
         row |= {"type": "unit", **step.unit._asdict(), "bit_map": step.unit.bit_map.hex()}
         if target.base is not None:
-            with contextlib.suppress(ValueError):  # no file a broker made starts so high
+            # no file of a broker starts at such a high offset
+            with contextlib.suppress(ValueError):
                 row["address"] = consume_queue_ext.address(target.base + place)
     elif step.error is None:
         row |= {"type": "end", "size": step.size}
@@ -243,9 +244,7 @@ def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.S
 
 
 def index_rows(target: Target) -> Iterator[Row]:
-    """Yield header, used slots and entries. --from counts entries (and leaves header, slots
-    out).
-    """
+    """Yield header, used slots and entries; --from counts entries (and omits header and slots)."""
     options, header_size = target.options, index_file.HEADER.size
     # Without a readable header, nothing else can be located.
     raw = target.read(0, header_size)

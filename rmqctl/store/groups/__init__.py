@@ -1,1 +1,1 @@
-"""Consumer groups: what they have not consumed, sent back and gave up."""
+"""Consumer groups: messages that they have not consumed, sent back or gave up."""

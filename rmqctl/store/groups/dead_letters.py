@@ -1,11 +1,11 @@
-"""Dead letters: the messages that a group gave up, and each as the message to be sent again.
+"""Dead letters: the messages that a group gave up, and the message objects to send them again.
 
-A broker puts a message that failed too often into ``%DLQ%group``, with the topic it came from
-(``RETRY_TOPIC``) and the id of the first of all (``ORIGIN_MESSAGE_ID``). No broker and no mqadmin
-command sends one again; the message made here is the one that a producer would send: the body as it
-is stored, the client's flag, its own properties and unique key, the sender and its time, and
-nothing that brokers and consumers added on the way. The property ``RMQCTL_REQUEUED`` names the dead
-letter, so that the log itself shows what was requeued.
+A broker puts a message that failed too often into ``%DLQ%group``, with its original topic
+(``RETRY_TOPIC``) and the id of its first copy (``ORIGIN_MESSAGE_ID``). No broker and no mqadmin
+command sends it again. The message built here is the one that a producer would send: the body as it
+is stored, the client's flag, its own properties and unique key, the sender and its time, without
+anything that brokers and consumers added. The property ``RMQCTL_REQUEUED`` names the dead letter,
+so that the log itself shows what was requeued.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _ADDED = frozenset((
     "TRANSACTION_CHECK_TIMES", "MIN_OFFSET", "MAX_OFFSET", "RECONSUME_TIME", "MAX_RECONSUME_TIMES",
     "CONSUME_START_TIME", "POP_CK", "POP_CK_OFFSET", "1ST_POP_TIME", "CLUSTER"))
 _ADDED_BY = (props.INNER, "TIMER_")
-"""Properties that brokers and consumers add, by name and by how the name begins."""
+"""Properties that brokers and consumers add, by name or by the start of the name."""
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One of them."""
+    """A dead letter of a group."""
 
     group: str
     record: Record
@@ -56,7 +56,7 @@ class DeadLetter:
 
     @property
     def origin_topic(self) -> str | None:
-        """The topic it came from, as far as it says so."""
+        """The topic that the message came from; None if unknown."""
         return origin_topic("", self.properties)
 
     def as_dict(self) -> dict[str, Any]:
@@ -73,23 +73,23 @@ class DeadLetter:
 
 
 def groups_with(store: Store) -> list[str]:
-    """Return the groups that have a topic of dead letters, sorted."""
+    """Return the groups that have a dead letter topic, sorted."""
     return [topic.removeprefix(props.DLQ_PREFIX) for topic in topics_on_disk(store)
             if topic.startswith(props.DLQ_PREFIX)]
 
 
 def dead_letters(view: View, group: str, selection: Selection,
                  report: Report) -> Iterator[DeadLetter]:
-    """Yield the dead letters of a group that ``selection`` takes, in the order of the log."""
+    """Yield the dead letters of a group that match ``selection``, in the order of the log."""
     wanted = replace(selection, topic=props.DLQ_PREFIX + group)
     for record in Selector(view.store, wanted, view, report).records():
         yield DeadLetter(group, record)
 
 
 class Requeued:
-    """The messages that were requeued already into a store: by the property of the messages in the
-    topics a dead letter may go to. Found by the unique key, or if that or the index is missing, by
-    reading the topic once.
+    """The messages already requeued into a store, by their property in the topics that a dead
+    letter may go to. They are looked up by the unique key; if that or the index is missing, the
+    topic is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -97,7 +97,9 @@ class Requeued:
         self._read: dict[str, dict[str, str]] = {}
 
     def find(self, letter: DeadLetter) -> str | None:
-        """Return the id of the message that a dead letter became; None if it was not requeued."""
+        """Return the id of the message that a dead letter was requeued as; None if it was not
+        requeued.
+        """
         topics = [target(letter, into) for into in ("original", "retry")]
         named = [topic for topic in topics if topic is not None]
         unique = letter.properties.get(props.UNIQUE_KEY)
@@ -123,15 +125,13 @@ class Requeued:
 
 
 def target(letter: DeadLetter, into: Into) -> str | None:
-    """Return the topic that a dead letter goes to; None if it does not say which one it came
-    from.
-    """
+    """Return the topic that a dead letter goes to; None if its original topic is unknown."""
     return letter.origin_topic if into == "original" else props.RETRY_PREFIX + letter.group
 
 
 class Resending:
-    """Makes of dead letters of ``source`` the message objects that `append` takes into ``store``
-    (None: into any). Those for ``source`` itself name its broker as the one that stores them.
+    """Builds the message objects that `append` accepts for ``store`` (None: for any store) from
+    dead letters of ``source``. Objects for ``source`` itself name its broker as the storing one.
     """
 
     def __init__(self, source: Store, store: Store | None, into: Into) -> None:
@@ -144,14 +144,14 @@ class Resending:
         self._next: dict[str, int] = {}
 
     def object(self, letter: DeadLetter) -> dict[str, Any] | None:
-        """Return the message object; None if no topic is known to send it to."""
+        """Return the message object; None if its topic is unknown."""
         topic = target(letter, self._into)
         if topic is None or letter.origin_topic is None:
             return None
         record = letter.record
         properties = {name: value for name, value in letter.properties.items()
                       if name not in _ADDED and not name.startswith(_ADDED_BY)}
-        if self._into == "retry":  # consumers give it to the listeners of that topic
+        if self._into == "retry":  # consumers pass it to the listeners of that topic
             properties[props.RETRY_TOPIC] = letter.origin_topic
         properties[props.REQUEUED] = record.message_id
         body, encoding = encode(record.body, "auto")
@@ -163,7 +163,7 @@ class Resending:
                 "body": body, "body_encoding": encoding}
 
     def _queue(self, letter: DeadLetter, topic: str) -> int:
-        """Return the queue of the message it was first, where that is still here; else by turns."""
+        """Return the original queue of the message if it still exists; else a queue by turns."""
         count = self._counts.get(topic) or len(queue_ids(self._store, "consumequeue", topic)) or 1
         first = record_of(self._source, letter.properties.get(props.ORIGIN_MESSAGE_ID, ""))
         if first is not None and text(first.topic) == topic and first.queue_id < count:

@@ -1,9 +1,9 @@
 """The groups that consumed a message, in the terms of mqadmin's messageTrack, and the fate of the
-copies that a group sent back: one record for each.
+copies that a group sent back, which are records of their own.
 
-What a broker's messageTrackDetail also asks of running consumers is in no store: whether a tag
-filter passed the message over (CONSUMED_BUT_FILTERED), whether consumers pull, broadcast or are not
-online.
+A store does not contain what a broker's messageTrackDetail also asks of running consumers: whether
+a tag filter skipped the message (CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or
+are not online.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _DELAYED = (props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
 _COPIES = (props.RETRY_PREFIX, props.DLQ_PREFIX)
 _INTERNAL = (*_DELAYED, props.HALF_TOPIC, props.OP_HALF_TOPIC)
 _NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
-"""Topics (by their beginning) of which no group needs to be told that it does not read them."""
+"""Prefixes of topics that most groups do not read; groups that do not read them are not listed."""
 
 
 class GroupTrack(NamedTuple):
-    """One group and one place of the message. ``position``: the next queue offset that the group
-    reads there, None if it has none. ``detail``: what the word alone does not say.
+    """One group and one queue of the message. ``position``: the next queue offset that the group
+    reads there, None without one. ``detail``: an explanation beyond the state's name.
     """
 
     group: str
@@ -49,8 +49,8 @@ class GroupTrack(NamedTuple):
 
 
 class MessageCopy(NamedTuple):
-    """A message of the chain: ``role`` says what it is there, ``group`` whose retry or dead letter
-    it is, None if it belongs to no group.
+    """A message of the chain: ``role`` is its role there, ``group`` the group whose retry or dead
+    letter it is, None if it belongs to no group.
     """
 
     role: Role
@@ -90,7 +90,10 @@ class Tracker:
                         if topic.startswith(_COPIES) or topic in _DELAYED]
 
     def track(self, record: Record) -> Tracked:
-        """Return everything about one message. Raise StoreIOError."""
+        """Return the groups and copies of one message.
+
+        Raises: StoreIOError.
+        """
         tracked = Tracked()
         tracked.chain = self.chain(record, tracked.notes)
         for topic, queue_id, first, count in self._places(record, tracked.notes):
@@ -100,7 +103,7 @@ class Tracker:
     # -- who is past it -----------------------------------------------------------------------
 
     def _places(self, record: Record, notes: list[str]) -> Iterator[tuple[str, int, int, int]]:
-        """Yield (topic, queue id, first queue offset, how many) of the message in each of its
+        """Yield (topic, queue id, first queue offset, count) of the message in each of its
         queues.
         """
         if not sysflag.has_consume_queue_row(record.sys_flag):
@@ -163,10 +166,12 @@ class Tracker:
     # -- the chain ----------------------------------------------------------------------------
 
     def chain(self, record: Record, notes: list[str]) -> list[MessageCopy]:
-        """Return the message and its copies in the log's order; empty where it has none.
+        """Return the message and its copies in the order of the log; empty without copies.
 
-        Copies keep the client's id, by which the index finds them; where the id is missing the
-        origin is found by what they say of it. Raise StoreIOError.
+        Copies keep the client's id, by which the index finds them; without an id, the original
+        message is found by the copies' properties.
+
+        Raises: StoreIOError.
         """
         values = props.parse(text(record.properties))
         origin = values.get(props.ORIGIN_MESSAGE_ID)
@@ -199,7 +204,7 @@ class Tracker:
         return role, None if of_group is None else self._group(of_group, record)
 
     def _group(self, of_group: str, record: Record) -> str:
-        """Return the group of a retry topic: one of POP also names the topic."""
+        """Return the group of a retry topic; a POP retry topic also contains the topic."""
         origin = props.parse(text(record.properties)).get(props.RETRY_TOPIC)
         if of_group not in self._groups.positions and origin is not None:
             for sign in "+_":
@@ -209,8 +214,8 @@ class Tracker:
 
 
 def record_of(store: Store, message_id: str) -> Record | None:
-    """Return the message with an offset message id; None if the id is of another broker, or none
-    is.
+    """Return the message with an offset message id; None if the id is invalid or belongs to another
+    broker.
     """
     try:
         physical = parse_message_id(message_id)[2]
@@ -221,7 +226,7 @@ def record_of(store: Store, message_id: str) -> Record | None:
 
 
 def origin_topic(topic: str, values: dict[str, str]) -> str | None:
-    """Return the topic a message was sent to at first, as far as it says so; None if unknown."""
+    """Return the topic that a message was first sent to; None if unknown."""
     for named in (values.get(props.RETRY_TOPIC), values.get(props.DLQ_ORIGIN_TOPIC),
                   values.get(props.REAL_TOPIC), topic):
         if named and not named.startswith((*_COPIES, "rmq_sys_")) and named not in _INTERNAL:
@@ -230,7 +235,7 @@ def origin_topic(topic: str, values: dict[str, str]) -> str | None:
 
 
 def _is(record: Record, message_id: str) -> bool:
-    """Return whether an id means this message, by place or the client's id."""
+    """Return whether an id belongs to this message, by its offset or the client's id."""
     values = props.parse(text(record.properties))
     return _role(record)[0] in ("message", "delayed") and (
         record.message_id == message_id.upper() or values.get(props.UNIQUE_KEY) == message_id)

@@ -1,8 +1,8 @@
-"""The groups of a store, their progress, and the start of what each has not consumed.
+"""The groups of a store, their progress, and the first message that each of them has not consumed.
 
-Positions are those of ``config/`` (spec: checkpoint-and-small-files.md). A group without one in a
-queue starts where its consumers are configured to start (``consumeFromWhere``), which no store
-knows.
+Consumer offsets are those of ``config/`` (spec: checkpoint-and-small-files.md). A group without one
+in a queue starts where its consumers are configured to start (``consumeFromWhere``), which no store
+contains.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ _FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
 class Groups:
     """All groups. ``positions`` by group, topic and queue id: the next queue offset to be read.
 
-    ``others``: groups without any position that are configured, or have messages which they sent
-    back or gave up. ``delayed``: the delay service's positions, by queue id. ``notes``: what makes
-    positions uncertain. ``positions_known``: whether a copy of the file with the positions can be
-    read, or there never was one.
+    ``others``: groups without consumer offsets that are configured, or have messages that they sent
+    back or gave up. ``delayed``: the delay service's offsets by queue id. ``notes``: reasons why
+    offsets are uncertain. ``positions_known``: whether a copy of the file with the offsets can be
+    read, or the file never existed.
     """
 
     positions: Mapping[str, Mapping[str, Mapping[int, int]]]
@@ -42,7 +42,10 @@ class Groups:
 
     @classmethod
     def of(cls, store: Store) -> Groups:
-        """Return the groups by ``config/`` and the folders of queues. Raise UnsupportedError."""
+        """Return the groups by ``config/`` and the folders of queues.
+
+        Raises: UnsupportedError.
+        """
         store.layout.require(store.root, "config")
         progress = ConsumerProgress.of(store)
         positions = progress.by_group()
@@ -86,8 +89,8 @@ class Groups:
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """``starts``: the first queue offset that was not consumed, of each queue; ``without`` are
-    those of them in which the group has no position. ``notes`` say what a person should know.
+    """``starts``: the first queue offset of each queue that was not consumed; ``without``: the
+    queues in which the group has no consumer offset. ``notes`` are remarks for the user.
     """
 
     starts: Mapping[QueueKey, int]
@@ -97,8 +100,8 @@ class Unread:
 
 def unread(view: View, groups: Groups, group: str, report: Report, topic: str | None = None,
            queue_id: int | None = None) -> Unread:
-    """Return what a group with offsets did not consume: in all topics it committed offsets in, and
-    in its retry topic; narrowed to a topic and a queue.
+    """Return the messages that a group has not consumed, in all topics in which it committed
+    offsets and in its retry topic; narrowed to a topic and a queue.
     """
     store = view.store
     retry = RETRY_PREFIX + group
@@ -130,7 +133,7 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
                 gone = rows.first - position
                 notes.append(f"{name}/{rows.queue_id}: {gone} message{'' if gone == 1 else 's'} "
                              f"from {position} on not consumed and no longer in the log")
-    # Explain a topic filter that matches nothing of the group.
+    # Explain a topic filter that matches no topic of the group.
     if topic is not None and topic not in topics and not starts:
         notes.append(f"group {group} has no consumer offset in topic "
                      f"{topic}{near_names(topic, topics)}: it does not subscribe to it, has not "
@@ -140,8 +143,8 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
 
 
 def _beginnings(group: str, retry: str, without: list[QueueKey]) -> Iterator[str]:
-    """Yield notes on queues in which the group has no offset. From its retry topic it reads
-    everything.
+    """Yield notes on queues in which the group has no offset. It reads its retry topic from the
+    start.
     """
     queues = [f"{topic}/{queue_id}" for topic, queue_id in without if topic != retry]
     if queues:

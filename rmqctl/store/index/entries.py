@@ -16,14 +16,14 @@ from rmqctl.store.store import Store
 
 
 class EntryPlace(NamedTuple):
-    """The place of an entry: number of the index file (oldest first) and entry number."""
+    """The position of an entry: number of the index file (oldest first) and entry number."""
 
     file: int
     entry: int
 
 
 class OpenedFile(NamedTuple):
-    """The lasting facts of an index file that could be opened."""
+    """The lasting facts about an index file that could be opened."""
 
     path: str
     shape: Shape
@@ -36,7 +36,8 @@ class AllIndexEntries:
     def __init__(self, store: Store) -> None:
         self.files: list[OpenedFile] = []
         self.unknown = False
-        """True if a file has entries that cannot be read: a worn disk, or an unknown shape."""
+        """True if a file has entries that cannot be read, because of a bad sector or an unknown
+        shape."""
         self._sources: list[FileSource] = []
         self.counts: list[int] = []
         for file in store.index_listing.files:
@@ -58,7 +59,7 @@ class AllIndexEntries:
         self.starts = np.cumsum([0, *self.counts]).tolist()
 
     def _by_age(self) -> None:
-        """Sort by the headers if they fit each other: names are not in order if a clock was set
+        """Sort by the headers if they are consistent: names are not in order if a clock was set
         back.
         """
         headers = [file.header for file in self.files]
@@ -81,7 +82,7 @@ class AllIndexEntries:
         return EntryPlace(number, position - self.starts[number] + 1)
 
     def read(self, position: int, count: int) -> Array:
-        """Return up to ``count`` entries from a position of the sequence on (structured array)."""
+        """Return up to ``count`` entries from a position of the sequence (structured array)."""
         parts = []
         end = min(position + count, self.total)
         while position < end:
@@ -97,7 +98,7 @@ class AllIndexEntries:
         return np.frombuffer(parts[0] if len(parts) == 1 else b"".join(parts), dtype())
 
     def seek(self, physical: int) -> int:
-        """Return the position of the first entry that leads to ``physical`` or after, by
+        """Return the position of the first entry that points to ``physical`` or after it, by
         bisection.
         """
         low, high = 0, self.total
@@ -118,7 +119,7 @@ class AllIndexEntries:
 
 
 def written(block: Array) -> Array:
-    """Return which entries contain anything (bool): all zeros is a place that was never written,
+    """Return which entries were written (bool): all zeros is an entry that was never written,
     whatever the header counts.
     """
     anything: Array = np.zeros(len(block), bool)

@@ -24,14 +24,15 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.index.shape import Decided, decide
 
 MAX_BATCH = 64
-"""``maxMsgsNumBatch``: the most a broker gives for one query."""
+"""``maxMsgsNumBatch``: the largest number of messages that a broker returns for one query."""
 
 
 @dataclass(slots=True)
 class IndexFile:
-    """One opened index file: its shape (found or given), its header, and its source.
+    """An opened index file: its shape (determined or given), its header, and its source.
 
-    ``sure`` is false for a shape that only the file's size allows: nothing is written by it.
+    ``sure`` is false if only the file size supports the shape: nothing is written with such a
+    shape.
     """
 
     file: StoreFile
@@ -58,10 +59,10 @@ class IndexFile:
 
 
 def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[StoreFile]:
-    """Return index files in the order they were created: by their first physical offset.
+    """Return index files in the order in which they were created: by their first physical offset.
 
-    Names are no order: a clock may be set back. ``files`` are in that of their names, each with its
-    header, None if it cannot be read. A file without that offset stays after the one before it.
+    Names are not in order if a clock was set back. ``files`` are sorted by name, each with its
+    header, None if that cannot be read. A file without that offset stays after the previous one.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
@@ -73,10 +74,11 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
 
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
                preferred: Iterable[Shape] = (), decision: Decided | None = None) -> IndexFile:
-    """Open an index file and find its shape, as `rmqctl.store.index.shape` decides it.
+    """Open an index file and determine its shape, as `rmqctl.store.index.shape` decides it.
 
-    ``preferred`` is what the store says of the shape, ``known`` what was decided before. Raise
-    FormatError if it is unknown.
+    ``preferred``: shapes by other parts of the store. ``decision``: an earlier decision.
+
+    Raises: FormatError if the shape is unknown.
     """
     source = file.open()
     sure = True
@@ -102,7 +104,7 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
 
 
 def time_matched(header: HeaderRecord, begin: int, end: int) -> bool:
-    """Return whether a file may contain messages of ``[begin, end]``, as a broker judges it."""
+    """Return whether a file may contain messages of ``[begin, end]``, by a broker's rule."""
     first, last = header.begin_timestamp, header.end_timestamp
     return (begin < first and end > last) or first <= begin <= last or first <= end <= last
 
@@ -121,7 +123,7 @@ def select(index: IndexFile, key_hash: int, most: int, begin: int, end: int,
         if entry.key_hash == key_hash and begin <= when <= end:
             offsets.append(entry.physical_offset)
         previous = entry.previous
-        # A legal link leads to an older entry: anything else would go round for ever.
+        # A legal link points to an older entry: any other link would never end.
         if previous <= 0 or previous >= number or when < begin:
             return
         number = previous
@@ -145,7 +147,7 @@ def query_messages(offsets: Callable[[int, int], list[int]],
                    store_time: Callable[[int], int | None], begin: int, end: int) -> list[int]:
     """Return the result of a broker's queryMessage: offsets of readable records, in its order.
 
-    ``offsets(begin, end)`` asks the index, ``store_time(offset)`` is None for no record.
+    ``offsets(begin, end)`` queries the index, ``store_time(offset)`` is None without a record.
     """
     last = end
     for _ in range(3):

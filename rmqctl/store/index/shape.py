@@ -1,11 +1,11 @@
-"""The numbers of slots and entries of an index file: the one place that decides them (spec:
+"""The numbers of slots and entries of an index file: the only place that decides them (spec:
 index.md).
 
-No file contains the two numbers, and the size leaves one of them open. The whole content decides:
-in the right shape every slot leads to an entry of its own hashes, every entry is reached exactly
-once, and entry 0 is unused. A wrong shape may fit in a slot or two, never in all. A damaged file
-keeps the shape that explains most of it. Without content the store's settings, other files and the
-default decide; otherwise nothing is guessed.
+No file contains the two numbers, and the size determines only one of them. The content decides: in
+the right shape every slot points to an entry with a hash of that slot, every entry is reached
+exactly once, and entry 0 is unused. A wrong shape may match in a slot or two, never in all. A
+damaged file keeps the shape that explains most of it. Without content, the store's settings, other
+files and the default decide; otherwise the shape is unknown.
 """
 
 from __future__ import annotations
@@ -34,23 +34,24 @@ Read = Callable[[int, int], bytes]
 """``read(position, length)``: bytes of the file, fewer at its end."""
 
 Gather = Callable[[Sequence[tuple[int, int]]], list[bytes]]
-"""The same for many places, (position, length)."""
+"""The same for many (position, length) pairs."""
 
 _WHOLE = 4 << 20
-"""Bytes of a file that is judged by all its entries and slots; of a larger one a sample is."""
+"""Bytes of a file that is judged by all its entries and slots; a larger file is judged by a sample.
+"""
 _SAMPLE = 48
 _TRIED_ELSEWHERE = 64
 _STEP = 4096
-"""Bytes given up at a place that the disk does not give."""
+"""Bytes that are skipped where the disk cannot be read."""
 _MIN_SHARE = 0.5
-"""Share of slots and entries that a damaged file's shape explains at least."""
+"""Minimum share of slots and entries that the shape of a damaged file must explain."""
 _UNKNOWN = ("cannot determine the number of hash slots from the content, other files or the "
             "store's settings: pass --index-slots and --index-max")
 
 
 class UnknownShapeError(FormatError):
-    """The shape is unknown. ``sound``: not because of damage; ``entries``: how many the file says
-    it has.
+    """The shape is unknown. ``sound``: not because of damage; ``entries``: the number of entries by
+    the header.
     """
 
     sound = False
@@ -59,7 +60,7 @@ class UnknownShapeError(FormatError):
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """A file's shape; ``sure`` unless it is only a shape its size could have."""
+    """A file's shape; ``sure`` is false if only the file size supports it."""
 
     shape: Shape
     sure: bool = True
@@ -67,7 +68,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """Counts of the things that a shape has to explain, and of those that it explains."""
+    """How many parts of a file a shape must explain, and how many it explains."""
 
     good: int
     total: int
@@ -85,11 +86,13 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
            gather: Gather | None = None) -> Decided:
     """Return the shape of an index file of ``size`` bytes.
 
-    ``preferred``: what the store says otherwise, the likeliest first, asked only where the default
-    ratio does not explain the content. Unreadable bytes count as zeros, which explain nothing.
-    Raise UnknownShapeError, FormatError for a file without a whole header, StoreIOError for one
-    that cannot be read. ``gather`` reads a file that is elsewhere at many places at the same time;
-    of the shapes that the size allows, only the first are tried there.
+    ``preferred``: shapes by other parts of the store, the likeliest first; they are used only if
+    the default ratio does not explain the content. Unreadable bytes count as zeros, which explain
+    nothing. ``gather`` reads many places of a remote file at the same time; for such a file only
+    the first possible shapes are tried.
+
+    Raises: UnknownShapeError, FormatError for a file without a complete header, StoreIOError for an
+    unreadable file.
     """
     header = HEADER.decode(read(0, HEADER.size))
     most = None if gather is None else _TRIED_ELSEWHERE
@@ -97,7 +100,7 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
     gather = _gathering(read, gather)
     if size <= _WHOLE:
         read = _in_memory(read(0, size))
-    # 1. A shape that explains everything: of the default ratio, or one that the store says.
+    # 1. A shape that explains everything: of the default ratio, or one that the store names.
     ratio = _of_default_ratio(size)
     fitting: list[Shape] = []
     fits: dict[Shape, _Fit] = {}
@@ -108,14 +111,14 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
                 fits[shape] = _measure(shape, header, read, gather)
                 if fits[shape].exact:
                     return Decided(shape)
-    # 2. Nothing to explain: what the store says, else what the size allows.
+    # 2. Nothing to explain: the shape that the store names, else one that the size allows.
     trusted = fitting[len(ratio):] + [shape for shape in ratio if shape == DEFAULT_SHAPE]
     likely = [*trusted, *ratio]
     if not _used(size, header, read):
         if likely:
             return Decided(likely[0], sure=bool(trusted))
         raise _unknown("it has no entries", 0, sound=True)
-    # 3. Any other shape that explains all; of a damaged file the shape that explains most.
+    # 3. Any other shape that explains all; for a damaged file the shape that explains most.
     best = max(fits, key=lambda shape: fits[shape].share, default=None)
     enough = best if best is not None and fits[best].share > _MIN_SHARE else None
     if enough in trusted:
@@ -125,7 +128,7 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
         return Decided(explained)
     if enough is not None:
         return Decided(enough)
-    if likely:  # wrecked: what is wrong in it is named by the likeliest shape
+    if likely:  # destroyed: faults are named by the likeliest shape
         return Decided(likely[0], sure=bool(trusted))
     raise _unknown("its slots and entries match no shape", header.entries, sound=False)
 
@@ -145,8 +148,8 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
 
 def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most: int | None, *,
                damaged: bool) -> Shape | None:
-    """Return the one shape of all that a file of this size can have which explains its content;
-    ``damaged``: or else the one that explains most of it.
+    """Return the only shape for a file of this size that explains its content; with ``damaged``,
+    else the shape that explains most of it.
     """
     fitting: list[tuple[_Fit, Shape]] = []
     for shape in _promising(itertools.islice(candidates(size), most), header, read):
@@ -164,7 +167,7 @@ def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most
 
 
 def _promising(shapes: Iterable[Shape], header: HeaderRecord, read: Read) -> Iterator[Shape]:
-    """Yield shapes that match most of the header's own claims: a look at three places of the
+    """Yield the shapes that match most of the header's claims, after a look at three places of the
     file.
     """
     last = header.entries
@@ -190,7 +193,7 @@ def _slot(shape: Shape, key_hash: int, read: Read) -> int:
 
 
 def _used(size: int, header: HeaderRecord, read: Read) -> bool:
-    """Return whether a file contains anything; a large one is believed by its header."""
+    """Return whether a file contains entries; a large file is judged by its header."""
     if header.entries > 0:
         return True
     return size <= _WHOLE and any(read(HEADER.size, size))
@@ -235,8 +238,8 @@ def _measure(shape: Shape, header: HeaderRecord, read: Read, gather: Gather) -> 
 
 
 def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
-    """Count slots that lead to one of their entries, entries linked to older ones of their slot,
-    and entries that are reached exactly once; entry 0 must be unused.
+    """Count slots that point to one of their entries, entries linked to older entries of their
+    slot, and entries that are reached exactly once; entry 0 must be unused.
     """
     raw = read(shape.slot_position(0), shape.slots * SLOT.size)
     heads = SLOT.array(raw)["entry"].astype(np.int64)
@@ -248,10 +251,10 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
     number = np.arange(1, count + 1)
     hashes = table["key_hash"].astype(np.int64)
     slot_of = np.where(hashes >= 0, hashes % shape.slots, -1)
-    # 1. Slots lead to an entry of their own.
+    # 1. Slots point to an entry of their own.
     led = np.where(inside, heads[used], 0)
     good_slots = inside & (slot_of[led] == used)
-    # 2. Entries are written, and linked to an older one of the same slot.
+    # 2. Entries are written, and linked to an older entry of the same slot.
     entries = table[1:count + 1]
     previous = entries["previous"].astype(np.int64)
     linked = (previous > 0) & (previous < number)
@@ -259,7 +262,7 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
     good = (hashes[1:count + 1] >= 0) & (entries["physical_offset"] >= 0)
     good &= (previous == 0) | (linked & same)
     good &= (hashes[1:count + 1] != 0) | (entries["physical_offset"] != 0) | (previous != 0)
-    # 3. Each is reached once.
+    # 3. Each entry is reached once.
     times = np.bincount(np.concatenate([led[good_slots], previous[linked & same]]),
                         minlength=count + 1)[1:count + 1]
     unused_zero = not table[:1].tobytes().strip(b"\0")
@@ -271,13 +274,13 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
 
 
 def _sampled(shape: Shape, header: HeaderRecord, gather: Gather) -> _Fit:
-    """Return the same for entries spread over the file: linked within their slot, which leads to
-    none older than they are.
+    """Count the same for entries spread over the file: they must be linked within their slot, and
+    the slot must not point to an older entry.
     """
     count = min(header.entries, shape.capacity)
     if count < 1:
         return _Fit(0, 0)
-    # The entries; the newest entry of each one's slot; that, and the entry each is linked to.
+    # Read the entries, the newest entry of the slot of each, and the entries linked to by both.
     numbers = sorted(set(np.linspace(1, count, min(_SAMPLE, count)).astype(np.int64).tolist()))
     unused, *sample = _entries(shape, [0, *numbers], gather)
     entries = {number: entry for number, entry in zip(numbers, sample, strict=True)

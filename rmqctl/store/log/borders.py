@@ -1,7 +1,7 @@
 """Frame borders of one log file, found by walking on from another border.
 
-What is searched for are places: where a walk comes to, where the last record starts, where a file
-can be cut. Positions are physical offsets throughout.
+They answer where a walk arrives, where the last record starts and where a file can be cut.
+Positions are physical offsets throughout.
 """
 
 from __future__ import annotations
@@ -22,24 +22,23 @@ _UNWRITTEN = bytes(8)
 
 
 def last_in_use(files: Sequence[StoreFile]) -> int:
-    """Return the number of the last file with content; -1 if all are empty.
-
-    The files after it were only allocated ahead.
+    """Return the number of the last file with content; -1 if all are empty. Later files are only
+    preallocated.
     """
     for number in range(len(files) - 1, -1, -1):
         try:
             with files[number].open() as source:
                 if any(source.read(0, BLANK_SIZE)):
                     return number
-        except StoreIOError:  # it was there when the folder was listed
+        except StoreIOError:  # it existed when the folder was listed
             continue
     return min(len(files) - 1, 0)
 
 
 class Walked(NamedTuple):
-    """The border that was reached; ``last`` is where the message that ends there starts.
+    """The border that was reached; ``last`` is the start of the message that ends there.
 
-    None if none does, or where another one is known to follow it.
+    None if no message ends there, or another one is known to follow it.
     """
 
     end: int
@@ -50,8 +49,8 @@ def walked(source: Source, position: int, limit: int | None, *, growing: bool = 
            closed: bool = False, least: bool = True) -> Walked:
     """Walk from a border as far as ``limit`` allows.
 
-    Behind damage, or zeros, there is a border only where a message or a blank follows, or with the
-    end of a ``closed`` file.
+    After damage or zeros there is a border only where a message or a blank record follows, or at
+    the end of a ``closed`` file.
     """
     reached, last = position, None
     stop = None if limit is None else limit - source.base
@@ -80,16 +79,16 @@ def first_border(source: Source, physical: int) -> int:
         if len(batch):
             reached = int(batch.offset[-1] + batch.column("total_size")[-1])
         for span in batch.spans:
-            # What is not written yet begins where it begins.
+            # Data that is not written yet starts where it starts.
             reached = span.end if span.kind == BLANK or span.end <= physical else reached
     return reached
 
 
 def is_whole(source: Source, start: int, end: int) -> bool:
-    """Return whether no bytes of the record ``[start, end)`` seem to be missing.
+    """Return whether the record ``[start, end)`` seems to be complete.
 
-    The CRC covers only the body; topic and properties are written after it, and missing bytes are
-    zero: their end, or a page of them.
+    The CRC covers only the body; topic and properties are written after it. Missing bytes are zero:
+    the end of the record, or a page of it.
     """
     try:
         record = decode(source.read(start - source.base, end - start))
@@ -100,8 +99,8 @@ def is_whole(source: Source, start: int, end: int) -> bool:
 
 
 def is_unfinished(source: Source, start: int, end: int) -> bool:
-    """Return whether the log's last record may still be written, however long it takes: it is
-    incomplete, and no row or key points to it, or after it.
+    """Return whether the last record of the log may still be written, however long it takes: it is
+    incomplete, and no entry or key points to it or after it.
     """
     witness = source.witness
     if witness is None or is_whole(source, start, end):
@@ -112,7 +111,7 @@ def is_unfinished(source: Source, start: int, end: int) -> bool:
 
 def cuts(file: StoreFile, start: int, end: int, step: int) -> list[int]:
     """Return the first messages at or after each multiple of ``step`` in the file, between
-    the two.
+    ``start`` and ``end``.
     """
     first = file.base + ((start - file.base) // step + 1) * step
     wanted = np.arange(first, max(first, end), step)

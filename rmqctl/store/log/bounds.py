@@ -1,8 +1,9 @@
 """The start and end of a queue, in two views.
 
 ``disk`` (the default everywhere): everything on disk that points to a record; intact messages after
-damage stay reachable. ``broker``: what a broker's recovery would leave, which truncates the log at
-the first record it cannot read (`rmqctl.broker.view` makes it; spec: consumequeue.md §5-§6).
+damage stay reachable. ``broker``: the state after a broker's recovery, which truncates the log at
+the first record that it cannot read (`rmqctl.broker.view` creates this view; spec: consumequeue.md
+§5-§6).
 """
 
 from __future__ import annotations
@@ -20,17 +21,17 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Queue offsets: ``first`` is the oldest readable, ``end`` the next to be written."""
+    """Queue offsets: ``first`` is the oldest readable one, ``end`` the next one to be written."""
 
     first: int
     end: int
 
 
 class View:
-    """Queue bounds of one store in one view. ``generation`` (4 or 5) picks the broker's rules.
+    """Queue bounds of one store in one view. ``generation`` (4 or 5) selects the broker's rules.
 
-    ``log_end`` says the physical offset at which a broker ends the log, and is asked when that is
-    first needed; without it this is the disk view.
+    ``log_end`` returns the physical offset at which a broker truncates the log, and is called when
+    it is first needed; without it this is the disk view.
     """
 
     def __init__(self, store: Store, log_end: Callable[[], int] | None = None,
@@ -49,7 +50,7 @@ class View:
 
     @cached_property
     def disk_end(self) -> LogEnd:
-        """The end of the log on disk, whatever a broker makes of it."""
+        """The end of the log on disk, independent of a broker's view."""
         return find_end(self.store)
 
     def bounds(self, queue: ConsumeQueue) -> Bounds:
@@ -67,11 +68,11 @@ class View:
 
 
 def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = None) -> int:
-    """Return the queue offset after the last row whose record is in the log.
+    """Return the queue offset after the last entry whose record is in the log.
 
-    A truncated log leaves rows that point after its end; they are the queue's last, so the border
-    is found by bisection. A row that is merely damaged itself does not hide the ones before.
-    Nothing is read for that where ``log_end`` is known, and the last row points before it.
+    A truncated log leaves entries that point after its end. They are the last ones of the queue, so
+    the border is found by bisection. A damaged entry does not hide the entries before it. Nothing
+    is read for that if ``log_end`` is known and the last entry points before it.
     """
     end, first = queue.written, queue.first_index
     last = queue.unit(end - 1) if end > first else None
@@ -95,7 +96,7 @@ def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = N
         else:
             high = middle
     unit = queue.unit(low)
-    # Rows that point into the log but to no record are damage, not the end of the queue.
+    # Entries that point into the log but not to a record are damage, not the end of the queue.
     if unit is not None and _behind_the_log(unit.physical_offset, log):
         return low
     return end

@@ -1,6 +1,6 @@
-"""The entries of a DLedger log as the chain they are: each has the next index, and a term that is
-not less (spec: dledger.md §2). All members of a group have the same entries at the same
-byte offsets, up to where they diverge.
+"""The entries of a DLedger log as a chain: each has the next index, and a term that is not less
+than that of the previous entry (spec: dledger.md §2). All members of a group have the same entries
+at the same byte offsets, up to where they diverge.
 
 After damage the chain continues with the first entry that can follow. A member that was truncated
 keeps the bytes after its end: stale entries, with which the chain does not continue (`left_over`).
@@ -32,7 +32,7 @@ _MIN_ENTRY_SIZE = dledger.HEAD_SIZE + MIN_SIZE
 
 
 class File(Protocol):
-    """A file of the log: as it is, or as it would be."""
+    """A file of the log, as it is or as a repair would leave it."""
 
     @property
     def base(self) -> int: ...
@@ -42,7 +42,9 @@ class File(Protocol):
 
 
 class ChainLink(NamedTuple):
-    """An entry as a part of the chain: its index; ``pos`` is its byte offset, ``end`` after it."""
+    """An entry as a part of the chain: its index and term; ``pos`` is its byte offset, ``end``
+    after it.
+    """
 
     number: int
     term: int
@@ -51,8 +53,8 @@ class ChainLink(NamedTuple):
 
 
 class ChainEntries(NamedTuple):
-    """Entries in their order. ``crc`` is the CRC-32 of all bytes of one, less its top bit;
-    ``whole`` (bool): its head, and the message in it with its CRC, are intact. All else is int64.
+    """Entries in order. ``crc`` is the CRC-32 of all bytes of an entry, without its top bit;
+    ``whole`` (bool): its header and the message in it with its CRC are intact. All else is int64.
     """
 
     number: Array
@@ -91,12 +93,12 @@ NONE = ChainEntries.of(())
 
 
 class Chain:
-    """Iterates over the entries of a log, page by page, whatever is damaged.
+    """Iterates over the entries of a log, page by page, in spite of damage.
 
-    ``units``: DLedger's index of it, which distinguishes a damaged header from a stale entry.
-    ``last``: the last entry, once it has run. ``marks``: the positions of the end marks of files,
-    each with its end. ``left``: the number of stale entries after the last one, and ``left_from``,
-    their byte offset.
+    ``units``: DLedger's index of the log, which distinguishes a damaged header from a stale entry.
+    ``last``: the last entry, set after the iteration. ``marks``: the positions of the end marks of
+    files, each with its end. ``left``: the number of stale entries after the last one, and
+    ``left_from``, their byte offset.
     """
 
     def __init__(self, files: Iterable[File], units: UnitReader | None = None,
@@ -129,7 +131,7 @@ class Chain:
             yield taken
 
     def _beyond(self, source: Source, spans: list[Span]) -> ChainEntries:
-        """Yield entries without a message, or with a damaged one, in bytes that are not
+        """Return entries without a message, or with a damaged one, from bytes that are not
         messages.
         """
         rows = []
@@ -150,10 +152,10 @@ class Chain:
     # -- which entries are of the chain -----------------------------------------------------------
 
     def _taken(self, entries: ChainEntries, following: ChainEntries) -> ChainEntries:
-        """Yield the entries of the chain; ``following``: the entry after them, if there is one."""
+        """Return the entries of the chain; ``following``: the entry after them, if there is one."""
         if not len(entries):
             return entries
-        # The usual page is one complete chain and needs no look at single entries.
+        # The usual page is one complete chain, and no single entry is examined.
         every = entries.plus(following)
         fine = (np.diff(every.number) == 1) & (np.diff(every.term) >= 0) & (
             every.pos[1:] == every.end[:-1])
@@ -177,7 +179,7 @@ class Chain:
                     last, here, behind)) is not None:
                 kept, whole = unit, False
             else:
-                # Remember where the entries begin that fit nowhere.
+                # Remember the start of entries that fit nowhere.
                 if not self.left:
                     self.left_from = here.pos
                 self.left += 1
@@ -202,10 +204,10 @@ class Chain:
             return False
         if not gap or self.marks.get(last.end) == link.pos:
             return step == 1
-        return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as can have been in between
+        return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, here: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry follows the last one, and is not itself the odd one."""
+        """Return whether an entry follows the last one, and is not the wrong one itself."""
         if not self._follows(here):
             return False
         if behind is None or self._follows(behind, here):
@@ -214,8 +216,8 @@ class Chain:
             behind.term < self.last.term)
 
     def _begins(self, every: ChainEntries, row: int) -> bool:
-        """Return whether the first entry is right: those after it do not follow each other without
-        it.
+        """Return whether the first entry is right: the entries after it do not follow each other
+        without it.
         """
         if row + 2 >= len(every):
             return True
@@ -224,15 +226,13 @@ class Chain:
             self._agrees(here))
 
     def _agrees(self, link: ChainLink) -> bool:
-        """Return whether DLedger's index has an entry as it is."""
+        """Return whether DLedger's index confirms an entry."""
         unit = self._units.of(np.array([link.number], np.int64))[0]
         return (int(unit["magic"]), int(unit["pos"]), int(unit["size"]), int(unit["term"])) == (
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
     def _unit(self, last: ChainLink, here: ChainLink) -> ChainLink | None:
-        """Return the next entry as the index has it, where it lies here and only its head is
-        damaged.
-        """
+        """Return the next entry by the index, if it starts here and only its header is damaged."""
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])
         if unit["magic"] == dledger.MAGIC_ENTRY and term >= last.term and (
@@ -245,7 +245,7 @@ class Chain:
 
     def _between(self, last: ChainLink, here: ChainLink,
                  behind: ChainLink | None) -> ChainLink | None:
-        """Return the link of this entry if it fills the gap between its neighbors exactly."""
+        """Return the link of this entry if it exactly fills the gap between its neighbors."""
         if behind is None or behind.number != last.number + 2 or behind.term < last.term or not (
                 here.pos in (last.end, self.marks.get(last.end))
                 and behind.pos in (here.end, self.marks.get(here.end))):
@@ -273,8 +273,7 @@ def _heads(batch: Batch) -> ChainEntries:
 
 class LeftOver(NamedTuple):
     """Entries after the end of the log, where the member was truncated: the byte offset ``end``
-    after the last entry (its index ``number`` and ``term``), and the number of entries that follow
-    there.
+    after the last entry (its index ``number`` and ``term``), and the number of entries after it.
     """
 
     end: int
@@ -291,10 +290,12 @@ class LeftOver(NamedTuple):
 
 
 def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
-    """Return the entries left over after the end of a log of DLedger's ``files``, which only the
-    last one can have; None without any. Raise StoreIOError.
+    """Return the entries left over after the end of a log of DLedger's ``files`` (only the last
+    file can have them); None without any.
 
-    As long as DLedger's index leads from entry to entry up to the last byte, no entry is read.
+    As long as DLedger's index points from entry to entry up to the last byte, no entry is read.
+
+    Raises: StoreIOError.
     """
     files = list(files)
     while files:
@@ -318,13 +319,15 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
         unit = units.of(np.array([last.number + 1], np.int64))[0]
         if unit["magic"] == dledger.MAGIC_ENTRY and int(unit["pos"]) in (last.end, end) and (
                 int(unit["entry_index"]) == last.number + 1 and int(unit["term"]) >= last.term):
-            return None  # the index leads on: there is damage, and no entry that nobody wants
+            return None  # the index continues: this is damage, not left-over entries
     return LeftOver(end, last.number, last.term, chain.left)
 
 
 def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
-    """Return (how many entries after the last intact one DLedger's checkpoint names as written, the
-    byte offset after that one); (0, 0) where it names none. Raise StoreIOError.
+    """Return (the number of written entries after the last intact one by DLedger's checkpoint, the
+    byte offset after the intact one); (0, 0) if the checkpoint names none.
+
+    Raises: StoreIOError.
     """
     try:
         saved = node.checkpoint
@@ -350,7 +353,7 @@ def _is_led_to(files: list[StoreFile], used: int, units: UnitReader) -> bool:
     if first is None:
         return False
     number, end, term = first.entry_index, first.pos, 0
-    # The previous entry must be in the file before, and its end mark must reach the file's end.
+    # The previous entry must be in the previous file, and its end mark must reach the file's end.
     if len(files) > 1:
         unit = units.of(np.array([number - 1], np.int64))[0]
         before, closed = files[-2], int(unit["pos"]) + int(unit["size"])

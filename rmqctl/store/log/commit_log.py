@@ -1,8 +1,8 @@
 """The commitlog of a store as one stream of physical offsets over its files.
 
-Multi-path logs are the union of their folders sorted by bare file name (commitlog.md §1).
-Holes (missing files) and expired heads are part of the picture, not errors. `records_at` reads
-many records by their offsets: one positioned read serves all that lie near each other.
+Multi-path logs are the union of their folders sorted by file name (commitlog.md §1). Gaps (missing
+files) and expired files at the start are normal here, not errors. `records_at` reads many records
+by their offsets: one positioned read serves all that are close to each other.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
 """Bytes between two records that are read rather than skipped with another call."""
 _FEW_APART = 4
-"""One of so many records that lies apart from the one before it makes a mapping worth it."""
+"""A mapping is used if one in so many records is not adjacent to the previous one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """Physical offsets ``[start, end)`` that no file covers, between two that do."""
+    """Physical offsets ``[start, end)`` that no file covers, between two files."""
 
     start: int
     end: int
 
 
 class CommitLog:
-    """Read-only stream over the commitlog files. Files are opened when first touched."""
+    """Read-only stream over the commitlog files. Files are opened on first access."""
 
     def __init__(self, files: list[StoreFile], file_size: int | None = None) -> None:
         self.files = sorted(files, key=lambda file: (file.name, file.path))
@@ -50,12 +50,14 @@ class CommitLog:
         self._open: dict[int, FileSource] = {}
         self._zeros_from: Sequence[int] = ()
         self._something_at, self._nothing_from = -1, math.inf
-        """The result of `has_record_from`: the last record, and the place after which none
+        """The results of `has_record_from`: the last record, and the offset after which no record
         follows.
         """
 
     def zeros_from(self, positions: Sequence[int]) -> None:
-        """The position in each file after which all is known to be zero: it is not read again."""
+        """The position in each file after which all bytes are known to be zero; they are not read
+        again.
+        """
         self._zeros_from = positions
 
     @property
@@ -90,12 +92,14 @@ class CommitLog:
         return source
 
     def let_go(self, start: int, end: int) -> None:
-        """Release the memory of what is mapped of physical ``[start, end)``."""
+        """Release the memory of mapped physical offsets ``[start, end)``."""
         for source in self._open.values():
             source.let_go(start - source.base, end - source.base)
 
     def locate(self, physical: int) -> tuple[FileSource, int] | None:
-        """Return (source, position in it) of a physical offset; None in holes and outside."""
+        """Return (source, position in it) of a physical offset; None in gaps and outside the
+        log.
+        """
         number = bisect_right(self._bases, physical) - 1
         if number < 0 or physical >= self.files[number].end:
             return None
@@ -109,10 +113,10 @@ class CommitLog:
         return self.files[number]
 
     def record_at(self, physical: int, size: int | None = None) -> Record | None:
-        """Return the record that starts at ``physical``; None if none does.
+        """Return the record that starts at ``physical``; None if no record does.
 
-        Never raises for what lies on disk; ``size`` (from a consumequeue) saves a read and must
-        match. The body CRC is not judged (`Record.crc_ok`).
+        Never raises for damage on disk; ``size`` (from a consumequeue) saves a read and must match.
+        The body CRC is not checked (`Record.crc_ok`).
         """
         raw = self.raw_at(physical, size)
         if raw is None:
@@ -143,7 +147,7 @@ class CommitLog:
             return None
 
     def explain(self, physical: int) -> str:
-        """Return why `record_at` found nothing at ``physical``, in words."""
+        """Return the reason, in words, why `record_at` returns nothing for ``physical``."""
         if not self.files:
             return "the store has no commitlog files"
         if physical < self.min_offset:
@@ -167,8 +171,10 @@ class CommitLog:
         """Yield all frames whose records start in ``[start, end)``, file by file, in physical
         order.
 
-        ``start`` may be anywhere: the walk starts with the first frame at or after it. ``whole`` as
-        of `Walk`. Files that vanish or cannot be opened raise StoreIOError.
+        ``start`` may be anywhere: the walk starts with the first frame at or after it. For
+        ``whole`` see `Walk`.
+
+        Raises: StoreIOError for files that vanish or cannot be opened.
         """
         for number, file in enumerate(self.files):
             if file.end <= start or (end is not None and file.base >= end):
@@ -179,7 +185,7 @@ class CommitLog:
             yield from Walk(source, start_of(source, inside), limit, whole=whole)
 
     def record_border(self, physical: int) -> int | None:
-        """Return the first provable record or blank at or after ``physical`` in its file."""
+        """Return the first provable record or blank record at or after ``physical`` in its file."""
         place = self.locate(physical)
         if place is None:
             return None
@@ -187,10 +193,10 @@ class CommitLog:
         return _first_border(Walk(source, start_of(source, position)))
 
     def has_record_from(self, physical: int) -> bool:
-        """Return whether a provable record or blank starts at or after ``physical``, in any
+        """Return whether a provable record or blank record starts at or after ``physical``, in any
         file.
         """
-        # What is there from one place on answers for others: each of many queues may ask.
+        # The result for one offset answers for others too: each of many queues may ask.
         if self._nothing_from <= physical or physical <= self._something_at:
             return physical <= self._something_at
         border = self.record_border(physical)
@@ -215,7 +221,7 @@ class CommitLog:
 
 
 def _first_border(walk: Walk) -> int | None:
-    """Return the position of the first record or blank of a walk."""
+    """Return the position of the first record or blank record of a walk."""
     for batch in walk:
         if len(batch):
             return int(batch.offset[0])
@@ -239,7 +245,8 @@ class Window:
 
 
 def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
-    """Look up the records at ``offset`` (ascending, each once); ``size`` is how much to read.
+    """Look up the records at ``offset`` (ascending, unique); ``size`` is the number of bytes to
+    read.
 
     Every row is in exactly one window. A record larger than its ``size`` is not found.
     """
@@ -264,18 +271,18 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
 
 def packed_records(log: CommitLog, offset: Array, size: Array,
                    into: Array | None = None) -> tuple[Batch, Array]:
-    """Return the records at ``offset`` (ascending, each once) in one buffer, without the bytes
-    between.
+    """Return the records at ``offset`` (ascending, unique) in one buffer, without the bytes between
+    them.
 
-    Returns a batch over all of them, and for each whether a complete record of just ``size`` bytes
-    is proved. Unreadable records do not count, nor those that run past the end of their file.
-    ``into`` is a buffer (uint8) large enough for all of them that is used again.
+    The result is a batch over all of them, and for each whether a complete record of exactly
+    ``size`` bytes is proved. Unreadable records do not count, nor records that extend past the end
+    of their file. ``into`` is a buffer (uint8) for reuse that is large enough for all of them.
     """
     end = np.cumsum(size)
     start = end - size
     total = int(end[-1]) if len(end) else 0
     data: Array = np.empty(total, np.uint8) if into is None else into[:total]
-    # Scattered ones come faster from a mapping, neighbours by a system call.
+    # A mapping is faster for scattered records, a system call for adjacent ones.
     apart = np.count_nonzero(offset[1:] != offset[:-1] + size[:-1]) > len(offset) // _FEW_APART
     is_read = (np.ones(len(offset), bool) if into is not None and apart
                and _mapped(log, offset, size, data)
@@ -287,8 +294,8 @@ def packed_records(log: CommitLog, offset: Array, size: Array,
 
 
 def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
-    """Return whether the records came from a mapping of the one file they are in, all of them
-    complete.
+    """Return whether all records were read completely from a mapping of the one file that contains
+    them.
     """
     with suppress(StoreIOError):
         location = log.locate(int(offset[0])) if len(offset) else None
@@ -299,16 +306,16 @@ def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
 
 
 def _read_parts(log: CommitLog, offset: Array, size: Array, start: Array, data: Array) -> Array:
-    """Read the records into ``data`` at ``start``; which of them could be read (bool)."""
+    """Read the records into ``data`` at ``start``; return which of them could be read (bool)."""
     bases = np.array([file.base for file in log.files], np.int64)
     number = np.searchsorted(bases, offset, "right") - 1
-    # Adjacent ones are read at once.
+    # Adjacent records are read at once.
     begins: Array = np.ones(len(offset), bool)
     begins[1:] = (offset[1:] != offset[:-1] + size[:-1]) | (number[1:] != number[:-1])
     first = np.flatnonzero(begins)
     last = np.append(first[1:], len(offset)) - 1
     is_read: Array = np.zeros(len(offset), bool)
-    # They ascend: mostly all are in one file.
+    # Offsets are ascending: usually one file contains all of them.
     files = number[:1] if len(number) and number[0] == number[-1] else np.unique(number)
     for file in files[files >= 0].tolist():
         runs = number[first] == file
@@ -338,7 +345,7 @@ def _window(source: FileSource, rows: Array, start: Array, end: int) -> Window:
     except StoreIOError:
         return Window(rows, np.zeros(len(rows), bool), None)
     batch, ok = examine(data, source.base + base, start - base)
-    # Two that overlap cannot both be records of the log: the second one does not count.
+    # Two overlapping records cannot both be in the log: the second one does not count.
     reach = np.maximum.accumulate(np.where(ok, batch.start + batch.column("total_size"), 0))
     ok[1:] &= batch.start[1:] >= reach[:-1]
     return Window(rows, ok, batch.select(np.flatnonzero(ok)))

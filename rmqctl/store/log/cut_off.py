@@ -1,13 +1,13 @@
-"""The end at which a repair has truncated the log, though the bytes after it are still in the file.
+"""The end at which a repair has truncated the log, while the bytes after it are still in the file.
 
-A broker that truncates its log leaves the bytes, and rows and index entries that point to them
-(spec: recovery.md §3); so does the repair that does what a broker does. It notes the end in
-``.rmqctl/log-end.json``, with a checksum of the bytes after it: as long as these are
+A broker that truncates its log leaves the bytes, and the entries and index entries that point to
+them (spec: recovery.md §3); a repair that follows the broker's recovery does the same. It notes the
+end in ``.rmqctl/log-end.json``, with a checksum of the bytes after it: as long as they are
 unchanged, nothing has been written since, and they are not part of the log.
 
-A writer clears them first: a long tail takes many writes. Meanwhile the note names the copy that
-was kept of it, and each byte is what it was there, or zero. It is deleted when no row points beyond
-the end any more, before the first message is written there.
+A writer clears them first: a long tail takes many writes. Meanwhile the note names the kept copy of
+the tail, and each byte is either the same as in the copy, or zero. The note is deleted when no
+entry points beyond the end any more, before the first message is written there.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ _BLOCK = 1 << 16
 
 
 class CutOff(NamedTuple):
-    """The log ends at physical offset ``end``; what was cut off lies up to ``used``, and ``crc``
-    is the CRC-32 of it, less blocks of zeros.
+    """The log ends at physical offset ``end``. The truncated bytes extend to ``used``; ``crc`` is
+    their CRC-32, without blocks of zeros.
     """
 
     end: int
@@ -43,15 +43,18 @@ class CutOff(NamedTuple):
     crc: int
 
     def build(self, copy: str | None = None) -> bytes:
-        """Return the note's content. ``copy``: where in the store, below `COPIES`, that lies from
-        which what was cut off is being cleared now.
+        """Return the note's content. ``copy``: the path in the store, below `COPIES`, of the copy
+        of the bytes that are being cleared.
         """
         more = {} if copy is None else {"copy": copy}
         return json.dumps({"format": _FORMAT, **self._asdict(), **more}).encode() + b"\n"
 
 
 def cut_at(log: CommitLog, end: int) -> CutOff:
-    """Return the bytes after ``end`` in its file now. Raise StoreIOError."""
+    """Return the truncated bytes after ``end`` in its file.
+
+    Raises: StoreIOError.
+    """
     place = log.locate(end)
     if place is None:
         return CutOff(end, end, 0)
@@ -61,7 +64,7 @@ def cut_at(log: CommitLog, end: int) -> CutOff:
 
 
 def cut_off(root: str, log: CommitLog) -> CutOff | None:
-    """Return the note of the store at ``root``, if its log is still as it was then; else None.
+    """Return the note of the store at ``root``, if its log is still as described there; else None.
 
     An unreadable or invalid note counts as missing.
     """
@@ -81,8 +84,8 @@ def cut_off(root: str, log: CommitLog) -> CutOff | None:
 
 
 def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str, Any]) -> bool:
-    """Return whether the bytes after the end ``now`` are the copy that the note names, but for
-    zeros.
+    """Return whether the bytes after the end of ``now`` are equal to the copy that the note names,
+    or zero.
     """
     copy = document.get("copy")
     if not isinstance(copy, str) or vfs.normpath(copy) != copy or not copy.startswith(
@@ -103,7 +106,7 @@ def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str
 
 
 def _crc(source: Source, start: int, end: int) -> int:
-    """Return the CRC of the blocks that are not all zeros, each after its position: holes cost
+    """Return the CRC of the blocks that are not all zeros, each with its position: holes cost
     nothing.
     """
     crc, position = 0, start

@@ -1,8 +1,8 @@
 """The files that DLedger keeps beside a log's data: its index, checkpoint and term (spec:
 dledger.md §1, §3).
 
-The unit of entry i is at byte 32 i of the index. Only a broker writes units, senders of messages
-cannot, so each proves where an entry is, as a row of a consumequeue does for a message.
+The unit of entry i is at byte 32 i of the index. Only a broker writes units, not a message sender,
+so each of them proves where an entry is, as a consume queue entry does for a message.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ PAGE = 1 << 15
 """Units read at a time."""
 _MAX_CHECKPOINT_SIZE = 1 << 16
 _MAX_UNITS = 1 << 16
-"""Units between the least and the greatest that are read at once: else indexes are damaged."""
+"""The largest range of units that is read at once; indexes that span more are damaged."""
 
 
 class IndexUnits(NamedTuple):
@@ -42,7 +42,9 @@ class IndexUnits(NamedTuple):
 
 def entry_of(log: CommitLog, physical_offset: int) -> dledger.EntryHeadRecord | None:
     """Return the header of the entry around the record at a physical offset; None if the record is
-    in a plain file, or its header is invalid. Raise StoreIOError.
+    in a plain file, or its header is invalid.
+
+    Raises: StoreIOError.
     """
     file = log.file_of(physical_offset)
     if file is None or not file.head:
@@ -67,7 +69,7 @@ class Node:
         return listing(os.path.join(self.folder, INDEX))
 
     def units(self) -> Iterator[IndexUnits]:
-        """Yield all written units, page by page; files that cannot be read are omitted."""
+        """Yield all written units, page by page; unreadable files are omitted."""
         for read in self._pages():
             page = read()
             if len(page.rows):
@@ -91,8 +93,9 @@ class Node:
 
     @cached_property
     def checkpoint(self) -> dict[str, int] | None:
-        """``end_index`` and ``committed_index``; None if missing. Raise FormatError if neither the
-        file nor its copy has them.
+        """``end_index`` and ``committed_index``; None if missing.
+
+        Raises: FormatError if neither the file nor its copy contains them.
         """
         files = [file for file in (self.own_checkpoint, self._saved("checkpoint.bak")) if file]
         best = next((file for file in files if isinstance(file, dict)), None)
@@ -102,7 +105,7 @@ class Node:
 
     @cached_property
     def own_checkpoint(self) -> dict[str, int] | FormatError | None:
-        """The same of the file alone, as DLedger reads it; what is wrong where it is damaged."""
+        """The checkpoint file without its copy, as DLedger reads it; the error if it is damaged."""
         return self._saved("checkpoint")
 
     def _saved(self, name: str) -> dict[str, int] | FormatError | None:
@@ -116,21 +119,20 @@ class Node:
 
 
 class UnitReader(Closing):
-    """The units of entries that come in order. What is not there reads as zeros."""
+    """The units of entries that are requested in order. Missing units read as zeros."""
 
     def __init__(self, node: Node | None) -> None:
         self._files = [] if node is None else node.index_listing.files
         self._source: FileSource | None = None
 
     def of(self, index: Array) -> Array:
-        """Return the unit of each entry (int64 indexes, any); one that no file holds is all
-        zeros.
-        """
+        """Return the unit of each entry (any int64 indexes); all zeros if no file contains it."""
         out: Array = np.zeros(len(index), dledger.INDEX_UNIT.dtype())
         if not len(index):
             return out
         low, high = int(index.min()), int(index.max())
-        if not 0 <= low <= high < low + _MAX_UNITS + len(index):  # damaged ones: singly, not all
+        # damaged indexes: read them singly, not all units
+        if not 0 <= low <= high < low + _MAX_UNITS + len(index):
             inside = np.flatnonzero(np.abs(index - int(np.median(index))) <= _MAX_UNITS // 2)
             if len(inside) < len(index):
                 out[inside] = self.of(index[inside])

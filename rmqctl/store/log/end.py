@@ -38,7 +38,7 @@ class LogAndQueues(Protocol):
 class LogEnd:
     """``offset``: after the last provable record, where the next one would be appended.
 
-    ``last`` is that record (None in an empty log), ``troubles`` the files that could not be read.
+    ``last`` is that record (None in an empty log), ``troubles`` the unreadable files.
     """
 
     offset: int
@@ -47,21 +47,20 @@ class LogEnd:
 
 
 def used_size(source: Source) -> int:
-    """Return the position after the last byte of a file that is not zero; 0 if all are.
-
-    Holes are not read.
+    """Return the position after the last nonzero byte of a file; 0 if all bytes are zero. Holes are
+    not read.
     """
     return used_end(source, 0, source.size)
 
 
 def last_dispatched(store: LogAndQueues) -> int | None:
-    """Return the physical offset of the frame of the last record that a queue's last row leads to,
-    provably.
+    """Return the physical offset of the frame of the last record to which the last entry of a queue
+    provably points.
     """
     rows = []
     for queue in store.known_queues.values():
         try:
-            with closing(queue):  # a broker has more queues than a process may have files
+            with closing(queue):  # a broker may have more queues than a process may open files
                 unit = queue.unit(queue.written - 1)
         except StoreIOError:
             continue
@@ -75,9 +74,7 @@ def last_dispatched(store: LogAndQueues) -> int | None:
 
 
 def find_end(store: LogAndQueues) -> LogEnd:
-    """Return the end of the log as it lies on disk: records after damage count, garbage does
-    not.
-    """
+    """Return the end of the log on disk: records after damage count, garbage does not."""
     log = store.log
     hint = last_dispatched(store) or 0
     troubles = []
@@ -93,13 +90,13 @@ def find_end(store: LogAndQueues) -> LogEnd:
             continue
         physical, end, blank = last_record
         if blank and number + 1 < len(log.files) and log.files[number + 1].base == file.end:
-            end = file.end  # the file is closed: what comes next goes into the next one
+            end = file.end  # the file is closed: the next record goes into the next file
         return LogEnd(end, log.record_at(physical), tuple(troubles))
     return LogEnd(log.min_offset, None, tuple(troubles))
 
 
 def _last_of(log: CommitLog, number: int, start: int) -> tuple[int, int, bool] | None:
-    """Return (offset, end, whether a blank closes the file) of the last record in a file.
+    """Return (offset, end, whether a blank record closes the file) of the last record in a file.
 
     ``start`` is a position at which a record is known to start, or 0.
     """
@@ -119,7 +116,7 @@ def first_record(log: CommitLog) -> Record | None:
     """Return the first provable record of the log; None if it is missing or unreadable."""
     for number in range(len(log.files)):
         try:
-            # No further than that record: the zeros of a file laid out ahead are not looked at.
+            # Read no further than that record: the zeros of a preallocated file are skipped.
             for batch in Walk(log.source(number), chunk=_FIRST_CHUNK):
                 if len(batch):
                     return log.record_at(int(batch.offset[0]))

@@ -1,7 +1,7 @@
-"""Follows a store that is being appended to: new messages as they become complete.
+"""Follows a store that is being appended to: yields new messages when they are complete.
 
-`GrowingLog` knows the present end of the log. A log that was truncated or recreated is recognised
-by the last messages shown, which then are no longer where they were.
+`GrowingLog` has the current end of the log. A log that was truncated or recreated is recognized by
+the last shown messages, which are no longer at their offsets.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from rmqctl.store.problems import Problem, Report
 
 _BLANK = layout.reader(Blank)
 _REMEMBERED = 256
-"""Messages by which a log that was truncated is recognised, and the place to continue from."""
+"""Messages by which a truncated log is recognized, and the place to continue from."""
 _MARK_SIZE = 80
 """Bytes of a record's header that identify it: they include size, CRC, offsets and times."""
 
 
 class _Mark(NamedTuple):
-    """A message that was shown: where it lies, how long it is, how it begins."""
+    """A shown message: its position, size and first bytes."""
 
     offset: int
     size: int
@@ -39,7 +39,7 @@ class _Mark(NamedTuple):
 
 
 class Follower:
-    """`poll` gives what has come since the last call; it never waits.
+    """`poll` yields the messages since the last call; it never waits.
 
     ``folders`` are the log's folders, ``start`` the physical offset (a frame border) to continue
     from, ``clock`` a monotonic clock in seconds, ``witness`` as for a `GrowingLog`.
@@ -48,7 +48,7 @@ class Follower:
     def __init__(self, folders: list[str], start: int, report: Report,
                  clock: Callable[[], float] = time.monotonic,
                  witness: Callable[[], Witness] | None = None) -> None:
-        # What the log says of its own is reported here, with places and kinds.
+        # Reports of the log itself are passed on here, with places and kinds.
         self._log = GrowingLog(folders, lambda _text: None, clock, witness)
         self._report = report
         self.next = start
@@ -60,14 +60,14 @@ class Follower:
         self._failed = ""
 
     def remember(self, records: list[Record]) -> None:
-        """Remember messages that were shown already: by them a change of the log is noticed."""
+        """Remember messages that were already shown: they reveal a change of the log."""
         for record in records[-_REMEMBERED:]:
             self._shown.append(_Mark(record.physical_offset, record.total_size,
                                      build(record)[:_MARK_SIZE]))
 
     def poll(self) -> Iterator[Record]:
-        """Yield the messages that have become complete, in order. Problems are reported as they are
-        met.
+        """Yield the messages that have become complete, in order. Problems are reported
+        immediately.
         """
         try:
             self._files = self._log.files()
@@ -92,12 +92,12 @@ class Follower:
     # -- has the log changed under us -----------------------------------------------------------
 
     def _check_shown(self) -> None:
-        """Go back to the last message that is still there, if the newest one is not."""
+        """Go back to the last message that still exists, if the newest one does not."""
         if not self._files or not self._shown or self._is_there(self._shown[-1]):
             return
         lost = self._shown[-1]
         if self._files[0].base > lost.offset:
-            # The cleaner overtook us: what was shown has expired since, and more with it.
+            # The cleaner was faster: the shown messages have expired, and others with them.
             if self.next < self._files[0].base:
                 self._note(f"the log expired up to {self._files[0].base}: continuing there")
                 self.next = self._files[0].base
@@ -127,8 +127,8 @@ class Follower:
     # -- what has come --------------------------------------------------------------------------
 
     def _records_up_to(self, reached: int) -> Iterator[Record]:
-        """Yield the messages in ``[next, reached)``, a border the log has said; `next` goes with
-        them.
+        """Yield the messages in ``[next, reached)``, up to a border from the log, and advance
+        `next`.
         """
         if self.next < reached:
             self._files = self._log.files()
@@ -139,11 +139,14 @@ class Follower:
                     return
                 continue
             yield from self._records_of(file, reached)
-            if self.next < min(file.end, reached):  # it was cut back since: the marks will tell
+            # it was truncated since: the remembered messages will show it
+            if self.next < min(file.end, reached):
                 return
 
     def _records_of(self, file: StoreFile, reached: int) -> Iterator[Record]:
-        """Yield those in one file. Other bytes are damage once it is known what follows them."""
+        """Yield the messages of one file. Other bytes are damage once it is known what follows
+        them.
+        """
         with file.open() as source:
             for batch in Walk(source, self.next - file.base, reached - file.base):
                 for record in BatchPage(batch).records():
@@ -156,7 +159,7 @@ class Follower:
                     if span.kind == BLANK:
                         self._pass_damage(span.offset)
                         self.next = span.end
-            if file.end <= reached:  # it is closed: no more comes
+            if file.end <= reached:  # the file is closed and grows no more
                 head = source.read(self.next - file.base, BLANK_SIZE)
                 if not file.head and len(head) == BLANK_SIZE and (
                         _BLANK.unpack(head)[1] == MAGIC_BLANK):
@@ -173,7 +176,7 @@ class Follower:
         self._undecided = 0
 
     def _pass_gap(self) -> bool:
-        """Go on where the log does; False if it has ended since."""
+        """Continue where the log continues after a gap; return False if it has ended since."""
         base = self._next_base()
         if base is None:
             return False

@@ -1,11 +1,11 @@
-"""The readable part of a log that is being written, and its pieces: always between frame borders.
+"""The readable part of a log that is being written, and its slices: always between frame borders.
 
-A broker writes front to back with one thread. So everything before a written byte stays as it is,
-and the first bytes that are not a complete record are the one being written: they are damage only
-when the next file is in use, or when nothing has moved for a while and records follow them:
-records, not frames in the body of what is written, so rows and index entries have to point there,
-which a broker adds in the order of the log. Nothing is locked and nothing is kept open between two
-calls.
+A broker writes front to back with one thread, so everything before a written byte stays as it is.
+The first bytes that are not a complete record are the record being written. They are damage only if
+the next file is in use, or if nothing has changed for a while and records follow them. Such records
+must not be frames in the body of the record being written, so consume queue entries and index
+entries must point to them; a broker adds these in the order of the log. Nothing is locked and
+nothing is kept open between two calls.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from rmqctl.store.log.borders import (
 )
 
 PATIENCE = 2.0
-"""Seconds after which the bytes after a record that stays incomplete are read."""
+"""Seconds after which the bytes after an incomplete record are read."""
 STEP = 64 << 20
 _WHOLE_FILES = 256
-"""So many steps are cut by files alone: looking for borders would cost a walk over all of them."""
+"""From so many steps on, only whole files are cut: finding borders would need a walk over all of
+them."""
 _MAX_DELAY = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
-"""Seconds for which the files of a log are not listed again if nothing, or a part of a record, is
-at its end.
+"""Seconds for which the files of a log are not listed again if its end has no new data, or a part
+of a record.
 """
 
 
@@ -51,7 +52,7 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place after which nothing is complete, and when (clock) to look at it more closely."""
+    """A place after which nothing is complete, and when (clock) to examine it again."""
 
     position: int
     due: float
@@ -60,7 +61,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A place at which nothing had come: ``head`` are its first bytes, good ``until`` (clock)."""
+    """A place without new data: ``head`` are its first bytes, valid ``until`` (clock)."""
 
     file: StoreFile
     position: int
@@ -71,10 +72,10 @@ class _Idle:
 class GrowingLog:
     """The log in ``folders``; positions are physical offsets of frame borders.
 
-    ``tell`` is told what is skipped, ``lost`` (``tell`` when it is None) of ranges that are in no
-    file any more, and of a log that ends before what was read; ``clock`` is monotonic, in seconds.
-    ``witness`` creates the store's evidence on its log for each look: without it there are only the
-    folders.
+    ``tell`` is called with a text for skipped bytes, ``lost`` (``tell`` if it is None) for ranges
+    that are no longer in a file, and for a log that ends before the bytes already read. ``clock``
+    is monotonic, in seconds. ``witness`` creates the store's evidence on its log for each look;
+    without it there are only the folders.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
@@ -88,13 +89,14 @@ class GrowingLog:
         self._idle: _Idle | None = None
         self._reported: int | None = None
         self.torn = False
-        """True if the last `advance` ended before something that is incomplete (yet)."""
+        """True if the last `advance` ended before incomplete data."""
         self.stuck = False
-        """True if that has not moved for `PATIENCE`, and nothing complete follows it."""
+        """True if that data has not changed for `PATIENCE`, and nothing complete follows it."""
 
     def files(self) -> list[StoreFile]:
-        """Return the files of the log, in order. Raise StoreIOError if a folder cannot be
-        listed.
+        """Return the files of the log, in order.
+
+        Raises: StoreIOError if a folder cannot be listed.
         """
         listings = [log_listing(folder) for folder in self._folders]
         for folder in listings:
@@ -112,17 +114,16 @@ class GrowingLog:
         return files[0].base if files else 0
 
     def last_file(self) -> int:
-        """Return the base of the last file that is in use: from there to the log's end is a short
-        way.
-        """
+        """Return the base of the last file in use, which is close to the end of the log."""
         files = self.files()
         number = last_in_use(files)
         return files[max(number, 0)].base if files else 0
 
     def border(self, physical: int) -> int:
-        """Return the first border at or after a physical offset that may be anywhere.
+        """Return the first border at or after any physical offset; an offset in no file is returned
+        as it is.
 
-        An offset in no file is returned as it is. Raise StoreIOError.
+        Raises: StoreIOError.
         """
         for file in self.files():
             if file.base <= physical < file.end:
@@ -134,10 +135,12 @@ class GrowingLog:
                 least: bool = True) -> int:
         """Return the furthest border that can be reached from the border ``position``.
 
-        ``limit`` is a physical offset not to go beyond; with ``least`` the first frame counts even
-        if it reaches beyond. ``patient``: no process writes any more, so records after damage count
-        at once. Missing parts at the start or between files are skipped (`pieces` reports them).
-        Raise StoreIOError.
+        ``limit`` is the last physical offset to reach; with ``least`` the first frame counts even
+        if it extends further. ``patient``: no process writes any more, so records after damage
+        count at once. Missing parts at the start or between files are skipped (`pieces` reports
+        them).
+
+        Raises: StoreIOError.
         """
         if not patient and self._is_idle(position):
             return position
@@ -154,9 +157,9 @@ class GrowingLog:
         return reached
 
     def _is_idle(self, position: int) -> bool:
-        """Return whether nothing has come since the last look, which was not long ago.
+        """Return whether there is no new data since the last look, which was not long ago.
 
-        An idle log is asked a hundred times a second: then no folder is listed.
+        An idle log is asked a hundred times a second; no folder is listed then.
         """
         idle = self._idle
         if idle is None or idle.position != position or self._clock() >= idle.until:
@@ -173,7 +176,7 @@ class GrowingLog:
             if file.base <= position < file.end:
                 with file.open() as source:
                     head = source.read(position - file.base, BLANK_SIZE)
-                # The rest of a record may come without a change of its first bytes.
+                # The rest of a record may be written without a change of its first bytes.
                 rest = _TORN_LOOK if any(head) else _IDLE_LOOK
                 self._idle = _Idle(file, position, head, self._clock() + rest)
 
@@ -200,7 +203,7 @@ class GrowingLog:
         return position
 
     def _check_end(self, files: Sequence[StoreFile], position: int) -> None:
-        """Report, once, a log that ends before a place that was reached."""
+        """Report once if the log ends before a place that was already reached."""
         end = files[-1].end if files else 0
         if end < position and self._reported != position:
             self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up to "
@@ -210,7 +213,7 @@ class GrowingLog:
 
     def _in_closed(self, file: StoreFile, position: int, limit: int | None,
                    least: bool) -> int:
-        """Return the furthest border inside a file that is not written to any more."""
+        """Return the furthest border inside a file that is no longer written to."""
         if limit is None or limit >= file.end:
             return file.end
         with file.open() as source:
@@ -218,7 +221,9 @@ class GrowingLog:
 
     def _in_growing(self, file: StoreFile, position: int, limit: int | None,
                     patient: bool, least: bool) -> int:
-        """Return the same for the last file: up to bytes still incomplete, or never written."""
+        """Return the furthest border inside the last file: up to incomplete or never written
+        bytes.
+        """
         with file.open() as source:
             if patient:
                 return walked(source, position, limit, least=least).end
@@ -232,7 +237,7 @@ class GrowingLog:
                 elif limit is None or reached < limit:
                     self.torn = reached < file.end
             if (limit is None or reached < limit) and reached < file.end and self._is_due(reached):
-                # It has not moved for long: records after it will not be overwritten.
+                # Nothing has changed for long: records after it will not be overwritten.
                 done = walked(source, reached, limit, least=least)
                 behind = done.end
                 if done.last is not None and is_unfinished(source, done.last, behind):
@@ -242,9 +247,7 @@ class GrowingLog:
             return reached
 
     def _is_due(self, position: int) -> bool:
-        """Return whether nothing has moved at ``position`` for a while; less often the longer it
-        takes.
-        """
+        """Return whether nothing has changed at ``position`` for a while; the interval grows."""
         now = self._clock()
         if self._waiting is None or self._waiting.position != position:
             self._waiting = _Waiting(position, now + PATIENCE, PATIENCE)
@@ -255,10 +258,10 @@ class GrowingLog:
         return True
 
     def pieces(self, start: int, end: int, step: int = STEP) -> Iterator[LogSlice]:
-        """Yield ``[start, end)``, between two borders, in parts of about ``step`` bytes within
+        """Yield ``[start, end)``, between two borders, in slices of about ``step`` bytes within
         files.
 
-        The parts follow from the two borders and the log alone. What is no longer there is said.
+        The slices follow from the two borders and the log alone. Missing ranges are reported.
         """
         files = self.files()
         position = start

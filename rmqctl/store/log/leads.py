@@ -1,9 +1,10 @@
-"""The places that rows or index entries point to, in the order of the log: read once, asked often.
+"""The places that queue entries or index entries point to, in the order of the log: read once,
+asked often.
 
-In a store of usual size all are read once, sorted and kept. In a larger one the log is divided into
-cells to which about equally many rows point; a cell is read and sorted when it is first asked for,
-and the last few are held. Questions come in the order of the log, mostly, so that every page of
-rows is read about once, however many questions there are.
+In a store of usual size all of them are read once, sorted and kept. For a larger store the log is
+divided into cells with about the same number of pointers; a cell is read and sorted at its first
+use, and the last few cells are kept. Questions mostly come in the order of the log, so that every
+page of entries is read about once, however many questions there are.
 """
 
 from __future__ import annotations
@@ -21,20 +22,20 @@ Pair = tuple[Array, Array]
 NOTHING: Pair = np.zeros(0, np.int64), np.zeros(0, np.int64)
 
 CELL = 1 << 20
-"""Leads of a cell, about: 16 MiB."""
+"""Approximate number of pointers of a cell (16 MiB)."""
 MAX_HELD = 4 << 20
-"""Leads of all cells that are held."""
+"""Maximum number of pointers of all kept cells."""
 _MAX_CELLS = 3
-"""Cells of a question whose answer is put together from them."""
+"""Maximum number of cells from which one answer is joined."""
 _SAMPLED = 256
-"""Each how many-th lead of a page is remembered, to find borders of cells."""
+"""Every how many pointers of a page one is remembered, to find the borders of cells."""
 _INT64_MIN, _INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _LARGE = 1 << 20
 _MAX_LARGE = 1000
 
 
 class CellCache:
-    """Sorted cells of some `Pages`, the least used given up first."""
+    """Sorted cells of some `Pages`; the least recently used cell is dropped first."""
 
     def __init__(self) -> None:
         self._cells: OrderedDict[tuple[int, int], Pair] = OrderedDict()
@@ -54,9 +55,9 @@ class CellCache:
 
 
 class Pages:
-    """Pages of rows or entries, with the first and the last of the places that each leads to.
+    """Pages of entries, with the first and the last place to which each page points.
 
-    ``large``: rows of the largest sizes. ``held``: what several share.
+    ``large``: rows of the largest sizes. ``held``: the cache that several `Pages` share.
     """
 
     def __init__(self, held: CellCache | None = None) -> None:
@@ -66,15 +67,15 @@ class Pages:
         self._high: list[int] = []
         self._read: list[Callable[[], Pair]] = []
         self._fresh: list[Pair] | None = []
-        """The rows that were read, as long as they are all and no more than a cell."""
+        """The entries read so far, as long as they are complete and at most one cell."""
         self._samples: list[Array] = []
         self._count = 0
         self._bounds: Pair | None = None
         self._borders: Array | None = None
 
     def add(self, read: Callable[[], Pair]) -> None:
-        """Add one more page; all are added before the first question. ``read`` gives its (place,
-        value) in any order, the same each time.
+        """Add one more page; all pages are added before the first question. ``read`` returns its
+        (place, value) pairs in any order, the same each time.
         """
         places, values = read()
         if not len(places):
@@ -93,8 +94,8 @@ class Pages:
                 self._fresh = None
 
     def within(self, start: int, end: int) -> Pair:
-        """Return (place, value) of ``[start, end)``, ascending, and as they were added where they
-        lead to the same place.
+        """Return (place, value) of ``[start, end)`` in ascending order; pairs with the same place
+        stay in the order in which they were added.
         """
         borders = self._cells()
         start, last = max(start, _INT64_MIN), min(end - 1, _INT64_MAX)
@@ -123,7 +124,7 @@ class Pages:
         return self._borders
 
     def _cell(self, number: int) -> Pair:
-        """Return all that lead into a cell, ascending."""
+        """Return the pairs of a cell, ascending."""
         borders = self._cells()
         if not len(borders):
             fresh, self._fresh = self._fresh, None
@@ -133,7 +134,7 @@ class Pages:
                              int(borders[number]) - 1 if number < len(borders) else _INT64_MAX)
 
     def _between(self, start: int, last: int) -> Pair:
-        """Return all that lead from ``start`` to ``last``, read, ascending."""
+        """Read and return the pairs with a place from ``start`` to ``last``, ascending."""
         assert self._bounds is not None
         low, high = self._bounds
         parts = []
@@ -145,7 +146,7 @@ class Pages:
 
 
 def joined(parts: list[Pair]) -> Pair:
-    """Return answers one after the other."""
+    """Return answers one after the other, as one."""
     parts = [part for part in parts if len(part[0])] or parts[:1]
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
@@ -154,7 +155,7 @@ def joined(parts: list[Pair]) -> Pair:
 
 
 def merged(parts: list[Pair]) -> Pair:
-    """Return several ascending answers as one."""
+    """Return several ascending answers merged into one."""
     parts = [part for part in parts if len(part[0])]
     return joined(parts) if len(parts) < 2 else _sorted(parts)
 

@@ -1,7 +1,7 @@
-"""A cached property without a lock, as Python has it from 3.12 on.
+"""A cached property without a lock, as in Python 3.12 and later.
 
-Before, one lock per property serves all instances: two threads with a store each wait for each
-other for ever, where one computes ``log`` for its snapshot, the other the snapshot for its log.
+In earlier versions one lock per property serves all instances. Two threads with a store each would
+deadlock if one computes ``log`` for its snapshot and the other the snapshot for its log.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ T = TypeVar("T")
 
 
 class cached_property(functools.cached_property[T]):  # noqa: N801 - as the one it replaces
-    """One thread at a time may use an instance; several threads may have one each."""
+    """A cached property for instances that one thread at a time uses; several threads may have an
+    instance each.
+    """
 
     def __init__(self, func: Callable[[Any], T]) -> None:
         super().__init__(func)

@@ -1,4 +1,4 @@
-"""The whole log in physical order, filtered page by page; damage is reported and skipped."""
+"""The complete log in physical order, filtered page by page; damage is reported and skipped."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from rmqctl.store.queue.rows import CLOCK_SLACK
 
 
 class LogSelection(Protocol):
-    """The part of a selection that says where in the log to look."""
+    """The part of a selection that limits the search to a part of the log."""
 
     @property
     def from_phy(self) -> int | None: ...
@@ -33,11 +33,11 @@ class LogSelection(Protocol):
 
 
 def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
-    """Return the numbers of the files that may hold messages of the range.
+    """Return the numbers of the files that may contain messages of the range.
 
-    A file's time range is taken from its first record's store time and that of the next file. A
-    broker's clock may have been set back, so a file is omitted only if it is `CLOCK_SLACK` away
-    from the times asked for; within the files every message is examined.
+    The time range of a file starts at its first record's store time and ends at that of the next
+    file. A broker's clock may have been set back, so a file is omitted only if it is `CLOCK_SLACK`
+    away from the requested times; within the files every message is examined.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)
@@ -58,7 +58,7 @@ def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
 
 
 def _first_time(log: CommitLog, number: int) -> int | None:
-    """Return the store time of a file's first record; None if it has none that can be read."""
+    """Return the store time of a file's first record; None if it cannot be read."""
     if number >= len(log.files):
         return None
     try:
@@ -74,11 +74,11 @@ def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition],
                   Page]:
     """Yield pages of the messages of the range for which all conditions hold, in physical order.
 
-    Every damaged span, missing file and unreadable file on the way is reported once. ``advance`` is
-    told of the bytes that have been examined, batch by batch. ``left``: the stretches of one of the
-    log in which such messages may be.
+    Every damaged span, missing file and unreadable file is reported once. ``advance`` is called
+    with the number of examined bytes, batch by batch. ``left``: the stretches of a log file in
+    which such messages may be.
     """
-    # Report what cannot be opened before anything is read.
+    # Report files that cannot be opened before anything is read.
     log = view.store.log
     for trouble in view.store.log_troubles:
         if trouble.unreadable:
@@ -122,17 +122,17 @@ def _walk(log: CommitLog, number: int, low: int, high: int, log_end: int | None)
             if end is not None]
     resync = start > 0
     if resync:
-        with suppress(StoreIOError):  # else the next record that proves itself is taken
+        with suppress(StoreIOError):  # else the next record that proves itself is used
             start, resync = start_of(log.source(number), start), False
     return TolerantWalk(partial(log.source, number), start, max(min([file.size, *ends]), 0),
                         resync=resync, no_stale=True)
 
 
 class _Spans:
-    """The bytes between the messages: kept until it is known whether messages follow.
+    """The bytes between the messages, kept until it is known whether messages follow.
 
     Zeros and bytes after the last message are the unused rest of the log, or a record that a
-    running broker is just writing; the same before another message is damage.
+    running broker is writing; the same bytes before another message are damage.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -143,7 +143,7 @@ class _Spans:
         if messages:
             self._flush()
         self._open += [span for span in spans if span.kind != BLANK]
-        if len(self._open) > 1000:  # hopeless damage must not be collected for ever
+        if len(self._open) > 1000:  # do not collect hopeless damage forever
             self._flush()
 
     def _flush(self) -> None:
@@ -152,7 +152,7 @@ class _Spans:
         self._open.clear()
 
     def finish(self) -> None:
-        """Report spans that are still open: no message follows them."""
+        """Report the spans that are still open: no message follows them."""
         damaged = [span for span in self._open if span.kind == DAMAGED]
         lock = self._view.store.lock if damaged else None
         for span in damaged:

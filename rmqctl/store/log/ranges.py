@@ -1,8 +1,8 @@
-"""The log cut into ranges, and work on them by several threads, results in order.
+"""The log cut into ranges, and work on them by several threads, with results in order.
 
-A range other than a file's first starts at the first provable record at or after its cut. Where
-the range before it really ends is only known when it is done: that seam must match, else the
-later range is walked again from there. So results never depend on the number of threads.
+A range other than a file's first starts at the first provable record at or after its cut. The real
+end of the previous range is only known when it is done: this seam must match, else the later range
+is walked again from there. So results never depend on the number of threads.
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ RANGE_SIZE = 64 << 20
 
 
 class LogFile(Protocol):
-    """``size`` bytes of a log from physical offset ``base`` on: as they are, or would be."""
+    """``size`` bytes of a log from physical offset ``base`` on, as they are or as a repair would
+    leave them.
+    """
 
     @property
     def base(self) -> int: ...
@@ -55,12 +57,12 @@ class FileRange(Generic[F]):
 
     def walk(self, source: Source, *, no_stale: bool = False,
              sound: Sound | None = None) -> TolerantWalk:
-        """Return the walk over it; a frame belongs to the range in which it starts."""
+        """Return the walk over the range; a frame belongs to the range in which it starts."""
         return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync,
                             no_stale=no_stale, sound=sound)
 
     def from_seam(self, start: int) -> Self:
-        """Return the range with a beginning that is known to be a frame's."""
+        """Return the range with a start that is known to be the start of a frame."""
         return replace(self, start=start, resync=False)
 
 
@@ -80,27 +82,27 @@ Results = Generator[tuple[FileRange[F], P], None, None]
 class Pool(Protocol):
     """The workers for tasks: threads of this process, or a cluster.
 
-    A task may be run more than once, on any machine that sees the same files; only one of its
-    results comes back. So a task that writes files gives them names of their own each time and
-    returns these names. Results pass through the memory of the caller: keep them small.
+    A task may run more than once, on any machine that sees the same files; only one of its results
+    is used. So a task that writes files gives them new names each time and returns these names.
+    Results pass through the memory of the caller: keep them small.
     """
 
     @property
     def jobs(self) -> int:
-        """Return how many tasks are worked on at a time, which decides how fine to cut."""
+        """Return how many tasks run at a time, which determines the size of ranges."""
         ...
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """Yield (task, result) in the order of the tasks. ``work`` and tasks must be picklable.
 
-        An exception of a task is raised here; raise JobError for a worker that was killed.
+        Raises: the exception of a task, JobError for a killed worker.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """A `Pool` of threads of this process; with one job it is the caller's that works."""
+    """A `Pool` of threads of this process; with one job the caller's thread does the work."""
 
     jobs: int = 1
 
@@ -116,16 +118,19 @@ class Threads:
 
 def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
           stop: int | None = None) -> Iterator[FileRange[F]]:
-    """Yield the ranges of log files in order, each of about ``size`` bytes; no zeros at file ends.
+    """Yield the ranges of log files in order, each of about ``size`` bytes, without zeros at file
+    ends.
 
-    Only what lies between the physical offsets ``begin`` and ``stop`` (None: the end); ``begin``
-    must be a frame border, or in no file. Raise StoreIOError.
+    They cover physical offsets from ``begin`` to ``stop`` (None: the end). ``begin`` must be a
+    frame border, or in no file.
+
+    Raises: StoreIOError.
     """
     for file in files:
         if not file.size or file.end <= begin or (stop is not None and file.base >= stop):
             continue
         used = file.size
-        with file.open() as source, suppress(StoreIOError):  # the work names a place that is bad
+        with file.open() as source, suppress(StoreIOError):  # the work reports the bad place
             used = used_size(source)
         until = file.size if stop is None else min(file.size, stop - file.base)
         yield from cuts(file, max(0, begin - file.base), min(used, until), until, size)
@@ -134,7 +139,7 @@ def split(files: Iterable[F], size: int = RANGE_SIZE, begin: int = 0,
 def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[FileRange[F]]:
     """Yield the ranges of one file from position ``first`` on, at least one of them.
 
-    What lies between ``used`` and ``until`` is zero.
+    Bytes from ``used`` to ``until`` are zero.
     """
     starts = range(first, max(used, first + 1), size)
     for start in starts:
@@ -147,11 +152,13 @@ def cuts(file: F, first: int, used: int, until: int, size: int) -> Iterator[File
 def in_order(work: Callable[[FileRange[F]], P], ranges: Iterable[FileRange[F]], jobs: int = 1,
              progress: Callable[[int], None] | None = None,
              pool: Pool | None = None) -> Results[F, P]:
-    """Return (range, result of ``work``) in order, with sound seams.
+    """Return (range, result of ``work``) in order, with matching seams.
 
-    ``work`` must be a picklable function of the range alone. With one job each range starts where
-    the one before ended, without any search. ``progress`` is told of the bytes done. A ``pool``
-    does the work instead of ``jobs`` threads. Raise StoreIOError.
+    ``work`` must be a picklable function of the range alone. With one job each range starts at the
+    end of the previous one, without any search. ``progress`` is called with the number of bytes
+    done. A ``pool`` does the work instead of ``jobs`` threads.
+
+    Raises: StoreIOError.
     """
     if pool is None and jobs > 1:
         pool = Threads(jobs)
@@ -163,7 +170,7 @@ def in_order(work: Callable[[FileRange[F]], P], ranges: Iterable[FileRange[F]], 
             expected = part.start
         if result is not None and result.first == expected:
             done = result
-        else:  # also where a frame of an earlier range reaches over this one, which has none then
+        else:  # also if a frame of an earlier range covers this entire range
             done = work(part.from_seam(expected))
         expected = done.position
         yield part, done

@@ -1,7 +1,7 @@
-"""The last messages of a store, found from the end: no scan of the log.
+"""The last messages of a store, found from the end without a scan of the log.
 
-Windows that grow walk backwards; each begins at its first record. When
-a topic is asked for and is not among the newest messages, its consumequeue leads further back.
+Growing windows walk backwards; each of them begins at its first record. If the requested topic is
+not among the newest messages, its consumequeue points further back.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
 _MAX_DISPATCH_LAG = 64 << 20
-"""Bytes of the log looked at before a topic's consumequeue is asked: a broker's dispatch is never
-that far behind.
+"""Bytes of the log that are searched before a topic's consumequeue is used: a broker's dispatch is
+never that late.
 """
 _REMEMBERED = 64
 
 
 def conditions_of(selection: Selection) -> list[Condition]:
-    """Return a selection as conditions on records alone, for readers that do not follow queues."""
+    """Return a selection as conditions on records, for readers that do not follow queues."""
     conditions = []
     topic = selection.topic
     if topic is not None and topic.startswith(props.LMQ_PREFIX):
-        # A message of a light queue carries another topic, and this name in a list.
+        # A message of a light queue has another topic, and the light queue's name in a list.
         conditions.append(Condition(PROPERTY + props.MULTI_DISPATCH, "~",
                                     f"(^|,){re.escape(topic)}(,|$)"))
         selection = replace(selection, queue_id=None)
@@ -53,9 +53,9 @@ def conditions_of(selection: Selection) -> list[Condition]:
 
 
 class Tail:
-    """The newest messages of a selection; `end` is where the log goes on afterwards.
+    """The newest messages of a selection; `end` is where the log continues afterwards.
 
-    ``follow``: it will be followed, so a last message that is not whole yet is left to `follower`.
+    ``follow``: the log will be followed, so an incomplete last message is left to `follower`.
     """
 
     def __init__(self, view: View, selection: Selection, report: Report, *,
@@ -67,8 +67,7 @@ class Tail:
         self.end = self._log.min_offset
         """Physical offset after the last message or blank: new records are appended there."""
         self.torn: list[Span] = []
-        """Number of bytes after the last message that are not messages: the record just being
-        written, or damage.
+        """Spans after the last message that are not messages: the record being written, or damage.
         """
         self._reached = self._log.end
         self._has_end = False
@@ -92,7 +91,7 @@ class Tail:
         return [record for records in reversed(newest_first) for record in records]
 
     def follower(self, report: Report) -> Follower:
-        """Go on where the last messages ended. Call it after `last`."""
+        """Return a follower that continues after the last messages. Call it after `last`."""
         store = self._view.store
         follower = Follower(store.log_folders, self.end, report,
                             witness=partial(store.new_witness, current=True))
@@ -103,7 +102,7 @@ class Tail:
     # -- through the log ----------------------------------------------------------------------
 
     def _windows(self) -> Iterator[list[Record]]:
-        """Yield the messages that fit, window by window, the newest window first."""
+        """Yield the matching messages, window by window, the newest window first."""
         for number in range(len(self._log.files) - 1, -1, -1):
             try:
                 yield from self._windows_of(number)
@@ -164,7 +163,7 @@ class Tail:
         spans.clear()
 
     def report_torn(self) -> None:
-        """Report the bytes after the last message: damage, unless a broker is at work."""
+        """Report the bytes after the last message as damage, unless a broker is running."""
         held = bool(self.torn) and self._view.store.lock.held
         for span in self.torn if not held else ():
             self._tell([span])
@@ -175,7 +174,7 @@ class Tail:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _through_queues(self, count: int) -> list[Record] | None:
-        """Return the last messages of the topic before the part already seen; None without
+        """Return the last messages of the topic before the part already read; None without
         queues.
         """
         topic = self.selection.topic

@@ -1,7 +1,7 @@
-"""Tasks worked on by threads of this process: tasks in, results out in their order.
+"""Tasks for threads of this process: tasks in, results out in the same order.
 
 The loops over bytes (the kernel's, NumPy's, `pread`) run without the GIL, so threads share the
-cores. A pool of our own: that of the standard library loads three times as many modules.
+cores. This is not the standard library's pool, which loads three times as many modules.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 MAX_THREADS = 4
-"""Threads at most. A fifth to a third of the work holds the GIL, so more of them hardly help, and
-each has buffers, columns and a result of its own: this is what bounds memory."""
+"""Maximum number of threads. A fifth to a third of the work holds the GIL, so more threads hardly
+help. Each of them has buffers, columns and a result of its own, so this bounds memory."""
 _LOOK_S = 0.5
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
 def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[tuple[T, R]]:
-    """Yield (task, result) in the order of the tasks, worked on by ``jobs`` threads (at most
-    `MAX_THREADS`).
+    """Yield (task, result) in the order of the tasks, which ``jobs`` threads (at most
+    `MAX_THREADS`) work on.
 
-    One task more than threads is under way, so memory stays flat. An exception of a task is raised
-    here in its turn. Whatever ends this, all threads have ended then; tasks that run end when they
-    read next (`rmqctl.scan.stopping`).
+    One task more than there are threads is in progress, so memory stays flat. However this ends,
+    all threads have ended then; running tasks end at their next read (`rmqctl.scan.stopping`).
+
+    Raises: the exception of a task, when its turn comes.
     """
     crew: _Crew[T, R] = _Crew(work)
     waiting: deque[_Slot[T, R]] = deque()
@@ -53,7 +54,7 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
             if not waiting:
                 return
             slot = waiting.popleft()
-            if not crew.threads:  # the system gives none
+            if not crew.threads:  # the system provides no thread
                 crew.todo.get()
                 slot.run(work)
             yield slot.task, slot.taken()
@@ -62,7 +63,7 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
 
 
 class _Slot(Generic[T, R]):
-    """A task, and what becomes of it."""
+    """A task and its result."""
 
     __slots__ = ("_done", "_error", "_result", "task")
 
@@ -82,9 +83,9 @@ class _Slot(Generic[T, R]):
             self._done.release()
 
     def taken(self) -> R:
-        """Return the result, once it is there, or the exception instead of it."""
-        # A signal interrupts it, in the main thread; but not one that another thread took before it
-        # shut them out, nor one that came right before this slept: so it looks now and then.
+        """Return the result as soon as it is there, or raise the exception in its place."""
+        # A signal interrupts it in the main thread, except one that another thread received
+        # earlier, or one right before this wait: so it wakes up regularly.
         while not self._done.acquire(timeout=_LOOK_S):
             pass
         if self._error is not None:
@@ -102,12 +103,12 @@ class _Crew(Generic[T, R]):
         ending.note(self)
 
     def start_one(self) -> bool:
-        """Start one thread more; return False if the system gives none."""
-        # With the caller's context, so that what he notes by it (errors.refusals) hears of threads.
-        # A daemon, so that a run of which nobody closed the results comes to its end, and ends it.
+        """Start one more thread; return False if the system provides none."""
+        # Use the caller's context, so that the refusals that it collects (errors.refusals) include
+        # those of threads. Daemon threads let a run end even if its results were not closed.
         thread = threading.Thread(target=copy_context().run, daemon=True,
                                   args=(_serve, self._work, self.todo, self._stop))
-        self.threads.append(thread)  # before it starts: interrupted here, it is told to end
+        self.threads.append(thread)  # before it starts: if interrupted here, it is still ended
         try:
             thread.start()
         except RuntimeError:
@@ -127,14 +128,14 @@ class _Crew(Generic[T, R]):
 
 def _serve(work: Callable[[T], R], todo: SimpleQueue[_Slot[T, R] | None],
            stop: stopping.Stop) -> None:
-    """Run a thread; it does not know its crew, which is released when no caller needs it any
+    """Run a thread. It has no reference to its crew, which is released when no caller needs it any
     more.
     """
-    # Ctrl-C and SIGTERM are the main thread's.
+    # Ctrl-C and SIGTERM belong to the main thread.
     signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
     stopping.current.set(stop)
     while (slot := todo.get()) is not None:
         if stop.asked:
             return
         slot.run(work)
-        del slot  # its result is the taker's alone
+        del slot  # only the taker keeps its result

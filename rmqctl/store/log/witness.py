@@ -1,8 +1,8 @@
-"""The knowledge of consumequeues, index and DLedger's index about the places of records in the log.
+"""The evidence of consumequeues, index and DLedger's index on where records are in the log.
 
-It is asked only after damage. The first question reads all rows once (`rmqctl.store.log.leads`
-keeps them). Rows are read one by one, in any order, so a damaged one loses only itself. Of the
-index only files are read whose headers cover the place.
+It is used only after damage. The first question reads all entries once (`rmqctl.store.log.leads`
+keeps them). Entries are read one by one, in any order, so a damaged one loses only itself. Only
+those index files are read whose headers cover the place.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 class EvidenceStore(Protocol):
-    """The part of a store that is asked: see `rmqctl.store.store.Store`."""
+    """The part of a store that is needed: see `rmqctl.store.store.Store`."""
 
     @property
     def log(self) -> CommitLog: ...
@@ -56,15 +56,17 @@ class EvidenceStore(Protocol):
 _Part = tuple[ConsumeQueue, int, int]
 _PAGE, _MIN_PAGE = 1 << 15, 1 << 9
 _MAX_READ = 16 << 20
-"""Bytes of a record that is read as evidence."""
+"""Bytes of the largest record that is read as evidence."""
 _ENTRIES = 512
 """Entries of a queue that are read at once, where some of them are asked for."""
 _NEAR = 8192
-"""Messages of a neighbouring file that tell queue offsets."""
+"""Messages of an adjacent file that provide queue offsets."""
 
 
 class _IndexPages:
-    """Index files: the entries of one are read when a place is asked for that its header covers."""
+    """Index files: the entries of a file are read at the first question on a place that its header
+    covers.
+    """
 
     def __init__(self, files: Iterable[_IndexFileEntries], held: CellCache) -> None:
         self._files, self._held = list(files), held
@@ -89,8 +91,8 @@ class _IndexPages:
 
 
 class _IndexFileEntries(NamedTuple):
-    """A file of the index, the position of its first entry, how many there are, and what its header
-    says of the places that they lead to.
+    """An index file, the position of its first entry, the number of entries, and the range of
+    offsets in its header.
     """
 
     file: StoreFile
@@ -101,9 +103,10 @@ class _IndexFileEntries(NamedTuple):
 
 
 class StoreWitness:
-    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens it; picklable as that is.
+    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens it; the witness is picklable if
+    that is.
 
-    All readers of a log share it, threads too: they ask one after the other.
+    All readers of a log share it, including threads: they ask one after the other.
     """
 
     def __init__(self, opener: Callable[[], EvidenceStore], given: int | None = None,
@@ -120,7 +123,7 @@ class StoreWitness:
         self._log: CommitLog | None = None
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
-        """Tells the store that is opened what is known of its queues; does not travel."""
+        """Receives the opened store, to lend it what is known of its queues; not pickled."""
 
     def __reduce__(self) -> Any:
         return StoreWitness, (self._opener, self._given, self._usual)
@@ -134,7 +137,7 @@ class StoreWitness:
 
     @property
     def largest_record(self) -> int:
-        """The given size, else the broker's setting, or the largest record that has a row."""
+        """The given size, else the broker's setting, or the largest record with an entry."""
         if self._given is not None:
             return self._given
         if self._largest is None:
@@ -170,7 +173,8 @@ class StoreWitness:
         entry, here = self.entry_of(record), (record.physical_offset, record.total_size)
         if entry is None and sysflag.has_consume_queue_row(record.sys_flag) and (
                 os.fsdecode(record.topic), record.queue_id) in self._opened().batch_queues:
-            # A queue of batches has no entry for each queue offset: one for these bytes is its.
+            # A batch queue does not have an entry for each queue offset: one for these bytes
+            # belongs to it.
             places, sizes = self.rows(here[0], here[0] + 1)
             return True if here in zip(places.tolist(), sizes.tolist(), strict=True) else None
         return None if entry is None else entry == here
@@ -212,7 +216,9 @@ class StoreWitness:
         return unit.physical_offset, unit.size
 
     def _begun_at(self, queue: ConsumeQueue) -> int:
-        """Return where a queue began: its entries say nothing of an earlier queue's messages."""
+        """Return where a queue began: its entries say nothing about messages of an earlier
+        queue.
+        """
         from rmqctl.store.queue.search import begun_at  # only after damage
 
         key = queue.topic, queue.queue_id
@@ -220,7 +226,7 @@ class StoreWitness:
             if key not in self._begun:
                 if self._log is None:
                     self._log = CommitLog(self._opened().log.files)
-                with closing(self._log):  # its files do not stay open
+                with closing(self._log):  # close the files of the queue
                     self._begun[key] = begun_at(queue, self._log)
             return self._begun[key]
 
@@ -279,7 +285,7 @@ class StoreWitness:
     def _row_pages(self) -> Iterator[Callable[[], Pair]]:
         store = self._opened()
         queues = store.rows_as_evidence()
-        # Of many queues each has few rows in a cell: no more than these are to be read for it.
+        # With many queues, each has few entries in a cell: read no more than these for it.
         page = max(_MIN_PAGE, min(_PAGE, CELL // (2 * max(len(queues), 1))))
         for parts in _together(queues.values(), page):
             yield partial(_plain, parts)
@@ -304,8 +310,8 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """The knowledge of another witness, but for earlier files: these would ask for more, to the
-    first.
+    """The evidence of another witness without earlier files, which would need further ones, back to
+    the first.
     """
 
     def __init__(self, witness: StoreWitness) -> None:
@@ -323,8 +329,8 @@ class _WithoutThePast(StoreWitness):
 
 
 def _together(queues: Iterable[ConsumeQueue], page: int) -> Iterator[list[_Part]]:
-    """Yield parts of the queues, ``page`` rows at a time: there may be many queues with few rows
-    each.
+    """Yield parts of the queues, ``page`` entries at a time: there may be many queues with few
+    entries each.
     """
     parts: list[_Part] = []
     left = page
@@ -346,7 +352,7 @@ def _plain(parts: list[_Part]) -> Pair:
             read.append(queue.timed_units(first, count))
     if not read:
         return NOTHING
-    # As bytes: joined as records they would be in the order of this machine's bytes.
+    # As bytes: joined as records they would be in this machine's byte order.
     rows = plain_units(read[0] if len(read) == 1 else np.frombuffer(
         b"".join(part.tobytes() for part in read), read[0].dtype))
     filler = np.array(tuple(FILLER), rows.dtype)

@@ -1,4 +1,4 @@
-"""Questions to a store: by key, id, offset, time and condition.
+"""Queries of a store: by key, id, offset, time and condition.
 
-Answered by what lies on disk, or as a broker would.
+They are answered from the files on disk, or as a broker would answer them.
 """

@@ -1,4 +1,4 @@
-"""Messages that only the compaction log of a topic still has: a broker reads them from there.
+"""Messages that only the compaction log of a topic still contains: a broker reads them from there.
 
 spec: timer-and-others-5x.md §2.
 """
@@ -18,7 +18,9 @@ _CHUNK = 512
 
 def compacted_pages(store: Store, topic: str, queue_id: int | None, from_offset: int,
                     report: Report) -> Iterator[Page]:
-    """Yield messages of a topic (and queue) that the commitlog no longer has, queue by queue."""
+    """Yield messages of a topic (and queue) that the commitlog no longer contains, queue by
+    queue.
+    """
     for number in compacted_queues(store, topic):
         if queue_id is not None and number != queue_id:
             continue
