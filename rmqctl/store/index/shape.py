@@ -68,7 +68,7 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """How many parts of a file a shape must explain, and how many it explains."""
+    """The number of parts of a file that a shape must explain, and of those it explains."""
 
     good: int
     total: int

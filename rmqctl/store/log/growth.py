@@ -159,7 +159,7 @@ class GrowingLog:
     def _is_idle(self, position: int) -> bool:
         """Return whether there is no new data since the last look, which was not long ago.
 
-        An idle log is asked a hundred times a second; no folder is listed then.
+        An idle log is polled a hundred times a second, and its folders are not listed then.
         """
         idle = self._idle
         if idle is None or idle.position != position or self._clock() >= idle.until:

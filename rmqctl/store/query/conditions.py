@@ -1,8 +1,9 @@
 """Conditions on messages: one field, an operator, a value.
 
 Fields are those of the message object, ``property.NAME`` for one property and ``body.PATH`` for a
-field of the decoded body. A condition is decided by column for a whole page of messages; texts are
-only cut out of the log where the bytes of the value occur at all (`Page.candidates`).
+field of the decoded body. A condition is decided by column for an entire page of messages; a text
+is only extracted from the log if the bytes of the value occur in the record at all
+(`Page.candidates`).
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, ">=": operator.ge}
 _NO_CONDITION = ("properties",)
 _MIN_NEEDLE = 3
-"""Shorter values occur in most bodies: looking for their bytes first would not pay."""
+"""Shorter values occur in most bodies, so that searching for their bytes first would not pay."""
 
 KEY = "key"
 """A pseudo field: the application keys and the unique key of a message together."""
@@ -44,8 +45,10 @@ TEXT = "text"
 
 def read_condition(given: str | RawCondition, tz: tzinfo,
                    decoding: Callable[[], Decoding] | None = None) -> Condition:
-    """Return a condition as typed; values of times may be written like any time, in the zone
-    ``tz``. ``decoding`` is asked for where it is on a field of the body. Raise UsageError.
+    """Return a condition from its text. Time values may be written like any time, in the zone
+    ``tz``; ``decoding`` is called for a condition on a field of the body.
+
+    Raises: UsageError.
     """
     field, operator, value = parse_condition(given)
     return Condition.of(field, operator, parse_time(value, tz=tz)
@@ -57,7 +60,7 @@ def read_condition(given: str | RawCondition, tz: tzinfo,
 class Condition:
     """``field operator value``. ``value`` is an int for the number fields, a bool for ``crc_ok``,
     else text; ``any_of`` holds alternatives of an ``=`` (topics, a tag expression ``A || B``).
-    ``decoding`` is what a field of the body is found with.
+    ``decoding`` decodes the body for a condition on one of its fields.
     """
 
     field: str
@@ -69,8 +72,10 @@ class Condition:
     @classmethod
     def of(cls, field: str, operator: str, value: int | str,
            decoding: Decoding | None = None) -> Condition:
-        """Return a checked condition; text is turned into what the field holds. Those on fields of
-        bodies need ``decoding``. Raise UsageError.
+        """Return a checked condition, with the text converted to the type of the field. Conditions
+        on fields of bodies need ``decoding``.
+
+        Raises: UsageError.
         """
         if operator not in OPERATORS:
             raise UsageError(f"no operator {operator!r}; valid operators: {' '.join(OPERATORS)}")
@@ -97,7 +102,7 @@ class Condition:
 
     @property
     def cost(self) -> int:
-        """0 if it is decided without cutting texts out of the log, 2 where bodies are decoded, else
+        """0 if it is decided without extracting texts from the log, 2 if bodies are decoded, else
         1.
         """
         return 2 if self.decoding is not None else int(
@@ -125,7 +130,7 @@ class Condition:
         return out
 
     def _candidates(self, page: Page) -> Array:
-        """Return rows where the condition may hold: those whose bytes contain the wanted text."""
+        """Return the rows where the condition may hold: their bytes contain the wanted text."""
         wanted = self.any_of or (str(self.value),)
         if (self.operator == "=" and self.field in _STORED_TEXTS) or (
                 self.operator == "=" and self.field.startswith(PROPERTY)):
@@ -148,7 +153,8 @@ class Condition:
         return page.column(self.field)
 
     def _test(self, value: Any) -> bool:
-        if isinstance(value, list):  # several keys: one that fits is enough, none may for a "not"
+        # several keys: one that matches is enough; for a "not" none may match
+        if isinstance(value, list):
             if not value:
                 return self._test(None)
             if self.operator in ("!=", "!~"):
@@ -173,9 +179,9 @@ class Condition:
         return bool(_COMPARE[self.operator](*_comparable(text, str(self.value))))
 
     def _test_decoded(self, value: Any) -> bool:
-        """Return the same for a field of a body: numbers compare as numbers, texts as those of
-        properties do; of a list one item must hold (for a "not": all). What is missing, or an
-        object, never holds.
+        """Return whether the condition holds for a field of a body. Numbers compare as numbers,
+        texts like those of properties; for a list one item must hold (for a "not": all). A missing
+        value or an object never holds.
         """
         if isinstance(value, list):
             every = all if self.operator in ("!=", "!~") else any
@@ -227,8 +233,9 @@ def _comparable(text: str, other: str) -> tuple[Any, Any]:
 
 
 def tags_of(expression: str) -> tuple[str, ...]:
-    """Return the tags of a consumer's subscription (``A || B``). Raise UsageError for an empty
-    text.
+    """Return the tags of a consumer's subscription (``A || B``).
+
+    Raises: UsageError for an empty text.
     """
     tags = tuple(part.strip() for part in expression.split("||") if part.strip())
     if not tags:
@@ -238,7 +245,8 @@ def tags_of(expression: str) -> tuple[str, ...]:
 
 def tag_condition(expression: str) -> Condition:
     """Return the condition of ``--tag``: one tag, or several as a consumer subscribes to them.
-    Raise UsageError.
+
+    Raises: UsageError.
     """
     tags = tags_of(expression)
     if len(tags) == 1:
@@ -247,7 +255,7 @@ def tag_condition(expression: str) -> Condition:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a text equals its bytes, so that a broker's hash of them is known."""
+    """Return whether a text equals its bytes, so that a broker's hash of it is known."""
     return bool(text) and "\ufffd" not in text and not any("\ud800" <= char <= "\udfff"
                                                           for char in text)
 

@@ -1,10 +1,10 @@
-"""The places in the log where a message with a key may be, by the index and the consume queues.
+"""The places in the log that may contain a message with a key, by the index and the consume queues.
 
-A message is skipped only if an entry of a consume queue and an entry of the index point to its very
-place, no entry of that place has the hash of the key, and the index entries around are in the order
-of the log. So everything else is read: messages that the index does not know yet, or never knew,
-those beside zeros or entries that point elsewhere, and all bytes to which no consume queue entry
-points, damage among them.
+A message is skipped only if an entry of a consume queue and an entry of the index point to exactly
+its place, no index entry of that place has the hash of the key, and the index entries around it are
+in the order of the log. Everything else is read: messages that are not (yet) in the index, messages
+beside zeros or entries that point elsewhere, and all bytes to which no consume queue entry points,
+including damage.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rmqctl.store.store import Store
 
 _BLOCK = 1 << 16
 _COSTS = 160
-"""Number of bytes of the log that are read in the time in which an index entry is judged."""
+"""Number of bytes of the log that can be read in the time that judging an index entry takes."""
 _ALONE = 1000
-"""The same for a message that is read by itself."""
+"""The same for a message that is read separately."""
 _LAST = np.iinfo(np.int64).max - 1
 _NEAR = 1 << 16
-"""Bytes that are read rather than split a range for them."""
+"""Gaps of up to so many bytes are read rather than splitting a range."""
 
 
 class Passed:
@@ -42,12 +42,12 @@ class Passed:
     def covers(self, places: Array) -> Array:
         """Return which of the messages at some physical offsets need not be read (bool)."""
         number = np.searchsorted(self._start, places, "right") - 1
-        ends = np.append(self._end, 0)  # after the last, where number is -1
+        ends = np.append(self._end, 0)  # after the last stretch, where number is -1
         inside: Array = (number >= 0) & (places < ends[number])
         return inside
 
     def left(self, start: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield what is left of ``[start, end)``."""
+        """Yield the parts of ``[start, end)`` that must be read."""
         starts, ends = self._large
         some = slice(int(np.searchsorted(ends, start, "right")), int(np.searchsorted(starts, end)))
         for low, high in zip(starts[some].tolist(), ends[some].tolist(), strict=True):
@@ -60,9 +60,11 @@ class Passed:
 
 def passed_over(store: Store, topic: str | None, key: str, read: int | None = None
                 ) -> Passed | None:
-    """Return what need not be read for a key, of any topic if none is given; None if unknown, or if
-    finding out costs more than reading everything. ``read``: how many messages are read otherwise,
-    one by one; None for all of the log at once. Raise StoreIOError.
+    """Return the stretches that need not be read for a key, in any topic if none is given; None if
+    unknown, or if finding out costs more than reading everything. ``read``: the number of messages
+    that would be read one by one otherwise; None for the entire log at once.
+
+    Raises: StoreIOError.
     """
     log, layout = store.log, store.layout
     witness = log.files[0].witness if log.files else None
@@ -70,7 +72,7 @@ def passed_over(store: Store, topic: str | None, key: str, read: int | None = No
             layout.reads("consumequeue")):
         return None
     # The message of a light queue's entry has another topic, which may have no queue here. A text
-    # with invalid UTF-8 has another hash than what is shown for it.
+    # with invalid UTF-8 has another hash than its displayed form.
     topics = {name for name, _ in (*store.known_queues, *store.batch_queues)}
     if any(name.startswith(LMQ_PREFIX) or not is_plain(name) for name in topics) or (
             not is_plain(key)):
@@ -97,7 +99,7 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
             break
         place = block["physical_offset"].astype(np.int64)
         count = len(block) - 1 if len(block) > _BLOCK else len(block)
-        # Entries that are not in the order of the log, with those next to them.
+        # Entries that are not in the order of the log, together with their neighbors.
         around = np.concatenate(([before], place, place[-1:]))
         odd = ~written(block) | (place < around[:-2]) | (place > around[2:])
         good = np.flatnonzero(~odd)
@@ -109,14 +111,14 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
         hit = place[:count][_among(block["key_hash"][:count].astype(np.int64), wanted)]
         open_start.append(hit)
         open_end.append(hit + 1)
-        # Of the entries in order: which records they prove.
+        # The records that are proved by the entries in order.
         good = good[good < count]
         if len(good):
             stretches.append(_stretches(witness, _distinct(place[good])))
             last_good = int(place[good[-1]])
         before = int(place[count - 1])
         position += count
-    # What the index has answered for, without the stretches that it leaves open.
+    # The stretches that the index covers, without those that it leaves open.
     start, end = (np.concatenate(parts) if parts else np.zeros(0, np.int64)
                   for parts in (list(zip(*stretches, strict=True)) or ((), ())))
     return _without(*_united(start, end), *_united(
@@ -124,9 +126,8 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
 
 
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
-    """Return the bytes of the messages at some places, of those that a consume queue knows. An
-    entry whose size reaches to the next message, or to another place of the index, has a damaged
-    one.
+    """Return the bytes of the messages at some places, as far as a consume queue points to them. A
+    size that extends to the next message, or to another place of the index, is damaged.
     """
     first, last = int(places[0]), int(places[-1])
     rows, sizes = witness.rows(first, last + 1)
@@ -148,7 +149,7 @@ def _distinct(places: Array) -> Array:
 
 
 def _among(values: Array, sorted_ones: Array) -> Array:
-    """Return which values are among others that are sorted (bool)."""
+    """Return which values are among sorted others (bool)."""
     number = np.minimum(np.searchsorted(sorted_ones, values), len(sorted_ones) - 1)
     is_among: Array = sorted_ones[number] == values
     return is_among
@@ -163,7 +164,7 @@ def _united(start: Array, end: Array) -> tuple[Array, Array]:
 
 
 def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> Passed:
-    """Return ranges without others; of both none touch each other."""
+    """Return ranges without others; the ranges of each kind do not touch each other."""
     edges = np.concatenate([start, end, other_start, other_end])
     step = np.concatenate([np.ones(len(start), np.int64), np.full(len(end), -1),
                            np.full(len(other_start), -2), np.full(len(other_end), 2)])

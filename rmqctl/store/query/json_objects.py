@@ -1,6 +1,6 @@
-"""Message objects of a page as lines of JSON, made by column.
+"""Message objects of a page as lines of JSON, built by column.
 
-The text is the one that the rows of `projection.Projection` have when they are encoded.
+The text equals that of the encoded rows of `projection.Projection`.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NAMED = {"tags": props.TAGS, "unique_key": props.UNIQUE_KEY}
 
 
 class JsonObjects:
-    """Makes the lines of one listing. Not thread-safe."""
+    """Builds the lines of one listing. Not thread-safe."""
 
     def __init__(self, projection: Projection) -> None:
         self._projection, self._names = projection, projection.names
@@ -51,8 +51,8 @@ class JsonObjects:
         self._cells = Cells() if makes else None
 
     def lines(self, page: Page) -> memoryview | None:
-        """Return an object and a line feed for each message, valid until the next page is taken;
-        None if rows have to be made of them.
+        """Return an object and a line feed for each message, valid until the next page is
+        requested; None if the lines must be built from rows.
         """
         cells = self._cells
         if cells is None or not isinstance(page, BatchPage) or (
@@ -82,13 +82,13 @@ class JsonObjects:
 
 
 def _is_compressed(page: Page) -> bool:
-    """Return whether a body of the page must be decompressed: the size is not known before."""
+    """Return whether a body of the page must be decompressed: its size is not known before."""
     return any(sysflag.compression(flag) is not None
                for flag in np.unique(page.numbers("sys_flag")).tolist())
 
 
 class _Fields:
-    """Adds fields that are in the record as they are, or in its properties."""
+    """Adds fields that are stored in the record or in its properties."""
 
     def __init__(self, page: BatchPage, cells: Cells) -> None:
         self._page, self._cells = page, cells
@@ -123,7 +123,9 @@ class _Fields:
                 cells.add(self._encoded(values, str), rows, b"null")
 
     def _encoded(self, texts: Texts, value: Callable[[str], Any], shape: str = STRING) -> Array:
-        """Return texts as JSON; ``value`` returns the value of a text, if others decide it."""
+        """Return texts as JSON; ``value`` returns the value of a text that the kernel leaves to
+        it.
+        """
         def others(rows: Array) -> list[bytes]:
             return [json_bytes(value(objects.text(raw))) for raw in texts.take(rows).tolist()]
 
@@ -142,7 +144,7 @@ class _Bodies:
             np.ones(len(page), bool) if form == "base64" else None))
 
     def _others(self, rows: Array) -> list[bytes]:
-        """Return the bodies that are no texts, or too long."""
+        """Return the bodies that are not text, or too long."""
         texts = self._texts.take(rows)
         if self._form == "base64" or (self._form == "auto" and int(texts.length.max()) <= LONG):
             self._which[rows] = _ENCODINGS.index("base64")

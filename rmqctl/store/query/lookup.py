@@ -1,7 +1,7 @@
 """Single messages by key, id or physical offset, without a scan of the log.
 
-Keys go through the index files exactly as a broker's queryMessage does (spec: index.md §8); what
-the hash chains bring up by mistake is sorted out afterwards.
+Keys are looked up in the index files exactly as a broker's queryMessage does (spec: index.md §8);
+false hits of the hash chains are removed afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MAX_PER_ID = 64
 
 
 def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
-    """Yield the index files, newest first; what cannot be read is reported and omitted."""
+    """Yield the index files, newest first; unreadable files are reported and omitted."""
     for trouble in store.index_listing.troubles:
         if trouble.unreadable:
             report(Problem("unreadable", f"{trouble.path}: {trouble.reason}"))
@@ -56,9 +56,9 @@ def opened_indexes(store: Store, report: Report) -> Iterator[IndexFile]:
 
 @dataclass(slots=True)
 class KeyAnswer:
-    """``records`` in the broker's order. ``false_hits``: messages of other keys with the same hash,
-    omitted; ``dangling``: physical offsets the index has without a readable record; ``behind``:
-    offsets a broker does not see because they are after the end of its log.
+    """``records`` in the broker's order. ``false_hits``: the number of omitted messages of other
+    keys with the same hash; ``dangling``: physical offsets in the index without a readable record;
+    ``behind``: offsets that a broker does not see because they are after the end of its log.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -70,9 +70,11 @@ class KeyAnswer:
 def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_EVER,
            most: int = 32, kind: KeyType | None = None, raw: bool = False,
            report: Report = lambda _problem: None) -> KeyAnswer:
-    """Return the messages a broker's queryMessage gives for a key, less those of other keys.
+    """Return the messages that a broker's queryMessage returns for a key, without those of other
+    keys.
 
-    ``kind`` narrows to application keys or unique keys; ``raw`` keeps what only shares the hash.
+    ``kind`` limits the result to application keys or unique keys; ``raw`` keeps messages that only
+    share the hash.
     """
     answer = KeyAnswer()
     records: dict[int, Record] = {}
@@ -93,7 +95,7 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
                                          last)
 
     def store_time(physical: int) -> int | None:
-        # An index entry may point to no message, or past the end that a broker gives the log.
+        # An index entry may point to no message, or past the broker's end of the log.
         record = log.record_at(physical)
         if record is None or (view.log_end is not None and physical >= view.log_end):
             left_out = answer.dangling if record is None else answer.behind
@@ -115,9 +117,7 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
 def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
             first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
-    """Yield the messages with such a field and key, of a store that never has an index: from its
-    log.
-    """
+    """Yield the messages with such a field and key from the log of a store without an index."""
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection, Selector
 
@@ -126,7 +126,7 @@ def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
 
 
 def is_lagging(store: Store) -> bool:
-    """Return whether messages with keys follow soon after the last one that the index has."""
+    """Return whether messages with keys are expected soon after the last one in the index."""
     last = max((index.header.end_phy_offset
                 for index in opened_indexes(store, lambda _problem: None)), default=-1)
     place = store.log.locate(last)
@@ -146,7 +146,7 @@ def is_lagging(store: Store) -> bool:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
-    """Return whether a message carries the key, as a broker reads its properties."""
+    """Return whether a message has the key, by a broker's reading of its properties."""
     parsed = props.parse(java_text(record.properties))
     return ((kind != "unique" and key in props.split_keys(parsed.get(props.KEYS)))
             or (kind != "key" and parsed.get(props.UNIQUE_KEY) == key))
@@ -154,9 +154,10 @@ def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
 
 def by_unique_key(store: Store, unique: str, topics: Sequence[str],
                   report: Report = lambda _problem: None) -> list[Record]:
-    """Return the messages with a client id, in the order of the log; each topic is asked for it.
+    """Return the messages with a client id, in the order of the log; each topic is looked up.
 
-    The index holds ``topic#key``, so a topic that is not among ``topics`` is not found.
+    The index contains hashes of ``topic#key``, so a topic that is not among ``topics`` is not
+    found.
     """
     if vfs.lacks(store.root, "index"):
         return [record for record in _in_log(View(store), "unique_key", unique, None, report)
@@ -185,15 +186,17 @@ def known_topics(store: Store) -> list[str]:
 
 def message_at(store: Store, physical: int, report: Report = lambda _problem: None,
                ) -> Record | None:
-    """Return the message that starts at a physical offset; None if none does, a complete record in
-    the body of another included. Where only damage lies around one, that is reported. Raise
-    StoreIOError.
+    """Return the message that starts at a physical offset; None if no message does, even if the
+    offset is that of a complete record in the body of another one. Damage around the offset is
+    reported.
+
+    Raises: StoreIOError.
     """
     record, place = store.log.record_at(physical), store.log.locate(physical)
     if record is None or place is None:
         return None
     source, position = place
-    # Who sends a message can put a record into its body, but gives it no row of a consumequeue.
+    # A sender can put a record into a body, but no consume queue entry points to it.
     if source.witness is not None and source.witness.confirms(record):
         return record
     around = record_around(source, position)
@@ -204,7 +207,10 @@ def message_at(store: Store, physical: int, report: Report = lambda _problem: No
 
 
 def containing(store: Store, physical: int) -> Record | None:
-    """Return the message whose bytes include a physical offset. Raise StoreIOError."""
+    """Return the message whose bytes include a physical offset.
+
+    Raises: StoreIOError.
+    """
     place = store.log.locate(physical)
     return None if place is None else record_around(*place)
 
@@ -212,8 +218,10 @@ def containing(store: Store, physical: int) -> Record | None:
 def record_around(source: Source, position: int) -> Record | None:
     """Return the message of a log file, of a store or a tier, whose bytes include a position in it.
 
-    Walks from windows that grow backwards, until two in a row agree without damage in between: one
-    alone may begin inside a body that holds a copy of a record. Raise StoreIOError.
+    It walks from windows that grow backwards, until two in a row agree without damage in between: a
+    single one may begin inside a body that contains a copy of a record.
+
+    Raises: StoreIOError.
     """
     physical, window = source.base + position, _WINDOW
     before: int | None = None
@@ -238,7 +246,7 @@ def record_around(source: Source, position: int) -> Record | None:
 
 
 def where_is(store: Store, physical: int) -> str:
-    """Return why no message starts at a physical offset, in words."""
+    """Return the reason, in words, why no message starts at a physical offset."""
     if store.log.is_blank_at(physical):
         return "the end-of-file record of a commitlog file"
     reason = store.log.explain(physical)

@@ -1,8 +1,8 @@
-"""Regular expressions of users on texts of strangers: each search has a time limit.
+"""Regular expressions of users on messages of unknown origin: each search has a time limit.
 
-Python's ``re`` tries all ways to match one after the other, holds the interpreter's lock meanwhile
-and is told of no signal: with ``(a+)+$`` thirty characters of a message would hang a command for
-ever. ``regex`` takes the same expressions and ends a search at a time limit.
+Python's ``re`` tries all possible matches, holds the GIL meanwhile and handles no signals: with
+``(a+)+$`` thirty characters of a message would hang a command forever. ``regex`` accepts the same
+expressions and ends a search at a time limit.
 """
 
 from __future__ import annotations
@@ -13,21 +13,22 @@ from time import thread_time
 from rmqctl.errors import UsageError
 
 MAX_SECONDS = 5.0
-"""Of one search. A pattern that does not try all ways needs less for the largest body."""
+"""Limit of one search. A pattern without backtracking needs less for the largest body."""
 SECONDS_PER_CHARACTER = 2e-6
-"""Of all searches for a pattern together, and `MAX_SECONDS`. Most take a hundredth of that."""
+"""Limit of all searches for a pattern together, plus `MAX_SECONDS`. Most need a hundredth of it."""
 _ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}
-"""By pattern the seconds that are left."""
+"""The remaining seconds of each pattern."""
 
 
 def check(pattern: str) -> None:
     """Raise UsageError if the pattern is not a regular expression."""
-    import regex  # here, as few commands have one
+    import regex  # imported here because few commands need it
 
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of what may mean something else one day
+            # about syntax that may change its meaning in a later release
+            warnings.simplefilter("ignore")
             regex.compile(pattern)
     except regex.error as error:
         raise UsageError(f"{pattern!r} is not a regular expression: {error}") from None
@@ -36,8 +37,9 @@ def check(pattern: str) -> None:
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Return whether ``pattern`` matches somewhere in ``text``. Raise UsageError beyond
-    `MAX_SECONDS`, or where all texts together take too long for their size.
+    """Return whether ``pattern`` matches somewhere in ``text``.
+
+    Raises: UsageError beyond `MAX_SECONDS`, or if all texts together take too long for their size.
     """
     import regex
 

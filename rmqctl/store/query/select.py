@@ -1,8 +1,8 @@
-"""Messages by topic, queue, place, time, tag, key or any field: the selection after `read`.
+"""Messages by topic, queue, place, time, tag, key or any field: the selection of `read`.
 
-There are two ways. With a topic the consumequeue is followed (its rows decide, so LMQ and batch
-queues are read as they are meant); without one the log is walked in physical order. Both give pages
-(`pages.Page`), memory does not grow with the store, and damaged or missing parts are reported
+There are two ways. With a topic, its consume queues are followed (their entries decide, so that LMQ
+and batch queues are read correctly); without one, the log is walked in physical order. Both yield
+pages (`pages.Page`), memory does not grow with the store, and damaged or missing parts are reported
 through a callback while reading continues.
 """
 
@@ -46,15 +46,15 @@ if TYPE_CHECKING:
 
 _FIRST_CHUNK, _CHUNK, _CHUNK_BYTES = 32, 4096, 2 << 20
 Rows = Array
-"""By row of it: physical offsets, queue offsets, sizes, numbers of the queues (int64)."""
+"""By row: physical offsets, queue offsets, sizes, numbers of the queues (int64)."""
 _SIZE = 2
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The selected messages. Bounds: ``from_offset`` is a queue offset; ``from_phy`` inclusive,
+    """The selected messages. Bounds: ``from_offset`` is a queue offset; ``from_phy`` is inclusive,
     ``to_phy`` exclusive; ``since`` and ``until`` are store times in epoch ms, both inclusive.
-    ``starts``: these queues only, each from its own queue offset on (then neither ``topic`` nor
+    ``starts``: only these queues, each from its own queue offset (then neither ``topic`` nor
     ``from_offset``).
     """
 
@@ -72,7 +72,7 @@ class Selection:
     starts: Mapping[tuple[str, int], int] | None = None
 
     def conditions(self) -> list[Condition]:
-        """Return everything but topic, queue and count, the cheapest first."""
+        """Return everything except topic, queue and count as conditions, the cheapest first."""
         conditions = [
             Condition(field, sign, value)  # type: ignore[arg-type]
             for field, sign, value in (
@@ -86,19 +86,19 @@ class Selection:
         return conditions + sorted(self.where, key=lambda condition: condition.cost)
 
     def tag_hashes(self) -> frozenset[int] | None:
-        """Return the hashes of the tags that are wanted, as rows of consumequeues have them; None
-        if the condition on tags says nothing of hashes.
+        """Return the hashes of the wanted tags, as consume queue entries contain them; None if the
+        condition on tags cannot be checked by hashes.
         """
         for condition in self.conditions():
             if (condition.field, condition.operator) == ("tags", "="):
                 tags = condition.any_of or (str(condition.value),)
-                # Invalid UTF-8 has another hash than the text that is shown for it.
+                # Invalid UTF-8 has another hash than its displayed text.
                 if all(is_plain(tag) for tag in tags):
                     return frozenset(map(string_hash, tags))
         return None
 
     def in_log(self) -> list[Condition]:
-        """Return all conditions for messages in log order: those on topic and queue, too."""
+        """Return all conditions for messages in log order, including those on topic and queue."""
         place = (("topic", "=", self.topic), ("queue_id", "=", self.queue_id),
                  ("queue_offset", ">=", self.from_offset))
         return [Condition(field, sign, value)  # type: ignore[arg-type]
@@ -117,10 +117,10 @@ class Selector:
         self._passed: Passed | None = None
 
     def pages(self) -> Iterator[Page]:
-        """Yield the selected messages, page by page. A page is only valid until the next is asked
-        for.
+        """Yield the selected messages, page by page. A page is only valid until the next one is
+        requested.
 
-        Raises StoreIOError only where nothing can be read at all.
+        Raises: StoreIOError only if nothing can be read at all.
         """
         yield from limited(self._chosen_pages(), self.selection.count)
 
@@ -147,10 +147,11 @@ class Selector:
             yield from log_pages(self.view, wanted, conditions, self._report, self._advance,
                                  None if passed is None else passed.left)
             return
-        # Consume queues find the messages of a topic without reading the whole log.
+        # The consume queues provide the messages of a topic without reading the entire log.
         layout = self.store.layout
         unread = layout.unread.get("consumequeue")
-        in_log = wanted.from_phy is not None or wanted.to_phy is not None  # places of another log
+        # physical offsets of another log
+        in_log = wanted.from_phy is not None or wanted.to_phy is not None
         find = topic_rows if in_log else served_rows
         queues = [] if unread else find(self.store, wanted.topic, wanted.queue_id, self.view,
                                         self._report)
@@ -163,7 +164,7 @@ class Selector:
             for page in self._queue_pages(queues):
                 yield filtered(page, conditions)
         elif unread or self._may_lack_queues(wanted.topic):
-            # Without usable queues, filter the whole log, and say that this is slower.
+            # Without usable queues, filter the entire log, and note that this is slower.
             self._report(Problem("row" if "consumequeue" in layout.damaged else "note",
                                  f"{unread or f'{wanted.topic} has no consumequeue here'}: "
                                  "searching the whole log for it"))
@@ -186,14 +187,14 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Return whether the log may contain a topic that has no queue: not if others have
+        """Return whether the log may contain a topic without queues: not if other topics have
         theirs.
         """
         topics = topics_on_disk(self.store)
         return not topics or (topic in topics and not has_queue_files(self.store, topic))
 
     def _range(self, queue: QueueRows) -> tuple[int, int]:
-        """Return the queue offsets to look at, narrowed by the times asked for."""
+        """Return the range of queue offsets to read, limited by the requested times."""
         wanted = self.selection
         start, end = queue.first, queue.end
         if wanted.starts is not None:
@@ -215,7 +216,7 @@ class Selector:
             for some in (*([queue] for queue in own), together):
                 if some:
                     yield from self._pages_of(some)
-        finally:  # who has enough before the end is told of these too
+        finally:  # also report them if the caller stops before the end
             for queue in queues:
                 if queue.why_unread:
                     self._report(Problem("row", f"{queue.topic}/{queue.queue_id}: unreadable "
@@ -236,7 +237,7 @@ class Selector:
                     yield from self._messages(queues, chunk, buffer, missing)
                     at += chunk.shape[1]
                     size = min(size * 2, _CHUNK)
-        finally:  # also of messages before the last one that was wanted
+        finally:  # also for messages before the last wanted one
             missing.finish()
             for queue in queues:
                 if queue.unused and not queue.why_unread:
@@ -251,18 +252,18 @@ class Selector:
 
     def _messages(self, queues: list[QueueRows], rows: Rows, buffer: Array,
                   missing: MissingRows) -> Iterator[Page]:
-        """Yield the messages of some rows; rows without any are ``missing``. A page ends before
-        these, so that a caller that stops there does not get them reported.
+        """Yield the messages that some rows point to; rows without a message are ``missing``. A
+        page ends before such rows, so that they are not reported if the caller stops there.
         """
         physical, _, size, number = rows
-        # All at once, where each row points to a record of its queue.
+        # All at once, if each row points to a record of its queue.
         if (len(physical) > 1 and (physical[1:] > physical[:-1]).all()
                 and (size >= MIN_SIZE).all() and (size <= MAX_RECORD).all()):
             batch, ok = packed_records(queues[0].log, physical, size, buffer)
             if ok.all() and _all_belong(queues, number, batch):
                 yield BatchPage(batch)
                 return
-        # One by one, as long as a row leads to something else.
+        # Row by row, as long as a row points to something else.
         records: list[Record] = []
         for place, offset, length, which in rows.T.tolist():
             record = queues[0].log.record_at(place, length)
@@ -277,13 +278,13 @@ class Selector:
             yield RecordPage(records)
 
     def _merged(self, queues: list[QueueRows]) -> Iterator[Rows]:
-        """Yield the rows of all queues in the order of the log; one queue in its own order."""
+        """Yield the rows of all queues in the order of the log; one queue keeps its own order."""
         streams = [self._rows(number, queue) for number, queue in enumerate(queues)]
         if len(streams) == 1:
             yield from streams[0]
             return
-        # Of each queue a part, and whether another follows: all rows before the last of a part
-        # that is followed are known. A row that goes back stays after the one before it.
+        # For each queue a part, and whether another one follows: all rows before the last row of
+        # such a part are known. A row with a lower offset stays after the row before it.
         parts: dict[int, tuple[Array, Rows, Rows | None]] = {}
 
         def take(number: int, rows: Rows | None, least: int) -> None:
@@ -328,15 +329,17 @@ class Selector:
 
 
 def _belongs(queue: QueueRows, record: Record) -> bool:
-    """Return whether a row of the queue may point to a record. A light queue has messages of
-    others.
+    """Return whether a row of the queue may point to a record. A light queue has messages of other
+    topics.
     """
     return queue.topic.startswith(LMQ_PREFIX) or (record.topic, record.queue_id) == (
         os.fsencode(queue.topic), queue.queue_id)
 
 
 def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
-    """Return the same for each record of a batch, of the queues with these numbers."""
+    """Return whether the rows of the queues with these numbers may point to all records of a
+    batch.
+    """
     names, ids = topics(batch), batch.column("queue_id")
     for which in np.unique(number).tolist():
         queue, rows = queues[which], number == which
@@ -348,7 +351,7 @@ def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
 
 
 def _with_rows(page: Page) -> Iterator[Page]:
-    """Yield the messages of a page to which a queue has rows: not those of unfinished
+    """Yield the messages of a page that have a consume queue entry: not those of unfinished
     transactions.
     """
     mask = np.fromiter(map(has_consume_queue_row, page.column("sys_flag")), bool, len(page))

@@ -1,1 +1,3 @@
-"""Consumequeues, plain, batch and compacted, and the runs of rows that readers make of them."""
+"""Consume queues, plain, batch and compacted, and the runs of entries that readers build from
+them.
+"""

@@ -13,9 +13,9 @@ _PIECE = UNIT_SIZE << 14
 
 
 class BatchQueue:
-    """Rows that each cover a run of queue offsets. Read-only.
+    """Entries that each cover a run of queue offsets. Read-only.
 
-    Files of one queue are small (13.8 MB) and few; rows are read a file at a time.
+    A queue has few and small files (13.8 MB); entries are read a file at a time.
     """
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
@@ -30,8 +30,8 @@ class BatchQueue:
         return bool(self.files)
 
     def rows_of(self, number: int) -> Array:
-        """Return all rows of file ``number``, used or not; one for each hole, which may be of any
-        size.
+        """Return all entries of file ``number``, used or not; one for each hole, which may be of
+        any size.
         """
         parts, place = [], 0
         with self.files[number].open() as source:
@@ -45,7 +45,7 @@ class BatchQueue:
         return layout.UNIT.array(b"".join(parts))
 
     def used(self, number: int, log_end: int | None = None) -> Array:
-        """Return the leading valid rows of file ``number`` (whose record starts before
+        """Return the leading valid entries of file ``number`` (whose record starts before
         ``log_end``).
         """
         rows = self.rows_of(number)
@@ -55,7 +55,7 @@ class BatchQueue:
         return rows if good.all() else rows[:int(good.argmin())]
 
     def all_used(self, log_end: int | None = None) -> Array:
-        """Return the used rows of all files up to the first unused one."""
+        """Return the used entries of all files up to the first unused one."""
         parts = []
         for number in range(len(self.files)):
             rows = self.used(number, log_end)
@@ -65,7 +65,7 @@ class BatchQueue:
         return np.concatenate(parts) if parts else np.zeros(0, layout.dtype())
 
     def bounds(self, log_min: int, log_end: int | None = None) -> tuple[int, int]:
-        """Return (min, max) queue offset: min skips rows whose records have expired; (0, 0) if
+        """Return (min, max) queue offset, where min skips entries of expired records; (0, 0) if
         empty.
         """
         rows = self.all_used(log_end)
@@ -77,7 +77,7 @@ class BatchQueue:
         return least, most
 
     def find(self, queue_offset: int, log_end: int | None = None) -> UnitRecord | None:
-        """Return the row that covers a queue offset; None outside."""
+        """Return the entry that covers a queue offset; None outside the queue."""
         rows = self.all_used(log_end)
         number = int(np.searchsorted(rows["msg_base_offset"], queue_offset, "right")) - 1
         if number < 0:
@@ -87,7 +87,7 @@ class BatchQueue:
 
 
 def valid(rows: Array) -> Array:
-    """Return the broker's test of a unit, by column."""
+    """Return which units a broker accepts as valid, by column."""
     mask: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
                    & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
     return mask

@@ -1,8 +1,8 @@
 """The compaction store of one queue (5.1+): a sparse index and a log of its own.
 
-spec: timer-and-others-5x.md §2. A broker reads such topics from here only
-(`DefaultMessageStore.getMessage`), before the first compaction too; the commitlog holds their
-messages until it expires, superseded ones and those without keys as well.
+spec: timer-and-others-5x.md §2. A broker reads such topics only from here
+(`DefaultMessageStore.getMessage`), even before the first compaction. The commitlog contains their
+messages until it expires, including superseded ones and those without keys.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _LOG, _QUEUE = "compactionLog", "compactionCq"
 POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SERVED = ("read from the compaction log, as a broker does; physical offsets refer to it (--view "
           "disk reads the commitlog)")
-"""The note on a topic, or a queue, that is read from there."""
+"""The note on a topic, or a queue, that is read from the compaction log."""
 _NO_MESSAGE = "there are no messages of this queue"
 _SINCE = 5
 _BYTES = 2 << 20
@@ -50,8 +50,9 @@ class CompactionQueue(Closing):
 
     @classmethod
     def open(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
-        """Open the compaction log of a queue; None if the topic has no compaction store. Raise
-        StoreIOError if it cannot be read.
+        """Open the compaction log of a queue; None if the topic has no compaction store.
+
+        Raises: StoreIOError if it cannot be read.
         """
         if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
             return None
@@ -64,7 +65,9 @@ class CompactionQueue(Closing):
 
     @classmethod
     def served(cls, store: Store, topic: str, queue_id: int) -> CompactionQueue | None:
-        """Return the same, None also where a broker reads the topic from the commitlog."""
+        """Open the compaction log of a queue; None also if a broker reads the topic from the
+        commitlog.
+        """
         return cls.open(store, topic, queue_id) if is_served(store, topic, queue_id) else None
 
     @property
@@ -86,11 +89,11 @@ class CompactionQueue(Closing):
         return []
 
     def record(self, unit: UnitRecord) -> Record | None:
-        """Return the message of a unit; its ``physical_offset`` counts in the compaction log."""
+        """Return the message of a unit; its ``physical_offset`` refers to the compaction log."""
         return self.log.record_at(unit.physical_offset, unit.size)
 
     def alone(self, first_in_log: int) -> list[UnitRecord]:
-        """Return the units of messages that the commitlog no longer has."""
+        """Return the units of messages that the commitlog no longer contains."""
         return [unit for units in self.files for unit in units
                 if unit.msg_base_offset < first_in_log]
 
@@ -99,7 +102,7 @@ class CompactionQueue(Closing):
 
 
 class CompactedRows(BatchRows):
-    """The same queue as its readers see it; physical offsets count in its own log."""
+    """The same queue for readers; physical offsets refer to its own log."""
 
     def __init__(self, store: Store, topic: str, queue_id: int) -> None:
         self.topic, self.queue_id, self.behind, self.unused = topic, queue_id, 0, []
@@ -113,8 +116,8 @@ class CompactedRows(BatchRows):
         self.first, self.end = (int(base[0]), int(base[-1]) + 1) if len(base) else (0, 0)
 
     def batches(self, start: int, end: int) -> Iterator[Batch]:
-        """Yield the messages with places in ``[start, end)`` of the compaction log; an entry
-        without one is a damaged span of its batch.
+        """Yield the messages in ``[start, end)`` of the compaction log; an entry without one is a
+        damaged span of its batch.
         """
         name, before = os.fsencode(self.topic), -1
         for _, places, sizes in self.pages(self.first, self.end):
@@ -159,8 +162,8 @@ def is_served(store: Store, topic: str, queue_id: int) -> bool:
 
 def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
                 report: Report = lambda _problem: None) -> list[QueueRows]:
-    """Return the queues of a topic as `topic_rows` has them; in a view that says so, those that a
-    broker reads from a compaction log with what is in that.
+    """Return the queues of a topic like `topic_rows`; in a view of compacted topics, queues that a
+    broker reads from a compaction log have its contents.
     """
     queues = topic_rows(store, topic, queue_id, view, report)
     if not view.compacted or view.generation < _SINCE:
@@ -178,10 +181,10 @@ def served_rows(store: Store, topic: str, queue_id: int | None, view: View,
 
 
 def first_in_log(store: Store, topic: str, queue_id: int) -> int:
-    """Return the first queue offset whose message the commitlog still has; all are gone without a
-    queue.
+    """Return the first queue offset whose message the commitlog still contains; without a queue all
+    messages are gone.
 
-    Raise StoreIOError.
+    Raises: StoreIOError.
     """
     queue = store.known_queue(topic, queue_id)
     if queue is None:

@@ -1,7 +1,9 @@
-"""One queue's consumequeue: rows by queue offset, bounds as a broker sees them.
+"""The consume queue of one topic and queue: entries by queue offset, and bounds as a broker sees
+them.
 
-``bounds`` follows the broker's recovery of a queue (spec: consumequeue.md §5-§6): the unused
-rest of a file ends it, rows whose record is not in the log are no rows, fillers are no messages.
+``bounds`` follows the broker's recovery of a queue (spec: consumequeue.md §5-§6): the unused rest
+of a file ends it, entries whose record is not in the log do not count, and padding entries are not
+messages.
 """
 
 from __future__ import annotations
@@ -23,22 +25,22 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
-"""Most queues of a broker with many are short."""
+"""If a broker has many queues, most of them are short."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
-"""Bytes of units before the end that are read of a file which samples show, and how many units
-are looked at at once to find a place in it."""
+"""Bytes of units before the end that are read of a sampled file, and the number of units that are
+read at once to find a position in it."""
 MAX_OPEN = 128
-"""Queues with an open file, of all there are: a process may have 1,024 descriptors."""
+"""Maximum number of queues with an open file, in total: a process may have 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
 MAX_KEPT = 32 << 20
-"""Bytes of rows that queues with few of them keep, of all there are."""
+"""Bytes of entries that short queues keep, in total."""
 
 
 class ConsumeQueue:
-    """The rows of one topic and queue, in files or in RocksDB. Read-only.
+    """The entries of one topic and queue, in files or in RocksDB. Read-only.
 
-    Rows are 20-byte units by queue offset; rows that were never written between others read as
-    zeros. `FileQueue` has them in files, `rmqctl.store.rocksdb.queues.RocksQueue` in a database.
+    Entries are 20-byte units by queue offset; entries that were never written between others read
+    as zeros. `FileQueue` has them in files, `rmqctl.store.rocksdb.queues.RocksQueue` in a database.
     ``exists``: any part of the queue exists. ``files`` are its files if it has any, ``folder`` is
     its path, ``troubles`` the unusable parts.
     """
@@ -46,7 +48,7 @@ class ConsumeQueue:
     file_size = 0
     in_rocksdb = False
     why_unread = ""
-    """The reason why requested rows read as zeros, although they may not be; "" for none."""
+    """The reason why requested entries read as zeros although they may not be zero; else ""."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble]) -> None:
@@ -54,7 +56,7 @@ class ConsumeQueue:
         self.files, self.troubles = files, troubles
 
     def is_unread(self, queue_offset: int) -> bool:
-        """Return whether a requested row is unread."""
+        """Return whether a requested entry could not be read."""
         return False
 
     @property
@@ -62,23 +64,25 @@ class ConsumeQueue:
         raise NotImplementedError
 
     def units(self, first: int, count: int) -> Array:
-        """Return rows ``[first, first + count)`` as a structured array; stops at a hole in the
-        files or the end. Raise StoreIOError.
+        """Return the entries ``[first, first + count)`` as a structured array; they end at a hole
+        in the files or at the end.
+
+        Raises: StoreIOError.
         """
         raise NotImplementedError
 
     def timed_units(self, first: int, count: int) -> Array:
-        """Return the same for readers that continue after damage: with the store times (ms,
-        ``store_timestamp``) after them if rows have these, as in RocksDB, and zeros for rows in a
-        damaged block.
+        """Return the entries for readers that continue after damage: zeros for entries in a damaged
+        block, and with the store times (ms, ``store_timestamp``) as the last field if the entries
+        have them, as in RocksDB.
         """
         return self.units(first, count)
 
     def close(self) -> None:
-        """Let go of what is open; the queue can be read again all the same."""
+        """Close the open files; the queue can still be read again."""
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
-        """Return one row; None outside the files."""
+        """Return one entry; None outside the files."""
         if queue_offset < 0:
             return None
         rows = self.units(queue_offset, 1)
@@ -87,12 +91,12 @@ class ConsumeQueue:
         return UnitRecord(*(int(value) for value in rows[0]))
 
     def noted_time(self, queue_offset: int) -> int | None:
-        """Return the store time (ms) that a row notes; None if rows note none, as in files."""
+        """Return the store time (ms) of an entry; None if entries have none, as in files."""
 
     def pages(self, first: int, end: int, page: int = _PAGE // UNIT_SIZE) -> Iterator[
             tuple[int, Array]]:
-        """Yield (queue offset of the first, rows) over ``[first, end)``, a bounded page at a
-        time.
+        """Yield (queue offset of the first entry, entries) over ``[first, end)``, a bounded page at
+        a time.
         """
         number = first
         while number < end:
@@ -104,20 +108,20 @@ class ConsumeQueue:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """(first, end) queue offsets of the parts that a broker treats as a whole: a file; all rows
-        if there are no files.
+        """(first, end) queue offsets of the parts that a broker treats as units: each file, or all
+        entries if there are no files.
         """
         raise NotImplementedError
 
     def parts(self, page: int) -> Iterator[tuple[int, int]]:
-        """Yield (first, count) of pieces of at most ``page`` rows which together are all there are;
-        what cannot be read is omitted.
+        """Yield (first, count) of pieces of at most ``page`` entries that together cover the queue;
+        unreadable parts are omitted.
         """
         raise NotImplementedError
 
     def next_row(self, first: int, end: int) -> int:
-        """Return the first queue offset in ``[first, end)`` that has a row in RocksDB; ``end`` if
-        none.
+        """Return the first queue offset in ``[first, end)`` that has an entry in RocksDB; ``end``
+        if none has.
         """
         raise NotImplementedError
 
@@ -125,38 +129,41 @@ class ConsumeQueue:
 
     @property
     def first_index(self) -> int:
-        """The queue offset of the first row on disk (expired ones are gone)."""
+        """The queue offset of the first entry on disk (earlier ones have expired)."""
         raise NotImplementedError
 
     @property
     def written(self) -> int:
-        """The queue offset after the last row, as a broker's recovery finds it."""
+        """The queue offset after the last entry by a broker's recovery."""
         raise NotImplementedError
 
     @property
     def disk_end(self) -> int:
-        """The queue offset after the last row on disk that is not zero, gaps or not."""
+        """The queue offset after the last nonzero entry on disk, with or without gaps."""
         raise NotImplementedError
 
     def valid_bytes(self, number: int) -> int:
-        """Return bytes of the leading run of valid units in a file. Raise StoreIOError."""
+        """Return the bytes of the leading run of valid units in a file.
+
+        Raises: StoreIOError.
+        """
         raise NotImplementedError
 
     def recovered_end(self, log_end: int) -> int:
-        """Return the queue offset after the last row that a broker keeps whose log ends at
+        """Return the queue offset after the last entry that a broker keeps if its log ends at
         ``log_end``.
         """
         raise NotImplementedError
 
     def cut_at(self, log_end: int) -> int | None:
-        """Return the end to which a broker sets back a queue in RocksDB when it truncates the log
-        at ``log_end``; None if it finds none, and leaves the queue as it is.
+        """Return the end to which a broker resets a queue in RocksDB when it truncates the log at
+        ``log_end``; None if it leaves the queue as it is.
         """
         raise NotImplementedError
 
     def filler_end(self) -> int:
-        """Return the first row that is not a padding entry (these keep the place of rows never
-        written).
+        """Return the first entry that is not a padding entry (a placeholder for an entry that was
+        never written).
         """
         filler = np.array([tuple(FILLER)], layout.dtype())[0]
         for first, rows in self.pages(self.first_index, self.written):
@@ -166,24 +173,24 @@ class ConsumeQueue:
         return self.written
 
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
-        """Return the min offset as a broker has it: of the first row before ``end`` whose record is
-        not expired, where the log begins at ``log_min``. ``generation``: 4 or 5, for the rules.
+        """Return the min offset by a broker's rule: that of the first entry before ``end`` whose
+        record is not expired, if the log begins at ``log_min``. ``generation``: 4 or 5.
         """
         raise NotImplementedError
 
     def max_physical(self, end: int) -> int:
-        """Return physical offset + size of row ``end - 1``: how far the log was dispatched; -1 if
-        none.
+        """Return physical offset + size of entry ``end - 1``, up to which the log was dispatched;
+        -1 without one.
         """
         last = self.unit(end - 1) if end > 0 else None
         return last.physical_offset + last.size if last is not None and last.is_valid else -1
 
 
 class FileQueue(ConsumeQueue):
-    """A queue in files: a row's queue offset is its byte offset in their stream over 20."""
+    """A queue in files: an entry's queue offset is its byte offset in their stream over 20."""
 
     kept = 0
-    """Bytes of rows that all queues keep."""
+    """Bytes of entries that all queues keep."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble], file_size: int | None = None) -> None:
@@ -195,13 +202,13 @@ class FileQueue(ConsumeQueue):
         self._valid: dict[int, int] = {}
         self._used: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
-        """The first and the last row, by queue offset, once it is known where they are: nearly
-        all that is asked of most queues of a broker with many."""
+        """The first and the last entry by queue offset, once their places are known. If a broker
+        has many queues, most of them are read no further."""
         self._rows: dict[int, bytes] = {}
-        """By number, all rows of files that have few: of most queues of a broker with many. Once
-        written, rows stay as they are."""
+        """By file number, all entries of files with few entries, as most queues of a broker with
+        many queues have. Written entries do not change."""
         self._leading: dict[int, bytes] = {}
-        """By number, the leading run of valid rows of files that have more."""
+        """By file number, the leading run of valid entries of longer files."""
         self._page: tuple[int, int, bytes] | None = None
         """The last page from which a single entry was read: number of the file, position, bytes."""
         self._lender: FileQueue | None = None
@@ -214,7 +221,9 @@ class FileQueue(ConsumeQueue):
             type(self).kept -= len(self._page[2])
 
     def again(self) -> FileQueue:
-        """Return the queue for another thread: open files are its own, what is known is shared."""
+        """Return the queue for another thread: its open files are its own, what was read is
+        shared.
+        """
         other = FileQueue(self.topic, self.queue_id, self.folder, self.files, self.troubles,
                           self.file_size)
         other._valid, other._used, other._edges = self._valid, self._used, self._edges
@@ -234,7 +243,7 @@ class FileQueue(ConsumeQueue):
             while len(_opened) > MAX_OPEN:
                 oldest = _opened.popleft()()
                 if oldest is not None and oldest is not self:
-                    # Another thread may read from it: it is closed once nobody does.
+                    # Another thread may read from it: it is closed when no thread does any more.
                     oldest._source = None
         return held[1]
 
@@ -280,8 +289,8 @@ class FileQueue(ConsumeQueue):
 
     @property
     def written(self) -> int:
-        """A broker's recovery looks at the last three files only, unit by unit, up to the first
-        that is not valid.
+        """The end by a broker's recovery, which reads only the last three files, unit by unit, up
+        to the first invalid one.
         """
         if self._written is None:
             self._written = self._find_written()
@@ -320,8 +329,8 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _sampled(self, source: FileSource) -> int:
-        """Return the bytes of a long run of valid units where samples show where it ends; 0 if the
-        file is to be read.
+        """Return the bytes of a long run of valid units whose end samples show; 0 if the file must
+        be read.
         """
         end = source.sampled_end
         if end is None or end <= 2 * _LAST:
@@ -331,8 +340,9 @@ class FileQueue(ConsumeQueue):
         return end - _LAST + good if good and not any(data[good:]) else 0
 
     def used_bytes(self, number: int) -> int:
-        """Return bytes of a file up to and with its last unit that is not all zero. Raise
-        StoreIOError.
+        """Return the bytes of a file up to and including its last nonzero unit.
+
+        Raises: StoreIOError.
         """
         used = self._used.get(number)
         if used is None:
@@ -343,7 +353,7 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _few(self, number: int, source: FileSource) -> bytes | None:
-        """Return all rows of a file, if its file system says that all are in its first page."""
+        """Return all entries of a file if all of them are in its first page, by the file system."""
         rows = self._rows.get(number)
         if rows is None and FileQueue.kept < MAX_KEPT:
             size = self.files[number].size
@@ -357,7 +367,7 @@ class FileQueue(ConsumeQueue):
         return rows
 
     def _kept(self, number: int) -> bytes | None:
-        """Return the rows of a file that are kept, from the first on; None for none."""
+        """Return the kept entries of a file, from the first one on; None if none are kept."""
         return self._rows.get(number, self._leading.get(number))
 
     def _note_edges(self, source: FileSource, base: int, used: int) -> None:
@@ -369,7 +379,7 @@ class FileQueue(ConsumeQueue):
         edge = self._edges.get(queue_offset)
         if edge is None and (self._rows or self._leading) and queue_offset >= 0:
             number = bisect_right(self._bases, queue_offset * UNIT_SIZE) - 1
-            kept = self._kept(number) or b""  # none before the first file
+            kept = self._kept(number) or b""  # nothing is kept before the first file
             position = queue_offset * UNIT_SIZE - self._bases[number]
             if position + UNIT_SIZE <= len(kept) and number >= 0:
                 return layout.decode(kept, position)
@@ -415,11 +425,11 @@ class FileQueue(ConsumeQueue):
             log_end)
 
     def truncated(self, log_end: int) -> int:
-        """Return the queue offset after the last row a broker keeps when its log ends at
+        """Return the queue offset after the last entry that a broker keeps if its log ends at
         ``log_end``.
 
-        spec: consumequeue.md §6, truncateDirtyLogicFiles; including its habit of accepting the
-        first unit of a file without looking at its size.
+        spec: consumequeue.md §6, truncateDirtyLogicFiles, including its habit of accepting the
+        first unit of a file without checking its size.
         """
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
@@ -451,7 +461,9 @@ class FileQueue(ConsumeQueue):
         return first if log_min == 0 else self._corrected(first, end, log_min, generation)
 
     def _corrected(self, first: int, end: int, log_min: int, generation: int) -> int:
-        """Return correctMinOffset: the first row of the first file whose record is not expired."""
+        """Return the result of correctMinOffset: the first entry of the first file whose record is
+        not expired.
+        """
         last = self.unit(end - 1)
         if generation >= 5 and last is not None and last.physical_offset < log_min:
             return end
@@ -464,8 +476,9 @@ class FileQueue(ConsumeQueue):
         return first
 
     def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
-        """Rows of the first file among which the first one from ``log_min`` on is: all, unless
-        samples show the file, whose rows are taken to ascend.
+        """Return the range of entries of the first file that contains the first one from
+        ``log_min`` on: all entries, unless samples show the file; its entries are assumed to
+        ascend.
         """
         file, source = self.files[0], self._open(0)
         low, high = first, end
@@ -481,31 +494,29 @@ class FileQueue(ConsumeQueue):
 
 
 def plain_units(rows: Array) -> Array:
-    """Return the units in rows that begin with one each, as those of
-    `ConsumeQueue.timed_units` do.
-    """
+    """Return the units at the start of entries like those of `ConsumeQueue.timed_units`."""
     raw = np.ascontiguousarray(rows).view(np.uint8).reshape(-1, rows.itemsize)
     units: Array = np.ascontiguousarray(raw[:, :UNIT_SIZE]).view(layout.dtype()).reshape(-1)
     return units
 
 
 def valid(rows: Array) -> Array:
-    """Return the broker's test of a unit, by column."""
+    """Return which units a broker accepts as valid, by column."""
     mask: Array = (rows["physical_offset"] >= 0) & (rows["size"] > 0)
     return mask
 
 
 def _leading(data: bytes) -> int:
-    """Return bytes of the leading run of valid units of some rows."""
+    """Return the bytes of the leading run of valid units."""
     good = valid(np.frombuffer(data, UNIT.dtype()))
     return len(data) if good.all() else int(good.argmin()) * UNIT_SIZE
 
 
 def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) -> int:
-    """Return bytes of the leading run of valid units in a consumequeue file, which are ``kept`` if
-    there are no more than ``room``.
+    """Return the bytes of the leading run of valid units in a consume queue file; they are added to
+    ``kept`` if there are no more than ``room``.
     """
-    # After the data there are zeros, which are not a unit: one of them is enough.
+    # Zeros follow the data, and a zero unit is invalid: one of them is enough.
     size = min(size, data_end(source, 0, size) + UNIT_SIZE)
     position, page = 0, _FIRST_PAGE
     while position < size:
@@ -524,6 +535,6 @@ def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) ->
 
 
 def last_used(source: FileSource, size: int) -> int:
-    """Return bytes up to and with the last unit that is not all zero in a consumequeue file."""
+    """Return the bytes of a consume queue file up to and including the last nonzero unit."""
     end = size - size % UNIT_SIZE
     return min(-(-used_end(source, 0, end) // UNIT_SIZE) * UNIT_SIZE, end)

@@ -1,4 +1,4 @@
-"""The light queues of a store: by its files, and by what is known of its broker."""
+"""The light queues of a store, by its files and by what is known of its broker."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _SPARSE = 1 << 12
 
 
 def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int) -> LightQueues:
-    """Return the light queues by a store's plain ``queues`` and what is ``known`` of its broker
-    (names of `Settings`).
+    """Return the light queues by a store's plain ``queues`` and the known ``settings`` of its
+    broker (names of `Settings`).
 
     The broker's configuration decides if it is known, else the files.
 
-    With multi-dispatch off no further row is ever written. If it is unknown whether it was on, a
-    5.x store with queues of which none is light may be that of a broker with enableLmq alone, which
-    gives queue offsets in light queues and writes no rows. One that has light queues may have been
-    switched at any time: what says that multi-dispatch is on does not say that it was on when a
-    message came. If no queue at all has a row, theirs are lost with the others.
+    With multi-dispatch off no further entry is ever written. If it is unknown whether it was on, a
+    5.x store with queues but no light queue may belong to a broker with enableLmq alone, which
+    assigns queue offsets in light queues and writes no entries. A store with light queues may have
+    been switched at any time: a setting that is on now does not mean that it was on when a message
+    arrived. If no queue at all has an entry, those of light queues are lost with the others.
     """
     lmq, multi = settings.get("lmq"), settings.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.exists]
@@ -42,7 +42,7 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
 
 
 def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array) -> Array:
-    """Return which rows of a plain queue, at queue offsets ``offset``, point to ``physical``
+    """Return which entries of a plain queue, at queue offsets ``offset``, point to ``physical``
     (bool).
     """
     there: Array = np.zeros(len(offset), bool)

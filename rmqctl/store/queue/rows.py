@@ -1,8 +1,8 @@
-"""The queues of a topic, plain and batch alike, as runs of rows that lead into the log.
+"""The queues of a topic, plain and batch alike, as runs of rows that point into the log.
 
-A row is (queue offset, physical offset, size): what a reader needs of it. Fillers are omitted, rows
-of expired messages too; rows that lead beyond the end of the log are beyond `end`. Rows that lead
-to no record are reported in runs.
+A row is (queue offset, physical offset, size), which is all that a reader needs of a consume queue
+entry. Padding entries and entries of expired messages are omitted; entries that point beyond the
+end of the log are after `end`. Rows that point to no record are reported in runs.
 """
 
 from __future__ import annotations
@@ -27,33 +27,34 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 PAGE_ROWS = 4096
 CLOCK_SLACK = 60_000
-"""Milliseconds a broker's clock may have been set back: so much further a search by time looks,
-because store times then are not ascending."""
+"""Milliseconds by which a broker's clock may have been set back: a search by time extends this much
+further, because store times are not ascending then."""
 
 
 class QueueRows(Protocol):
-    """One queue as its readers see it. ``first`` and ``end`` are queue offsets."""
+    """One queue for readers. ``first`` and ``end`` are queue offsets."""
 
     topic: str
     queue_id: int
     log: CommitLog
-    """The log that the rows lead into."""
+    """The log that the rows point into."""
     first: int
     end: int
     behind: int
-    """Rows on disk after ``end``: they lead to no record because the log is cut."""
+    """Number of rows on disk after ``end``: they point to no record because the log is
+    truncated."""
     unused: list[int]
-    """Queue offsets of rows that are zero although rows follow them, as far as `pages` has come."""
+    """Queue offsets of zero rows that are followed by other rows, as far as `pages` has read."""
 
     @property
     def why_unread(self) -> str:
-        """The reason why some of these could not be read; "" if they are zero."""
+        """The reason why some of these rows could not be read; "" if they are zero."""
         ...
 
     def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
             tuple[Array, Array, Array]]:
         """Yield (queue offsets, physical offsets, sizes) of the rows in ``[start, end)``; with
-        ``tags``, hashes of tags, only of those that may point to a message with one of them.
+        ``tags`` (hashes), only of those that may point to a message with one of these tags.
         """
         ...
 
@@ -62,12 +63,14 @@ class QueueRows(Protocol):
         ...
 
     def at_or_after(self, when: int) -> int:
-        """Return the queue offset of the first row stored at ``when`` or later (`end` if none)."""
+        """Return the queue offset of the first row stored at ``when`` or later (`end` if there is
+        none).
+        """
         ...
 
 
 class PlainRows:
-    """A consumequeue with 20-byte units."""
+    """A consume queue with 20-byte units."""
 
     def __init__(self, queue: ConsumeQueue, view: View) -> None:
         self.topic, self.queue_id = queue.topic, queue.queue_id
@@ -77,7 +80,7 @@ class PlainRows:
         self.unused: list[int] = []
         if view.log_end is None:
             self.behind = max(queue.written - bounds.end, 0)
-            if not self.behind:  # rows after a hole are not lost for a reader of the disk
+            if not self.behind:  # for a reader of the disk, rows after a hole are not lost
                 self.end = max(self.end, queue.disk_end)
 
     @property
@@ -89,7 +92,7 @@ class PlainRows:
         filler = np.array(tuple(FILLER), self._queue.units(0, 0).dtype)
         start = max(start, self.first)
         for first, rows in self._queue.pages(start, min(end, self.end), PAGE_ROWS):
-            self._queue.close()  # a topic may have more queues than a process may have files
+            self._queue.close()  # a topic may have more queues than a process may open files
             empty = rows == np.zeros(1, rows.dtype)
             if empty.any():
                 self.unused += (np.flatnonzero(empty) + first).tolist()
@@ -115,7 +118,7 @@ class PlainRows:
 
 
 class BatchRows:
-    """A batch consumequeue: a row's queue offset is the first it covers."""
+    """A batch consume queue: a row's queue offset is the first one that it covers."""
 
     why_unread = ""
 
@@ -131,7 +134,7 @@ class BatchRows:
     def pages(self, start: int, end: int, tags: Collection[int] | None = None) -> Iterator[
             tuple[Array, Array, Array]]:
         base = self._rows["msg_base_offset"].astype(np.int64)
-        # The row that covers ``start`` counts although it may begin before.
+        # The row that covers ``start`` counts even if it begins before it.
         wanted = np.flatnonzero((base + self._rows["batch_size"] > start) & (base < end))
         for first in range(0, len(wanted), PAGE_ROWS):
             rows = self._rows[wanted[first:first + PAGE_ROWS]]
@@ -151,7 +154,7 @@ def _may_have(codes: Array, tags: Collection[int]) -> Array:
     """Return which rows, by their tag codes, may point to a message with a tag of one of these
     hashes.
 
-    A code that is not a hash is a time or a place in the extension. One that no other row of the
+    A code that is not a hash is a time or a place in the extension. A code that no other row of the
     page has may be damaged: such rows are read, and the message decides.
     """
     codes = codes.astype(np.int64)
@@ -180,7 +183,7 @@ def queue_ids(store: Store, structure: str, topic: str) -> list[int]:
 
 
 def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
-    """Return one batch consumequeue, listed alone."""
+    """Return one batch consume queue; only its own folder is listed."""
     if queue_id not in queue_ids(store, "batchconsumequeue", topic):
         return None
     folder = store.path("batchconsumequeue", topic, str(queue_id))
@@ -190,9 +193,9 @@ def batch_queue(store: Store, topic: str, queue_id: int) -> BatchQueue | None:
 
 def topic_rows(store: Store, topic: str, queue_id: int | None, view: View,
                report: Report = lambda _problem: None) -> list[QueueRows]:
-    """Return the queues of a topic that have files, all or one of them, by queue id.
+    """Return the queues of a topic that have files, by queue id: all, or the one of ``queue_id``.
 
-    A queue that cannot be read is reported and omitted.
+    Unreadable queues are reported and omitted.
     """
     queues: list[QueueRows] = []
 
@@ -237,14 +240,14 @@ def topics_on_disk(store: Store) -> list[str]:
 
 
 class MissingRows:
-    """Collects rows without a message of their queue; a run that ends is reported."""
+    """Collects rows without a message of their queue; each run is reported at its end."""
 
     def __init__(self, log: CommitLog, queues: Sequence[QueueRows], report: Report) -> None:
         self._log, self._queues, self._report = log, queues, report
         self._runs: dict[int, tuple[int, int, int, int, int]] = {}
 
     def add(self, number: int, offset: int, physical: int, size: int) -> None:
-        """Add a row of queue ``number``; rows of one queue come in ascending order."""
+        """Add a row of queue ``number``; rows of one queue are added in ascending order."""
         run = self._runs.get(number)
         if run is not None and offset == run[1] + 1:
             self._runs[number] = (run[0], offset, *run[2:4], run[4] + 1)
@@ -254,7 +257,7 @@ class MissingRows:
         self._runs[number] = offset, offset, physical, size, 1
 
     def finish(self) -> None:
-        """Report the runs still open."""
+        """Report the open runs."""
         for number in sorted(self._runs):
             self._tell(number)
         self._runs.clear()
