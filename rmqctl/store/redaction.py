@@ -1,8 +1,8 @@
-"""Messages without what people wrote into them: ``--redact``.
+"""Messages without the text that people wrote into them: ``--redact``.
 
 Digests replace bodies, keys, unique keys, values of properties that applications set, addresses,
-and ids and checksums that lead back to them. Topics, groups, tags, times, offsets, flags and sizes
-stay. Equal values have equal digests under one key, and nobody without the key can try guesses.
+and ids and checksums that would reveal them. Topics, groups, tags, times, offsets, flags and sizes
+stay. Equal values have equal digests under one key, and guesses cannot be tested without the key.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ KEPT = frozenset((
     "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times", "tags",
     "prepared_transaction_offset", "store", "file", "position", "source", "source_offset",
     "placement", "duplicate", "decoded_as"))
-"""Fields that stay. Only these do: a new field is redacted until it is added here."""
+"""Fields that stay. All others, including new ones, are redacted until they are added here."""
 KEPT_PROPERTIES = frozenset((
     props.TAGS, props.DELAY, props.PREPARED, props.REAL_TOPIC, props.REAL_QUEUE_ID,
     props.INNER_NUM, props.INNER_BASE, props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET,
@@ -37,25 +37,26 @@ KEPT_PROPERTIES = frozenset((
     "TIMER_ROLL_TIMES", "WAIT", "PGROUP", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "RECONSUME_TIME",
     "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "TRACE_ON", "CHECK_IMMUNITY_TIME_IN_SECONDS",
     "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "1ST_POP_TIME", "RMQCTL"))
-"""Properties of RocketMQ's own whose values stay; of all others the name does."""
+"""RocketMQ's own properties whose values stay; of all other properties the name stays."""
 CHECKED = frozenset(("tags",))
-"""Fields that stay as long as they are sound: no checksum covers properties."""
+"""Fields that stay if they are sound: no checksum covers properties."""
 _UNSOUND = re.compile(r"[\0-\x1f\ud800-\udfff]")
-"""Characters that no such value has: after a damaged separator, it contains the next property."""
+"""Characters that no such value contains: after a damaged separator, it includes the next
+property."""
 _V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
 _V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
 _V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
             r"|(?<![\w:])(?:[0-9A-Fa-f]{1,4}:)*:[0-9A-Fa-f:]+")
 _IDS = r"(?<![0-9A-Fa-f])(?:[0-9A-F]{56}|[0-9A-F]{40}|[0-9A-F]{32})(?![0-9A-Fa-f])"
 ADDRESSES = re.compile(f"{_V4}|{_V6}|{_V6_BARE}|{_IDS}")
-"""Addresses, and ids: message ids begin with that of a broker, unique keys with a client's."""
+"""Addresses, and ids: message ids begin with the broker's address, unique keys with a client's."""
 QUOTED = re.compile(r"'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"")
 _HOSTS = ("born_host", "store_host")
 
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """``key``: what digests are made with; a random one if runs need not be compared."""
+    """``key``: the key of the digests; a random one if runs need not be compared."""
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
@@ -66,8 +67,8 @@ class Redaction:
         return f"{MARK}:{digest}:{len(raw)}"
 
     def row(self, row: Mapping[str, Any], body: bytes | None = None) -> dict[str, Any]:
-        """Return a message object without what is redacted; ``body``: the bytes, where the row has
-        it.
+        """Return a message object with digests for its redacted values; ``body``: the bytes, if the
+        row has the body.
         """
         out = {name: self.field(name, value) for name, value in row.items()}
         if "body" in out and body is not None:
@@ -75,7 +76,7 @@ class Redaction:
         return out
 
     def field(self, name: str, value: Any) -> Any:
-        """Return the value of a field as it is shown."""
+        """Return the displayed value of a field."""
         if value is None or name in KEPT - CHECKED:
             return value
         if name in CHECKED:
@@ -102,17 +103,17 @@ class Redaction:
             value, ensure_ascii=False, separators=(",", ":"), default=str))
 
     def condition(self, name: str, value: str) -> str:
-        """Return a value that a field is compared with."""
+        """Return the displayed form of a value with which a field is compared."""
         return value if name in KEPT else self.value(value)
 
     def text(self, text: str) -> str:
-        """Return a sentence without what it quotes, addresses and ids."""
+        """Return a sentence without its quotations, addresses and ids."""
         for pattern in (QUOTED, ADDRESSES):
             text = pattern.sub(lambda match: self.value(match.group()), text)
         return text
 
     def document(self, value: Any) -> Any:
-        """Return a JSON value with the same done to all its texts."""
+        """Return a JSON value with all its texts redacted like sentences."""
         if isinstance(value, str):
             return self.text(value)
         if isinstance(value, Mapping):
@@ -128,8 +129,9 @@ class Redaction:
 
 
 def redaction_of(key_file: str | None, *, wanted: bool) -> Redaction | None:
-    """Return the redaction that ``--redact`` and ``--redact-key`` ask for. Raise UsageError,
-    StoreIOError.
+    """Return the redaction that ``--redact`` and ``--redact-key`` request.
+
+    Raises: UsageError, StoreIOError.
     """
     if key_file is None:
         return Redaction() if wanted else None

@@ -1,9 +1,8 @@
 """Losses of earlier repairs of a store that no filler in the log shows.
 
-A repair notes what it drops in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note
-to ``.rmqctl/lost/ID.json``. A note may come from elsewhere, so it is bounded and validated, and it
-only ever adds to what is reported. A note without a valid content is reported too: its loss is
-unknown.
+A repair notes its losses in ``.rmqctl/repairs/ID/lost.json``; pruning the repair moves the note to
+``.rmqctl/lost/ID.json``. A note may come from elsewhere, so it is bounded and validated, and it can
+only add to the reported losses. A note with invalid content is reported too: its loss is unknown.
 """
 
 from __future__ import annotations
@@ -26,9 +25,9 @@ from rmqctl.store.store_settings import FOLDER
 NOTE = "lost.json"
 REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
 MAX_PLACES = 100
-"""Records that a note names by place; the rest is only counted."""
+"""Records that a note lists by place; others are only counted."""
 OF_A_TIER = "tiered "
-"""The prefixes of the commands that repair a tier."""
+"""The prefix of the commands that repair a tier."""
 _FORMAT = 1
 _ID = re.compile(r"(\d{8}T\d{6}Z)-(\d{1,9})")
 _MAX_NAMES, _MAX_NOTES = 100_000, 1000
@@ -38,7 +37,7 @@ _HEAD = 4096
 
 
 class LostRecord(NamedTuple):
-    """A record as it was. ``crc``: CRC-32 of its first bytes."""
+    """The place of a record and its identity. ``crc``: CRC-32 of its first bytes."""
 
     offset: int
     size: int
@@ -52,8 +51,8 @@ class LostRecord(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RepairLoss:
     """The loss of one repair: ``messages``, and ``undecided`` records that it discarded; both None
-    if its note is damaged. ``time`` in ms. ``places`` are the first of them. ``root``: the path of
-    the store when it was repaired, None if it is the same as now.
+    if its note is damaged. ``time`` in ms. ``places`` are the first of the messages. ``root``: the
+    path of the store when it was repaired, None if it is unchanged.
     """
 
     id: str
@@ -74,13 +73,13 @@ class RepairLoss:
                 "root": self.root}
 
     def build(self) -> bytes:
-        """Return the note. ``root`` must be given."""
+        """Return the content of the note. ``root`` must be given."""
         return json.dumps({**self.as_dict(), "format": _FORMAT,
                            "places": [list(place) for place in self.places]}).encode() + b"\n"
 
 
 class RepairLosses(NamedTuple):
-    """All of them, oldest first. ``more``: notes beyond those that are read."""
+    """All losses, oldest first. ``more``: the number of notes that are not read."""
 
     losses: tuple[RepairLoss, ...] = ()
     more: int = 0
@@ -102,9 +101,9 @@ class RepairLosses(NamedTuple):
 
 
 def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> RepairLosses:
-    """Return the losses of repairs of the store at ``root`` that were not restored since. ``end``:
-    the offset at which a repair has truncated the log. Without a ``log``: the same of the tier
-    there. Reads only.
+    """Return the losses of repairs of the store at ``root`` that have not been restored since.
+    ``end``: the offset at which a repair has truncated the log. Without a ``log``, return those of
+    the tier at ``root``. Reads only.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)
@@ -122,7 +121,7 @@ def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> R
 
 
 def pruned_notes(root: str) -> list[str]:
-    """Return the ids of pruned repairs of which a note is kept, oldest first."""
+    """Return the ids of pruned repairs whose note is kept, oldest first."""
     return sorted((name.removesuffix(".json") for name in _names(os.path.join(root, PRUNED))
                    if _ID.fullmatch(name.removesuffix(".json"))), key=_order)
 
@@ -133,7 +132,7 @@ def _order(repair_id: str) -> tuple[str, int]:
 
 
 def _notes(root: str) -> Iterator[tuple[str, str]]:
-    """Yield (id, path of its note) of each repair that was carried out and not undone."""
+    """Yield (id, path of its note) of each repair that was applied and not undone."""
     there = set()
     for repair_id in filter(_ID.fullmatch, _names(os.path.join(root, REPAIRS))):
         folder = os.path.join(root, REPAIRS, repair_id)
@@ -198,13 +197,13 @@ def _text(value: Any) -> str:
 
 
 def _still_lost(loss: RepairLoss, log: CommitLog | None, end: int | None) -> RepairLoss:
-    """Return the loss without the records that are in their places again, as they were."""
+    """Return the loss without the records that are unchanged in their places again."""
     if log is None:
         return loss
     back = sum(_is_back(place, log, end) for place in loss.places)
     if not back:
         return loss
-    if back == len(loss.places):  # the first of them, so all of them
+    if back == len(loss.places):  # the first ones, and so all of them
         return replace(loss, messages=0, undecided=0)
     undecided = max(0, (loss.undecided or 0) - back)
     back -= (loss.undecided or 0) - undecided

@@ -1,8 +1,8 @@
-"""The use of a store's bytes, by structure and topic, and the growth of the log.
+"""The disk usage of a store by structure and topic, and the growth of the log.
 
-The bytes of a topic in the log are the sum of the sizes in the rows of its queues, which is quick:
-the log is not read. The rest has no row: half messages and rollbacks, blanks, unused or damaged
-bytes.
+The bytes of a topic in the log are the sum of the sizes in its queue entries, which is quick: the
+log is not read. The remaining bytes have no entry: half messages and rollbacks, blank records,
+unused or damaged bytes.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 
 @dataclass(slots=True)
 class TopicSpace:
-    """One topic. ``rows``: of its queues, one for each message or batch; ``log_bytes`` of these in
-    the log (of a light queue none: they are those of other topics); ``queue_bytes`` its queue files
-    are long, ``queue_disk_bytes`` they take of the disk.
+    """One topic. ``rows``: entries of its queues, one for each message or batch; ``log_bytes``:
+    their bytes in the log (0 for a light queue: they belong to other topics); ``queue_bytes``: the
+    size of its queue files; ``queue_disk_bytes``: the space that they take on the disk.
     """
 
     rows: int = 0
@@ -45,8 +45,8 @@ class TopicSpace:
 @dataclass(frozen=True, slots=True)
 class Growth:
     """Store times (ms) of the first and last message, the bytes of log between, and bytes per day:
-    over all, and since ``recent_from``, the last file that begins a day or more before the end.
-    None: less than a minute lies between.
+    overall, and since ``recent_from``, the last file that begins a day or more before the end.
+    None: the times are less than a minute apart.
     """
 
     first: int | None = None
@@ -64,7 +64,7 @@ class Growth:
 
 @dataclass(slots=True)
 class Space:
-    """``topics`` None: unknown, for the reason in ``not_told``."""
+    """The disk usage of a store. ``topics`` None: unknown, for the reason in ``not_told``."""
 
     items: list[Item]
     growth: Growth
@@ -73,7 +73,7 @@ class Space:
     notes: list[str] = field(default_factory=list)
 
     def rows(self) -> list[dict[str, Any]]:
-        """Return topics, those with most bytes of log first: rows of `COLUMNS`."""
+        """Return the topics as rows of `COLUMNS`, those with most bytes in the log first."""
         topics = self.topics or {}
         total = sum(topic_space.log_bytes for topic_space in topics.values())
         return [{"topic": topic, "rows": topic_space.rows, "log_bytes": topic_space.log_bytes,
@@ -97,8 +97,9 @@ class Space:
 
 
 def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
-    """Return all of a store; ``advance`` is told of the bytes of rows that were read. Raise
-    StoreIOError.
+    """Return the disk usage of a store; ``advance`` is called with the bytes of entries read.
+
+    Raises: StoreIOError.
     """
     # Files and growth are known even if the consume queues cannot be read.
     store = view.store
@@ -138,7 +139,9 @@ def space(view: View, report: Report, advance: Callable[[int], None]) -> Space:
 
 
 def growth(store: Store) -> Growth:
-    """Return the growth of the log, by its first and last message and the first ones of files."""
+    """Return the growth of the log, by its first and last message and the first messages of its
+    files.
+    """
     if store.layout.unread.get("commitlog"):
         return Growth()
     log = store.log
@@ -154,8 +157,8 @@ def growth(store: Store) -> Growth:
 
 
 def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
-    """Return (physical offset, store time) of the start of the last file that starts a day or more
-    before ``last``, but the first; (0, None) if there is not any.
+    """Return (physical offset, store time) of the start of the last file, except the first, that
+    starts a day or more before ``last``; (0, None) without such a file.
     """
     for file in reversed(log.files[1:]):
         try:
@@ -168,5 +171,5 @@ def _recent(log: CommitLog, last: int) -> tuple[int, int | None]:
 
 
 def _rate(size: int, span: int) -> int | None:
-    """Return bytes per day; None if the span (ms) is too short to tell."""
+    """Return bytes per day; None if the span (ms) is too short."""
     return size * DAY // span if span >= 60_000 else None

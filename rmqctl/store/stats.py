@@ -1,8 +1,8 @@
 """Statistics of the messages in logs: counts, bytes and rates by topic, queue, key, time and more.
 
-A log is walked once, by as many threads as wanted or by a pool (`store.log.ranges`); the sums
-are made by `scan.aggregate`, and become rows here: keys as texts, times in a zone, rates and
-shares. A log with too many groups is walked twice: once to find the heavy ones, once to count.
+A log is walked once, by several threads or by a pool (`store.log.ranges`). `scan.aggregate`
+computes the sums, which become rows here: keys as texts, times in a zone, rates and shares. A log
+with too many groups is walked twice: once to find the largest groups, once to count.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
 CLOCK_SKEW = 3_600_000
-"""Store times of a log are believed to be in order up to this (ms), when whole files are omitted
-because of ``--since`` or ``--until``.
+"""Store times of a log are assumed to be in order up to this deviation (ms) when entire files are
+omitted because of ``--since`` or ``--until``.
 """
 MAX_RANGE = 1 << 30
 _TASKS_PER_JOB = 4
@@ -51,13 +51,13 @@ VALUE_COLUMNS = ("messages", "share", "bytes", "body_bytes", "average_size",
                  "messages_per_second", "bytes_per_second", "first_store_timestamp",
                  "last_store_timestamp")
 TIME_STEPS = {"minute": MINUTE, "hour": 3_600_000, "day": 86_400_000}
-"""Milliseconds of a row by time."""
+"""Milliseconds of one row of a grouping by time."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The counting: ``by`` one of `GROUPINGS`; store times in ms, inclusive."""
+    """The parameters of a count: ``by`` is one of `GROUPINGS`; store times in ms, inclusive."""
 
     by: str = "topic"
     topic: str | None = None
@@ -79,11 +79,13 @@ class _RangeSums:
 def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = ranges.RANGE_SIZE,
             progress: Progress | None = None, files: Iterable[StoreFile] | None = None,
             pool: ranges.Pool | None = None, again: Progress | None = None) -> Aggregate:
-    """Return the sums over the log (or over ``files`` of it). Raise StoreIOError for a file that
-    cannot be opened; places of it that cannot be read are omitted, and said (`Aggregate.unread`).
+    """Return the sums over the log (or over ``files`` of it). Unreadable places of a file are
+    omitted and counted (`Aggregate.unread`).
 
     A ``pool`` does the work instead of ``jobs`` threads. The answer depends on neither, nor on
-    ``range_size``. ``again`` is told of it when the log is read a second time, with its bytes.
+    ``range_size``. ``again`` is called with the number of bytes when the log is read a second time.
+
+    Raises: StoreIOError for a file that cannot be opened.
     """
     chosen = choose_files(store, query) if files is None else list(files)
     return collect_many([chosen], query, jobs, range_size=range_size, progress=progress,
@@ -94,17 +96,17 @@ def collect_many(logs: Sequence[Sequence[StoreFile]], query: Query, jobs: int = 
                  range_size: int = ranges.RANGE_SIZE, progress: Progress | None = None,
                  pool: ranges.Pool | None = None, again: Progress | None = None,
                  together: bool = False) -> list[Aggregate]:
-    """Return the sums over each of several logs (given as files: `choose_files`), as `collect`
-    makes them.
+    """Return the sums over each of several logs (given as files: `choose_files`), like `collect`.
 
-    ``together``: one for all of them. The ranges of all logs are one list of tasks for the pool.
+    ``together``: return one sum over all of them. The ranges of all logs are one list of tasks for
+    the pool.
     """
     if query.by not in GROUPINGS:
         raise UsageError(f"cannot group by {query.by!r}")
     if together:
         logs = [[file for log in logs for file in log]]
     if sum(file.size for log in logs for file in log) <= range_size:
-        jobs = 1  # there is nothing to share
+        jobs = 1  # there is only one range
 
     def sums(some: Sequence[Sequence[StoreFile]], only: Sequence[Key] | None) -> list[Aggregate]:
         return _sums(some, query, only, jobs, range_size, progress, pool)
@@ -156,10 +158,10 @@ def _work(query: Query, only: Sequence[Key] | None,
 
 def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
                    partitions: int | None = None) -> int:
-    """Return bytes of a range for a pool of ``jobs``: a few tasks for each job, none of them tiny
-    or huge.
+    """Return the bytes of a range for a pool of ``jobs``: a few tasks for each job, none of them
+    tiny or huge.
 
-    ``partitions``: about that many (a range never goes beyond a file) whatever their size.
+    ``partitions``: return the size for about this number of ranges (a range never exceeds a file).
     """
     total = sum(file.size for files in logs for file in files)
     if partitions is not None:
@@ -168,9 +170,9 @@ def range_size_for(logs: Iterable[Iterable[StoreFile]], jobs: int,
 
 
 def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[StoreFile]:
-    """Return the log files that may hold messages of the query's time, by their first records.
+    """Return the log files that may contain messages of the query's time, by their first records.
 
-    All of them when those times are not in order: then the clock cannot be relied on.
+    If these times are not in order, the clock is unreliable and all files are returned.
     """
     log = store.log
     if (query.since is None and query.until is None) or len(log.files) < 2:
@@ -194,8 +196,9 @@ def choose_files(store: Store, query: Query, skew: int = CLOCK_SKEW) -> list[Sto
 
 
 def unused(files: Sequence[StoreFile]) -> int:
-    """Return bytes after the last used byte of a log: zeros that no message follows. Raise
-    StoreIOError.
+    """Return the bytes after the last used byte of a log: zeros without messages after them.
+
+    Raises: StoreIOError.
     """
     count = 0
     for file in reversed(files):
@@ -210,18 +213,19 @@ def unused(files: Sequence[StoreFile]) -> int:
 def rows(sums: Aggregate, tz: tzinfo = UTC, sort: str | None = None) -> list[Row]:
     """Return a row per group, in the order of ``sort`` (a column).
 
-    By default times and sizes come by key, all else by messages, greatest first; what is summed as
-    `OTHER` comes last. ``share`` is of all messages; a message with several keys is in several
-    groups.
+    By default times and sizes are sorted by key and other groupings by messages, greatest first;
+    the sum `OTHER` is last. ``share`` is relative to all messages; a message with several keys is
+    in several groups.
     """
     return _rows([({}, sums)], sums.by, tz, sort)
 
 
 def rows_of_stores(sums: Sequence[tuple[str, Aggregate]], tz: tzinfo = UTC,
                    sort: str | None = None) -> list[Row]:
-    """Return the same for several stores, by name: a row per store and group, ``store`` first.
+    """Return the rows of several stores, by name: a row per store and group, ``store`` first.
 
-    ``share`` is of all messages of all stores. In the order of keys stores come first.
+    ``share`` is relative to all messages of all stores. Sorted by key, rows are first sorted by
+    store.
     """
     return _rows([({"store": name}, aggregate) for name, aggregate in sums], sums[0][1].by, tz,
                  sort)
@@ -268,7 +272,9 @@ def _joined(parts: Iterable[Sums]) -> Sums:
 
 
 def _values(sums: Sums, everything: int, span: int | None) -> Row:
-    """Return the figures of a row; rates are over ``span`` ms, or over the group's own time."""
+    """Return the figures of a row; rates are over ``span`` ms, or over the group's own time
+    span.
+    """
     seconds = (sums.last - sums.first if span is None else span) / 1000
     rates = (None, None) if seconds <= 0 else (sums.messages / seconds, sums.bytes / seconds)
     return {
@@ -301,7 +307,7 @@ def _key(by: str, key: Key) -> Row:
 
 
 def _sortable(key: Key) -> tuple[bool, bool, Any]:
-    """Return a sort key: keys of one kind in their order, then no key, then what was left over."""
+    """Return a sort key: keys of one kind in their order, then a missing key, then the rest."""
     if key == OTHER or key is None:
         return key == OTHER, True, 0
     if isinstance(key, tuple):
@@ -310,7 +316,7 @@ def _sortable(key: Key) -> tuple[bool, bool, Any]:
 
 
 def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
-    """Return quarters of an hour (counted from the epoch) joined to hours or days of a zone
+    """Return quarters of an hour (counted from the epoch) summed to hours or days of a zone
     (ms).
     """
     by_start: dict[Key, list[Sums]] = {}
@@ -321,7 +327,7 @@ def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
 
 
 def _start_of(moment: int, step: int, tz: tzinfo) -> int:
-    """Return the start (epoch ms) of the hour or day of ``tz`` in which a moment lies."""
+    """Return the start (epoch ms) of the hour or day of ``tz`` that contains a moment."""
     try:
         local = (_EPOCH + timedelta(milliseconds=moment)).astimezone(tz)
         if step == TIME_STEPS["day"]:
@@ -329,5 +335,5 @@ def _start_of(moment: int, step: int, tz: tzinfo) -> int:
         else:
             start = local.replace(minute=0)
         return (start - _EPOCH) // timedelta(milliseconds=1)
-    except (OverflowError, ValueError):  # damage makes times outside the calendar
+    except (OverflowError, ValueError):  # damage creates times outside the calendar
         return moment // step * step

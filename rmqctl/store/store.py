@@ -1,9 +1,9 @@
-"""A store directory opened read-only: discovery of everything in it.
+"""A store directory opened read-only, and the discovery of everything in it.
 
 ``Store.open`` finds sizes, multi-path logs, queues, index files and the holder of the lock, and
 writes nothing. If another process holds the lock, its later writes are not seen
 (`rmqctl.store.live`). Missing and unreadable parts are reported (`troubles`). The settings that
-`init` remembered of a store (`rmqctl.store.store_settings`) count only where no file decides.
+`init` recorded for a store (`rmqctl.store.store_settings`) count only if no file decides.
 """
 
 from __future__ import annotations
@@ -74,16 +74,16 @@ MAX_QUEUE_ID = (1 << 31) - 1
 _MAX_CANDIDATES, _MAX_NAMED = 32, 3
 """Entries of a folder among which a store is searched for, and how many are named."""
 _TRIES, _PAUSE = 3, 0.05
-"""The number of times that a store that is written to is read again if a file cannot be read, and
-the seconds between.
+"""The number of times that a store is read again if a broker writes to it and a file cannot be
+read, and the seconds between.
 """
 _INDEX_VOTERS = 3
-"""Index files of a size that are asked for the shape which all of that size have."""
+"""Index files of one size that are examined for the shape that all files of that size have."""
 
 
 def _near(root: str) -> str:
-    """Return a note on a store nearby: around a folder that is not one, or up to two levels below
-    it.
+    """Return a note on a store nearby: around a folder that is not a store, or up to two levels
+    below it.
     """
     around = vfs.normpath(os.path.join(root, os.pardir))
     if vfs.isdir(os.path.join(around, _MARKS[0])):
@@ -115,10 +115,10 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The given part of a broker's configuration: sizes (None: found from the files), those of
-    ``conf`` unless an option differs, and ``conf``, the broker's own file. ``largest_record``: no
-    record of the log was ever larger. ``folders_given``: an option names the log's folders;
-    ``decided``: they are the ones that a broker opens, whatever else exists.
+    """The given part of a broker's configuration. Sizes are those of ``conf``, the broker's own
+    file, unless an option differs; None: determined from the files. ``largest_record``: no record
+    of the log was ever larger. ``folders_given``: an option names the log's folders; ``decided``:
+    they are the ones that a broker opens, whatever else exists.
     """
 
     commitlog_file: int | None = None
@@ -131,7 +131,7 @@ class Sizes:
     folders_given: bool = False
     decided: bool = False
     refuted: frozenset[str] = frozenset()
-    """Sizes of ``conf``, by their names there, that the files prove to be others."""
+    """Sizes of ``conf``, by their names there, that the files refute."""
 
     def is_refuted(self, name: str, value: Any) -> bool:
         """Return whether a value of the configuration is a size that the files refute."""
@@ -139,7 +139,7 @@ class Sizes:
 
 
 def _remembered_folders(root: str) -> list[str]:
-    """Return the log's folders as `init` was given them; none where ``commitlog/`` holds a file."""
+    """Return the log's folders as `init` recorded them; empty if ``commitlog/`` contains a file."""
     try:
         with vfs.scandir(os.path.join(root, "commitlog")) as entries:
             if any(entry.is_file() for entry in entries):
@@ -153,8 +153,8 @@ def _remembered_folders(root: str) -> list[str]:
 class Store(Closing):
     """The read-only view of one store root. Use `open`; it is a context manager.
 
-    ``moment``: the end that another view of the store has fixed; ``current``: fix none, see the
-    files as they are.
+    ``moment``: the end that another view of the store has fixed; ``current``: fix no end and read
+    the files as they are.
     """
 
     def __init__(self, root: str, log_folders: list[str], sizes: Sizes,
@@ -174,14 +174,16 @@ class Store(Closing):
     @classmethod
     def open(cls, path: str | os.PathLike[str], commitlog_dirs: Iterable[str] = (),
              sizes: Sizes | None = None, *, sampled: bool = False) -> Store:
-        """Open a store root. Raise NotAStoreError if it contains no part of a store.
+        """Open a store root.
 
         ``sampled``: in a store at a URL, the ends of files are found by samples of the zeros after
-        them; else all of them are read.
+        them; else all zeros are read.
 
-        ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or absolute);
-        without it the log is ``commitlog/``, or in the folders the store was created with, or in
-        those that `rmqctl.store.log_folders` finds.
+        ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or absolute).
+        Without it the log is in ``commitlog/``, or in the folders with which the store was created,
+        or in those that `rmqctl.store.log_folders` finds.
+
+        Raises: NotAStoreError if it contains no part of a store.
         """
         # Reject anything that is not a readable directory, with the reason.
         root = os.fspath(path)
@@ -201,7 +203,7 @@ class Store(Closing):
         if not stat.S_ISDIR(info.st_mode):
             raise NotAStoreError(f"{root}: not a directory, so not a store (`rmqctl dump` shows "
                                  "single files)")
-        # Folders named by options win over remembered ones, and those over folders found on disk.
+        # Folders from options override recorded ones, and these override folders found on disk.
         named = list(commitlog_dirs)
         where = named or _remembered_folders(root) or log_folders.find(root)
         folders = [name if "://" in name else os.path.join(root, name) for name in where]
@@ -216,14 +218,14 @@ class Store(Closing):
             vfs.scandir(root).close()
         except OSError as error:
             raise StoreIOError.from_oserror(error, root, "list") from None
-        # A broker.conf may belong to another store: files that refute its sizes win.
+        # A broker.conf may belong to another store: files that refute its sizes have priority.
         sizes = sizes or Sizes()
         if sizes.conf.values:
             from rmqctl.store.conf_sizes import as_files_are
 
             sizes = as_files_are(cls(root, folders, Sizes(), current=True), sizes)
         store = cls(root, folders, sizes)
-        if any(map(vfs.is_mounted, (root, *folders))):  # a file that changes is an error there
+        if any(map(vfs.is_mounted, (root, *folders))):  # here a file that changes is an error
             store._shapes_lent = store._shapes_met
             store._uses = root, *folders
             for place in store._uses:
@@ -240,17 +242,19 @@ class Store(Closing):
 
     @cached_property
     def settings_file(self) -> Remembered:
-        """The settings that `init` noted of the store, and faults of that file."""
+        """The settings that `init` recorded for the store, and faults of that file."""
         return recall(self.root)
 
     @property
     def remembered(self) -> dict[str, Any]:
-        """The sound values of it, by the names of `rmqctl.store.store_settings.KEYS`."""
+        """The sound values of `settings_file`, by the names of
+        `rmqctl.store.store_settings.KEYS`.
+        """
         return self.settings_file.values
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The end of a store that another process holds, fixed at the first use; else None."""
+        """The end of a store that another process has open, fixed at the first use; else None."""
         if self._moment is not None or self._current:
             return self._moment
         holder = self.lock
@@ -260,8 +264,8 @@ class Store(Closing):
 
     @cached_property
     def cut_off(self) -> CutOff | None:
-        """The bytes that a repair cut off the end of the log and left in its file; None if there
-        are not any, or a process writes to the store.
+        """The bytes that a repair truncated from the log and left in its file; None without such
+        bytes, or if a process writes to the store.
         """
         if not self._log_is_known or self.snapshot is not None:
             return None
@@ -270,18 +274,20 @@ class Store(Closing):
     @cached_property
     def repair_losses(self) -> RepairLosses:
         """The losses of repairs of this store that no filler shows."""
-        from rmqctl.store.repair_losses import repair_losses  # look-ups need it seldom
+        from rmqctl.store.repair_losses import repair_losses  # look-ups rarely need it
 
         cut = self.cut_off
         return repair_losses(self.root, self._log, None if cut is None else cut.end)
 
     def up_to(self, end: int) -> Store:
-        """Return this store with a log that ends at the physical offset ``end``. To be closed."""
+        """Return this store with a log that ends at the physical offset ``end``. The caller closes
+        it.
+        """
         return Store(self.root, self.log_folders, self.sizes, Snapshot(
             end, frozenset(file.name for file in self.index_listing.files)))
 
     def before_unfinished(self) -> Store:
-        """Return this store up to the record that a broker has begun and not continued; itself
+        """Return this store up to the record that a broker has started and not continued; itself
         without such a record, or if intact messages follow.
         """
         held = self.snapshot
@@ -295,16 +301,16 @@ class Store(Closing):
         return Store(self.root, self.log_folders, self.sizes, current=True)
 
     def _taken_now(self) -> Snapshot | None:
-        """Return the present end; None if a file cannot be read, which its reader reports."""
-        for _ in range(_TRIES):  # a file may just be begun, or renamed
+        """Return the current end; None if a file cannot be read, which its reader reports."""
+        for _ in range(_TRIES):  # a file may have just been created or renamed
             with suppress(StoreIOError), self._as_now() as now:
                 return live.take(now)
             time.sleep(_PAUSE)
         return None
 
     def _log_end_now(self, beyond: int) -> int:
-        """Return the present end of the log; asked for rows that point beyond the fixed end. It is
-        searched again only if the last result is not after ``beyond``.
+        """Return the current end of the log, for rows that point beyond the fixed end. It is only
+        searched again if the last result is not after ``beyond``.
         """
         if beyond >= self._seen_end:
             now = self._taken_now()
@@ -319,7 +325,7 @@ class Store(Closing):
                          decided=self.sizes.decided)
 
     def _queues_reach_end(self) -> bool:
-        """Return whether the plain consumequeues have a row for the last message of the log."""
+        """Return whether the plain consume queues have an entry for the last message of the log."""
         reach = -1
         for queue in self.plain_queues.values():
             try:
@@ -342,12 +348,15 @@ class Store(Closing):
 
     @cached_property
     def _log_listings(self) -> list[Listing]:
-        _ = self.snapshot  # first: a file that is begun meanwhile would be missing from the list
+        _ = self.snapshot  # first: a file that is created meanwhile would be missing from the list
         return [log_listing(folder) for folder in self.log_folders]
 
     @property
     def log(self) -> CommitLog:
-        """The log. Raise UnsupportedError if several may be it."""
+        """The log.
+
+        Raises: UnsupportedError if several logs are possible.
+        """
         if not self._log_is_known:
             self.layout.require(self.root, "commitlog")
         return self._log
@@ -373,7 +382,7 @@ class Store(Closing):
     @cached_property
     def left_over(self) -> LeftOver | None:
         """Stale entries after the end of a DLedger log, which are not part of it; None without any,
-        if a process writes to the store, or a file cannot be read.
+        if a process writes to the store, or if a file cannot be read.
         """
         framed = sorted((file for listed in self._log_listings for file in listed.files
                          if file.head), key=lambda file: file.name)
@@ -386,8 +395,8 @@ class Store(Closing):
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
-        """Return the knowledge of rows and keys about the log, read when it is first asked;
-        ``current``: as they are then, without a fixed end.
+        """Return the evidence of entries and keys on the log, which is read at the first question;
+        ``current``: as it is then, without a fixed end.
         """
         set_to = self.sizes.conf.values.get("max_message_size")
         witness = StoreWitness(
@@ -400,7 +409,7 @@ class Store(Closing):
 
     @cached_property
     def nodes(self) -> list[Node]:
-        """The DLedger nodes whose data are the log, or its end; none for a plain log."""
+        """The DLedger nodes whose data is the log, or its end; empty for a plain log."""
         folders = [node for node in map(node_of, self.log_folders) if node is not None]
         if not folders:
             return []
@@ -420,14 +429,16 @@ class Store(Closing):
         return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
     def listed(self, folder: str) -> Listing:
-        """Return a folder of queues or of one queue's files as it was when first examined."""
+        """Return the listing of a folder of queues or of one queue's files at its first
+        examination.
+        """
         if folder not in self._listings:
             _ = self.snapshot  # as for the log
             self._listings[folder] = listing(folder)
         return self._listings[folder]
 
     def note_listed(self, folder: str, entries: Iterable[os.DirEntry[str]]) -> None:
-        """Take over a caller's listing of any folder, if `listed` may ask for it."""
+        """Keep a caller's listing of a folder for later calls of `listed`."""
         if folder.startswith(self._tops_of_queues) and folder not in self._listings:
             self._listings[folder] = listing_of(entries)
 
@@ -447,10 +458,10 @@ class Store(Closing):
 
     @property
     def queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """All plain consumequeues that a broker reads by (topic, queue id), in the order of the
+        """All plain consume queues that a broker reads by (topic, queue id), in the order of the
         folders or of the keys.
 
-        Raise UnsupportedError if they cannot be read, or lead into a log that cannot.
+        Raises: UnsupportedError if they, or the log to which they point, cannot be read.
         """
         self.layout.require(self.root, "consumequeue")
         if self.layout.consumequeue != "rocksdb":
@@ -459,7 +470,7 @@ class Store(Closing):
 
     @property
     def known_queues(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """The same for optional use: none if they cannot be read."""
+        """The queues for optional use: empty if they cannot be read."""
         return self.queues if self.layout.reads("consumequeue") else {}
 
     @cached_property
@@ -476,17 +487,17 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Give another view of the store the queues that are listed and examined, and the shapes of
-        index files that views met; ``evidence``: what they tell of the log, too.
+        """Give another view of the store the listed and examined queues, and the shapes of index
+        files that views determined; ``evidence``: also their evidence on the log.
         """
         if self.snapshot is None:
             to._lent, to._shapes_lent = self._lent, self._shapes_met
             to._evidence = self._evidence if evidence else None
 
     def queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return one queue, listed alone: a look-up does not read every topic's folder.
+        """Return one queue; only its own folder is listed.
 
-        UnsupportedError as of `queues`.
+        Raises: UnsupportedError like `queues`.
         """
         self.layout.require(self.root, "consumequeue")
         if self.layout.consumequeue == "rocksdb":
@@ -494,7 +505,7 @@ class Store(Closing):
         return self.plain_queue(topic, queue_id)
 
     def plain_queue(self, topic: str, queue_id: int) -> FileQueue | None:
-        """Return the same of those in `plain_queues`."""
+        """Return one of `plain_queues`; only its own folder is listed."""
         key = topic, queue_id
         if key not in self._queues and key in self._lent:
             self._queues[key] = self._lent[key].again()
@@ -510,9 +521,9 @@ class Store(Closing):
 
     @cached_property
     def rocksdb(self) -> RocksQueues | None:
-        """The database of consumequeues, opened; None if it is missing.
+        """The opened database of consume queues; None if it is missing.
 
-        FormatError, StoreIOError and MissingExtraError as of `Database.open`.
+        Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
         """
         folder = self.path("consumequeue")
         if not is_database(folder):
@@ -523,7 +534,7 @@ class Store(Closing):
                            None if self.snapshot is None else self.snapshot.log_end)
 
     def leave_damaged_out(self) -> None:
-        """Ignore from here on a database of consumequeues that cannot be opened: for a repair that
+        """Ignore from now on a database of consume queues that cannot be opened, for a repair that
         rebuilds it.
         """
         damaged = self.layout.damaged
@@ -543,8 +554,8 @@ class Store(Closing):
                 os.fsencode(queue.topic), queue.queue_id, queue_offset))
 
     def rows_as_evidence(self) -> Mapping[tuple[str, int], ConsumeQueue]:
-        """Return the existing plain queues, whether a broker reads them or not: of files, else of a
-        database, with rows that are left over. They are evidence of the places of records, so no
+        """Return the existing plain queues, whether a broker reads them or not: from files, else
+        from a database, including left-over rows. They are evidence of where records are, so no
         record is read; unreadable parts are omitted.
         """
         return self.plain_queues or self._rocksdb_as_is
@@ -566,12 +577,12 @@ class Store(Closing):
         return self.plain_queue(topic, queue_id) or self._rocksdb_as_is.get((topic, queue_id))
 
     def known_queue(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the same for optional use: none if the consumequeues cannot be read."""
+        """Return one queue for optional use; None if the consume queues cannot be read."""
         return self.queue(topic, queue_id) if self.layout.reads("consumequeue") else None
 
     @cached_property
     def light_queues(self) -> LightQueues:
-        """Under which queue ids the rows of light queues lie; `leads` looks at the rows."""
+        """The queue ids of the entries of light queues; `leads` checks the entries."""
         from rmqctl.store.queue.light_queues import light_queues_of
 
         settings = self.remembered | self.sizes.conf.values
@@ -601,13 +612,14 @@ class Store(Closing):
         return listed
 
     def open_index(self, file: StoreFile) -> IndexFile:
-        """Open an index file. Raise FormatError if the file's shape is unknown, StoreIOError if it
-        is unreadable.
+        """Open an index file.
+
+        Raises: FormatError if the file's shape is unknown, StoreIOError if it is unreadable.
         """
         if self.snapshot is None or file.name not in self.snapshot.index_headers:
             return self._open_index(file)
         for _ in range(live.INDEX_TRIES - 1):
-            try:  # a header that is older than the slots fits no shape: the next may
+            try:  # a header that is older than the slots fits no shape, but the next one may
                 index = self._open_index(file)
                 break
             except FormatError:
@@ -625,8 +637,8 @@ class Store(Closing):
         return index
 
     def _shapes_said(self, file: StoreFile) -> Iterator[Shape]:
-        """Yield the shapes that the store suggests for a file: store.json, then its other files of
-        the size.
+        """Yield the shapes that the store suggests for a file: from store.json, then from its other
+        files of the same size.
         """
         slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
         if slots is not None and most is not None:
@@ -637,7 +649,7 @@ class Store(Closing):
 
     @cached_property
     def _index_shapes(self) -> dict[int, Shape]:
-        """By file size the shape that the content of most files proves (of the first few)."""
+        """By file size, the shape that the content of most files (of the first few) proves."""
         votes: dict[int, Counter[Shape]] = {}
         for file in self.index_listing.files:
             shapes = votes.setdefault(file.size, Counter())
@@ -653,8 +665,8 @@ class Store(Closing):
         return {size: shapes.most_common(1)[0][0] for size, shapes in votes.items() if shapes}
 
     def index_shape(self) -> tuple[Shape | None, str]:
-        """Return (the shape of the index files, "") by the newest that shows it; (None, why not) if
-        there are such files, (None, "") without any.
+        """Return (the shape of the index files, "") by the newest file that shows it; (None,
+        reason) if no file shows it, (None, "") without files.
         """
         why = ""
         for file in reversed(self.index_listing.files):
@@ -687,7 +699,10 @@ class Store(Closing):
     # -- small files --------------------------------------------------------------------------
 
     def read_small(self, *parts: str, most: int = 64 << 20) -> bytes:
-        """Return a whole small file below the root. Raise StoreIOError if it cannot be read."""
+        """Return the content of a small file below the root.
+
+        Raises: StoreIOError if it cannot be read.
+        """
         with FileSource(self.path(*parts)) as source:
             return source.read(0, min(source.size, most))
 
@@ -701,8 +716,8 @@ class Store(Closing):
 
     @cached_property
     def config_parts(self) -> dict[str, ConfigPart]:
-        """The replacements in RocksDB for files of ``config/``, by their names; empty if there are
-        not any, or they are not read.
+        """The replacements in RocksDB for files of ``config/``, by their names; empty without any,
+        or if they are not read.
         """
         if self.layout.config == "json" or not self.layout.reads("config"):
             return {}
@@ -716,17 +731,21 @@ class Store(Closing):
 
     @property
     def lock(self) -> LockState:
-        """Read again each time: a broker may come and go."""
+        """The state of the lock, read each time: a broker may start and stop."""
         return probe(self.path("lock"))
 
     @cached_property
     def generation(self) -> int:
-        """4 or 5: whose files these are, as `rmqctl.store.version_hints.evidence` has it."""
+        """The generation of the broker (4 or 5) that wrote the files, by
+        `rmqctl.store.version_hints.evidence`.
+        """
         return self.evidence.generation
 
     @cached_property
     def evidence(self) -> VersionEvidence:
-        """The evidence on the generation of the brokers that wrote it, and whether it is proven."""
+        """The evidence on the generation of the brokers that wrote the store, and whether it is
+        proven.
+        """
         from rmqctl.store.version_hints import evidence
 
         return evidence(self)

@@ -1,7 +1,7 @@
-"""The settings in ``STORE/.rmqctl/store.json``: the configuration a store was created for.
+"""The settings in ``STORE/.rmqctl/store.json``: the configuration for which a store was created.
 
 `init` writes the file; a broker neither writes nor reads it. It is a memory aid, never proof:
-readers use it where the files of the store say nothing, and a damaged or odd file is reported and
+readers use it only if the files of the store do not decide. A damaged or odd file is reported and
 otherwise ignored.
 """
 
@@ -29,7 +29,7 @@ MAX_INT = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Remembered:
-    """``values`` by the names of `KEYS`, only those that are sound; ``notes``: what is wrong."""
+    """``values``: the sound values by the names of `KEYS`; ``notes``: faults of the file."""
 
     values: dict[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -77,16 +77,16 @@ KEYS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "message_delay_level": (_levels, "a list of delay levels"),
     LOG_FOLDERS: (_folders, "a list of folders"),
 }
-"""The remembered settings: name -> (test of the value, the expected value in words)."""
+"""The recorded settings: name -> (test of the value, the expected value in words)."""
 
 
 def path_of(root: str) -> str:
-    """Return the path of the file of a store."""
+    """Return the path of the settings file of a store."""
     return os.path.join(root, FOLDER, NAME)
 
 
 def recall(root: str) -> Remembered:
-    """Return the remembered settings of the store at ``root``. Never raises; a missing file is
+    """Return the recorded settings of the store at ``root``. Never raises; a missing file is
     empty.
     """
     path = path_of(root)

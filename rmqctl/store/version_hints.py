@@ -1,10 +1,10 @@
 """The broker versions that may have written a store, and the evidence (spec: versions.md).
 
-A store does not name its version. Each hint is something only some releases write; a store that was
-upgraded bears the marks of several. `info` shows the hints; everything else uses `evidence`:
-`rmqctl.store.store.Store.generation`, predictions, repairs.
+A store does not name its version. Each hint is something that only some releases write; a store
+that was upgraded has the marks of several. `info` shows the hints; everything else
+(`rmqctl.store.store.Store.generation`, predictions, repairs) uses `evidence`.
 
-``store`` is a `rmqctl.store.store.Store`, which asks this module itself.
+``store`` is a `rmqctl.store.store.Store`, which itself uses this module.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FIVE = (5, 0, 0)
 _SEPARATED, _UNSEPARATED = "4.0 to 4.9.0, or 5.2.0 and later", "4.9.1 to 5.1.4"
 _SAMPLED = 8
 _LATEST = 1 << 42
-"""Milliseconds: no time in a checkpoint is as late."""
+"""Milliseconds: all times in a valid checkpoint are earlier."""
 _VERSIONED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 _DATA_VERSION = re.compile(rb'"dataVersion"\s*:\s*\{([^{}]*)\}')
 _MAX_CONFIG_SIZE = 64 << 20
@@ -43,8 +43,8 @@ _MAX_CONFIG_SIZE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """``versions`` that do such a thing, in words, and the ``evidence``; ``since`` the first, and
-    ``four`` where it is not one of 5.x.
+    """``versions`` that write this, in words, and the ``evidence`` for it; ``since`` is the first
+    of them, and ``four`` means that it is a 4.x release.
     """
 
     versions: str
@@ -55,8 +55,8 @@ class Hint:
 
 @dataclass(frozen=True, slots=True)
 class VersionEvidence:
-    """``generation``: 4 or 5. ``proven``: only brokers of that one leave such files; else ``other``
-    names a release of the other generation that does so, too.
+    """``generation``: 4 or 5. ``proven``: only brokers of that generation leave such files; else
+    ``other`` names a release of the other generation that does so too.
     """
 
     generation: int
@@ -67,9 +67,8 @@ class VersionEvidence:
 def evidence(store: Any) -> VersionEvidence:
     """Return the generation that wrote a store. Never raises.
 
-    Anything that only 5.x writes proves 5.x, also beside older marks: the store was upgraded. The
-    last properties of a few records tell whether a release of the other generation could have been
-    it.
+    Data that only 5.x writes proves 5.x, even beside older marks: the store was upgraded. The last
+    properties of a few records show whether a release of the other generation is possible.
     """
     of_files = [*_marks(store), *_small_files(store)]
     if any(hint.since >= _FIVE for hint in of_files):
@@ -107,7 +106,7 @@ def hints(store: Any, records: Iterable[Record]) -> list[Hint]:
 
 
 def summary(found_hints: Iterable[Hint]) -> str:
-    """One phrase: ``5.2.0 or later``, ``4.2.0 or later; no sign of 5.x``."""
+    """Return one phrase: ``5.2.0 or later``, ``4.2.0 or later; no sign of 5.x``."""
     since = max((hint.since for hint in found_hints), default=(4, 0, 0))
     text = f"{_text(since)} or later"
     return text if since >= (5,) else f"{text}; no sign of 5.x"

@@ -1,8 +1,8 @@
-"""Places in a queue, in the consumequeue of a store or in a tier.
+"""Search for places in a queue: the consume queue of a store or of a tier.
 
 Both have 20-byte units with the place of a message in its log, its size and its tags code, one for
-each queue offset; their messages are in the log in the order of the queue, and (nearly) in that of
-their store times. So either is searched by bisection.
+each queue offset. Their messages are in the log in the order of the queue, which is nearly that of
+their store times. So both are searched by bisection.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 LAST = 1 << 63
-"""Behind every place of a log."""
+"""A place after every log."""
 
 
 class QueueUnits(Protocol):
-    """A queue as it is searched: a store's `ConsumeQueue`, a tier's `FlatQueue`."""
+    """The interface of a queue to search: a store's `ConsumeQueue` or a tier's `FlatQueue`."""
 
     def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
         """Return (place of the message in its log, size, tags code); None if missing."""
@@ -31,10 +31,12 @@ class QueueUnits(Protocol):
 
 
 def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int = -1) -> int:
-    """Return the first queue offset in ``[low, high)`` whose unit leads to ``place`` or after;
-    ``high`` (or ``low``, if that is more) where none does. Raise StoreIOError.
+    """Return the first queue offset in ``[low, high)`` whose unit points to ``place`` or after it;
+    without one the greater of ``high`` and ``low``.
 
-    ``gap``: where a queue offset without a unit counts as leading, before all others or `LAST`.
+    ``gap``: the place of a queue offset without a unit: before all others, or `LAST`.
+
+    Raises: StoreIOError.
     """
     def leads_to(queue_offset: int) -> int:
         unit = queue.unit(queue_offset)
@@ -46,10 +48,10 @@ def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int =
 def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when: int, *,
                  patience: int | None = None) -> int:
     """Return the first queue offset in ``[low, high)`` whose message was stored at ``when`` (ms) or
-    later; ``high`` if none was.
+    later; ``high`` if there is none.
 
-    ``time_of`` gives the store time at a queue offset, None if no message can be read: then the
-    next one that can be read is asked, of no more than ``patience``.
+    ``time_of`` returns the store time at a queue offset, None if no message can be read: then the
+    next readable one counts, of at most ``patience``.
     """
     while low < high:
         middle = (low + high) // 2
@@ -66,14 +68,14 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
 
 
 def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
-    """Return the place in the log at which a queue began: its message with queue offset 0. 0 if
-    uncertain.
+    """Return the place in the log at which a queue began, that is, of its message with queue offset
+    0; 0 if uncertain.
 
-    A topic that is deleted loses its consume queues; its messages stay in the log until they
-    expire. Created again, its queues count from 0, and the log has two messages with the same queue
-    offset. The messages of one queue are in the order of their queue offsets, so everything before
-    the message with 0 belongs to the earlier queue. No checksum covers these fields, so entry and
-    message have to agree.
+    When a topic is deleted, its consume queues are deleted too; its messages stay in the log until
+    they expire. If it is created again, its queues count from 0, and the log has two messages with
+    the same queue offset. The messages of one queue are in the order of their queue offsets, so
+    everything before the message with 0 belongs to the earlier queue. No checksum covers these
+    fields, so entry and message must match.
     """
     try:
         unit = queue.unit(0)

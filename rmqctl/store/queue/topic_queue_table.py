@@ -1,7 +1,7 @@
 """The topicQueueTable: the next queue offset of every queue (spec: recovery.md §5).
 
-A broker keeps it in memory and rebuilds it from the consumequeues when it starts. Here it is
-computed from the commitlog by one pass, and also from the consumequeues, so that the two can be
+A broker keeps it in memory and rebuilds it from the consume queues when it starts. Here it is
+computed in one pass over the commitlog, and also from the consume queues, so that the two can be
 compared. The keys of a broker's table are ``topic-queueId``.
 """
 
@@ -33,9 +33,9 @@ COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Next queue offset of one queue: by the log, and by its consumequeue. None: not known.
+    """Next queue offset of one queue, by the log and by its consume queue; None: unknown.
 
-    ``expired``: the log's head is gone, so that it need not hold a message of every queue.
+    ``expired``: the start of the log has expired, so it need not contain a message of every queue.
     """
 
     topic: str
@@ -47,12 +47,12 @@ class TableRow:
 
     @property
     def key(self) -> str:
-        """As in a broker's table: ``TopicTest-3``."""
+        """The key in a broker's table, for example ``TopicTest-3``."""
         return f"{self.topic}-{self.queue_id}"
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether both are the same; None if only one of them can know."""
+        """Return whether both values are equal; None if only one of them can be known."""
         if not self.compared or (self.from_log is None and self.expired):
             return None
         return (self.from_log or 0) == (self.from_consumequeue or 0)
@@ -60,8 +60,8 @@ class TableRow:
     def next_offset(self, source: Source = "log") -> int | None:
         """Return the table's value by a source.
 
-        The log cannot know a queue whose messages have all expired, so for such a queue its
-        consumequeue counts. ``both`` is the greater one: no offset is used twice.
+        The log does not know a queue whose messages have all expired, so its consume queue counts.
+        ``both`` is the greater value: no offset is used twice.
         """
         if source == "consumequeue":
             return self.from_consumequeue
@@ -79,10 +79,11 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
             range_size: int = ranges.RANGE_SIZE) -> list[TableRow]:
     """Return the rows of all queues that ever had a message, by topic and queue id.
 
-    In the disk view every record counts that can be proven to be one, after damage too; in the
-    broker view the log ends where a broker's recovery would cut it. With the source
-    ``consumequeue`` the log is not read. What is met on the way goes to ``report``. Raise
-    StoreIOError if a file of the log cannot be read.
+    In the disk view every provable record counts, also after damage; in the broker view the log
+    ends where a broker's recovery would truncate it. With the source ``consumequeue`` the log is
+    not read. Problems go to ``report``.
+
+    Raises: StoreIOError if a file of the log cannot be read.
     """
     report_problem = report or (lambda _: None)
     by_rows = consumequeue_ends(store, view, report_problem)
@@ -99,8 +100,8 @@ def rebuild(store: Store, view: View, source: Source = "both", *, jobs: int = 1,
 
 
 def disagreements(rows: Collection[TableRow]) -> list[str]:
-    """Return the differences between log and consumequeues, in one sentence; nothing if they
-    agree.
+    """Return the differences between log and consume queues in one sentence; empty if there are
+    none.
     """
     differing = [row for row in rows if row.agrees is False]
     if not differing:
@@ -120,12 +121,12 @@ def _offset_text(offset: int | None) -> str:
 
 
 def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int]:
-    """Return the max offset of every queue that has a folder, as `bounds` has it; 0 for an empty
-    one.
+    """Return the max offset (see `bounds`) of every queue that has a folder; 0 for an empty
+    queue.
     """
     ends: dict[Key, int] = {}
     for key, queue in store.known_queues.items():
-        with closing(queue):  # a broker has more queues than a process may have files
+        with closing(queue):  # a broker may have more queues than a process may open files
             try:
                 ends[key] = view.bounds(queue).end
             except (StoreIOError, FormatError) as error:
@@ -143,8 +144,8 @@ def consumequeue_ends(store: Store, view: View, report: Report) -> dict[Key, int
 
 @dataclass(slots=True)
 class _RangeReach:
-    """The result of one range of the log; ``spans`` are its damaged ones, ``troubles`` its
-    unreadable parts.
+    """The result of one range of the log, with its damaged ``spans`` and its unreadable parts
+    (``troubles``).
     """
 
     first: int
@@ -175,7 +176,7 @@ def _work(generation: int, light: LightQueues, part: ranges.FileRange[StoreFile]
 def log_reach(store: Store, view: View, *, jobs: int = 1,
               progress: Callable[[int], None] | None = None, report: Report | None = None,
               range_size: int = ranges.RANGE_SIZE) -> dict[Key, Reach]:
-    """Return how far each queue reaches by the log alone, by (topic, queue id)."""
+    """Return the offsets of each queue by the log alone, by (topic, queue id)."""
     parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
     work = partial(_work, view.generation, store.light_queues)
@@ -193,7 +194,7 @@ def log_reach(store: Store, view: View, *, jobs: int = 1,
 
 
 class _Spans:
-    """Damaged spans: how many, how many bytes, the first and the last one."""
+    """Damaged spans: their number, their bytes, the first and the last one."""
 
     def __init__(self) -> None:
         self.count = self.length = 0

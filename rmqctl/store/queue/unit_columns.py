@@ -1,9 +1,9 @@
-"""Rows of consumequeue files and entries of index files as Arrow record batches.
+"""Entries of consume queue files and of index files as Arrow record batches.
 
-A range of rows of one file at a time, in bounded batches, with the columns asked for. What a file's
-place tells (store, topic, queue id, file name) is the same for all its rows and not among them.
-Bytes are taken as they are: a file that is shorter than it should be has fewer rows, what does not
-fill a row at its end is omitted. A file that cannot be read is a StoreIOError.
+A range of rows of one file at a time, in bounded batches, with the requested columns. Values that
+follow from a file's path (store, topic, queue id, file name) are the same for all its rows and are
+not included. Bytes are used as they are: a file that is too short has fewer rows, and an incomplete
+row at its end is omitted. An unreadable file raises StoreIOError.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ from rmqctl.store.index.files import IndexFile, open_index
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 ROWS = 100_000
-"""The most rows that are read for one record batch."""
+"""Maximum number of rows that are read for one record batch."""
 
 
 def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: int | None = None,
                   rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield rows ``[start, end)`` of a consumequeue file (20-byte units, counted from 0) in use.
+    """Yield the used rows ``[start, end)`` of a consume queue file (20-byte units, counted from 0).
 
-    That is all which are not zero and no fillers; damaged ones too. Columns: `QUEUE_COLUMNS`.
+    These are all rows except zeros and padding entries, including damaged ones. Columns:
+    `QUEUE_COLUMNS`.
     """
     first = file.base // consume_queue.UNIT_SIZE
     with file.open() as source:
@@ -49,8 +50,9 @@ def queue_batches(file: StoreFile, names: Sequence[str], start: int = 0, end: in
 def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end: int,
                      rows: int = ROWS) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a queue in RocksDB with queue offsets ``[start, end)``. Columns:
-    `QUEUE_COLUMNS`; ``position`` is null. StoreIOError, after all that can be read, where a part
-    cannot.
+    `QUEUE_COLUMNS`; ``position`` is null.
+
+    Raises: StoreIOError, after all readable rows, if a part is unreadable.
     """
     for first, units in queue.pages(start, end, rows):
         keep = _used(units)
@@ -61,9 +63,9 @@ def database_batches(queue: ConsumeQueue, names: Sequence[str], start: int, end:
 
 def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
                         end: int | None = None, rows: int = ROWS) -> Iterator[pa.RecordBatch]:
-    """Yield rows ``[start, end)`` of a batch consumequeue file (46-byte units) that are not zero.
+    """Yield the nonzero rows ``[start, end)`` of a batch consume queue file (46-byte units).
 
-    One for each batch: its ``queue_offset`` is the first the batch covers.
+    Each row is a batch: its ``queue_offset`` is the first one that the batch covers.
     """
     with file.open() as source:
         for first_unit, units in _pages(source, batch_consume_queue.dtype(), start, end, rows):
@@ -73,9 +75,9 @@ def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
 
 
 def index_entries(file: StoreFile, shape: Shape | None = None) -> int:
-    """Return how many entries of an index file are used, by its header and as far as the file goes.
+    """Return the number of used entries of an index file, by its header and its size.
 
-    Raise StoreIOError if the file cannot be read, or its shape is unknown.
+    Raises: StoreIOError if the file cannot be read, or its shape is unknown.
     """
     index = _open_index(file, shape)
     if index is None:
@@ -89,8 +91,10 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
     """Yield the used entries of an index file with numbers ``[start, end)``. Columns:
     `INDEX_COLUMNS`.
 
-    Used is what the header counts: entries from 1 on. ``shape`` is how the file is laid out, where
-    it is known; else the file is asked. StoreIOError as `index_entries`.
+    The header counts the used entries, which start at 1. ``shape`` is the shape of the file if
+    known; else the file decides.
+
+    Raises: StoreIOError like `index_entries`.
     """
     index = _open_index(file, shape)
     if index is None:
@@ -106,12 +110,12 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
 
 def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None, rows: int,
            origin: int = 0) -> Iterator[tuple[int, Array]]:
-    """Yield (number of the first, units) of ``[start, end)``; unit 0 is at ``origin``."""
+    """Yield (number of the first unit, units) of ``[start, end)``; unit 0 is at ``origin``."""
     width = kind.itemsize
     most = max(source.size - origin, 0) // width
     number, end = max(start, 0), most if end is None else min(end, most)
     while number < end:
-        if not origin:  # where zeros are no rows, holes need no reading
+        if not origin:  # if zeros are not rows, holes need not be read
             number = max(number, source.next_data(number * width) // width)
         data = source.read(origin + number * width, max(min(rows, end - number), 0) * width)
         count = len(data) // width
@@ -131,7 +135,7 @@ def _used(units: Array) -> Array:
 
 def _queue_rows(units: Array, number: Array | None, queue_offset: Array,
                 names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-    """Yield batches of rows; ``number``: of each unit in its file, None for units without a
+    """Yield batches of rows; ``number``: the number of each unit in its file, None without a
     file.
     """
     if len(units):
@@ -147,7 +151,7 @@ def _native(values: Array, kind: pa.DataType) -> pa.Array:
 
 
 def _open_index(file: StoreFile, shape: Shape | None) -> IndexFile | None:
-    """Return the opened index file; None for one that ends before it can have an entry."""
+    """Return the opened index file; None for a file that is too short for an entry."""
     try:
         if shape is None:
             return open_index(file)
@@ -175,6 +179,6 @@ def _of_entries(index: IndexFile, units: Array, first: int, name: str) -> pa.Arr
         seconds = units["time_diff"].astype(np.int64)
         return pa.array(seconds * 1000 + np.int64(index.header.begin_timestamp)).view(MOMENT)
     if name == "slot":
-        hashed: Any = units["key_hash"].astype(np.int64)  # `slot_of` takes a column as well
+        hashed: Any = units["key_hash"].astype(np.int64)  # `slot_of` accepts a column too
         return pa.array(index.shape.slot_of(hashed), mask=hashed < 0).cast(kind)
     return _native(units[name], kind)

@@ -1,8 +1,8 @@
 """A RocksDB database, read without changing anything in its folder (spec: rocksdb.md §9, §11).
 
-The library writes into the folder it opens, even to read, so what it opens is another one: a
-temporary folder (`mirror`), which is removed at the end. Rows of the write-ahead logs are among
-those that are read.
+The library writes into the folder that it opens, even for reading, so it opens another one: a
+temporary folder (`mirror`), which is removed at the end. Entries in the write-ahead logs are read
+too.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
-"""The number of times that a database is read again whose files vanish, as those of a running
-broker do, and the seconds between.
+"""The number of times that a database is read again if files vanish, as those of a running broker
+do, and the seconds between.
 """
 _OPEN_TABLES = 500
-"""Tables that are kept open; with so many or fewer none is looked up by its name again, which a
-running broker may have taken away."""
+"""Tables that are kept open; up to this number, no table is opened by its name again, when a
+running broker may have deleted it."""
 
 
 class Database(Closing):
-    """A database opened to be read. Use `open`; it is a context manager.
+    """A database opened for reading. Use `open`; it is a context manager.
 
-    ``families`` are the names of its column families. ``damage``: faults in a part of it whose rest
-    is read nevertheless, in sentences.
+    ``families`` are the names of its column families. ``damage``: sentences on damage in a part of
+    it, while the rest is read.
     """
 
     def __init__(self, folder: str, shadow: tempfile.TemporaryDirectory[str], base: Rdict,
@@ -47,8 +47,8 @@ class Database(Closing):
     def open(cls, folder: str) -> Database:
         """Open the database in ``folder``.
 
-        Raise FormatError if it is too damaged to be opened (no broker could), StoreIOError where
-        the system refuses a file, MissingExtraError without the library.
+        Raises: FormatError if it is too damaged to be opened (for a broker too), StoreIOError if
+        the system refuses to read a file, MissingExtraError without the library.
         """
         try:
             import rocksdict  # noqa: F401  asked for before anything is copied
@@ -57,7 +57,8 @@ class Database(Closing):
         for left in range(_TRIES - 1, -1, -1):
             try:
                 return cls._open(folder)
-            except VanishedError as error:  # a broker that runs begins and ends files all the time
+            # a running broker creates and deletes files all the time
+            except VanishedError as error:
                 if not left:
                     raise FormatError(str(error), file=folder) from None
             time.sleep(_PAUSE)
@@ -92,8 +93,9 @@ class Database(Closing):
             tuple[bytes, bytes]]:
         """Yield (key, value) of a family with keys in ``[start, end)``, ascending (bytewise).
 
-        Read as they are asked for: memory does not grow with their number. Nothing for a family
-        that is not there. FormatError at the first that cannot be read, after those before it.
+        Items are read on demand: memory does not grow with their number. A missing family is empty.
+
+        Raises: FormatError at the first unreadable item, after those before it.
         """
         if family not in self.families:
             return
@@ -115,8 +117,8 @@ class Database(Closing):
         return items
 
     def _check_end(self, family: str, behind: bytes, bounds: Any) -> None:
-        """Raise FormatError unless the end was reached: the library's items end at a damaged block
-        as there, and only a cursor says which it was.
+        """Raise FormatError unless the end was reached: the library's items also end at a damaged
+        block, and only a cursor shows the difference.
         """
         with self._telling(family):
             cursor = self._family(family).iter(bounds)
@@ -124,8 +126,9 @@ class Database(Closing):
             cursor.status()
 
     def last(self, family: str, start: bytes, end: bytes) -> tuple[bytes, bytes] | None:
-        """Return the last (key, value) of a family in ``[start, end)``; None if there is not any.
-        Raise FormatError if it cannot be read.
+        """Return the last (key, value) of a family in ``[start, end)``; None if the range is empty.
+
+        Raises: FormatError if it cannot be read.
         """
         if family not in self.families:
             return None
@@ -138,8 +141,8 @@ class Database(Closing):
             return cursor.key(), cursor.value()
 
     def cursor(self, family: str) -> Cursor:
-        """Return a cursor that goes from key to key of a family: several times as fast as one
-        `items` each.
+        """Return a cursor that moves from key to key of a family, several times as fast as a call
+        of `items` for each key.
         """
         with self._telling(family):
             return Cursor(self._family(family).iter(self._below(None)) if (
@@ -155,8 +158,9 @@ class Database(Closing):
         return bounds
 
     def get(self, family: str, key: bytes) -> bytes | None:
-        """Return the value of a key; None if it is missing. Raise FormatError if it cannot be
-        read.
+        """Return the value of a key; None if it is missing.
+
+        Raises: FormatError if it cannot be read.
         """
         if family not in self.families:
             return None
@@ -166,23 +170,25 @@ class Database(Closing):
 
     @contextmanager
     def _telling(self, family: str) -> Iterator[None]:
-        """Create a FormatError of what the library raises, which has no kind of its own for it."""
+        """Turn an exception of the library, which has no type of its own for damage, into a
+        FormatError.
+        """
         try:
             yield
         except Exception as error:  # noqa: BLE001
             raise _damaged(self.folder, self._shadow.name, error, family) from None
 
-    def _family(self, name: str) -> Any:  # its types know of keys that are no bytes
+    def _family(self, name: str) -> Any:  # the library's types do not know keys that are bytes
         if name not in self._handles:
             self._handles[name] = self._base.get_column_family(name)
         return self._handles[name]
 
 
 class Cursor:
-    """A place among the keys of a family; ``key`` is None after the last one and before the first.
+    """A position among the keys of a family; ``key`` is None after the last key and before the
+    first one.
 
-    Its methods raise FormatError where a block on the way is damaged; a new cursor continues after
-    it.
+    Its methods raise FormatError if a block on the way is damaged; a new cursor continues after it.
     """
 
     def __init__(self, cursor: Any, telling: Callable[[str], AbstractContextManager[None]],
@@ -191,14 +197,14 @@ class Cursor:
         self.key: bytes | None = None
 
     def seek(self, start: bytes) -> bytes | None:
-        """Move to the first key from ``start`` on."""
+        """Move to the first key at or after ``start``."""
         return None if self._cursor is None else self._moved(self._cursor.seek, start)
 
     def next(self) -> bytes | None:
         return self._moved(self._cursor.next)
 
     def previous(self) -> bytes | None:
-        """Move to the key before, which is the last one of all after the end."""
+        """Move to the previous key; after the end, that is the last one."""
         return self._moved(self._cursor.prev if self._cursor.valid() else self._cursor.seek_to_last)
 
     def value(self) -> bytes:
@@ -216,7 +222,7 @@ class Cursor:
 
 
 def _opened(folder: str, shadow: str, tables: int, damage: list[str]) -> tuple[Rdict, list[str]]:
-    """Return (the database, its families); adds to ``damage``."""
+    """Return (the database, its families); add to ``damage``."""
     from rocksdict import AccessType, DBRecoveryMode, Options, Rdict
 
     # A read-only database must never be created, and must not exceed the open file limit.
@@ -255,7 +261,5 @@ def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> Fo
 
 
 def _library_text(error: Exception, folder: str, shadow: str) -> str:
-    """Return the library's words in one line, with the names of the files as they are in the
-    store.
-    """
+    """Return the library's message in one line, with the file names of the store."""
     return " ".join(str(error).replace(shadow, folder).split())

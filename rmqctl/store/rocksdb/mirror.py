@@ -1,8 +1,8 @@
 """The folder in which the library opens a database: links to tables, copies of changing files.
 
-Copied are the MANIFEST and the write-ahead logs, because the library and a running broker write
-into theirs. Their holes stay holes, a limit is never exceeded, and the free space is checked first:
-a store's claims must not fill the reader's disk.
+The MANIFEST and the write-ahead logs are copied, because both the library and a running broker
+write to theirs. Holes stay holes, a limit is never exceeded, and the free space is checked first:
+the sizes in a store must not fill the reader's disk.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.source import FileSource
 
 VARIABLE = "RMQCTL_ROCKSDB_COPY"
-"""The environment variable with another limit than `MAX_COPY`."""
+"""The environment variable that replaces the limit `MAX_COPY`."""
 MAX_COPY = 4 << 30
-"""Bytes of MANIFEST and write-ahead logs together, with their holes: a broker keeps less."""
+"""Bytes of MANIFEST and write-ahead logs together, including holes: a broker keeps less."""
 MAX_RECORD = 16 << 20
-"""Bytes of one record of them. A broker's batches, keys and values are far smaller, and the library
-takes many times as much memory."""
+"""Bytes of one of their records. A broker's batches, keys and values are far smaller, and the
+library needs many times as much memory."""
 _SPARE = 64 << 20
-"""Bytes that are left free in the temporary folder."""
+"""Bytes that stay free in the temporary folder."""
 _PIECE = 1 << 20
 _CURRENT = re.compile(rb"(MANIFEST-\d{6,20})\n")
 _LOG = re.compile(r"\d{6,20}\.log", re.ASCII)
@@ -37,7 +37,7 @@ _BLOCK = 32768
 _RECORD = struct.Struct("<IHB")  # masked CRC-32C, length, type
 _WHOLE_OR_PART = range(1, 5)
 _BEGINS = 1, 2
-"""Kinds that begin a record: a whole one, the first part of one."""
+"""Types that begin a record: a complete record, or its first part."""
 
 
 class VanishedError(Exception):
@@ -56,8 +56,7 @@ class _Copied(NamedTuple):
 def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
     """Fill the folder that the library opens; return (number of tables, damage in the logs).
 
-    Raise FormatError for damage, StoreIOError for what is too large or cannot be read,
-    VanishedError.
+    Raises: FormatError for damage, StoreIOError for too large or unreadable files, VanishedError.
     """
     current = os.path.join(folder, "CURRENT")
     named = _CURRENT.fullmatch(_small(current))
@@ -68,7 +67,7 @@ def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
     tables = 0
     copied: list[_Copied] = []
     try:
-        # Link the tables, open the rest: what is open cannot vanish.
+        # Link the tables and open the other files: open files cannot vanish.
         for name in vfs.listdir(folder):
             path = os.path.join(folder, name)
             if _TABLE.fullmatch(name):
@@ -78,7 +77,7 @@ def mirror(folder: str, shadow: str) -> tuple[int, list[str]]:
                 tables += 1
             elif name == manifest or (_LOG.fullmatch(name) and vfs.isfile(path)):
                 copied.append(_open(path, name))
-        # Copy, if that is not too much.
+        # Copy, if the limit allows it.
         _check_space(folder, shadow, copied)
         for file in copied:
             target = os.path.join(shadow, file.name)
@@ -113,8 +112,9 @@ def _small(path: str) -> bytes:
 
 
 def _open(path: str, name: str) -> _Copied:
-    """Return the file as it is now: bytes appended from here on are not copied. Raise OSError,
-    FormatError.
+    """Return the file as it is now: bytes that are appended later are not copied.
+
+    Raises: OSError, FormatError.
     """
     if vfs.is_remote(path):
         import tempfile
@@ -132,7 +132,10 @@ def _open(path: str, name: str) -> _Copied:
 
 
 def _link(path: str, target: str) -> None:
-    """Link to a table; one that is not on this machine is copied. Raise OSError, StoreIOError."""
+    """Link to a table; a table on another machine is copied.
+
+    Raises: OSError, StoreIOError.
+    """
     if not vfs.is_remote(path):
         os.symlink(os.path.abspath(path), target)
         return
@@ -147,7 +150,7 @@ def _fetch(path: str, fd: int) -> None:
 
 
 def _check_space(folder: str, shadow: str, files: list[_Copied]) -> None:
-    """Raise CopyLimitError if the copies were larger than the limit, or than what is free."""
+    """Raise CopyLimitError if the copies would be larger than the limit or the free space."""
     given = os.environ.get(VARIABLE, "")
     try:
         most = parse_size(given) if given else MAX_COPY
@@ -184,14 +187,13 @@ def _copy(file: _Copied, target: str) -> None:
 
 def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
                    is_manifest: bool) -> None:
-    """Look at the frame of every record in the copy of a MANIFEST or a write-ahead log.
+    """Check the frame of every record in the copy of a MANIFEST or a write-ahead log.
 
-    At kinds of records that a broker never writes the library reads for ever, and of larger ones it
-    takes all the memory: FormatError for a MANIFEST, and a log is cut off there. A MANIFEST that
-    ends within a record is one to which the library says nothing, although what stood there is
-    lost.
+    For record types that a broker never writes, the library would read forever, and larger records
+    would take all memory. For them a MANIFEST raises FormatError, and a log is truncated there. The
+    library does not report a MANIFEST that ends within a record, although that record is lost.
     """
-    start = length = 0  # of the record of which parts have been passed
+    start = length = 0  # of the record whose parts are being read
     with open(copy, "r+b") as file:
         for position in _blocks(of):
             file.seek(position)
@@ -200,7 +202,7 @@ def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
             while place + _RECORD.size <= len(block):
                 crc, part, kind = _RECORD.unpack_from(block, place)
                 if not (crc or part or kind):
-                    place = len(block)  # laid out ahead, or the rest of a block
+                    place = len(block)  # preallocated, or the rest of a block
                     break
                 if kind in _BEGINS:
                     start, length = position + place, 0
@@ -228,7 +230,7 @@ def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
 
 
 def _blocks(file: _Copied) -> Iterator[int]:
-    """Yield the starts of the blocks that have data; all others are zeros."""
+    """Yield the starts of the blocks that contain data; all others are zeros."""
     behind = 0
     for start, end in file.data:
         for position in range(max(start // _BLOCK * _BLOCK, behind), end, _BLOCK):

@@ -1,7 +1,7 @@
-"""Consumequeues in RocksDB: the queues of a database, and one of them (spec: rocksdb.md §2-§5).
+"""Consume queues in RocksDB: the queues of a database, and one of them (spec: rocksdb.md §2-§5).
 
-A broker writes rows, and for each queue the last one ("max"); to truncate a queue it only sets that
-back. So rows after it are left over, and count as rows only if they point to their message.
+A broker writes rows, and for each queue the last one ("max"); to truncate a queue it only resets
+that. So rows after it are left over, and count only if they point to their message.
 """
 
 from __future__ import annotations
@@ -35,18 +35,19 @@ from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.rocksdb.row_pass import MAX_QUEUE_OFFSET, Ends, QueueKey, RowPass
 
 Leads = Callable[["RocksQueue", int, UnitRecord], bool]
-"""Test of whether a row, at a queue offset, points to the message that has it."""
+"""Test of whether a row, at a queue offset, points to its message."""
 _NAMED = 5
 _PAGE = 1 << 15
 
 
 class RocksQueues(Closing):
-    """All queues of the database in ``folder``; it is opened at once. FormatError, StoreIOError and
-    MissingExtraError as of `Database.open`.
+    """All queues of the database in ``folder``, which is opened at once.
 
-    ``leads``: asked about rows that are left over (None: all of them count). ``stop``: rows that
-    point to this physical offset or after it do not exist yet (None: all do). ``damage``: faults in
-    a part of it, in sentences.
+    ``leads``: the test for rows that are left over (None: all of them count). ``stop``: rows that
+    point to this physical offset or after it do not exist yet (None: all exist). ``damage``:
+    sentences on damage in a part of it.
+
+    Raises: FormatError, StoreIOError and MissingExtraError like `Database.open`.
     """
 
     def __init__(self, folder: str, leads: Leads | None = None, stop: int | None = None) -> None:
@@ -56,16 +57,17 @@ class RocksQueues(Closing):
         self.no_files: list[StoreFile] = []
         self.no_troubles: list[Trouble] = []
         self.unnoted: dict[QueueKey, str] = {}
-        """Queues of which cannot be read what the offset family says, and why."""
+        """Queues whose entries in the offset family cannot be read, and why."""
         self.why_no_checkpoint = ""
         """The reason why `checkpoint` cannot be read; a broker does not start then."""
         self.odd: list[str] = []
-        """The first keys and values of a shape that no broker writes, in words; `odd_count` all."""
+        """The first keys and values that no broker writes, in words; `odd_count` is the number of
+        all."""
         self.odd_count = 0
         self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}
-        """By queue what the offset family says: of `MAX` and `MIN`, if there."""
+        """By queue, the entries of the offset family: `MAX` and `MIN`, if they exist."""
         self.checkpoint = 0
-        """The end of the highest record of the last batch of rows; 0 if none is noted."""
+        """The end of the last record of the last batch of rows; 0 if it is not noted."""
         whole = self._read_offsets()
         with_rows = self._pass_rows()
         queue_keys = {*self.positions, *with_rows}
@@ -79,11 +81,11 @@ class RocksQueues(Closing):
 
     @property
     def has_unread(self) -> bool:
-        """Return whether any row that was requested until now could not be read."""
+        """Return whether any requested row could not be read so far."""
         return any(queue.unread for queue in self.queues.values())
 
     def _read_offsets(self) -> bool:
-        """Return whether all of the offset family could be read."""
+        """Read the offset family; return whether all of it could be read."""
         try:
             for key, value in self.database.items(OFFSETS):
                 if key == keys.CHECKPOINT_KEY:
@@ -108,7 +110,7 @@ class RocksQueues(Closing):
         self.checkpoint = noted or 0
 
     def _read_singly(self, queue_keys: set[QueueKey]) -> None:
-        """Read by look-ups what a damaged block of the offset family leaves of it."""
+        """Read by look-ups the entries that a damaged block of the offset family leaves."""
         try:
             value = self.database.get(OFFSETS, keys.CHECKPOINT_KEY)
             if value is not None and not self.checkpoint:
@@ -128,7 +130,7 @@ class RocksQueues(Closing):
                     noted[which] = POSITION.decode(value)
 
     def _pass_rows(self) -> dict[QueueKey, Ends | None]:
-        """Return the ends that one pass over the rows finds of each queue that has some."""
+        """Return the ends of each queue with rows, from one pass over the rows."""
         row_pass = RowPass(self.database, sorted(
             keys.queue_prefix(os.fsencode(topic), queue_id)
             for topic, queue_id in self.positions), self._is_odd, self._is_damaged)
@@ -147,9 +149,9 @@ class RocksQueues(Closing):
 
 
 class RocksQueue(ConsumeQueue):
-    """The rows of one queue in a database. A queue offset without a row reads as one never written,
-    and so does one whose row is in a damaged block, but for `units`, which raises: ``unread`` has
-    the queue offsets of the requested ones, as ascending intervals, ``why_unread`` why.
+    """The rows of one queue in a database. A queue offset without a row reads as one that was never
+    written. So does a row in a damaged block, except in `units`, which raises. ``unread`` has the
+    queue offsets of requested unreadable rows as ascending intervals, ``why_unread`` the reason.
     """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int, ends: Ends | None) -> None:
@@ -166,12 +168,14 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def last(self) -> PositionRecord | None:
-        """The last row as the broker has it ("max"); None if it is not noted."""
+        """The last row by the broker's note ("max"); None without one."""
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MAX)
 
     @cached_property
     def least(self) -> PositionRecord | None:
-        """The first row as the broker has it ("min"), noted once it was requested."""
+        """The first row by the broker's note ("min"), which is written when it is first requested;
+        None without one.
+        """
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
 
     @property
@@ -191,9 +195,7 @@ class RocksQueue(ConsumeQueue):
         return self.rows(first, count)
 
     def rows(self, first: int, count: int) -> Array:
-        """Return the same as `units`, with the store times that are noted (``store_timestamp``,
-        ms).
-        """
+        """Return `units` together with the noted store times (``store_timestamp``, ms)."""
         return self._within(first, min(first + count, self.disk_end))
 
     def _within(self, first: int, end: int, *, until_last: bool = False) -> Array:
@@ -217,7 +219,7 @@ class RocksQueue(ConsumeQueue):
             end = min(end, int.from_bytes(last[at:], "big") + 2 if last else first + 1)
         count = end - first
         # Convert the usual page in one step; any gap or odd size takes the slow path.
-        if len(items) == count:  # as a rule nothing is missing between them, nor of another shape
+        if len(items) == count:  # usually no row is missing and all have the right size
             names = b"".join([key for key, _ in items])
             values = [value for _, value in items]
             if len(names) == count * (at + 8) and {*map(len, values)} == {ROW.size}:
@@ -231,7 +233,7 @@ class RocksQueue(ConsumeQueue):
         return out
 
     def _one_by_one(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a range of which a block is damaged; which cannot be read is noted."""
+        """Yield the rows of a range with a damaged block; unreadable rows are noted."""
         for number in range(first, end):
             value = self._value(number)
             if value is not None:
@@ -284,7 +286,7 @@ class RocksQueue(ConsumeQueue):
             rows = plain_units(self._within(number, stop, until_last=True))
             yield number, rows
             number += len(rows)
-            if number < stop or not rows["size"].any():  # there may be no row for very long
+            if number < stop or not rows["size"].any():  # a long range may have no rows
                 number = self.next_row(number, end)
 
     @property
@@ -314,16 +316,17 @@ class RocksQueue(ConsumeQueue):
             return following
 
     def _following(self, first: int, end: int) -> int:
-        """Return `next_row`. Raise FormatError if a damaged block is before it."""
+        """Return `next_row`.
+
+        Raises: FormatError if a damaged block is before it.
+        """
         if self._held is not None:
             return self._store.held.following(self._held, first, end)
         row = next(self._store.database.items(ROWS, self._key(first), self._key(end)), None)
         return end if row is None else int.from_bytes(row[0][len(self._prefix):][:8], "big")
 
     def _behind_damage(self, first: int, end: int) -> int:
-        """Return the first queue offset from which on rows can be read, where that is not
-        ``first``.
-        """
+        """Return the first queue offset after damage from which rows can be read."""
         low, step = first, 1
         while low + step < end and not self._is_readable(low + step, end):
             low, step = low + step, step * 2
@@ -362,14 +365,14 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def rows_end(self) -> int:
-        """The queue offset after the last row, left over or not."""
+        """The queue offset after the last row, including left-over rows."""
         if self._ends is not None:
             last, value = self._ends.last, self._ends.value or self._value(self._ends.last)
         else:
             try:
                 last_row = self._store.database.last(ROWS, self._key(0),
                                                      self._key(MAX_QUEUE_OFFSET))
-            except FormatError as error:  # what was noted is all that tells
+            except FormatError as error:  # only the broker's note remains
                 end = 0 if self.last is None else max(self.last.queue_offset + 1, 0)
                 self._cannot_read(max(end - 1, 0), end, error)
                 return end
@@ -390,7 +393,7 @@ class RocksQueue(ConsumeQueue):
         settled = end if self.last is None else min(self.last.queue_offset + 1, end)
         if self.last is not None and not end:  # its rows have expired
             return max(self.last.queue_offset + 1, 0)
-        # A cut queue keeps its rows; the next ones take their places one after the other.
+        # A truncated queue keeps its rows; the next ones replace them one by one.
         while settled < end:
             middle = (settled + end) // 2
             row = self._row(middle)
@@ -414,8 +417,9 @@ class RocksQueue(ConsumeQueue):
         return last.queue_offset + 1 if cut is None else cut
 
     def cut_at(self, log_end: int) -> int | None:
-        """Search as RocksDBConsumeQueueTable.binarySearchInCQ does: a row that leads to ``log_end``
-        itself ends the search at once, with the last row found until then (spec: rocksdb.md §4).
+        """Search like RocksDBConsumeQueueTable.binarySearchInCQ: a row that points exactly to
+        ``log_end`` ends the search at once, with the last row found until then (spec: rocksdb.md
+        §4).
         """
         last_before: int | None = None
         low = 0 if self.least is None else self.least.queue_offset
@@ -440,13 +444,13 @@ class RocksQueue(ConsumeQueue):
         low = 0 if self.least is None else max(self.least.queue_offset, 0)
         low = max(low, self.first_index)
         first = first_from(self._search, low, end, log_min)
-        # What cannot be read before it is not known to have expired.
+        # An unreadable row before it is not known to have expired.
         return low if first > low and self._row(first - 1) is None and (
             self.is_unread(first - 1)) else first
 
 
 class _SearchRows:
-    """Rows to be searched by where they lead to."""
+    """Rows for a search by the places to which they point."""
 
     def __init__(self, row: Callable[[int], RowRecord | None]) -> None:
         self._row = row
@@ -457,7 +461,7 @@ class _SearchRows:
 
 
 def _placed(first: int, end: int, numbers: Sequence[int], values: bytes) -> Array:
-    """Return rows at queue offsets in ``[first, end)``, zeros between them."""
+    """Return rows at queue offsets in ``[first, end)``, with zeros between them."""
     rows = np.frombuffer(values, ROW.dtype())
     if len(rows) == end - first:
         return rows

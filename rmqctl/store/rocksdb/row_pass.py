@@ -1,7 +1,8 @@
-"""One pass over the rows of all queues of a database, with one cursor: where each queue begins and
-ends, and the rows of short queues.
+"""One pass over the rows of all queues of a database, with one cursor: the first and last row of
+each queue, and all rows of short queues.
 
-A database may have more queues than messages, so a look-up for each costs more than reading them.
+A database may have more queues than messages, so a look-up for each of them costs more than reading
+all rows.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from rmqctl.store.rocksdb.database import Cursor, Database
 
 QueueKey = tuple[str, int]
 MAX_QUEUE_OFFSET = 1 << 58
-"""Queue offsets are below; a row at another one was not written by a broker."""
+"""Queue offsets are less than this; a row at a greater one was not written by a broker."""
 MAX_HELD_PER_QUEUE = 64
-"""Rows up to which those of a queue are held."""
+"""A queue with up to this number of rows is held completely."""
 MAX_HELD = 1 << 20
-"""Rows that are held of all queues: 36 MiB."""
+"""Rows of all queues that are held: 36 MiB."""
 _OFFSET = 8  # bytes at the end of a key
 
 
 class Ends(NamedTuple):
-    """The queue offsets of the first and of the last row of a queue, and where its rows are among
-    those that are held; ``begin`` equals ``stop`` where they are not.
+    """The queue offsets of the first and the last row of a queue, and the place of its rows among
+    the held ones; ``begin`` equals ``stop`` if they are not held.
     """
 
     first: int
@@ -40,8 +41,8 @@ class Ends(NamedTuple):
 
 
 class RowPass:
-    """The pass. ``noted``: the prefixes of the keys of known queues, ascending, with one of which
-    it continues after a damaged block; ``odd`` and ``damaged`` are told what is skipped.
+    """The pass. ``noted``: the ascending key prefixes of known queues; it continues with one of
+    them after a damaged block. ``odd`` and ``damaged`` are called for skipped rows.
     """
 
     def __init__(self, database: Database, noted: Sequence[bytes],
@@ -51,8 +52,8 @@ class RowPass:
         self._numbers, self._values = array("q"), bytearray()
 
     def __iter__(self) -> Iterator[tuple[QueueKey, Ends | None]]:
-        """Yield all queues with rows; None for the ends of a queue that are not all readable and
-        regular.
+        """Yield all queues with rows; the ends are None if a row of the queue is unreadable or
+        irregular.
         """
         cursor = self._database.cursor(ROWS)
         start: bytes | None = b""
@@ -76,19 +77,19 @@ class RowPass:
             start = keys.behind_queue(*place[:2])
             try:
                 ends = self._ends(cursor, key[:-_OFFSET], start)
-            except FormatError:  # the next look at the same place says it
+            except FormatError:  # the next read at the same place reports it
                 ends, cursor = None, self._database.cursor(ROWS)
             yield (os.fsdecode(place[0]), place[1]), ends
 
     def _ends(self, cursor: Cursor, prefix: bytes, behind: bytes) -> Ends | None:
-        """Return the ends of the queue at whose first row the cursor is; it is left at or before
-        the next one.
+        """Return the ends of the queue at whose first row the cursor is; move it to or before the
+        next queue.
         """
         size = len(prefix) + _OFFSET
         numbers: list[int] = []
         values: list[bytes] = []
         key: bytes | None = cursor.key
-        # Read row by row, as long as the queue may be a short one.
+        # Read row by row, as long as the queue may be short.
         while key is not None and key.startswith(prefix) and len(numbers) < MAX_HELD_PER_QUEUE:
             value = cursor.value()
             number = int.from_bytes(key[-_OFFSET:], "big")
@@ -105,7 +106,7 @@ class RowPass:
             self._numbers.extend(numbers)
             self._values += b"".join(values)
             return Ends(first, numbers[-1], b"", begin, begin + len(numbers))
-        # Of a longer one the last row is before the next queue.
+        # The last row of a longer queue is before the next queue.
         cursor.seek(behind)
         key = cursor.previous()
         value = b"" if key is None else cursor.value()
@@ -115,13 +116,15 @@ class RowPass:
         return Ends(first, number, value) if number < MAX_QUEUE_OFFSET else None
 
     def held(self) -> HeldRows:
-        """Return the rows that are held; asked once, at the end of the pass."""
+        """Return the held rows; call it once, at the end of the pass."""
         values, self._values = bytes(self._values), bytearray()
         return HeldRows(self._numbers, values)
 
 
 class HeldRows:
-    """Rows of short queues one after the other, each queue's as `Ends` says, by queue offset."""
+    """Rows of short queues one after the other, by queue offset; `Ends` has the place of each
+    queue.
+    """
 
     def __init__(self, numbers: array[int], values: bytes) -> None:
         self._numbers, self._values = numbers, values
@@ -133,7 +136,9 @@ class HeldRows:
         return self._values[at * ROW.size:(at + 1) * ROW.size]
 
     def following(self, ends: Ends, first: int, end: int) -> int:
-        """Return the first queue offset in ``[first, end)`` that has a row; ``end`` if none."""
+        """Return the first queue offset in ``[first, end)`` that has a row; ``end`` if there is
+        none.
+        """
         at = bisect_left(self._numbers, first, ends.begin, ends.stop)
         return end if at == ends.stop else min(self._numbers[at], end)
 
@@ -145,7 +150,9 @@ class HeldRows:
 
 
 def _behind(key: bytes) -> bytes:
-    """Return a key after ``key``, and before the next that a broker may have written."""
+    """Return a key that is after ``key``, and before the next key that a broker may have
+    written.
+    """
     if len(key) <= keys.MAX_KEY:
         return key + b"\0"
     # No key of a broker begins with so many bytes of it, unless it is shorter and so before it.
