@@ -1,4 +1,4 @@
 """A broker's own rules: how each version starts on a store, fills its queues and answers.
 
-Everything that follows a broker asks here, so that no two commands say different things of it.
+All code that follows a broker uses these rules, so that all commands give the same answers.
 """

@@ -1,4 +1,4 @@
-"""One queue as a broker's recovery, its truncation and the put algorithm leave it.
+"""The state of a queue after a broker's recovery, its truncation and the put algorithm.
 
 spec: consumequeue.md §4, §6 and §9.
 """
@@ -29,18 +29,20 @@ if TYPE_CHECKING:
 
 PLAIN, BATCH = "consumequeue", "batchconsumequeue"
 LAST_FILES = 3
-"""A broker's recovery looks at so many files of a queue."""
+"""Number of files of a queue that a broker's recovery reads."""
 
 
 @dataclass(slots=True)
 class QueueState:
-    """One queue. ``end`` is the queue offset after its last row (for a batch queue: rows).
+    """The state of a queue. ``end`` is the queue offset after its last entry (for a batch queue:
+    entries).
 
-    ``max_physic``: how far it says the log was dispatched, -1 without a row. ``disk_end`` is
-    ``end`` as it was on disk, ``added`` the rows that dispatching again adds, the first of them for
-    the record at ``first_added``; ``blanked`` rows before it are fillers, ``misplaced`` ones are
-    written at another queue offset than their message's. ``touched``: any message of it is
-    dispatched again. ``doomed`` are files that go away.
+    ``max_physic``: the physical offset up to which the log was dispatched by its entries, -1
+    without one. ``disk_end`` is ``end`` as it was on disk, ``added`` the number of entries that
+    dispatching again adds, the first of them for the record at ``first_added``. ``blanked``:
+    padding entries before it; ``misplaced``: entries written at another queue offset than their
+    message's. ``touched``: a message of the queue is dispatched again. ``doomed``: files that are
+    deleted.
     """
 
     key: QueueKey
@@ -57,8 +59,8 @@ class QueueState:
     blanked: int = 0
     touched: bool = False
     strange: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Added rows of records that lie about their place, by queue offset: (physical offset,
-    ``max_physic`` before the row)."""
+    """Added entries of records with a wrong place, by queue offset: (physical offset,
+    ``max_physic`` before the entry)."""
 
     @property
     def target(self) -> str:
@@ -66,10 +68,10 @@ class QueueState:
 
     @property
     def empty_last(self) -> StoreFile | None:
-        """Return the last file, if it stays, holds no row and is not the queue's very first.
+        """Return the last file if it stays, contains no entry and is not the queue's very first.
 
-        `ConsumeQueue.correctMinOffset` of 5.x then asks for the unit before the file's start, and
-        gets an IllegalArgumentException.
+        `ConsumeQueue.correctMinOffset` of 5.x then requests the unit before the file's start, which
+        throws an IllegalArgumentException.
         """
         if self.kind != PLAIN or self.queue is None or self.added:
             return None
@@ -80,14 +82,17 @@ class QueueState:
 
 
 def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
-    """Return files of a sequence that a broker works on: an empty last one may be deleted first."""
+    """Return the files of a sequence that a broker uses: it may delete an empty last file first."""
     if not version.deletes_empty_last:
         return files
     return [file for file in files if file.size or file.name != files[-1].name]
 
 
 def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueState]:
-    """Yield every queue of a store after ``recover()``, plain queues first. StoreIOError."""
+    """Yield every queue of a store after ``recover()``, plain queues first.
+
+    Raises: StoreIOError.
+    """
     rocksdb = rocksdb_of(store, version)
     if rocksdb is not None:
         for rocks_queue in rocksdb.queues.values():
@@ -104,8 +109,8 @@ def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueStat
 
 
 class InRocksdb(NamedTuple):
-    """Consumequeues in RocksDB, and how far the log was dispatched into them; why that cannot be
-    read ("" where it can), and what else of them cannot, in sentences.
+    """Consume queues in RocksDB, and the offset up to which the log was dispatched into them;
+    sentences on why that cannot be read ("" if it can), and on other unreadable parts.
     """
 
     queues: Mapping[QueueKey, RocksQueue]
@@ -115,27 +120,33 @@ class InRocksdb(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Return what of them could not be read until now, the first of it; "" for nothing."""
+        """Return the first fault that kept a part of them from being read so far; "" without
+        one.
+        """
         return next(chain(self.damage, filter(None, (
             queue.why_unread for queue in self.queues.values()))), "")
 
 
 def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
-    """Return the consume queues in RocksDB, where such a broker reads them; None where it has
+    """Return the consume queues in RocksDB if such a broker reads them there; None for queues in
     files.
 
-    UnsupportedError where they cannot be read.
+    Raises: UnsupportedError if they cannot be read.
     """
     store.layout.require(store.root, PLAIN)
     if store.layout.consumequeue != "rocksdb" or not version.rocksdb_queues:
         return None
-    there = store.rocksdb  # None: the broker makes it
+    there = store.rocksdb  # None: the broker creates it
     return InRocksdb({}, 0) if there is None else InRocksdb(
         there.queues, there.checkpoint, there.why_no_checkpoint, there.damage)
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return how far the log was dispatched by the consume queues; -1 without any. StoreIOError."""
+    """Return the physical offset up to which the log was dispatched by the consume queues; -1
+    without any.
+
+    Raises: StoreIOError.
+    """
     rocksdb = rocksdb_of(store, version)
     if rocksdb is not None:
         return rocksdb.checkpoint
@@ -143,14 +154,14 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
-    """Return the state after loading: what is noted of the last row is believed (spec: rocksdb.md
+    """Return the state after loading: the note on the last row is believed (spec: rocksdb.md
     §4).
     """
     state = QueueState((queue.topic, queue.queue_id), PLAIN, queue, has_file=True)
     if queue.last is not None:
         state.end = state.disk_end = queue.last.queue_offset + 1
         state.max_physic = queue.last.physical_offset
-    elif queue.why_unnoted:  # something is noted, and cannot be read
+    elif queue.why_unnoted:  # there is a note, but it cannot be read
         unit = queue.unit(queue.disk_end - 1)
         state.end = state.disk_end = queue.disk_end
         state.max_physic = -1 if unit is None else unit.physical_offset
@@ -158,7 +169,7 @@ def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
 
 
 def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
-    """TruncateDirty of a queue in RocksDB, with its faults (spec: rocksdb.md §4)."""
+    """Do truncateDirty of a queue in RocksDB, including its faults (spec: rocksdb.md §4)."""
     queue = state.queue
     if isinstance(queue, ConsumeQueue) and state.max_physic >= log_end:
         end = queue.cut_at(log_end)
@@ -186,7 +197,7 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
 
 
 def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
-    """truncateDirtyLogicFiles: only the files that recovery kept are left to be looked at."""
+    """Do truncateDirtyLogicFiles; it only examines the files that recovery kept."""
     present = [file for file in queue.files if file not in state.doomed]
     left = queue.again() if isinstance(queue, FileQueue) and present == queue.files else FileQueue(
         queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
@@ -194,7 +205,7 @@ def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
         first = layout.queue_offset(present[-1].base) if present else state.end
         rows = left.units(first, state.end - first)
         if len(rows) and (rows["physical_offset"] < log_end).all():
-            return  # nothing to cut: spares the unused rest of the file
+            return  # nothing to truncate: do not read the unused rest of the file
         state.end = left.truncated(log_end)
         if not state.end:
             state.doomed, state.has_file = list(queue.files), False
@@ -207,26 +218,26 @@ def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
 
 
 def long(number: int) -> int:
-    """A sum as Java has it: it wraps around."""
+    """Return a sum as a Java long, which wraps around."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def truncated_after_adding(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
-    """TruncateDirtyLogicFiles on a queue that got rows, all of them before the log's end.
+    """Do truncateDirtyLogicFiles on a queue that got entries, all of them before the log's end.
 
-    It tests the units of the last file again, and accepts what was left after the new rows.
+    It tests the units of the last file again, and accepts data left after the new entries.
     """
     present = [file for file in queue.files if file not in state.doomed]
     last = layout.byte_offset(state.end - 1)
     if present and present[-1].base <= last < present[-1].end:
         first, behind = layout.queue_offset(present[-1].base), layout.queue_offset(present[-1].end)
-    else:  # a new file: it holds the new rows and nothing else
+    else:  # a new file: it contains only the new entries
         first, behind = layout.queue_offset(last - last % queue.file_size), state.end
     rows = queue.units(first, behind - first)
     good: Array = np.ones(behind - first, bool)
     good[:len(rows)] = valid(rows) & (rows["physical_offset"] < log_end)
     good[:1] = True
-    good[max(0, state.end - state.added - first):state.end - first] = True  # the new ones
+    good[max(0, state.end - state.added - first):state.end - first] = True  # the new entries
     for index, (place, _) in state.strange.items():
         if first < index < state.end and not 0 <= place < log_end:
             good[index - first] = False
@@ -260,7 +271,7 @@ def recovered_batch(key: QueueKey, queue: BatchQueue) -> QueueState:
 
 
 def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
-    """TruncateDirtyLogicFiles of a batch queue."""
+    """Do truncateDirtyLogicFiles of a batch queue."""
     state.max_physic = log_end - 1
     for number in range(len(queue.files) - 1, -1, -1):
         file = queue.files[number]
@@ -278,8 +289,8 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """The outcome for the first rows of a run: ``skipped`` are there already, or else ``taken`` are
-    written at the queue's end. ``astray``: that is not where their queue offsets belong.
+    """The result for the first entries of a run: ``skipped`` exist already, else ``taken`` are
+    written at the queue's end. ``astray``: that place does not match their queue offsets.
     """
 
     skipped: int
@@ -288,14 +299,14 @@ class Put(NamedTuple):
 
 
 def put_rule(offset: int, count: int, end: int) -> Put:
-    """Return the put algorithm (spec §4) for ``count`` rows from queue offset ``offset`` on, which
-    follow each other and lead beyond what was dispatched.
+    """Return the result of the put algorithm (spec §4) for ``count`` consecutive entries from queue
+    offset ``offset`` on that point beyond the dispatched part of the log.
 
-    ``end`` is where the queue stands: the queue offset of its next row. A queue without a file
-    begins at ``offset``.
+    ``end`` is the queue offset of the queue's next entry. A queue without a file begins at
+    ``offset``.
     """
     if not offset:
-        # Index 0 is never checked, so it alone is taken wherever the queue stands.
+        # Index 0 is never checked, so it alone is accepted at any end of the queue.
         return Put(0, count if not end else 1, end != 0)
     if offset < end:
         return Put(min(count, end - offset), 0, False)

@@ -1,7 +1,7 @@
-"""DLedger's own recovery of its data, and what a broker reads of them again (spec: dledger.md §4).
+"""DLedger's own recovery of its data, and the broker's recovery after it (spec: dledger.md §4).
 
-DLedger looks at the heads of entries only, at every start, before the broker does. A broker of
-5.2.0 or later walks the records of the last files after an unclean end as it does in a plain log.
+DLedger reads only the headers of entries, at every start, before the broker's recovery. A broker of
+5.2.0 or later also walks the records of the last files after an unclean stop, as in a plain log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPE = dledger.ENTRY_HEAD.dtype()
 
 
 class LastEntry(NamedTuple):
-    """The last entry that was taken: its index, term, and the physical offset after it."""
+    """The last accepted entry: its index, term, and the physical offset after it."""
 
     number: int
     term: int
@@ -39,10 +39,10 @@ class LastEntry(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """A log as DLedger leaves it. ``number``: of the file of the log with which its walk began, and
+    """A log after DLedger's recovery. ``number``: the log file with which its walk began, and
     ``why``; ``end``: the physical offset after the last entry, and ``stop`` why there;
-    ``committed``: that after the last entry known to be committed; ``units``: of how many entries
-    the unit of the index is rewritten.
+    ``committed``: the physical offset after the last entry known to be committed; ``units``: the
+    number of entries whose index unit is rewritten.
     """
 
     number: int
@@ -54,13 +54,17 @@ class Ledger(NamedTuple):
     last: LastEntry | None
 
     def log(self, log: CommitLog) -> CommitLog:
-        """Return what it leaves of the log. To be closed."""
+        """Return the rest of the log after recovery. The caller closes it."""
         return CommitLog(log_files([file for file in log.files if file.base <= self.end],
                                    self.end), log.file_size)
 
 
 def recovered(store: Store, log: CommitLog) -> Ledger:
-    """DLedger's start on the data among the files of a log, at least one. StoreIOError."""
+    """Return the log after DLedger's start on its data, which is in at least one of the log's
+    files.
+
+    Raises: StoreIOError.
+    """
     first = next(number for number, file in enumerate(log.files) if file.head)
     nodes = [node for node in store.nodes if node.index_listing.files]
     with closing(UnitReader(nodes[0] if nodes else None)) as units:
@@ -74,7 +78,7 @@ def recovered(store: Store, log: CommitLog) -> Ledger:
                 committed = int(entries.end[here[-1]])
     if walk.last is not None and number > first and committed == log.files[first].base and (
             saved >= 0):
-        committed = log.files[number].base  # in a file before: all of it was dispatched
+        committed = log.files[number].base  # in an earlier file: all of it was dispatched
     return Ledger(number, why, walk.end, walk.stop, committed, walk.units, walk.last)
 
 
@@ -86,8 +90,8 @@ def _committed(store: Store) -> int:
 
 
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
-    """Return the file at which the walk begins: from the third-last back, the first that its index
-    knows.
+    """Return the file at which the walk begins: going back from the third-last, the first that the
+    index contains.
     """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)
@@ -101,7 +105,7 @@ def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
 
 
 class _EntryColumns(NamedTuple):
-    """Columns (int64) of entries that follow each other."""
+    """Columns (int64) of consecutive entries."""
 
     number: Array
     term: Array
@@ -115,7 +119,7 @@ class _EntryColumns(NamedTuple):
 
 
 class _HeadWalk:
-    """The entries that DLedger takes, from file ``number`` on, by their heads alone."""
+    """The entries that DLedger accepts by their headers alone, from file ``number`` on."""
 
     def __init__(self, log: CommitLog, number: int, units: UnitReader) -> None:
         self._log, self._number, self._reader = log, number, units
@@ -169,7 +173,9 @@ class _HeadWalk:
         self.stop = Phrase("the file ends at {where}", where=self.end)
 
     def _taken(self, batch: Batch) -> Generator[_EntryColumns, None, bool]:
-        """Yield the entries of a batch up to the first that is not the next; True where all are."""
+        """Yield the entries of a batch up to the first that does not follow; return True if all
+        follow.
+        """
         if not len(batch):
             return True
         heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
@@ -188,7 +194,7 @@ class _HeadWalk:
         return True
 
     def _follows(self, entries: _EntryColumns) -> Array:
-        """Return which entries have the index and term that follow the one before (bool)."""
+        """Return which entries have the index and term that follow the previous entry (bool)."""
         good: Array = np.ones(len(entries.number), bool)
         good[1:] = (np.diff(entries.number) == 1) & (np.diff(entries.term) >= 0)
         if self.last is not None:
@@ -206,7 +212,7 @@ class _HeadWalk:
                       where=self.end)
 
     def _look_up(self, entries: _EntryColumns) -> None:
-        """Rewrite all units from the first one that differs on."""
+        """Rewrite all index units from the first one that differs."""
         if self.units:
             self.units += len(entries.number)
             return
@@ -219,13 +225,13 @@ class _HeadWalk:
 
 
 class RecordWalk(RecoveryWalk):
-    """The records that a broker of 5.2.0 or later takes after an unclean end. ``end`` is where the
-    log ends by its own account, which leaves out the heads of the entries in the last file.
+    """The records that a broker of 5.2.0 or later accepts after an unclean stop. ``end`` is the end
+    of the log by its own calculation, which omits the headers of the entries in the last file.
     """
 
     @property
     def path(self) -> str:
-        """Return the file it begins with."""
+        """Return the file with which it begins."""
         return self._log.files[self._number].path
 
     def _file(self, source: Source) -> Iterator[Batch]:
@@ -249,7 +255,7 @@ class RecordWalk(RecoveryWalk):
 
 
 def record_walk(store: Store, log: CommitLog, version: BrokerVersion) -> tuple[RecordWalk, str]:
-    """Return the walk over the data among the files of ``log``, and why it begins where it does."""
+    """Return the walk over the data among the files of ``log``, and why it begins there."""
     first = next(number for number, file in enumerate(log.files) if file.head)
     number, why = number_by_time(store, log, version, checkpoint(store), first)
     return RecordWalk(log, number, version), why

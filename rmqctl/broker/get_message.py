@@ -1,7 +1,7 @@
 """Prediction of a broker's getMessage answer for a queue offset (spec: recovery.md §13).
 
-The answer of a master, for one group without a filter, everything in memory. Kept apart from
-`select`, which shows what is there: this shows what a consumer is told, oddities included.
+This is the answer of a master for one group without a filter, with everything in memory. `select`
+shows the data; this shows the answer that a consumer receives, oddities included.
 """
 
 from __future__ import annotations
@@ -31,15 +31,16 @@ MAX_BYTES = 262_144
 MAX_COUNT = 32
 """``maxTransferCountOnMessageInMemory``."""
 _SCANNED_BYTES = 16_000
-"""Rows looked at for one answer, in bytes of the consumequeue, if not more are asked for."""
+"""Entries read for one answer, in bytes of the consume queue, unless more messages are
+requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``status`` in the broker's words; ``next_begin`` is where a consumer goes on.
+    """``status`` is the broker's word; a consumer continues at ``next_begin``.
 
-    ``offsets`` are physical offsets of the messages, in the log or, for a compacted topic, in
-    the compaction log.
+    ``offsets`` are physical offsets of the messages, in the log or, for a compacted topic, in the
+    compaction log.
     """
 
     status: str
@@ -50,7 +51,7 @@ class Answer:
 
 
 class _Unit(NamedTuple):
-    """A row: the queue offset after it, its record's place and size, number of its messages."""
+    """An entry: the queue offset after it, its record's place and size, its number of messages."""
 
     next_offset: int
     physical: int
@@ -60,9 +61,9 @@ class _Unit(NamedTuple):
 
 def get_message(view: View, topic: str, queue_id: int, offset: int,
                 max_messages: int = MAX_COUNT) -> Answer:
-    """Return the answer for one pull. ``view.generation`` picks 4.9.3's or 5.3.3's rules.
+    """Return the answer for one pull. ``view.generation`` selects the rules of 4.9.3 or 5.3.3.
 
-    StoreIOError where a file of the queue cannot be read.
+    Raises: StoreIOError if a file of the queue cannot be read.
     """
     store = view.store
     compacted = CompactionQueue.served(store, topic, queue_id) if view.generation >= 5 else None
@@ -73,13 +74,13 @@ def get_message(view: View, topic: str, queue_id: int, offset: int,
     if batch is not None:
         return _batch_answer(view, batch, offset, max_messages)
     queue = store.queue(topic, queue_id)
-    if queue is None:  # a broker makes a queue that is asked for, so it never says otherwise
+    if queue is None:  # a broker creates a queue on request, so it never answers otherwise
         return Answer(NO_MESSAGE, 0, 0, 0)
     return _plain_answer(view, queue, offset, max_messages)
 
 
 def outside(offset: int, least: int, most: int, generation: int) -> Answer | None:
-    """Return the answer for an offset outside of ``[least, most)``, None inside."""
+    """Return the answer for an offset outside of ``[least, most)``; None inside."""
     if most == 0:
         return Answer(NO_MESSAGE, 0, least, most)
     if offset < least:
@@ -87,7 +88,7 @@ def outside(offset: int, least: int, most: int, generation: int) -> Answer | Non
     if offset == most:
         return Answer(OVERFLOW_ONE, offset, least, most)
     if offset > most:
-        # 4.9.3 starts a consumer that is ahead of a never expired queue at its beginning.
+        # 4.9.3 resets a consumer that is beyond the end of a never expired queue to its beginning.
         return Answer(OVERFLOW_BADLY, least if generation < 5 and least == 0 else most, least,
                       most)
     return None
@@ -125,7 +126,7 @@ def _batch_answer(view: View, queue: BatchQueue, offset: int, max_messages: int)
 
 def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most: int,
                max_messages: int) -> Answer:
-    """Take rows until the answer is full; rows without a record are skipped."""
+    """Collect entries until the answer is full; entries without a record are skipped."""
     status, next_begin = NO_MATCH, offset
     places: list[int] = []
     total = messages = 0
@@ -150,9 +151,7 @@ def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most
 
 
 def _readable(view: View) -> Callable[[int, int], bool]:
-    """Return whether a broker delivers ``size`` bytes at a place: it looks at bounds, not at
-    bytes.
-    """
+    """Return whether a broker delivers ``size`` bytes at a place: it checks bounds, not bytes."""
     log = view.store.log
     limit = view.log_end
 
@@ -182,7 +181,7 @@ def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> 
 
 
 def meaning(answer: Answer, offset: int) -> str:
-    """An answer without messages: the broker's word for it, and what it means."""
+    """Return the meaning of an answer without messages, with the broker's word for it."""
     span = f"the queue has offsets {answer.min} to {answer.max - 1}"
     if answer.min >= answer.max:
         span = f"the queue is empty; its next offset is {answer.max}"
@@ -199,9 +198,9 @@ def meaning(answer: Answer, offset: int) -> str:
 
 
 def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
-    """Return what a broker says of a queue offset where no message is; None where one is."""
+    """Return a broker's answer for a queue offset without a message; None if there is one."""
     queues = served_rows(view.store, topic, queue_id, view)
-    if not queues:  # said by the reading itself
+    if not queues:  # already reported while reading
         return None
     answer = outside(offset, queues[0].first, queues[0].end, view.generation)
     return None if answer is None else meaning(answer, offset)

@@ -1,8 +1,8 @@
 """The queue offset at a time, as brokers answer it (spec: consumequeue.md §7, §9).
 
-4.9.3 gives the row nearest in time, and trusts the files' modification times to choose a file;
-5.1.1 and later give the lower or upper boundary. Both are kept, faults included: operators
-compare the answer with what their broker said.
+4.9.3 returns the entry nearest in time, and trusts the files' modification times to choose a file;
+5.1.1 and later return the lower or upper boundary. Both are reproduced, faults included: operators
+compare the answer with that of their broker.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.rows import batch_queue
 
 StoreTime = Callable[[int], int]
-"""Queue offset -> store timestamp; negative where no record can be read."""
+"""Queue offset -> store timestamp; negative if no record can be read."""
 
 
 @dataclass(frozen=True, slots=True)
 class TimeAnswer:
-    """``queue_offset`` and the queue's bounds; ``record`` is what is there, if anything."""
+    """``queue_offset`` and the queue's bounds; ``record`` is the message at this offset, if any."""
 
     queue_offset: int
     min_offset: int
@@ -38,9 +38,10 @@ def offset_by_time(view: View, topic: str, queue_id: int, when: int, *, upper: b
                    like: str = NEWEST) -> TimeAnswer | None:
     """Return the answer for a store time in epoch ms; None without such a queue.
 
-    ``like`` names the version that answers: with the row nearest in time, or with the first at or
-    after ``when``, or with ``upper`` the last at or before it. UsageError for a version that is not
-    known, StoreIOError where the queue cannot be read.
+    ``like`` names the version that answers: with the entry nearest in time, or with the first at or
+    after ``when``, or with ``upper`` the last at or before it.
+
+    Raises: UsageError for an unknown version, StoreIOError if the queue cannot be read.
     """
     queue = view.store.queue(topic, queue_id)
     if queue is not None:
@@ -85,9 +86,10 @@ def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
-    """Return the queue offset a 4.9.3 broker gives: the row nearest in time, earlier on a tie.
+    """Return the queue offset that a 4.9.3 broker answers: the entry nearest in time, the earlier
+    on a tie.
 
-    ``first`` and ``end`` bound the queue's rows (min offset, max offset).
+    ``first`` and ``end`` bound the queue's entries (min offset, max offset).
     """
     if not queue.files or end <= queue.files[0].base // UNIT_SIZE:
         return 0
@@ -118,9 +120,9 @@ def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
 
 def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
                       log_min: int, store_time: StoreTime) -> int:
-    """Return the queue offset a 5.3.3 broker gives, clamped to [first, end].
+    """Return the queue offset that a 5.3.3 broker answers, clamped to [first, end].
 
-    lower: the first row stored at or after ``when``; upper: the last row stored at or before.
+    lower: the first entry stored at or after ``when``; upper: the last entry stored at or before.
     """
     return min(max(_boundary(queue, when, first, end, upper, log_min, store_time), first), end)
 
@@ -166,10 +168,10 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
 
 
 class _Search(NamedTuple):
-    """Result of a broker's search over the rows of a file.
+    """Result of a broker's search over the entries of a file.
 
-    ``equal`` is a row of just that time. Without one ``left`` and ``right`` are the rows it was
-    between, each with its store time; -1 what was never met. A row of an expired record is a
+    ``equal`` is an entry with exactly that time. Without one, ``left`` and ``right`` are the
+    entries around it, each with its store time; -1 if not found. An entry of an expired record is a
     ``left`` without a time.
     """
 
@@ -182,8 +184,8 @@ class _Search(NamedTuple):
 
 def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
             store_time: StoreTime) -> _Search | None:
-    """Return the search by halves that all versions have; None where it meets a row without a
-    record.
+    """Return the result of the binary search that all versions have; None if it meets an entry
+    without a record.
     """
     left = right = left_time = right_time = -1
     while low <= high:
@@ -208,7 +210,7 @@ def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
 
 def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
                time_of: Callable[[int], int]) -> int:
-    """Return the outermost row of the run of equal times around ``row``."""
+    """Return the outermost entry of the run of equal times around ``row``."""
     step, limit = (1, high) if upper else (-1, low)
     while row != limit and time_of(row + step) == when:
         row += step
@@ -217,12 +219,12 @@ def _equal_run(row: int, low: int, high: int, when: int, upper: bool,
 
 def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: int,
                    log_end: int | None = None) -> int:
-    """Return the queue offset a 5.3.3 broker gives for a batch consumequeue, clamped to [first,
-    end].
+    """Return the queue offset that a 5.3.3 broker answers for a batch consume queue, clamped to
+    [first, end].
 
-    The base offset of the first row stored at or after ``when``, in the last file that begins
-    before; its last row where all are older. With ``upper`` the same row is wanted, but the engine
-    walks there another way and may miss it: that ends at ``first``.
+    It is the base offset of the first entry stored at or after ``when``, in the last file that
+    begins before; its last entry if all are older. ``upper`` looks for the same entry, but the
+    engine searches differently and may miss it; the answer is then ``first``.
     """
     files = [rows for number in range(len(queue.files))
              if len(rows := queue.used(number, log_end))]

@@ -1,8 +1,8 @@
-"""Form of the consume queues of a store that has none left: known or not.
+"""The form of consume queues in a store that has lost them: known or not.
 
-A broker of 5.2.0 or later keeps them in files or in RocksDB (``storeType``). Without any queue the
-files show the form only through the configuration that was stored in the same form. A broker that
-finds the other form sees no queue at all, and after a clean end it dispatches less than all.
+A broker of 5.2.0 or later keeps them in files or in RocksDB (``storeType``). Without any queue,
+only configuration that was stored in the same form shows it. A broker with the other form finds no
+queue at all, and after a clean stop it does not dispatch all messages.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from rmqctl.store.store import Sizes, Store
 
 QueueForm = Literal["file", "rocksdb"]
 STORE_TYPES: dict[QueueForm, str] = {"file": "default", "rocksdb": "defaultRocksDB"}
-"""storeType of each form."""
+"""The storeType of each form."""
 
 
 def is_unproven(store: Store, version: str | None = None, *, created: bool = False) -> bool:
-    """Return whether consume queues would have to be created in a form that nothing proves.
+    """Return whether consume queues would have to be created in an unproven form.
 
-    ``version``: the release that was asked for. ``created``: a repair has created those in files,
-    which prove nothing.
+    ``version``: the requested release. ``created``: a repair has created the queues in files, which
+    proves nothing.
     """
     if store.layout.consumequeue != "file" or _is_told(store.sizes):
         return False
-    # Queues of any kind, and a configuration in files, are those of a broker with files.
+    # Queues of any kind, and configuration in files, belong to a broker with files.
     if store.remembered or (not created and (
             store.plain_queues or store.batch_queues or any(ext_files(store)))):
         return False
@@ -44,10 +44,10 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 
 
 def is_likely_file(store: Store) -> bool:
-    """Return whether nothing speaks for RocksDB: files are the default of every release.
+    """Return whether nothing suggests RocksDB: files are the default of every release.
 
-    A checkpoint that notes when the log was flushed, but never when the queues were, is that of
-    5.3.3 with queues in RocksDB; 5.2.0 to 5.3.2 note both times with either form.
+    A checkpoint with the flush time of the log but without that of the queues comes from 5.3.3 with
+    queues in RocksDB; 5.2.0 to 5.3.2 note both times with either form.
     """
     checkpoint = store.checkpoint
     return (checkpoint is None or checkpoint.logics_msg_timestamp > 0
@@ -55,8 +55,8 @@ def is_likely_file(store: Store) -> bool:
 
 
 def require_proven(store: Store) -> None:
-    """Raise RefusedError if messages may not be put into a store, as its consume queues would be
-    created in files while the checkpoint speaks for RocksDB.
+    """Raise RefusedError if messages may not be appended to a store, because its consume queues
+    would be created in files while the checkpoint suggests RocksDB.
     """
     if is_unproven(store) and not is_likely_file(store):
         raise RefusedError(
@@ -66,13 +66,13 @@ def require_proven(store: Store) -> None:
 
 
 def _is_told(sizes: Sizes) -> bool:
-    """Return whether an option or the configuration file says it. Only files have a size."""
+    """Return whether an option or the configuration file names the form. Only files have a size."""
     return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
         sizes.consumequeue_file is not None)
 
 
 def refuse_other(store: Store, form: QueueForm | None) -> None:
-    """Raise UsageError if the queues of a store are in another form than the one given."""
+    """Raise UsageError if the queues of a store are in another form than the given one."""
     if form is None:
         return
     has = store.layout.consumequeue

@@ -1,9 +1,9 @@
 """A broker's recovery of the log: where it starts, what it accepts, where the log ends for it.
 
 spec: recovery.md §3, §4 and §6. A broker follows sizes and checks magic, lengths and body CRC
-(spec: commitlog.md §9). It does not look at the physical offset that a record says, takes a
-blank of any size, and goes on over a file that is missing. The frame walk does the bulk; only
-where it finds no provable record the broker's test is made singly.
+(spec: commitlog.md §9). It does not check a record's physicalOffset, accepts a blank record of any
+size, and continues after a missing file. The frame walk does most of the work; the broker's test is
+applied singly only where the walk finds no provable record.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ _LATEST: list[tuple[Batch, Properties]] = []
 
 
 def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
-    """Return the rules of a version with what the store's broker.conf says of them, if known."""
+    """Return the rules of a version with the settings of the store's broker.conf, if known."""
     forced = bool(store.sizes.conf.force_property_crc) and version.property_crc
     return replace(version, forces_property_crc=forced)
 
 
 class RecoveredLog(NamedTuple):
-    """The log as a recovery leaves it, in physical offsets: the ``start`` of the file it began
-    with, its ``end``, and the accepted records that say another offset than theirs.
+    """The log after a recovery, in physical offsets: the ``start`` of the file with which it began,
+    its ``end``, and the accepted records with a wrong physicalOffset.
     """
 
     start: int
@@ -73,18 +73,21 @@ class RecoveredLog(NamedTuple):
 
 
 def default_version(store: Store) -> BrokerVersion:
-    """Return the version the store was made for, else that of the generation that wrote it."""
+    """Return the version for which the store was created, else that of the generation that wrote
+    it.
+    """
     return version_of(default_release(store))
 
 
 def default_release(store: Store) -> str:
-    """Return its name, as `rmqctl.broker.release.judged` has it."""
+    """Return the release of the default version, by `rmqctl.broker.release.judged`."""
     return judged(store).release
 
 
 def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
-    """Return what a broker of this version makes of the log when it starts on ``store``.
-    StoreIOError.
+    """Return the log after the recovery of a broker of this version on ``store``.
+
+    Raises: StoreIOError.
     """
     version = as_configured(store, version)
     with closing(loaded_log(store, version)) as log:
@@ -100,8 +103,9 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
 
 
 def ended_by_repair(store: Store) -> CutOff | None:
-    """Return where a repair has ended the log, if a broker ends it there, too: a note alone proves
-    nothing, and a newer version may take what an older one refused. None otherwise.
+    """Return the end of a log that a repair has truncated, if a broker ends it there too; else
+    None. A note alone proves nothing, and a newer version may accept records that an older one
+    refused.
     """
     cut = store.cut_off
     if cut is None:
@@ -113,12 +117,12 @@ def ended_by_repair(store: Store) -> CutOff | None:
 
 
 def loaded_log(store: Store, version: BrokerVersion) -> CommitLog:
-    """Return the files of the log that a broker works on. To be closed."""
+    """Return the files of the log that a broker uses. The caller closes them."""
     return CommitLog(loaded(store.log.files, version), store.log.file_size)
 
 
 def checkpoint(store: Store) -> CheckpointRecord:
-    """Return the checkpoint as a broker maps it: what is missing reads as zeros."""
+    """Return the checkpoint as a broker maps it: missing bytes read as zeros."""
     try:
         return page.parse(store.read_small("checkpoint", most=CHECKPOINT.size).ljust(
             CHECKPOINT.size, b"\0"))
@@ -127,8 +131,8 @@ def checkpoint(store: Store) -> CheckpointRecord:
 
 
 def by_rows(store: Store, version: BrokerVersion) -> bool:
-    """Return whether recovery begins where the consume queues end: after a clean end (5.3.2+), and
-    where they are in RocksDB always, as rows are not written through.
+    """Return whether recovery begins where the consume queues end: after a clean stop (5.3.2+), and
+    always with queues in RocksDB, because their entries are not written through.
     """
     return version.normal_by_queues if not store.has_abort else (
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)
@@ -136,8 +140,8 @@ def by_rows(store: Store, version: BrokerVersion) -> bool:
 
 def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic: int, *,
                clean: bool | None = None) -> tuple[int, str]:
-    """Return (number of the file in which recovery starts, why). ``max_physic``: how far the
-    consume queues reach, which matters where `by_rows`. ``clean``: whether the broker stopped
+    """Return (number of the file in which recovery starts, why). ``max_physic``: the physical
+    offset up to which the log was dispatched, for `by_rows`. ``clean``: whether the broker stopped
     cleanly before; None: as the store shows.
     """
     count, clean = len(log.files), not store.has_abort if clean is None else clean
@@ -157,7 +161,7 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic:
 
 def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: CheckpointRecord,
                    first: int = 0) -> tuple[int, str]:
-    """Return (number of the file in which recovery starts after an unclean end, why); not before
+    """Return (number of the file in which recovery starts after an unclean stop, why); never before
     the file ``first``.
     """
     conf = store.sizes.conf
@@ -177,8 +181,8 @@ def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: 
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
-    """Return the store time of a file's first record as a broker picks it, without looking
-    further.
+    """Return the store time of a file's first record as a broker reads it, without further
+    checks.
     """
     source = log.source(number)
     head = source.read(source.head, _HEAD_SIZE)
@@ -194,18 +198,18 @@ def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | No
 
 
 class RecoveryWalk:
-    """Iterator over the records a broker accepts, from the start of file ``number`` on.
+    """Iterator over the records that a broker accepts, from the start of file ``number`` on.
 
     Afterwards ``end`` is where it stopped (the log's end for the broker), ``stop`` why,
-    ``last_valid`` the start of the last accepted record (None: there was none) and ``misplaced``
-    the places of accepted records that say another physical offset. Such a record comes as a batch
-    of its own, with the physical offset that it says; ``odd`` is True meanwhile.
+    ``last_valid`` the start of the last accepted record (None without one) and ``misplaced`` the
+    places of accepted records with a wrong physicalOffset. Such a record is a batch of its own with
+    that physicalOffset; ``odd`` is True meanwhile.
     """
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
                  known_to: int | None = None) -> None:
-        """``known_to``: a record's place; all before it is known to be accepted, and is not read
-        again.
+        """``known_to``: a record's place; all records before it are known to be accepted and not
+        read again.
         """
         self._log, self._number, self._version = log, number, version
         self._known_to = known_to
@@ -227,7 +231,9 @@ class RecoveryWalk:
         self.stop = Phrase("the last file ends with an end-of-file record")
 
     def _file(self, source: Source) -> Iterator[Batch]:
-        """Yield the accepted records of one file; ``end`` goes along. ``stop`` "" at a blank."""
+        """Yield the accepted records of one file and advance ``end``. ``stop`` is "" at a blank
+        record.
+        """
         # Start after the bytes that an earlier pass already accepted.
         position = max(0, (self._known_to or 0) - source.base)
         while True:
@@ -274,7 +280,7 @@ class RecoveryWalk:
             self.odd = False
 
     def _accepted(self, batch: Batch) -> tuple[int, str]:
-        """Return (how many of the batch's records a broker takes, why not the next)."""
+        """Return (number of the batch's records that a broker accepts, why not the next)."""
         if not len(batch):
             return 0, ""
         reasons = self._crc_reasons(batch)
@@ -294,7 +300,7 @@ class RecoveryWalk:
 
 
     def _crc_reasons(self, batch: Batch) -> dict[int, str]:
-        """Return the first record that a checksum disproves, and why."""
+        """Return the first record with a wrong checksum, and why."""
         if not self._version.forces_property_crc:
             bad: Array = ~batch.crc_ok() & (batch.column("body_length") > 0)
             return {int(row): _BODY_CRC for row in np.flatnonzero(bad)[:1]}
@@ -309,8 +315,8 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
     """Return why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4); "" if it
     does not.
 
-    It takes the property from wherever it stands, and reads its characters as digits whatever they
-    are, the last one first.
+    It uses the property at any position, and reads all its characters as digits, the last one
+    first.
     """
     values = parse(decode(raw).properties.decode("utf-8", "replace"))
     text = values.get(CRC32)
@@ -325,10 +331,10 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
 
 
 def properties(batch: Batch) -> Properties:
-    """Return the properties of a batch; those of the last one asked for are kept: walk, queues and
-    index ask in turn.
+    """Return the properties of a batch. The last result is cached: walk, queues and index request
+    it in turn.
     """
-    for latest, of_known in _LATEST:  # in one step: other threads may have batches, too
+    for latest, of_known in _LATEST:  # in one step: other threads may have batches too
         if latest is batch:
             return of_known
     of_batch = Properties(batch)
@@ -339,9 +345,9 @@ def properties(batch: Batch) -> Properties:
 def judge(source: Source, position: int, version: BrokerVersion, *,
           check_crc: bool = True) -> tuple[
         int | None, str]:
-    """Test what is at ``position``: (size, why not).
+    """Test the bytes at ``position``: (size, why not).
 
-    Size of an accepted record; (None, "") for a blank; (None, why) where it stops.
+    It is the size of an accepted record; (None, "") for a blank record; (None, why) where it stops.
     """
     # Handle the ends of a file before the record itself: nothing left, a blank record, or zeros.
     if source.head and is_blank(source, position):
@@ -384,7 +390,7 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
     """Return the record at ``position`` with a wrong physicalOffset, as a broker dispatches it:
-    with the physical offset that it says. None without such a record.
+    with that physicalOffset. None without such a record.
     """
     position += source.head
     record = _decoded(source, position, size)
@@ -403,11 +409,11 @@ def _decoded(source: Source, position: int, total: int) -> Record | None:
 
 
 class ReputWalk:
-    """Iterates over the records that the run-time dispatcher takes from ``[start, end)``.
+    """Iterator over the records of ``[start, end)`` that the run-time dispatcher accepts.
 
-    It looks at no body, and behind something it cannot read it goes on with the next file.
-    ``stuck``: the physical offset at which it finds no file and waits for ever, else None.
-    ``odd`` as of `RecoveryWalk`.
+    It reads no bodies, and continues with the next file after a record that it cannot read.
+    ``stuck``: the physical offset at which it finds no file and waits forever, else None. ``odd``
+    as in `RecoveryWalk`.
     """
 
     def __init__(self, log: CommitLog, start: int, end: int, version: BrokerVersion) -> None:
@@ -458,8 +464,8 @@ class DispatchRange(NamedTuple):
     """Physical offsets ``[start, end)`` that are dispatched again.
 
     ``behind``: only records that start after this physical offset. ``reput``: after recovery, by
-    the run-time dispatcher, which looks at no body and skips what it cannot read. ``positions`` are
-    the plain queues before that: (queue offset after the last row, how far the log was dispatched).
+    the run-time dispatcher, which reads no bodies and skips unreadable records. ``positions`` are
+    the plain queues before that: (queue offset after the last entry, dispatched physical offset).
     """
 
     start: int
@@ -472,7 +478,7 @@ class DispatchRange(NamedTuple):
 def dispatched(log: CommitLog, again: DispatchRange, version: BrokerVersion) -> Iterator[Batch]:
     """Yield the records of a range as a broker dispatches them again, a batch at a time.
 
-    The records of one batch follow each other without a gap.
+    The records of one batch are adjacent.
     """
     if again.reput:
         yield from ReputWalk(log, again.start, again.end, version)

@@ -1,7 +1,8 @@
-"""The only detector of the release that a start is judged by, for views, predictions and repairs.
+"""The only detector of the release by which a startup is judged, for views, predictions and
+repairs.
 
-What is asked for wins, then what `init` remembered, then what the files prove (`Store.evidence`)
-and what the broker's configuration file says. Where nothing proves it, all candidates count.
+The requested release has priority, then the one that `init` recorded, then the evidence of the
+files (`Store.evidence`) and of the broker's configuration file. Without proof all candidates count.
 """
 
 from __future__ import annotations
@@ -14,7 +15,9 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """``release``: whose rules count. ``candidates``: all that may start, that one first."""
+    """``release``: the release whose rules count. ``candidates``: all releases that may start on
+    the store, that one first.
+    """
 
     release: str
     proven: bool
@@ -22,7 +25,10 @@ class Judged:
 
 
 def judged(store: Store, given: str | None = None) -> Judged:
-    """Return the release for a store; ``given``: the one that was asked for. UsageError."""
+    """Return the release for a store; ``given``: the requested release.
+
+    Raises: UsageError.
+    """
     remembered = store.remembered.get("version")
     stated = release_of(given) if given else remembered if is_release(remembered) else None
     if stated is not None:

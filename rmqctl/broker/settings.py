@@ -1,7 +1,7 @@
-"""Broker settings that decide about bytes and durability.
+"""Broker settings that affect bytes and durability.
 
-Names follow `MessageStoreConfig`; sizes in bytes, times in milliseconds. `resolve` finds it for a
-store that is there, `checked` says which sizes are possible and how a broker rounds them.
+Names follow `MessageStoreConfig`; sizes in bytes, times in milliseconds. `resolve` determines them
+for an existing store; `checked` validates sizes and rounds them like a broker.
 """
 
 from __future__ import annotations
@@ -40,9 +40,7 @@ LOCALHOST = bytes([127, 0, 0, 1])
 
 
 def packed(address: Address) -> Host:
-    """Return a host as records have it; the loopback address if it is not an IP address, or not a
-    single one.
-    """
+    """Return a host as records store it; the loopback address if it is not a single IP address."""
     import socket
 
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
@@ -57,7 +55,7 @@ def packed(address: Address) -> Host:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The configuration of one engine. The defaults are a broker's."""
+    """The configuration of one engine. The defaults are those of a broker."""
 
     version: str = NEWEST
     commitlog_file_size: int = 1 << 30
@@ -78,13 +76,13 @@ class Settings:
     timer_max_delay: int = 259_200_000
     role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
     disk_watermark: float = 0.90
-    """Share of the commitlog's file system in use above which puts are refused; 1 never."""
+    """Used share of the commitlog's file system above which puts are refused; 1: never."""
     page_cache_busy: int = 1000
     batch_topics: frozenset[str] = frozenset()
     """Topics with ``queue.type=BatchCQ`` besides those of config/topics.json."""
     broker_checks: bool = True
-    """Also the checks a 5.x broker makes before its store is asked; off for what has passed
-    them once (a replay)."""
+    """Also do the checks of a 5.x broker before it calls its store; off for messages that have
+    already passed them (a replay)."""
     cluster: str = "DefaultCluster"
     born_host: Host = (LOCALHOST, 0)
     store_host: Host = (LOCALHOST, 10911)
@@ -103,7 +101,7 @@ class Settings:
     warm: bool = False
     """Touch, lock and advise the pages of a new mapped file (needs ``mapped``)."""
     transient_pool: int = 0
-    """Buffers of one file size each that take the appends before they are committed; 0: none."""
+    """Buffers of one file size each that receive appends before they are committed; 0: none."""
 
     @property
     def profile(self) -> BrokerVersion:
@@ -111,17 +109,18 @@ class Settings:
 
 
 MIN_COMMITLOG = 1 << 10
-"""Bytes of the smallest commitlog file: the fixed part of a record with IPv6 hosts, the longest
-topic a broker takes and the blank at the file's end are 250 of them; the rest is for properties
-and a body, without which a store is of no use to anyone."""
+"""Bytes of the smallest commitlog file. The fixed part of a record with IPv6 hosts, the longest
+topic that a broker accepts and the blank record at the file's end take 250 bytes; the rest is for
+properties and a body, without which a store is useless."""
 MIN_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
 MIN_INDEX = 2
-"""Number 0 is never used, so an index of one entry would hold none."""
+"""Number 0 is never used, so an index of one entry would contain none."""
 
 
 def checked(settings: Settings) -> tuple[Settings, list[str]]:
-    """Return (the settings with sizes rounded up as needed, what was rounded in words).
-    UsageError.
+    """Return (the settings with sizes rounded up as needed, the changes in words).
+
+    Raises: UsageError.
     """
     profile = settings.profile
     _bounded("a commitlog file", settings.commitlog_file_size, MIN_COMMITLOG)
@@ -176,7 +175,7 @@ Origin = Literal["given", "remembered", "shown", "files", "default"]
 
 @dataclass(frozen=True, slots=True)
 class BrokerConfig:
-    """The settings of a store's broker, and of each of their names where its value is from.
+    """The settings of a store's broker, and the origin of each value.
 
     ``index_unknown``: why the shape of the existing index files is unknown, else "".
     """
@@ -190,12 +189,14 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
             files: bool = True) -> BrokerConfig:
     """Return the configuration for an opened store.
 
-    A value of ``given`` (names of `Settings`; None: not given) wins over ``store.json``, which wins
-    over what the store has ``shown`` of itself, over the sizes that its files have, over a broker's
-    defaults; but what index files prove of their shape wins over ``store.json``, and sizes of
-    ``store.sizes.conf`` that the files refute do not count. Without ``files`` these are not asked:
-    for who needs no sizes. UsageError for a version that is not known, RefusedError when
-    ``store.json`` cannot be relied on: to guess at sizes could ruin the store.
+    ``given`` (names of `Settings`; None: not given) has priority over ``store.json``, then
+    ``shown`` (values that the store itself shows), then the sizes of its files, then a broker's
+    defaults. The shape that index files prove has priority over ``store.json``, and sizes of
+    ``store.sizes.conf`` that the files refute do not count. Without ``files`` the sizes of files
+    are not determined.
+
+    Raises: UsageError for an unknown version, RefusedError if ``store.json`` is unreliable:
+    guessing sizes could ruin the store.
     """
     chosen = {name: value for name, value in given.items()
               if value is not None and not store.sizes.is_refuted(name, value)}
@@ -219,7 +220,7 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
             remembered = {name: value for name, value in remembered.items() if name not in _SHAPE}
     values: dict[str, Any] = {}
     origin: dict[str, Origin] = dict.fromkeys(_NAMES, "default")
-    # What is written goes on as it was begun; a store without a log was begun by nobody.
+    # Continue with the properties of the existing log; a store without a log has none.
     begun: dict[str, Any] = {}
     if files and store.log.files:
         begun = {"version": judged(store).release, "append_properties_crc": _is_sealed(store)}
@@ -236,8 +237,8 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
 
 
 def _is_sealed(store: Store) -> bool:
-    """Return whether the newest file of the log begins with a message that has a CRC appended: a
-    broker that verifies it cuts the log at a message without one (forceVerifyPropCRC).
+    """Return whether the newest file of the log begins with a message that has an appended CRC: a
+    broker that verifies it truncates the log at a message without one (forceVerifyPropCRC).
     """
     raws = (store.log.raw_at(file.base) for file in reversed(store.log.files))
     raw = next((raw for raw in raws if raw is not None), None)
@@ -245,7 +246,7 @@ def _is_sealed(store: Store) -> bool:
 
 
 def _sizes_of_files(store: Store, excluded: Container[str]) -> dict[str, int]:
-    """Return the sizes which the files of a store say, but for those that are ``known``."""
+    """Return the sizes that the files of a store show, without the ``excluded`` names."""
     looks: dict[str, Callable[[], int | None]] = {
         "commitlog_file_size": lambda: common_size(store.log.files),
         "consumequeue_file_size": lambda: queue_size(
@@ -259,7 +260,7 @@ def _sizes_of_files(store: Store, excluded: Container[str]) -> dict[str, int]:
 
 
 def _shape_of_files(store: Store, chosen: Mapping[str, Any]) -> tuple[dict[str, int], str]:
-    """Return (slots and entries of the index files, none if unknown; why not)."""
+    """Return (slots and entries of the index files, {} if unknown; why unknown)."""
     shape, why = Store(store.root, store.log_folders, Sizes(
         index_slots=chosen.get("index_slots"), index_max=chosen.get("index_max")),
         current=True).index_shape()
@@ -275,8 +276,8 @@ _NAMED = {
 
 
 def contradictions(store: Store, conf: BrokerConf) -> list[str]:
-    """Return, in sentences, where a broker's configuration file and the store's files, opened
-    without it, differ.
+    """Return, in sentences, the differences between a broker's configuration file and the store's
+    files, opened without it.
     """
     layout = store.layout
     texts = []

@@ -1,13 +1,13 @@
 """SQL92 filters, compiled and judged as a broker does (spec: remoting.md §3.1).
 
 Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 has them without CONTAINS,
-STARTSWITH and ENDSWITH. What would surprise elsewhere is a broker's: a property is text until it is
-compared with a number, whose kind (32 bits, 64 bits, double) it must then have; what cannot be
-compared ends the whole evaluation, also within NOT and OR, and the message does not match; text
-after a whole condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
+STARTSWITH and ENDSWITH. The oddities are a broker's: a property is text until it is compared with a
+number, whose type (32 bits, 64 bits, double) it must then have; values that cannot be compared end
+the entire evaluation, even within NOT and OR, and the message does not match; text after a complete
+condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
 
-Bounded for text and properties of strangers: compiling takes time in proportion to the text, a
-match in proportion to its conditions, and nothing recurses but for parentheses, up to a limit.
+It is bounded for text and properties of unknown origin: compiling takes time in proportion to the
+text, a match in proportion to its conditions, and only parentheses recurse, up to a limit.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from rmqctl.broker.sql92_values import ORDERS, TEXT_TESTS, IncomparableError, Va
 from rmqctl.errors import UsageError
 
 MAX_TEXT = 64 << 10
-"""Characters of a filter."""
+"""Maximum number of characters of a filter."""
 MAX_DEPTH = 100
-"""Parentheses within each other; also signs and NOT in a row."""
+"""Maximum depth of parentheses; also of consecutive signs and NOT."""
 
 class Filter:
-    """A filter that compiled. `compile_filter` makes it."""
+    """A compiled filter. `compile_filter` creates it."""
 
     __slots__ = ("_steps",)
 
@@ -37,7 +37,9 @@ class Filter:
         self._steps = steps
 
     def matches(self, properties: Mapping[str, str]) -> bool:
-        """Return whether a broker delivers a message with these properties; False if it fails."""
+        """Return whether a broker delivers a message with these properties; False if the evaluation
+        fails.
+        """
         try:
             return self._value(properties) is True
         except IncomparableError:
@@ -68,14 +70,16 @@ class Filter:
 
 
 _Step = Literal["property", "constant", "one", "two", "again", "decided"]
-"""Pushes a property or a constant; replaces the last value or the last two by what a function of
-them gives; pushes an earlier value again; skips so many steps where the last value is such that
-they need not be done."""
+"""A step pushes a property or a constant; replaces the last one or two values by the result of a
+function of them; pushes an earlier value again; or skips steps that the last value makes
+unnecessary."""
 
 
 def compile_filter(text: str) -> Filter:
-    """Return a filter out of what a subscription says. UsageError, with the place, where a broker's
-    parser refuses it, and where it is longer or deeper than `MAX_TEXT`, `MAX_DEPTH`.
+    """Return the filter of a subscription.
+
+    Raises: UsageError, with the position, if a broker's parser rejects it, or if it exceeds
+    `MAX_TEXT` or `MAX_DEPTH`.
     """
     if len(text) > MAX_TEXT:
         raise UsageError(f"the filter has {len(text)} characters; {MAX_TEXT} are allowed")
@@ -99,7 +103,7 @@ _LINE_END = re.compile(r"[\n\r]")
 
 
 class _Token(NamedTuple):
-    """``kind``: a group of `_TOKEN`, a keyword, a sign, or "end"; ``at``: where it stands."""
+    """``kind``: a group of `_TOKEN`, a keyword, a sign, or "end"; ``at``: its position."""
 
     kind: str
     text: str
@@ -107,7 +111,7 @@ class _Token(NamedTuple):
 
 
 class _Term(NamedTuple):
-    """A part of a filter, as the parser knows it: a constant has its ``value``."""
+    """A part of a filter as the parser sees it: a constant has its ``value``."""
 
     kind: Literal["constant", "property", "negative", "condition"]
     at: int
@@ -140,7 +144,7 @@ class _Compiler:
     def _refuse(self, at: int, why: str) -> NoReturn:
         raise UsageError(f"invalid filter at character {at + 1}: {why}")
 
-    # Tokens, one ahead
+    # Tokens, one token of look-ahead
 
     def _read(self) -> _Token:
         while True:
@@ -182,10 +186,11 @@ class _Compiler:
     # Grammar
 
     def _expression(self, loosest: int) -> _Term:
-        """Return an operand, and all operators after it that bind at least as tightly."""
+        """Return an operand, together with all operators after it that bind at least as tightly."""
         start = len(self._steps)
         left = self._operand()
-        tightest = _COMPARISON  # what binds tighter than the last operator has been read by it
+        # operators that bind tighter than the last one were read by its operand
+        tightest = _COMPARISON
         while True:
             sign = self._token.kind
             if sign in ("OR", "AND"):
@@ -214,12 +219,12 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _unless(self) -> int:
-        """Return where a second operand begins, which is not evaluated if the first one decides."""
+        """Return the start of a second operand that is not evaluated if the first one decides."""
         self._steps.append(("decided", None))
         return len(self._steps) - 1
 
     def _join(self, place: int, decided: bool | None, holds: values.Judge) -> None:
-        """Write both operands, the second from ``place`` on: what ``holds`` of them."""
+        """Write both operands, the second from ``place`` on, and their combination by ``holds``."""
         self._steps.append(("two", holds))
         self._steps[place] = "decided", (decided, len(self._steps) - place - 1)
 
@@ -241,7 +246,7 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _comparison(self, left: _Term, start: int) -> _Term:
-        """``start`` is the first step of ``left``."""
+        """Read a comparison; ``start`` is the first step of ``left``."""
         negated = self._took("NOT")
         kinds = ("BETWEEN", "IN", *TEXT_TESTS)
         token = self._take(*kinds) if negated else self._take()
@@ -256,7 +261,7 @@ class _Compiler:
             self._steps.append(("one", partial(values.is_in, self._list(), negated)))
         else:
             text = self._take_text()
-            if not text:  # with NOT, too, and whatever it is asked of
+            if not text:  # even with NOT, and for any operand
                 self._steps[start:] = [("constant", False)]
             else:
                 test = partial(values.passes, TEXT_TESTS[token.kind], text, negated)
@@ -292,7 +297,9 @@ class _Compiler:
             self._refuse(low.at, "the second number of BETWEEN is smaller than the first")
 
     def _operand(self) -> _Term:
-        """Return a constant, a property, or what is in parentheses, with the signs before it."""
+        """Return a constant, a property, or an expression in parentheses, with the signs before
+        it.
+        """
         # Read all signs first; the depth check bounds the recursion of the parser.
         signs = []
         while self._token.kind in ("+", "-", "NOT"):
@@ -342,7 +349,7 @@ class _Compiler:
                          "0 for 0.0)")
         return value
 
-    # What may stand where
+    # Types of operands
 
     def _check_depth(self, token: _Token, signs: int) -> None:
         if self._depth + signs > MAX_DEPTH:

@@ -1,6 +1,6 @@
-"""The values of SQL92 filters, and what RocketMQ's expression classes make of them.
+"""The values of SQL92 filters, and their treatment by RocketMQ's expression classes.
 
-A property is text until it is compared with a number, and must then be a number of that one's kind.
+A property is text until it is compared with a number, and must then be a number of the same type.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Value = Scalar | None
 
 
 class IncomparableError(Exception):
-    """Values that a broker fails to compare: no message matches by them."""
+    """The values cannot be compared by a broker: no message matches."""
 
 
 _WHOLE = re.compile(r"([+-]?)0*+(\d{0,19})")
@@ -31,9 +31,11 @@ _DOUBLE = re.compile(r"""
 """, re.VERBOSE)
 
 
-@lru_cache(maxsize=32)  # a filter may ask for the same property thousands of times
+@lru_cache(maxsize=32)  # a filter may use the same property thousands of times
 def _whole(text: str, bits: int) -> int:
-    """`Integer.valueOf` and `Long.valueOf`, which take the digits of any script."""
+    """Return the result of `Integer.valueOf` or `Long.valueOf`, which accept digits of any
+    script.
+    """
     match = _WHOLE.fullmatch(text)
     if match is None or not text[-1:].isdecimal() or max(text) > "\uffff":
         raise IncomparableError
@@ -45,7 +47,7 @@ def _whole(text: str, bits: int) -> int:
 
 @lru_cache(maxsize=32)
 def _double(text: str) -> float:
-    """`Double.valueOf`."""
+    """Return the result of `Double.valueOf`."""
     match = _DOUBLE.fullmatch(text)
     if match is None:
         raise IncomparableError
@@ -63,16 +65,18 @@ def _as_number(text: str, like: Number) -> Number:
 
 
 def _double_key(value: Number) -> tuple[bool, float, float]:
-    """Orders as `Double.compareTo` does: -0.0 before 0.0, and NaN, which is itself, last."""
+    """Return a sort key like `Double.compareTo`: -0.0 before 0.0, and NaN, which equals itself,
+    last.
+    """
     number = float(value)
     return (True, 0.0, 0.0) if math.isnan(number) else (False, number, math.copysign(1.0, number))
 
 
 def _order(left: Scalar, right: Scalar) -> int:
-    """Below 0, 0 or above 0, as `ComparisonExpression.__compare`."""
+    """Return a number below 0, 0 or above 0, like `ComparisonExpression.__compare`."""
     if isinstance(left, bool) or isinstance(right, bool):
         if isinstance(left, bool) and isinstance(right, str):
-            raise IncomparableError  # a cast that fails; the other way round there is none
+            raise IncomparableError  # this cast fails; there is no cast the other way round
         if isinstance(left, str):
             left = left.lower() == "true"
         return left - right if isinstance(left, bool) and isinstance(right, bool) else -1
@@ -89,16 +93,14 @@ def _order(left: Scalar, right: Scalar) -> int:
 
 
 def equal(left: Value, right: Value) -> bool | None:
-    """Compare as ``=``; of two nulls true, of null and something else null, of something and null
-    false.
-    """
+    """Compare as ``=``: two nulls are true, null and a value is null, a value and null is false."""
     if left is None:
         return True if right is None else None
     return right is not None and _order(left, right) == 0
 
 
 def inverse(value: Value) -> bool | None:
-    """NOT; null stays null."""
+    """Return NOT; null stays null."""
     return None if value is None else not value
 
 
@@ -108,7 +110,7 @@ def not_equal(left: Value, right: Value) -> bool | None:
 
 
 def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> bool | None:
-    """``<`` and its kin, by what ``holds`` of the order and 0; two texts are doubles here."""
+    """Compare as ``<`` and similar, by ``holds`` of the order and 0; two texts are doubles here."""
     if left is None or right is None:
         return None
     if isinstance(left, str) and isinstance(right, str):
@@ -117,14 +119,14 @@ def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> boo
 
 
 def both(left: Value, right: Value) -> bool | None:
-    """AND, of a first condition that is not false."""
+    """Return AND, of a first condition that is not false."""
     if right is False:
         return False
     return None if left is None or right is None else True
 
 
 def either(left: Value, right: Value) -> bool | None:
-    """OR, of a first condition that is not true."""
+    """Return OR, of a first condition that is not true."""
     if right is True:
         return True
     return None if left is None or right is None else False
@@ -136,23 +138,25 @@ def second(_: Value, value: Value) -> Value:
 
 
 def negative(value: Value) -> Value:
-    """Return the sign ``-``; null for anything but a number, also for a property."""
+    """Return the value with the sign ``-``; null for anything but a number, also for a property."""
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return -value if number else None  # type: ignore[operator]
 
 
 def property_as_condition(value: Value) -> bool | None:
-    """Never true: properties are texts, not Java's Boolean."""
+    """Return the property as a condition, which is never true: properties are texts, not Java's
+    Boolean.
+    """
     return None if value is None else False
 
 
 def is_in(texts: frozenset[str], negated: bool, value: Value) -> bool | None:
-    """IN."""
+    """Return IN."""
     return None if value is None else (value in texts) is not negated
 
 
 def passes(holds: Callable[[str, str], bool], text: str, negated: bool, value: Value) -> bool:
-    """CONTAINS and its kin: false for anything but text, with NOT, too."""
+    """Return CONTAINS or similar: false for anything but text, even with NOT."""
     return isinstance(value, str) and holds(value, text) is not negated
 
 

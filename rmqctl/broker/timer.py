@@ -1,10 +1,10 @@
-"""Prediction of what a 5.x broker finds of its pending timed messages at startup, and the wheel
-they need.
+"""Prediction of which pending timed messages a 5.x broker finds at startup, and the wheel for them.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot from the time
-it read last, follows each slot through the timer log, and reads the messages from the commitlog. A
-message that is in no slot from there on is never delivered, though the timer log and the commitlog
-still have it. Units after the queue offset at which a broker goes on are enqueued again.
+that it read last, follows each slot through the timer log, and reads the messages from the
+commitlog. A message that is in no slot from there on is never delivered, even if the timer log and
+the commitlog contain it. Units after the queue offset at which a broker continues are enqueued
+again.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from rmqctl.store.store import Store
 
 WHEEL, LOG = "timerwheel", "timerlog"
 KEPT_SLOTS = DAYS * 86_400 - 60
-"""Time (ms) by which a start reads the wheel back; messages overdue by more are skipped."""
+"""Time (ms) for which a startup reads the wheel back; messages overdue by more are skipped."""
 _NONE = -1
 _PAGE = 1 << 14
 _PAGE_SLOTS = 1 << 15
 _ANYWHERE = 1 << 62
 _SINGLE = 1000
-"""Messages that are looked at one by one."""
+"""Maximum number of messages that are read one by one."""
 _LONG_MAX = (1 << 63) - 1
 _COLUMNS = ("position", "slot", "previous", "physical", "size", "step")
 
 
 class TimerUnits(NamedTuple):
     """Units of the timer log by column: position in the timer log, slot (time / precision), the
-    position of the unit before it in the slot, the message, and what it adds to the slot's number.
+    position of the previous unit in the slot, the message, and the change of the slot's number.
     """
 
     position: Array
@@ -72,14 +72,14 @@ class TimerUnits(NamedTuple):
 
 @dataclass(slots=True)
 class Slots:
-    """The wheel by column; ``num`` is not rebuilt by a broker."""
+    """The wheel by column; a broker does not rebuild ``num``."""
 
     time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     first: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     last: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
 
     def revise(self, units: TimerUnits) -> None:
-        """Set slots to these units, in their order, as ``TimerWheel.reviseSlot`` does."""
+        """Set slots to these units, in order, like ``TimerWheel.reviseSlot``."""
         if not len(units):
             return
         first, last = _runs(units)
@@ -91,12 +91,13 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class TimerStart:
-    """Outcome of a start for the pending timed messages; all but ``pending`` are never delivered.
+    """The result of a startup for the pending timed messages; all counts but ``pending`` are of
+    messages that are never delivered.
 
     ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot; ``gone``: not in the
-    commitlog. ``waiting``: messages that are not in the timer log yet, and enqueued after the
-    start, from ``next_row`` on. ``read_from``: the time (ms) at which a broker goes on reading the
-    wheel.
+    commitlog. ``waiting``: messages that are not in the timer log yet and are enqueued after the
+    startup, from ``next_row`` on. ``read_from``: the time (ms) at which a broker continues reading
+    the wheel.
     """
 
     pending: int
@@ -111,8 +112,8 @@ class TimerStart:
 
 
 class Outlook(NamedTuple):
-    """Outcome of a start for each pending unit: columns (bool) beside ``units``, of which at most
-    one holds. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in `TimerStart`.
+    """The result of a startup for each pending unit: columns (bool) for ``units``, of which at most
+    one is true. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in `TimerStart`.
     """
 
     units: TimerUnits
@@ -135,7 +136,7 @@ class TimerFiles:
     precision: int
     checked: TimerCheckRecord
     odd: list[str] = field(default_factory=list)
-    """Paths of files in the folder of the timer log whose names are no places in it."""
+    """Paths of files in the folder of the timer log whose names are not positions in it."""
 
     @classmethod
     def of(cls, store: Store) -> TimerFiles:
@@ -157,7 +158,9 @@ class TimerFiles:
 
     @property
     def damaged(self) -> bool:
-        """Return whether units are missing: a file is short or gone, or there is none of them."""
+        """Return whether units are missing: a file is too short or missing, or there are no
+        files.
+        """
         wheel = self.store.path(WHEEL)
         short = any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True))
         gap = any(file.base + self.file_size != after.base for file, after in pairwise(self.files))
@@ -166,10 +169,9 @@ class TimerFiles:
         return self.checked.last_timer_queue_offset > 0 and next(self.pages(), None) is None
 
     def wrong_sizes(self, *, empty_last: bool) -> Iterator[tuple[str, int, int]]:
-        """Yield (file, its size, what a broker wants) of each file that keeps a broker from
-        starting.
+        """Yield (file, its size, expected size) of each file that keeps a broker from starting.
 
-        ``empty_last``: whether it deletes a last file without a byte instead.
+        ``empty_last``: whether it deletes an empty last file instead.
         """
         wheel = self.store.path(WHEEL)
         if vfs.isfile(wheel) and (size := vfs.getsize(wheel)) not in (0, FILE_SIZE):
@@ -182,7 +184,7 @@ class TimerFiles:
     # -- reading ------------------------------------------------------------------------------
 
     def wheel(self) -> Slots | None:
-        """Return the wheel; None without any, or an empty one."""
+        """Return the wheel; None if it is missing or empty."""
         path = self.store.path(WHEEL)
         try:
             with FileSource(path) as source:
@@ -204,12 +206,12 @@ class TimerFiles:
             return None
 
     def pages(self, first_file: int = 0) -> Iterator[tuple[int, TimerUnits]]:
-        """Yield (number of the file, its next units): all that a broker takes for units."""
+        """Yield (number of the file, its next units): all data that a broker accepts as units."""
         for number, file in enumerate(self.files[first_file:], first_file):
             with FileSource(file.path) as source:
                 place = 0
                 while (data_at := source.next_data(place)) < source.size:
-                    place = max(place, data_at - data_at % UNIT_SIZE)  # no unit is in a hole
+                    place = max(place, data_at - data_at % UNIT_SIZE)  # a hole contains no units
                     data = source.read(place, min(_PAGE * UNIT_SIZE, source.size - place))
                     units, ended = self._units(data, file.base + place)
                     place += _PAGE * UNIT_SIZE
@@ -243,7 +245,7 @@ class TimerFiles:
 
     @property
     def first_revised(self) -> int:
-        """Return the number of the timer log file from which on a start revises the wheel."""
+        """Return the number of the timer log file from which a startup revises the wheel."""
         if not self.files:
             return 0
         begin = max(self.checked.last_timer_log_flush_pos - self.file_size, 0)
@@ -251,8 +253,10 @@ class TimerFiles:
                    default=0)
 
     def start(self, now: int, log_min: int, log_end: int) -> TimerStart:
-        """Return what a broker that starts at ``now`` (ms) finds of the pending messages, with the
-        commitlog from ``log_min`` to ``log_end``. StoreIOError.
+        """Return which pending messages a broker finds that starts at ``now`` (ms), with the
+        commitlog from ``log_min`` to ``log_end``.
+
+        Raises: StoreIOError.
         """
         seen = self.outlook(now, log_min, log_end)
         return TimerStart(len(seen.units), int(seen.skipped.sum()), int(seen.unreachable.sum()),
@@ -260,7 +264,10 @@ class TimerFiles:
                           self.checked, seen.wheel_missing)
 
     def outlook(self, now: int, log_min: int, log_end: int) -> Outlook:
-        """Return the same of each unit. StoreIOError."""
+        """Return the result of `start` for each unit.
+
+        Raises: StoreIOError.
+        """
         last_read = self.checked.last_read_time_ms
         since = min(last_read // self.precision, now // self.precision - KEPT_SLOTS)
         units = self.units(since)
@@ -294,7 +301,9 @@ class TimerFiles:
         return intact
 
     def _recover(self, slots: Slots, units: TimerUnits, read_from: int) -> int:
-        """Revise the wheel as a start does; the position after the last unit that it accepts."""
+        """Revise the wheel as a startup does; return the position after the last unit that it
+        accepts.
+        """
         if not self.files:
             return 0
         file = self.first_revised
@@ -302,7 +311,7 @@ class TimerFiles:
         for number, page in self.pages(file):
             if number == file + 1:
                 file, end = number, self.files[number].base
-            # An invalid unit ends the timer log; so does a file without one.
+            # An invalid unit ends the timer log, and so does a missing file.
             sound = page.position == end + np.arange(len(page)) * UNIT_SIZE
             count = len(page) if sound.all() else int(np.argmin(sound))
             slots.revise(page.only(np.arange(len(page)) < count))
@@ -316,8 +325,8 @@ class TimerFiles:
         return end
 
     def _enqueued_again(self, end: int, log_end: int) -> tuple[int, int, int]:
-        """Return (row at which the broker goes on, the physical offset of its message, how many
-        rows are enqueued from there on).
+        """Return (queue offset at which the broker continues, the physical offset of its message,
+        the number of entries that are enqueued from there).
         """
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         if queue is None:
@@ -329,12 +338,14 @@ class TimerFiles:
             at, unit.physical_offset, queue.disk_end - at)
 
     def next_row(self, end: int, log_end: int) -> int:
-        """Return the row at which a broker goes on after a timer log that ends at ``end``."""
+        """Return the queue offset at which a broker continues after a timer log that ends at
+        ``end``.
+        """
         queue = self.store.known_queue(TIMER_TOPIC, 0)
         return 0 if queue is None else self._next_row(end, log_end, queue)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
-        """Return the row after that of the last unit, else what timercheck says."""
+        """Return the queue offset after that of the last unit, else the one in timercheck."""
         last = None
         for _, page in self.pages(max(len(self.files) - 2, 0)):
             kept = page.only(page.position < end)
@@ -367,8 +378,8 @@ def _runs(units: TimerUnits) -> tuple[Array, Array]:
 
 
 def _laps(units: TimerUnits, first: Array) -> Array:
-    """Return whether the run is not the first one of its place: the slot started again within the
-    units.
+    """Return whether the run is not the first one of its place, so that the slot started again
+    within the units.
     """
     number = units.slot % SLOTS
     earliest = np.full(SLOTS, _ANYWHERE, np.int64)
@@ -378,7 +389,7 @@ def _laps(units: TimerUnits, first: Array) -> Array:
 
 
 def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array:
-    """Return which of the units a broker comes to from the slots of ``read_from`` and later."""
+    """Return which of the units a broker reaches from the slots of ``read_from`` and later."""
     reached: Array = np.zeros(len(units), bool)
     if not len(units):
         return reached
@@ -397,10 +408,11 @@ def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array
 
 
 def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, bytes]:
-    """`wheel_of` all units of the timer log.
+    """Return `wheel_of` all units of the timer log.
 
-    ``log_end``: units from the first one on after which all point beyond it are left out.
-    StoreIOError.
+    ``log_end``: omit units from the first one after which all units point beyond it.
+
+    Raises: StoreIOError.
     """
     units = files.units(0)
     if log_end is not None:
@@ -410,7 +422,7 @@ def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, by
 
 
 def wheel_of(units: TimerUnits) -> dict[int, bytes]:
-    """Return the pages of a wheel that leads to every one of the units: bytes by their position."""
+    """Return the pages of a wheel that points to all units: bytes by their position."""
     if not len(units):
         return {}
     first, last = _runs(units)

@@ -1,7 +1,7 @@
-"""The timer log, built from the messages of the timer topic: for one that is damaged or gone.
+"""The timer log, built from the messages of the timer topic to replace a damaged or missing one.
 
-spec: timer-and-others-5x.md §1.1, §1.3. Each message of the topic has its time and its topic, which
-is all that a unit says of it; only messages that wait for their time need one.
+spec: timer-and-others-5x.md §1.1, §1.3. Each message of the topic contains its time and its topic,
+which is all that a unit needs; only messages that wait for their time need a unit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _DEQUEUED = "TIMER_DEQUEUE_MS"
 _ANYWHERE = 1 << 62
 DEFAULT_FILE_SIZE = 100 << 20
 _ROLL_SLOTS = 172_800
-"""timerRollWindowSlot: where a message waits whose time is further than the wheel reaches."""
+"""timerRollWindowSlot: where a message waits that is due after the end of the wheel."""
 
 
 class Timed(NamedTuple):
-    """A message of the timer topic: its row, place and size, and when it is due (ms)."""
+    """A message of the timer topic: its queue offset, place and size, and when it is due (ms)."""
 
     row: int
     physical: int
@@ -43,9 +43,10 @@ class Timed(NamedTuple):
 
 
 def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
-    """Return the messages that were enqueued (rows below ``before``) and wait for their time, and
-    the last one that was enqueued. Of a message that was rolled on, the newest record.
-    StoreIOError.
+    """Return the messages that were enqueued (queue offsets below ``before``) and wait for their
+    time, and the last one that was enqueued. For a rolled message this is the newest record.
+
+    Raises: StoreIOError.
     """
     queue = files.store.known_queue(TIMER_TOPIC, 0)
     by_key: dict[str, Timed] = {}
@@ -80,8 +81,10 @@ def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
 
 
 def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
-    """Return what ``config/timercheck`` should say, from the timer log and the messages that were
-    delivered last: where it is damaged or missing. StoreIOError.
+    """Return the content for a damaged or missing ``config/timercheck``, from the timer log and the
+    messages that were delivered last.
+
+    Raises: StoreIOError.
     """
     units = files.units(-_ANYWHERE)
     end = int(units.position[-1]) + UNIT_SIZE if len(units) else 0
@@ -92,8 +95,10 @@ def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
 
 
 def last_delivered(store: Store, log_end: int) -> int:
-    """Return when (ms) the timed message was due that was delivered last; 0 if none was. Slots are
-    read in order, so all that was due before is delivered. StoreIOError.
+    """Return the due time (ms) of the timed message that was delivered last; 0 without one. Slots
+    are read in order, so all messages that were due before it are delivered.
+
+    Raises: StoreIOError.
     """
     for file in reversed(store.log.files):
         newest = 0
@@ -106,7 +111,7 @@ def last_delivered(store: Store, log_end: int) -> int:
             rows, times = properties.find(props.TIMER_OUT_MS)
             for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
                 due[row] = int(raw) if raw.isdigit() and len(raw) < 18 else 0
-            # One that was rolled on is in the timer topic again.
+            # A rolled message is in the timer topic again.
             own = delivered[~text.topics(batch).equal(TIMER_TOPIC.encode())[delivered]]
             newest = int(due[own[-1]]) if len(own) else newest
         if newest:
@@ -116,7 +121,7 @@ def last_delivered(store: Store, log_end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BuiltLog:
-    """``files``: the bytes that are used of each, by its base offset; ``end``: of the log."""
+    """``files``: the used bytes of each file, by its base offset; ``end``: the end of the log."""
 
     units: TimerUnits
     files: dict[int, bytes]
@@ -125,7 +130,7 @@ class BuiltLog:
 
 
 def built_log(files: TimerFiles, messages: list[Timed]) -> BuiltLog:
-    """Return a timer log with a unit for each message, in the order of their rows."""
+    """Return a timer log with a unit for each message, in the order of their queue offsets."""
     precision, written = files.precision, files.checked.last_read_time_ms
     size = files.file_size or DEFAULT_FILE_SIZE
     parts: dict[int, bytearray] = {0: bytearray()}

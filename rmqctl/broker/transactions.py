@@ -1,5 +1,5 @@
-"""A broker's rules for transactions: names and times of half messages, and what ends them
-(spec: recovery.md §10).
+"""A broker's rules for transactions: names and times of half messages, and how they end (spec:
+recovery.md §10).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from rmqctl.formats.local.message import Record
 from rmqctl.store.objects import java_text
 
 GROUP = "PGROUP"
-"""Of a half message: the group of its producer."""
+"""Property of a half message: the group of its producer."""
 READER = "CID_RMQ_SYS_TRANS"
-"""The group whose positions say how far both topics were read."""
+"""The group whose consumer offsets show how far both topics were read."""
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Topic of half messages that were checked too often or are too old."""
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
@@ -23,20 +23,22 @@ IMMUNITY_MS = 6000
 MAX_CHECKS = 15
 TIMES = "TRANSACTION_CHECK_TIMES"
 PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
-"""Of a message that was put once more before its producer may be asked: where it was first."""
+"""Property of a message that was appended again before a check: its first queue offset."""
 TRANSACTION_ID = "__transactionId__"
 ENDED = "d"
 """The tag of an op message."""
 OP_BYTES = 4096
-"""A 5.x broker puts so many bytes of queue offsets into one op message."""
+"""Bytes of queue offsets that a 5.x broker puts into one op message."""
 EVERY_S = {4: 60.0, 5: 30.0}
 """Seconds between two rounds of checks, by generation."""
 _MAX_OP_BYTES = 1 << 16
-"""Of an op message's body, which anybody may have sent, so much is looked at."""
+"""Bytes of an op message's body that are read; anybody may have sent it."""
 
 
 def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
-    """Return the milliseconds a producer asks to be left alone; None where it does not say."""
+    """Return the milliseconds for which a producer asks not to be checked; None if it does not
+    say.
+    """
     text = properties.get(IMMUNITY)
     if text is None:
         return None
@@ -48,13 +50,13 @@ def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int 
 
 
 def half_offsets(bodies: Iterable[bytes]) -> set[int]:
-    """Return the queue offsets of half messages that the bodies of op messages name."""
+    """Return the queue offsets of half messages in the bodies of op messages."""
     return {int(text) for body in bodies for text in bytes(body[:_MAX_OP_BYTES]).split(b",")
             if text.isdigit() and len(text) < 19}
 
 
 def ended_by(record: Record) -> set[int]:
-    """Return the queue offsets of half messages that an op message names."""
+    """Return the queue offsets of half messages in an op message."""
     if props.parse(java_text(record.properties)).get(props.TAGS) != ENDED:
         return set()
     return half_offsets([record.body])

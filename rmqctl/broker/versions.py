@@ -1,8 +1,8 @@
 """Differences between the broker versions that rmqctl follows; the only place for them.
 
-Two versions are followed in everything and compared with the engine's own files: the profiles. Any
-other release is followed by the profile of its line, with the known differences of its source at a
-start (`DIFFERENCES`), and differences that are not covered are named.
+Two versions, the profiles, are followed in everything and compared with the engine's own files. Any
+other release is followed by the profile of its line, with the known differences of its source at
+startup (`DIFFERENCES`); differences that are not covered are named.
 
 spec: versions.md, recovery.md §2-§8 and §15, commitlog.md §5 and §8, consumequeue.md §7 and §10.
 """
@@ -26,7 +26,7 @@ class BrokerVersion:
     name: str
     generation: int
 
-    # What it writes.
+    # What the broker writes.
     trailing_separator: bool
     """True if a rebuilt properties string ends with 0x02."""
     map_capacity: int
@@ -37,22 +37,23 @@ class BrokerVersion:
     """``WAIT`` stays in the stored string of a plain put."""
     ensures_unique_key: bool
     body_room: int
-    """Bytes that a record may have beyond ``max_message_size``; then only the body is limited."""
+    """Bytes that a record may have beyond ``max_message_size``; beyond that only the body is
+    limited."""
     timer: bool
     batch_queues: bool
     multi_dispatch_any_queue: bool
-    """Multi-dispatch also allots offsets to queues that are no LMQ."""
+    """Multi-dispatch also assigns offsets to queues that are not LMQs."""
     page_cache_busy: str
     abort_has_pid: bool
 
-    # How it starts.
+    # How the broker starts.
     blank_must_fit: bool
-    """A blank which names more than the rest of its file is damage (5.3.2+)."""
+    """A blank record that names more bytes than the rest of its file is damage (5.3.2+)."""
     skips_folders: bool
     deletes_empty_last: bool
     normal_by_queues: bool
-    """After a clean end the walk starts by the consume queues and dispatches what is beyond them
-    (5.3.2+); else it starts with the third file from the end and dispatches nothing.
+    """After a clean stop the walk starts by the consume queues and dispatches later messages
+    (5.3.2+); else it starts with the third-last file and dispatches nothing.
     """
     reput_from_queues: bool
     """True if missing entries at the end of consume queues are dispatched after recovery (4.5.1 to
@@ -66,25 +67,25 @@ class BrokerVersion:
     """
     keeps_confirm: bool
     walks_dledger: bool
-    """After an unclean end it walks the records of a DLedger log and dispatches them (5.2.0+)."""
+    """After an unclean stop it walks the records of a DLedger log and dispatches them (5.2.0+)."""
     rocksdb_queues: bool
-    """It knows consume queues in RocksDB (5.2.0+); else it sees no queue in such a store."""
+    """It supports consume queues in RocksDB (5.2.0+); else it finds no queue in such a store."""
     property_crc: bool
-    """It appends a CRC to records, and knows forceVerifyPropCRC (5.2.0+)."""
+    """It appends a CRC to records, and supports forceVerifyPropCRC (5.2.0+)."""
     property_crc_of_zero: bool
-    """With that it takes a record whose appended CRC is 0 (5.3.2+)."""
+    """With property_crc it accepts a record whose appended CRC is 0 (5.3.2+)."""
     empty_queue_file_fails: bool
-    """A queue that goes on with a later file and has no row in it keeps the broker from
-    starting (5.0.0+; apache/rocketmq#9728)."""
+    """A queue that continues with a later file without entries keeps the broker from starting
+    (5.0.0+; apache/rocketmq#9728)."""
 
-    # How it answers.
+    # How the broker answers.
     nearest_in_time: bool
-    """The offset at a time is that of the row nearest in time; a boundary since 5.1.1."""
+    """The offset at a time is that of the entry nearest in time; since 5.1.1 it is a boundary."""
 
-    # What its configuration says.
+    # Settings of its configuration.
     forces_property_crc: bool = False
     """forceVerifyPropCRC: its log ends at a record that does not match its appended CRC, or has
-    none; the body's own is not looked at."""
+    none; the body CRC is not checked."""
 
 
 VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
@@ -171,7 +172,8 @@ DIFFERENCES = (
 
 def release_of(text: str) -> str:
     """Return the release of a text: ``5.1.4``, ``v4.9.3``, ``4.9`` (the newest 4.9.x).
-    UsageError.
+
+    Raises: UsageError.
     """
     wanted = text.strip().lower().removeprefix("rocketmq-all-").removeprefix("v")
     wanted = wanted.removesuffix("-incubating").removesuffix("-release")
@@ -186,14 +188,15 @@ def release_of(text: str) -> str:
 
 
 def is_release(name: object) -> bool:
-    """Return whether this is the exact name of a released version."""
+    """Return whether a name is the exact name of a released version."""
     return name in RELEASES
 
 
 @cache
 def version_of(release: str) -> BrokerVersion:
     """Return the rules of a release: a profile, or that of its line with the `DIFFERENCES`.
-    UsageError.
+
+    Raises: UsageError.
     """
     release = release_of(release)
     profile = VERSIONS.get(release) or version_for(int(release[0]))

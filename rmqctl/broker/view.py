@@ -1,4 +1,4 @@
-"""A store as its broker would have it after a start: the ``broker`` view of what is on disk."""
+"""A store as its broker would have it after a startup: the ``broker`` view of the disk."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ if TYPE_CHECKING:
     from rmqctl.broker.versions import BrokerVersion
 
 SMALL_LOG = 64 << 20
-"""Bytes of log that are walked without a thought to know where a broker ends it."""
+"""Bytes of a log that is always walked to determine where a broker ends it."""
 
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
-    """Return what a broker of ``version`` (None: the store's own) would have of ``store``. Of a
-    DLedger log that is what DLedger leaves when it starts, committed or not: only a group knows.
+    """Return the view of ``store`` that a broker of ``version`` (None: the store's own) would have.
+    For a DLedger log that is the state after DLedger's start, committed or not: only a group knows.
     """
     from rmqctl.broker.recovery import default_version, recover_log
 
@@ -33,13 +33,13 @@ def _ledger_end(store: Store) -> int:
 
 
 def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> View:
-    """Return the view ``disk``, ``broker``, or ``auto``: the one for answers that a broker gives.
+    """Return the view ``disk``, ``broker``, or ``auto``, which is for answers that a broker gives.
 
-    ``auto`` is the broker's as long as the log is small; else finding the end of its recovery would
-    cost a walk through gigabytes, and the disk's is taken.
+    ``auto`` is the broker's view as long as the log is small; else determining the end of its
+    recovery would cost a walk through gigabytes, and the disk view is used.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
-        kind = "disk"  # a broker's recovery begins where its consume queues say
+        kind = "disk"  # a broker's recovery begins where its consume queues end
     if kind == "auto":
         size = sum(file.size for file in store.log.files)
         kind = "broker" if size <= SMALL_LOG else "disk"
@@ -49,8 +49,8 @@ def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> Vi
 
 
 def after_start(store: Store, kind: str) -> View:
-    """Return the view of a plan that a start of the broker follows: the broker's, unless the
-    ``disk``'s is asked for, or no other view exists.
+    """Return the view for a plan after which the broker starts: the broker's, unless ``disk`` is
+    requested, or no other view exists.
     """
     return view_of(store, "disk" if kind == "disk" or not store.layout.reads("consumequeue")
                    else "broker")

@@ -14,9 +14,9 @@ from rmqctl.phrases import Phrase
 from rmqctl.store.broker_conf import BrokerConf
 
 TRIMS_SINCE = "5.2.0"
-"""From here on strings lose the blanks around them."""
+"""The first release that trims blanks around strings."""
 DERIVES_SINCE = "4.9.4"
-"""From here on the log is below storePathRootDir unless storePathCommitLog is set."""
+"""The first release whose log is below storePathRootDir unless storePathCommitLog is set."""
 MULTI_PATH_SINCE = "4.9.2"
 DEFAULTS: dict[str, Any] = {
     "mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 6_000_000,
@@ -26,7 +26,7 @@ DEFAULTS: dict[str, Any] = {
     "brokerClusterName": "DefaultCluster", "brokerRole": "ASYNC_MASTER", "brokerId": 0,
     "fileReservedTime": 72, "deleteWhen": "04", "diskMaxUsedSpaceRatio": 75,
     "messageIndexEnable": True, "messageIndexSafe": False}
-"""Defaults of the settings that the file does not set, the same in all releases."""
+"""Defaults of settings that the file does not set, the same in all releases."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +37,20 @@ class Effective:
     release: str
 
     def spelled(self, name: str) -> str:
-        """Return the name that this release reads for what later ones call ``name``."""
+        """Return the name under which this release reads the setting that later releases call
+        ``name``.
+        """
         return name if is_read(name, self.release) else next(
             (old for old, new in RENAMED.items() if new == name and is_read(old, self.release)),
             name)
 
     def text(self, name: str) -> str | None:
-        """Return the file's value of a name that this release reads; None if not set."""
+        """Return the file's value of a name that this release reads; None if it is not set."""
         spelling = self.spelled(name)
         return self.conf.texts.get(spelling) if is_read(spelling, self.release) else None
 
     def given(self, name: str) -> Any:
-        """Return the value that the file sets; None where the default stays."""
+        """Return the value that the file sets; None if the default applies."""
         text = self.text(name)
         if text is None:
             return None
@@ -58,7 +60,7 @@ class Effective:
             return None
 
     def get(self, name: str) -> Any:
-        """Return the value that counts: the file's, or the default; None if unknown."""
+        """Return the effective value: the file's, or the default; None if unknown."""
         value = self.given(name)
         return DEFAULTS.get(name) if value is None else value
 
@@ -67,8 +69,8 @@ class Effective:
         return is_from(self.release, TRIMS_SINCE)
 
     def origin(self, name: str) -> Phrase:
-        """Return where the value of a setting comes from: ``mappedFileSizeCommitLog=1024``, or why
-        its default stays.
+        """Return the origin of a setting's value: ``mappedFileSizeCommitLog=1024``, or why the
+        default applies.
         """
         spelling, text = self.spelled(name), self.text(name)
         if text is not None:
@@ -86,5 +88,5 @@ class Effective:
 
 
 def shown(text: str) -> str:
-    """Return a value as a sentence has it: in quotes where its ends would not be seen."""
+    """Return a value for a sentence: in quotes if it starts or ends with blanks."""
     return repr(text) if text != text.strip() or not text else text

@@ -1,7 +1,7 @@
-"""A store as the broker of a ``broker.conf`` opens it, and what that file costs, in sentences.
+"""A store as the broker of a ``broker.conf`` opens it, and the effects of that file, in sentences.
 
-The paths, layouts and sizes in that file become a separate `Store`, on which a start is predicted.
-The original `Store` does not change.
+The paths, layouts and sizes in that file become a separate `Store`, on which a startup is
+predicted. The original `Store` does not change.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _CONFIGURED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json")
 
 
 class SettingEffect(NamedTuple):
-    """The effect of a setting on a start, in a sentence.
+    """The effect of a setting on a startup, in a sentence.
 
     ``effect``: ``refuses``: the broker does not start; ``loses``: it does not read, or deletes,
-    what is there; ``unserved``: it runs, but serves no client; ``ignored``: it does not read the
-    name; ``differs``: all else that is worth knowing.
+    existing data; ``unserved``: it runs, but serves no client; ``ignored``: it does not read the
+    name; ``differs``: any other effect worth knowing.
     """
 
     setting: str
@@ -58,10 +58,11 @@ class SettingEffect(NamedTuple):
 
 @dataclass(slots=True)
 class Followed:
-    """``store``: what the broker opens, to be closed unless it is the one that was asked about.
+    """``store``: the store that the broker opens; the caller closes it unless it is the original
+    one.
 
-    ``elsewhere``: its root is another folder. ``log_unopened``: it opens no file of the log that
-    is there.
+    ``elsewhere``: its root is another folder. ``log_unopened``: it opens none of the existing log
+    files.
     """
 
     store: Store
@@ -73,8 +74,8 @@ class Followed:
 
 
 def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
-    """Return what a broker of ``release`` opens with the configuration file of ``store``; the store
-    itself if it has no file.
+    """Return the store that a broker of ``release`` opens with the configuration file of ``store``;
+    the store itself if it has no file.
     """
     if not store.sizes.conf.path:
         return Followed(store, version, assumed=_assumed(store))
@@ -98,7 +99,7 @@ def _assumed(store: Store) -> dict[str, Any]:
 
 
 class _Follower:
-    """One broker, one file, one store."""
+    """One broker, one configuration file, one store."""
 
     def __init__(self, store: Store, release: str, version: BrokerVersion) -> None:
         self._store, self._release, self._version = store, release, version
@@ -110,7 +111,7 @@ class _Follower:
         where = places(settings, store.root)
         self._start()
         self._names()
-        # What it opens: folders, layout, sizes.
+        # What the broker opens: folders, layout, sizes.
         version = self._layouts()
         folders = [os.path.join(store.root, folder) for folder in where.log]
         if store.sizes.folders_given:
@@ -121,7 +122,7 @@ class _Follower:
         followed = Followed(seen, version, self._effects, elsewhere=where.elsewhere)
         if where.moved:
             followed.assumed[ROOT] = store.root
-        # What that costs.
+        # The effects.
         if where.elsewhere:
             self._elsewhere(where)
         followed.log_unopened = self._log(where, seen)
@@ -180,7 +181,7 @@ class _Follower:
                 and any(self._store.plain_queues))
 
     def _layouts(self) -> BrokerVersion:
-        """Return the rules with which consume queues are read; tells what the layouts cost."""
+        """Return the rules for reading consume queues; report the effects of the layouts."""
         layout, origin = self._store.layout, self._settings.origin(_STORE_TYPE)
         if self._makes_rocksdb:
             self._tell(_STORE_TYPE, "differs", Phrase(
@@ -194,7 +195,7 @@ class _Follower:
         return self._version if self._in_rocksdb else replace(self._version, rocksdb_queues=False)
 
     def _configuration(self) -> None:
-        """Report topics, groups and offsets in another form than the one that the broker reads."""
+        """Report topics, groups and offsets in another form than the broker reads."""
         has, reads = self._store.layout.config, "json"
         setting = _STORE_TYPE
         if is_from(self._release, _V2_SINCE) and self._settings.get("configManagerVersion") == "v2":
@@ -226,7 +227,7 @@ class _Follower:
             store=self._store.root))
 
     def _log(self, where: Places, seen: Store) -> bool:
-        """Return whether none of the log's files is opened; tells what of them is not."""
+        """Return whether none of the log's files is opened; report the files that are not."""
         there = self._files_there()
         # The root also contains the checkpoint and the lock file, so it cannot be the log folder.
         root = vfs.realpath(self._store.root)
@@ -278,7 +279,7 @@ class _Follower:
         return True
 
     def _files_there(self) -> list[StoreFile]:
-        """Return the files of the log that is there; of several nodes those of all."""
+        """Return the existing files of the log; with several nodes those of all."""
         with suppress(RmqctlError):
             return list(self._store.log.files)
         from rmqctl.store.files import log_listing
@@ -290,7 +291,7 @@ class _Follower:
     # -- sizes ------------------------------------------------------------------------------------
 
     def _sizes(self) -> Sizes:
-        """Return the sizes that the broker gives its files; options win over the file."""
+        """Return the file sizes that the broker uses; options override the file."""
         sizes, conf = self._store.sizes, self._store.sizes.conf
         settings = self._settings
 

@@ -1,5 +1,5 @@
-"""Values as Java reads them: ``MixAll.properties2Object``. What Java cannot read is a ValueError,
-which a broker swallows: the default stays.
+"""Values as Java reads them: ``MixAll.properties2Object``. A value that Java cannot read raises
+ValueError; a broker ignores the exception and keeps the default.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ _BLANKS = "".join(map(chr, range(0x21)))
 
 
 def value(kind: str, text: str, *, trims: bool) -> Any:
-    """``text`` as the Java type ``kind`` has it. ``trims``: strings lose the blanks around them
-    (5.2.0 and later). ValueError.
+    """Return ``text`` as a value of the Java type ``kind``. ``trims``: strings lose the blanks
+    around them (5.2.0 and later).
+
+    Raises: ValueError.
     """
     if kind in _BITS:
         return _integer(text, _BITS[kind])

@@ -1,4 +1,4 @@
-"""The names that a broker reads of ``broker.conf``, by release: `names.toml`."""
+"""The names in ``broker.conf`` that a broker reads, by release: `names.toml`."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
            "mapedFileSizeConsumeQueue": "mappedFileSizeConsumeQueue",
            "haSlaveFallbehindMax": "haMaxGapNotInSync",
            "tieredStoreFilepath": "tieredStoreFilePath"}
-"""Names that later releases spell otherwise."""
+"""Names that later releases spell differently."""
 
 
 class SettingName(NamedTuple):
     """A name with its Java type. ``since``: the first release that reads it; ``until``: the last
-    one, None where the newest does.
+    one, None if the newest release does.
     """
 
     name: str
@@ -36,8 +36,8 @@ class SettingName(NamedTuple):
 
 @cache
 def table() -> dict[str, SettingName]:
-    """Return all names of all releases. A name that several classes have is in it once."""
-    data = get_data("rmqctl.broker.conf", "names.toml")  # also where the package is an archive
+    """Return all names of all releases. A name that several classes have is listed once."""
+    data = get_data("rmqctl.broker.conf", "names.toml")  # also if the package is in an archive
     assert data is not None
     settings: dict[str, SettingName] = {}
     for section in tomllib.loads(data.decode("ascii")).values():
@@ -50,14 +50,14 @@ def table() -> dict[str, SettingName]:
 
 
 def is_read(name: str, release: str) -> bool:
-    """Return whether a broker of ``release`` reads the name; case counts."""
+    """Return whether a broker of ``release`` reads the name; case matters."""
     setting = table().get(name)
     return setting is not None and setting.is_read_by(release)
 
 
 def meant(name: str, release: str) -> str | None:
-    """Return the name that was probably meant by one that ``release`` does not read; None: no
-    idea.
+    """Return the name that was probably meant by a name that ``release`` does not read; None if
+    unknown.
     """
     pairs = {**RENAMED, **{new: old for old, new in RENAMED.items()}}
     other = pairs.get(name)
@@ -72,7 +72,7 @@ def meant(name: str, release: str) -> str | None:
 
 
 def unread(name: str, release: str) -> Phrase:
-    """Return, for a name that ``release`` does not read, what may have been meant or which releases
+    """Return, for a name that ``release`` does not read, the probable name or the releases that
     read it.
     """
     other, setting = meant(name, release), table().get(name)

@@ -1,8 +1,8 @@
 """Places where a broker with a ``broker.conf`` looks for its files, seen from a store that may be a
 copy.
 
-Paths of the file are those of the broker's machine. Where its storePathRootDir is not here, the
-given store replaces it, and paths below that folder are looked up below the store.
+Paths in the file are those of the broker's machine. If its storePathRootDir does not exist here,
+the given store replaces it, and paths below that folder are looked up below the store.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ DLEDGER_DATA, SELF_ID = "storePathDLedgerCommitLog", "dLegerSelfId"
 _SPLITTER = ","
 _COMMITLOG = "commitlog"
 _DEFAULT_ROOT = re.compile(r"/(root|(home|Users|var/lib)/[^/]+)/store")
-"""``${user.home}/store``, the default, on the machines of others."""
+"""``${user.home}/store``, the default, on other machines."""
 _HEAD = 64
-"""Bytes of a record that say its queue, place and times."""
+"""Bytes of a record that contain its queue, place and times."""
 _EDGES = " \t\r\n\f\"'"
 
 
@@ -34,8 +34,8 @@ class Places:
     """The folders that the broker opens, relative to the store or absolute.
 
     ``elsewhere``: its root is another folder, so it has neither queues nor configuration of this
-    store; ``moved``: its root is taken for the place which the store has been copied from.
-    ``log`` has the folders of the log, ``setting`` says which name decided about them.
+    store; ``moved``: its root is assumed to be the place from which the store was copied. ``log``
+    has the folders of the log, ``setting`` is the name that decides them.
     """
 
     root: str | None
@@ -50,7 +50,7 @@ def places(effective: Effective, store: str) -> Places:
     root, log = effective.given(ROOT), effective.given(LOG)
     multi = is_from(effective.release, MULTI_PATH_SINCE) and _SPLITTER in (log or "")
     paths = trim(log).split(_SPLITTER) if multi and log else [log] if log is not None else []
-    if multi:  # a single path is read without these
+    if multi:  # a single path is read without separators
         paths += [path for path in trim(effective.given(READ_ONLY) or "").split(_SPLITTER) if path]
     elsewhere = _is_elsewhere(root, store) if root is not None else _without_root(paths, store)
     base = root if root is not None else _base_of(paths)
@@ -74,14 +74,14 @@ def places(effective: Effective, store: str) -> Places:
 
 
 def is_default(path: str) -> bool:
-    """Return whether a folder is ``~/store`` of this user, or looks like that of another."""
+    """Return whether a folder is ``~/store`` of this user, or looks like that of another one."""
     path = vfs.normpath(path)
     return path == vfs.normpath(os.path.expanduser("~/store")) or bool(
         _DEFAULT_ROOT.fullmatch(path))
 
 
 def _is_elsewhere(root: str, store: str) -> bool:
-    """Return whether a root is neither the store nor the place it was copied from."""
+    """Return whether a root is neither the store nor the place from which it was copied."""
     if _same(root, store):
         return False
     if not root.strip(_EDGES) or root.startswith("~") or "${" in root:
@@ -96,7 +96,9 @@ def _is_elsewhere(root: str, store: str) -> bool:
 
 
 def _is_another(root: str, store: str) -> bool:
-    """Return whether two stores have begun with different messages; none is a copy of the other."""
+    """Return whether two stores begin with different messages, so that neither is a copy of the
+    other.
+    """
     logs = [{file.name: file.path for folder in find(path)
              for file in listing(os.path.join(path, folder)).files} for path in (root, store)]
     common = sorted(logs[0].keys() & logs[1].keys())
@@ -105,7 +107,7 @@ def _is_another(root: str, store: str) -> bool:
 
 
 def _head(path: str) -> bytes:
-    """Return the head of the first record of a file of the log; none where it cannot be read."""
+    """Return the header of the first record of a log file; b"" if it cannot be read."""
     try:
         with vfs.open_bytes(path) as file:
             return file.read(_HEAD)
@@ -114,21 +116,21 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """Return the same of the default root: whether the log is known to be in this store."""
+    """Return, for the default root, whether the log is known to be in this store."""
     if is_default(vfs.abspath(store)):
         return False
     return any(_same(os.path.dirname(vfs.abspath(path)), store) for path in paths)
 
 
 def _base_of(paths: list[str]) -> str | None:
-    """Return the default root as the log below it shows it; None where it does not."""
+    """Return the default root by the log folders below it; None if they do not show it."""
     above = [os.path.dirname(vfs.normpath(path)) for path in paths]
     return next((folder for folder in above if os.path.basename(folder) == "store"
                  and not vfs.isdir(folder)), None)
 
 
 def _seen(path: str, base: str | None) -> str:
-    """Return a folder as it is seen from the store: relative to it where it lies below ``base``."""
+    """Return a folder as seen from the store: relative to the store if it is below ``base``."""
     if base is None or not path:
         return path or os.path.join(os.sep, "")
     below = os.path.relpath(vfs.normpath(path), vfs.normpath(base))
@@ -138,7 +140,7 @@ def _seen(path: str, base: str | None) -> str:
 
 
 def _dledger(effective: Effective, base: str | None) -> tuple[list[str], str]:
-    """Return (the folders of DLedger's data, the setting that decides about them)."""
+    """Return (the folders of DLedger's data, the setting that decides them)."""
     path = effective.given(DLEDGER_DATA)
     if path:
         return [_seen(part, base) for part in path.split(_SPLITTER)], DLEDGER_DATA
