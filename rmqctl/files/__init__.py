@@ -1,3 +1,3 @@
-"""The ground of all writing: files and folders made to last, the store's lock, stamps of files,
-how full a disk is. Nothing here knows what is in a file.
+"""The base of all writing: durable files and folders, the store's lock, stamps of files, disk
+usage. Nothing here interprets the content of a file.
 """

@@ -1,6 +1,6 @@
 """Folders for replaced contents, since nothing of a store is ever deleted: files and bytes go to
 ``.rmqctl/aside``, an unreadable topics.json to ``.rmqctl/kept``. Files that a plan moves aside are
-with its journal: see `rmqctl.repair.executor.journal`.
+kept with its journal: see `rmqctl.repair.executor.journal`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ from rmqctl.files.durable import (
 )
 
 ASIDE, TIER_ASIDE = "aside", "tiered/aside"
-"""Below ``.rmqctl``: of a store or a broker's local root, of a tier (`tiered.files.writer`)."""
+"""Folders below ``.rmqctl``: of a store or a broker's local root, and of a tier
+(`tiered.files.writer`)."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK)
 
 
 class AsideFolder:
-    """One folder ``.rmqctl/aside/TIME-PID`` for all that one opening of a store replaces.
+    """One folder ``.rmqctl/aside/TIME-PID`` for everything that one opening of a store replaces.
 
-    Paths in it are those below the store root; the folder is made when it is first needed.
+    Paths in it are those below the store root; the folder is created when it is first needed.
     """
 
     def __init__(self, root: str) -> None:
@@ -39,17 +40,22 @@ class AsideFolder:
         self.used = False
 
     def move(self, path: str) -> None:
-        """Move a file away, to a free name. StoreIOError."""
+        """Move a file aside, to a free name.
+
+        Raises: StoreIOError.
+        """
         target = self._target(path)
         if os.path.lexists(target):
             target = _numbered(target, 2)
         move(path, target)
 
     def save_bytes(self, path: str, position: int, data: Content) -> str:
-        """Keep bytes of a file (at once, or in blocks) that are about to be overwritten; return
-        where, relative to the store root. StoreIOError.
+        """Save bytes of a file (at once, or in blocks) that are about to be overwritten; return the
+        path of the copy, relative to the store root.
 
         `position` is their position in the file.
+
+        Raises: StoreIOError.
         """
         copy = f"{self._target(path)}.at-{position}"
         publish(copy, data, store=self._root)
@@ -63,8 +69,8 @@ class AsideFolder:
 
 
 class Aside(NamedTuple):
-    """A folder of what was put aside at once: its path below ``.rmqctl``, when it came (ms), the
-    number of files in it.
+    """A folder of files put aside together: its path below ``.rmqctl``, its time (ms), the number
+    of its files.
     """
 
     path: str
@@ -73,8 +79,10 @@ class Aside(NamedTuple):
 
 
 def asides(root: str) -> list[Aside]:
-    """Return what openings of a store, or dispatches to a tier, put aside, oldest first.
-    StoreIOError.
+    """Return the folders that openings of a store, or dispatches to a tier, put aside, oldest
+    first.
+
+    Raises: StoreIOError.
     """
     present = []
     for place in (ASIDE, TIER_ASIDE):
@@ -93,10 +101,12 @@ def asides(root: str) -> list[Aside]:
 
 
 def save_file(path: str, root: str) -> str | None:
-    """Keep a file that is about to be replaced; return None where it does not exist.
+    """Save a file that is about to be replaced; return None if it does not exist.
 
     The result is its new path: below ``.rmqctl/kept`` of the store at `root`, under its path in the
-    store and a number. StoreIOError.
+    store and a number.
+
+    Raises: StoreIOError.
     """
     path = os.path.realpath(path)
     if not os.path.lexists(path):
@@ -108,7 +118,7 @@ def save_file(path: str, root: str) -> str | None:
         copy = _numbered(target, number)
         try:
             os.link(path, copy)
-        except FileExistsError:  # another process was quicker
+        except FileExistsError:  # another process was faster
             number += 1
             continue
         except OSError as error:
@@ -120,8 +130,8 @@ def save_file(path: str, root: str) -> str | None:
 
 
 def _below(path: str, root: str, folder: str) -> str:
-    """Return the place in `folder` for a file of the store; its name only if it is outside the
-    store.
+    """Return the path in `folder` for a file of the store; for a file outside the store, its
+    name.
     """
     relative = os.path.relpath(path, root)
     if relative.startswith(os.pardir):
@@ -130,14 +140,14 @@ def _below(path: str, root: str, folder: str) -> str:
 
 
 def _numbered(target: str, number: int) -> str:
-    """``TARGET.N``, with the first free N from ``number`` on."""
+    """Return ``TARGET.N``, with the first free N from ``number`` on."""
     while os.path.lexists(f"{target}.{number}"):
         number += 1
     return f"{target}.{number}"
 
 
 def _copy(path: str, copy: str) -> None:
-    """For file systems without hard links."""
+    """Copy a file, on file systems without hard links."""
     try:
         shutil.copy2(path, copy)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Folders that a command may write: below the root it was given, and those that its user named.
+"""Folders to which a command may write: below the given root, and those that the user named.
 
-A store may come from a stranger. Its links, its journals of repairs and its settings name paths,
-and so does the folder around it. What they name is read; it is written only after the user named
-the folder in this command.
+A store may come from an unknown source. Its links, its journals of repairs, its settings and the
+folder around it name paths. Such paths are read, but only written to after the user named the
+folder in this command.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rmqctl.errors import RefusedError
 def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
     """Return the roots of other stores than ``roots`` that contain one of the folders: real paths.
 
-    Who writes in the folder needs their locks. A folder in one of ``roots`` is that store's.
+    A writer in these folders needs their locks. A folder in one of ``roots`` belongs to that store.
     """
     own = set(map(os.path.realpath, roots))
     stores: dict[str, None] = {}
@@ -32,11 +32,11 @@ def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
 
 
 class Bounds:
-    """The folders that a command may write in: ``root``, and those its user ``named``.
+    """The folders to which a command may write: ``root``, and those that the user ``named``.
 
-    Paths are resolved when the object is created and when it is asked, so that a link counts as
-    the place that it points to. A folder named by its place in the root adds none: where a link of
-    the store points to was not named.
+    Paths are resolved when the object is created and at each check, so that a link counts as its
+    target. A folder named by its path in the root adds no folder: the target of a link in the store
+    was not named.
     """
 
     def __init__(self, root: str, named: Iterable[str] = ()) -> None:
@@ -51,7 +51,9 @@ class Bounds:
                    for folder in (self.root, *self.named))
 
     def require(self, target: str, path: str) -> None:
-        """RefusedError unless the step for ``target`` writes inside: at ``path``, resolved."""
+        """Raise RefusedError unless the step for ``target`` writes inside: to ``path``,
+        resolved.
+        """
         if self.contain(path):
             return
         where = "" if path == target else f": it is {path}"
@@ -60,9 +62,9 @@ class Bounds:
             f"--write-outside {shlex.quote(os.path.dirname(path))}")
 
     def refuse_links(self, *paths: str) -> None:
-        """Raise RefusedError for a file or folder that is outside, or has a link in or below it
-        that points outside: a write there would go elsewhere. What cannot be examined is left to
-        the writer.
+        """Raise RefusedError for a file or folder that is outside, or that has a link in or below
+        it that points outside: a write there would go elsewhere. Paths that cannot be examined are
+        left to the writer.
         """
         for path in paths:
             self.require(path, os.path.realpath(path))

@@ -13,14 +13,16 @@ from rmqctl.files.durable import failed
 BLOCK = 512
 """Bytes of a unit of ``st_blocks``."""
 _SECONDS = 1.0
-"""Between two questions."""
+"""Seconds between two checks."""
 
 
 def used_ratio(folder: str) -> float:
-    """Share of the file system in use, in whole hundredths rounded up.
+    """Return the used share of the file system, in whole hundredths rounded up.
 
-    What is kept back for the administrator counts neither as used nor as free. For a missing
-    folder, that of the folder that will contain it. StoreIOError.
+    Space reserved for the administrator counts neither as used nor as free. For a missing folder,
+    the folder that will contain it counts.
+
+    Raises: StoreIOError.
     """
     existing = os.path.abspath(folder)
     while True:
@@ -33,7 +35,7 @@ def used_ratio(folder: str) -> float:
             raise failed(error, folder, "ask for the free space of") from None
     used = system.f_blocks - system.f_bfree
     entire = used + system.f_bavail
-    if not system.f_blocks or not entire:  # no file system that has a size
+    if not system.f_blocks or not entire:  # a file system without a size
         return 0.0
     return -(-used * 100 // entire) / 100
 
@@ -41,7 +43,9 @@ def used_ratio(folder: str) -> float:
 def over_watermark(folders: Iterable[str], ratio: float) -> bool:
     """Return whether even the least full of the folders' file systems is used beyond `ratio`.
 
-    A ratio of 1 or more is never exceeded, and then nothing is asked. StoreIOError.
+    A ratio of 1 or more is never exceeded, and no file system is checked then.
+
+    Raises: StoreIOError.
     """
     if ratio >= 1:
         return False
@@ -49,8 +53,8 @@ def over_watermark(folders: Iterable[str], ratio: float) -> bool:
 
 
 def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
-    """Return the folders whose file system is used beyond ``ratio``; one that cannot be asked is
-    not full.
+    """Return the folders whose file system is used beyond ``ratio``; a folder that cannot be
+    checked is not full.
     """
     full = set()
     for folder in folders:
@@ -63,24 +67,26 @@ def full_folders(folders: Iterable[str], ratio: float) -> frozenset[str]:
 
 
 def free_bytes(folder: str) -> int | None:
-    """Return bytes that may still be written to the file system of a folder; None where that is
-    unknown.
+    """Return the bytes that can still be written to the file system of a folder; None if unknown.
 
-    OSError.
+    Raises: OSError.
     """
     system = os.statvfs(folder)
     return system.f_bavail * system.f_frsize if system.f_blocks else None
 
 
 class Watch:
-    """Asks `over_watermark` about folders, but not more often than once a second."""
+    """Calls `over_watermark` for folders, at most once a second."""
 
     def __init__(self, folders: Iterable[str], ratio: float) -> None:
         self._folders, self._ratio = list(folders), ratio
         self._next, self._full = 0.0, False
 
     def is_full(self) -> bool:
-        """Return the last answer. StoreIOError."""
+        """Return the last answer.
+
+        Raises: StoreIOError.
+        """
         now = time.monotonic()
         if now >= self._next:
             self._next = now + _SECONDS
@@ -89,7 +95,7 @@ class Watch:
 
 
 def bytes_below(folder: str) -> int:
-    """Return bytes on disk of all files below a folder; what cannot be read is skipped."""
+    """Return the bytes on disk of all files below a folder; unreadable ones are skipped."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

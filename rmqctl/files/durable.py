@@ -1,14 +1,14 @@
-"""Durable writing: every byte handed over, every new name made to last.
+"""Durable writing: every byte is written completely, every new name is forced to disk.
 
-Who writes into a file uses `open_file`, `write_all` or `write_parts`, and `sync`. Who puts a whole
-file in place of another uses `publish` (in a store: staged where no broker looks) or
-`replace_file` (anywhere else). New files of a fixed length are `new_file`'s. What gets another
-name, or has to go, is moved by `move`, and a folder that was filled beside its place gets there by
-`publish_folder`; what is left of such a folder goes with `remove_folder`.
+To write into a file, use `open_file`, `write_all` or `write_parts`, and `sync`. To replace an
+entire file, use `publish` (in a store: staged where no broker looks) or `replace_file` (anywhere
+else). `new_file` creates files of a fixed length. `move` renames files and moves them aside,
+`publish_folder` puts a folder in place that was filled beside it, and `remove_folder` deletes the
+rest of such a folder.
 
-Each function turns the system's refusal into a StoreIOError that names the path and what was
-attempted. Nothing here ever makes a temporary file where a broker looks for its own: it refuses
-to start on a strange name in ``commitlog``, ``consumequeue`` or ``index``.
+Each function turns an error of the system into a StoreIOError that names the path and the attempted
+action. No function creates a temporary file in a folder of the broker, which refuses to start on an
+unknown name in ``commitlog``, ``consumequeue`` or ``index``.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from rmqctl.errors import InternalError, RefusedError, StoreIOError
 Part = bytes | bytearray | memoryview
 """Bytes to write; a view must have items of one byte."""
 Content = bytes | Iterable[bytes]
-"""The bytes of a whole file, or its blocks in order, so that it need not be in memory."""
+"""The bytes of an entire file, or its blocks in order, so that it need not be in memory."""
 
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 STAGING = ".rmqctl"
 GONE = "-gone"
-"""Suffix of a folder's name while it is deleted."""
+"""Suffix of a folder's name while the folder is deleted."""
 FILE_MODE = 0o644
 _BROKERS_OWN = frozenset({"commitlog", "consumequeue", "index", "batchconsumequeue",
                           "consumequeue_ext"})
@@ -42,7 +42,7 @@ _NO_NAMING = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EI
 """Error numbers of a file system that cannot name such a file later."""
 _STAGED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _publishing = threading.Lock()
-"""Two threads that publish a file of one name would stage it under one name."""
+"""Two threads that publish a file of the same name would stage it under the same name."""
 
 
 def failed(error: OSError, path: str, doing: str) -> StoreIOError:
@@ -51,10 +51,10 @@ def failed(error: OSError, path: str, doing: str) -> StoreIOError:
 
 
 def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE) -> int:
-    """Return a descriptor of a regular file, closed on exec. Never waits for a FIFO or a device.
+    """Return a descriptor of a regular file, closed on exec. Never waits for a FIFO or a device. A
+    new file of the usual ``mode`` is not more open than its folder.
 
-    StoreIOError; with O_NOFOLLOW a link is a RefusedError. A new file of the usual ``mode`` is not
-    more open than its folder.
+    Raises: StoreIOError, RefusedError for a link with O_NOFOLLOW.
     """
     if flags & os.O_CREAT and mode == FILE_MODE:
         mode = _as_closed(mode, os.path.dirname(path))
@@ -76,10 +76,12 @@ def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE)
 
 
 def _as_closed(mode: int, folder: str) -> int:
-    """Return a mode without the rights that the folder does not grant. Its owner keeps all."""
+    """Return a mode without the rights that the folder does not grant. The owner keeps all
+    rights.
+    """
     try:
         return mode & (os.stat(folder or ".").st_mode | stat.S_IRWXU)
-    except (OSError, ValueError):  # said when something is made there
+    except (OSError, ValueError):  # reported when the file is created
         return mode
 
 
@@ -89,8 +91,10 @@ def _through_link(path: str) -> RefusedError:
 
 
 def refuse_own_links(root: str) -> None:
-    """RefusedError where something is a link that rmqctl alone writes: ``.rmqctl`` in ``root``, a
-    name in it, a repair, a file or folder of a repair. StoreIOError.
+    """Raise RefusedError for a link among the paths that only rmqctl writes: ``.rmqctl`` in
+    ``root``, a name in it, a repair, a file or folder of a repair.
+
+    Raises: StoreIOError too.
     """
     own = os.path.join(root, STAGING)
     if os.path.islink(own):
@@ -121,8 +125,8 @@ def _names(folder: str) -> list[str]:
 
 def give_to_owner_of(folder: str, created: int | str) -> None:
     """Give a new file or folder to the owner of the folder that contains it: a broker that runs as
-    another user than the administrator must be able to write to it. `created` is a new file's
-    descriptor or a path.
+    another user than the administrator must be able to write to it. `created` is a descriptor of a
+    new file, or a path.
     """
     if os.geteuid() != 0:
         return
@@ -133,7 +137,7 @@ def give_to_owner_of(folder: str, created: int | str) -> None:
 
 
 def copy_mode_and_owner(fd: int, old: os.stat_result) -> None:
-    """Give a new file the mode and, where the system allows it, the owner of the one it
+    """Give a new file the mode and, if the system allows it, the owner of the file that it
     replaces.
     """
     with contextlib.suppress(OSError):
@@ -143,7 +147,10 @@ def copy_mode_and_owner(fd: int, old: os.stat_result) -> None:
 
 
 def write_all(fd: int, data: Part, offset: int, path: str) -> None:
-    """Write all of ``data`` at ``offset``. StoreIOError; then a part of it may be written."""
+    """Write all of ``data`` at ``offset``.
+
+    Raises: StoreIOError, possibly after a part was written.
+    """
     try:
         _write_rest(fd, data, 0, offset)
     except OSError as error:
@@ -151,11 +158,14 @@ def write_all(fd: int, data: Part, offset: int, path: str) -> None:
 
 
 def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
-    """Write ``data[done:]`` at ``offset + done``. OSError."""
+    """Write ``data[done:]`` at ``offset + done``.
+
+    Raises: OSError.
+    """
     size = len(data)
     while done < size:
         count = os.pwrite(fd, memoryview(data)[done:] if done else data, offset + done)
-        if not count:  # no error and no progress: it would go on for ever
+        if not count:  # no error and no progress: it would go on forever
             raise OSError(errno.EIO, os.strerror(errno.EIO))
         done += count
 
@@ -163,8 +173,8 @@ def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
 def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
     """Write the parts in order at `offset`; return the number of bytes.
 
-    All or nothing as far as the system allows: after a failure the part that was written is
-    overwritten with zeros, so that no torn record stays beyond the end of the log.
+    All or nothing as far as the system allows: after a failure the written part is overwritten with
+    zeros, so that no torn record stays beyond the end of the log.
     """
     total = touched = 0
     try:
@@ -206,7 +216,10 @@ def sync(fd: int, path: str, *, whole: bool = False) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Force a closed file, its attributes too, to the device. StoreIOError."""
+    """Force a closed file and its attributes to the device.
+
+    Raises: StoreIOError.
+    """
     fd = open_file(path, os.O_RDONLY)
     try:
         sync(fd, path, whole=True)
@@ -224,7 +237,7 @@ def sync_folder(path: str) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
-        # Some file systems know no fsync of a folder; then there is nothing to force.
+        # Some file systems do not support fsync of a folder; then nothing needs to be forced.
         if error.errno != errno.EINVAL:
             raise failed(error, path, "force to disk") from None
     finally:
@@ -232,10 +245,10 @@ def sync_folder(path: str) -> None:
 
 
 def make_folders(path: str, *, durable: bool = True) -> list[str]:
-    """Create a folder and the missing ones above it; return those created, outermost first.
+    """Create a folder and the missing ones above it; return the created ones, outermost first.
 
-    Their names are forced to the device, unless the caller does that (`durable` False). None has
-    wider permissions than the folder that contains it.
+    Their names are forced to the device, unless the caller does that (`durable` False). No folder
+    has wider permissions than the folder that contains it.
     """
     missing = []
     folder = os.path.abspath(path)
@@ -263,11 +276,13 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
 
 
 def publish(path: str, data: Content, *, store: str, staging: str | None = None) -> None:
-    """Put a whole file of a store in place: after a kill there is the old one or the new one.
+    """Put a complete file of a store in place: after a kill either the old or the new one exists.
 
     It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed; missing
-    folders are made. Mode and owner of a file that is replaced stay, and a link stays a link: its
-    target is replaced, but RefusedError in ``.rmqctl``. StoreIOError; then nothing stays staged.
+    folders are created. Mode and owner of a replaced file stay. A link stays a link and its target
+    is replaced, except in ``.rmqctl``. After a failure nothing stays staged.
+
+    Raises: StoreIOError, RefusedError for a link in ``.rmqctl``.
     """
     own = os.path.join(store, STAGING)
     staging = staging or own
@@ -291,18 +306,20 @@ def _refuse_brokers_own(staging: str, store: str) -> None:
 
 def replace_file(path: str, data: Content, *, staged: str | None = None, doing: str = "",
                  mode: int = FILE_MODE, like_old: bool = False, durable: bool = True) -> None:
-    """Put a whole file in place, outside of a store: readers see the old one or the new one.
+    """Put a complete file in place, outside of a store: readers see the old or the new one.
 
-    The bytes go to ``staged``, are forced to the device and renamed to ``path``, then its folder
-    is forced. ``staged`` (on the same file system) is by default a new name beside ``path``,
-    ``.NAME.RANDOM.tmp``; when anything fails it is removed. A link at ``path`` is itself replaced.
+    The bytes go to ``staged``, are forced to the device and renamed to ``path``, then its folder is
+    forced. ``staged`` (on the same file system) is by default a new name beside ``path``,
+    ``.NAME.RANDOM.tmp``; it is removed after any failure. A link at ``path`` is itself replaced.
 
     ``mode`` is that of the new file, narrowed by the umask; with ``like_old`` it gets mode and
-    owner of what it replaces. Without ``durable`` nothing is forced: that holds for a kill, not
-    for a machine that goes down. StoreIOError ``cannot DOING PATH``, without ``doing`` that of the
-    step that failed and of the path it failed at.
+    owner of the replaced file. Without ``durable`` nothing is forced: the file survives a kill, but
+    perhaps not a machine failure.
+
+    Raises: StoreIOError ``cannot DOING PATH``; without ``doing`` it names the failed step and its
+    path.
     """
-    # Open the staged file; a generated name must be new, a given one may be left from a crash.
+    # Open the staged file; a generated name must be new, a given one may remain from a crash.
     if staged is None:
         name = f".{os.path.basename(path)}.{os.urandom(4).hex()}.tmp"
         staged = os.path.join(os.path.dirname(path), name)
@@ -316,7 +333,7 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
     try:
         try:
             if like_old:
-                with contextlib.suppress(OSError):  # nothing is there yet
+                with contextlib.suppress(OSError):  # the file does not exist yet
                     copy_mode_and_owner(fd, os.stat(path))
             # Write everything and force it to disk before the rename makes it visible.
             position = 0
@@ -331,7 +348,7 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
         step, at_fault = "put in place", path
         os.rename(staged, path)
     except BaseException as error:
-        # Remove the staged file on any failure, also on an interrupt.
+        # Remove the staged file after any failure, including an interrupt.
         with contextlib.suppress(OSError):
             os.unlink(staged)
         if isinstance(error, OSError):
@@ -344,9 +361,10 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
 def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
     """Rename a folder that was filled beside its place to `target`, durably.
 
-    Its contents must have been forced to the device before. `target` may be an empty folder; the
-    system refuses anything else: StoreIOError ``cannot DOING TARGET`` with `errno` ENOTEMPTY,
-    EEXIST or ENOTDIR.
+    Its contents must have been forced to the device before. `target` may be an empty folder.
+
+    Raises: StoreIOError ``cannot DOING TARGET`` with `errno` ENOTEMPTY, EEXIST or ENOTDIR for any
+    other target.
     """
     sync_folder(folder)
     try:
@@ -357,10 +375,12 @@ def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
 
 
 def move(path: str, target: str, *, durable: bool = True) -> None:
-    """Move a file or folder to a free name, for good. StoreIOError.
+    """Move a file or folder to a free name, durably.
 
-    Both must be on one file system; an existing ``target`` is never replaced, missing folders
-    above it are made. Without ``durable`` the caller forces the names to the device.
+    Both must be on one file system; an existing ``target`` is never replaced, and missing folders
+    above it are created. Without ``durable`` the caller forces the names to the device.
+
+    Raises: StoreIOError.
     """
     make_folders(os.path.dirname(target), durable=durable)
     try:
@@ -376,15 +396,15 @@ def move(path: str, target: str, *, durable: bool = True) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Delete a folder whose whole content this run created, as far as the system allows it.
+    """Delete a folder whose entire content this run created, as far as the system allows it.
 
-    It loses its name first: a worker that still runs finds it gone and cannot write into a new one.
+    It is renamed first: a worker that still runs then cannot write into it under the old name.
     """
     gone = f"{folder}{GONE}"
     with contextlib.suppress(OSError):
         os.rename(folder, gone)
         shutil.rmtree(gone, ignore_errors=True)
-        shutil.rmtree(gone, ignore_errors=True)  # once more: what was being written then
+        shutil.rmtree(gone, ignore_errors=True)  # again, for files that were being written
 
 
 # -- new files of a fixed length -----------------------------------------------------------------
@@ -393,8 +413,10 @@ def remove_folder(folder: str) -> None:
 def new_file(path: str, size: int, reserve: bool = False) -> int:
     """Return a descriptor of a new file of ``size`` zero bytes (sparse, unless ``reserve``).
 
-    It gets its name when it has its length, where the file system can do that: a broker refuses
-    to start on a file that is shorter, so a kill must not leave one. StoreIOError.
+    It gets its name after its length, if the file system supports that: a broker refuses to start
+    on a file that is too short, so a kill must not leave one.
+
+    Raises: StoreIOError.
     """
     folder = os.path.dirname(path) or "."
     fd = _unnamed(folder, path)
@@ -419,8 +441,10 @@ def new_file(path: str, size: int, reserve: bool = False) -> int:
 
 
 def new_whole_file(path: str, data: bytes) -> None:
-    """A new file with its content, for good: it gets its name when all of it is on the device,
-    where the file system can do that. Nothing is ever replaced. StoreIOError.
+    """Create a new file with its content, durably: it gets its name when all of it is on the
+    device, if the file system supports that. An existing file is never replaced.
+
+    Raises: StoreIOError.
     """
     folder = os.path.dirname(path) or "."
     fd = _unnamed(folder, path)
@@ -451,7 +475,9 @@ def _filled(fd: int, path: str, data: bytes) -> None:
 
 
 def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
-    """Give a file its length, never a smaller one, and with ``reserve`` the space for it."""
+    """Extend a file to a length, and with ``reserve`` allocate the space for it; never shrink
+    it.
+    """
     try:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
@@ -466,7 +492,7 @@ def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
 
 
 def _unnamed(folder: str, path: str) -> int:
-    """Return a file without a name in ``folder``; -1 where the file system knows no such thing."""
+    """Return a file without a name in ``folder``; -1 if the file system does not support that."""
     try:
         fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC,
                      _as_closed(FILE_MODE, folder))
@@ -479,7 +505,7 @@ def _unnamed(folder: str, path: str) -> int:
 
 
 def _give_name(fd: int, path: str) -> bool:
-    """Name a file that has no name yet; return False where that cannot be done here."""
+    """Give a name to a file without one; return False if that is not possible here."""
     folder = os.path.dirname(path) or "."
     try:
         # With a folder's descriptor Python uses linkat(2), which can follow /proc's link.

@@ -16,8 +16,8 @@ _GONE = (FileNotFoundError, NotADirectoryError)
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """State of a file: `size` in bytes (-1 for a folder, whose time does not cover what is below
-    it), modification time in ns (0 for a folder), inode.
+    """State of a file: `size` in bytes (-1 for a folder, whose time does not cover its contents),
+    modification time in ns (0 for a folder), inode.
     """
 
     size: int
@@ -29,8 +29,8 @@ class FileStamp:
         return self.size == _FOLDER
 
     def fits(self, other: FileStamp | None) -> bool:
-        """Return whether `other` is the same file, unchanged, or a copy: the inode of a copy
-        differs, and its time may have a coarser resolution, as in archives and other file systems.
+        """Return whether `other` is the same file, unchanged, or a copy of it: a copy has another
+        inode, and its time may have a coarser resolution, as in archives and other file systems.
         """
         if other is None or self.is_folder != other.is_folder:
             return False
@@ -46,9 +46,9 @@ def stamp_of(about: os.stat_result) -> FileStamp:
 
 
 def stat_file(path: str) -> FileStamp | None:
-    """Return the stamp of what ``path`` names, not the target of a link; None if it does not exist.
+    """Return the stamp of ``path`` itself, not of a link's target; None if it does not exist.
 
-    StoreIOError.
+    Raises: StoreIOError.
     """
     try:
         return stamp_of(os.lstat(path))
@@ -59,7 +59,10 @@ def stat_file(path: str) -> FileStamp | None:
 
 
 def is_regular(path: str) -> bool:
-    """Return whether it is a regular file, not a link to one. StoreIOError."""
+    """Return whether it is a regular file, not a link to one.
+
+    Raises: StoreIOError.
+    """
     try:
         return stat.S_ISREG(os.lstat(path).st_mode)
     except _GONE:

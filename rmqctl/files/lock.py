@@ -1,13 +1,13 @@
-"""The lock a running broker holds on its store (spec: checkpoint-and-small-files.md §3).
+"""The lock of a running broker on its store (spec: checkpoint-and-small-files.md §3).
 
-A Java broker takes a POSIX lock on the first byte of ``lock``, the Rust broker a flock(2); on
-Linux the two do not see each other, so both are taken.
+A Java broker takes a POSIX lock on the first byte of ``lock``, the Rust broker a flock(2); on Linux
+the two do not see each other, so both are taken.
 
 A POSIX lock belongs to the process, not to the descriptor: closing *any* descriptor of the file
 drops it. So while a `StoreLock` is held this process must never open the file again, not even to
-ask who holds it (`rmqctl.files.lock_probe`, ``Store.lock``); `held_here` says whether it is. That
-is also why a second lock in one process is refused before anything is opened: the flock alone
-would refuse it, but giving up would cost the first one its POSIX lock.
+find its holder (`rmqctl.files.lock_probe`, ``Store.lock``); `held_here` returns whether it is held.
+For the same reason a second lock in one process is refused before anything is opened: the flock
+alone would refuse it, but closing its descriptor would drop the POSIX lock of the first one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _REPLACED = "replaced"
 _POINTS = os.path.join(".rmqctl", "backup", "points")
 _TRIES = 4
 _PAUSE = 0.02
-"""Seconds between tries at the flock: one who only asks holds it for a moment."""
+"""Seconds between attempts at the flock: a probe holds it for a moment."""
 
 _guard = threading.Lock()
 
@@ -62,12 +62,12 @@ def held_here(path: str | os.PathLike[str]) -> bool:
 class StoreLock:
     """Lock a store against brokers and other rmqctl processes, as a context manager.
 
-    `root` is the store. The file is created where it is missing, filled only where it is empty, and
-    never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError where it or an
-    entry of ``.rmqctl`` is a link; it never waits for a holder, and leaves what it refuses
-    unchanged. `around`: further stores that are locked as well, all or none. With `fill` False an
-    empty file stays empty: it may belong to another process. `of_backup`: a run of a backup;
-    everything else is refused for one (RefusedError).
+    `root` is the store. The file is created if it is missing, filled only if it is empty, and never
+    deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError if it or an entry of
+    ``.rmqctl`` is a link; it never waits for a holder, and does not change a file that it refuses.
+    `around`: further stores to lock as well, all or none. With `fill` False an empty file stays
+    empty: it may belong to another process. `of_backup`: only the run of a backup may lock a
+    backup; others raise RefusedError.
     """
 
     def __init__(self, root: str | os.PathLike[str], around: Iterable[str] = (), *,
@@ -85,7 +85,10 @@ class StoreLock:
         return self._fd >= 0
 
     def acquire(self) -> None:
-        """Take both locks. StoreHeldError names the holder where the system reports it."""
+        """Take both locks.
+
+        Raises: StoreHeldError, which names the holder if the system reports it.
+        """
         with ExitStack() as stack:
             for lock in self._around:
                 stack.enter_context(lock)
@@ -106,7 +109,7 @@ class StoreLock:
                 time.sleep(_PAUSE)
 
     def _try(self, *, last: bool) -> bool:
-        """One try; False where another one may find the lock free."""
+        """Try once; return False if another attempt may find the lock free."""
         # Check for the lock file first: a new one needs its folder forced to disk.
         new = not os.path.lexists(self.path)
         fd = open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, "open")
@@ -115,7 +118,7 @@ class StoreLock:
             kind = self._refused_by(fd)
             if kind is None:
                 about = os.fstat(fd)
-                # Somebody may have put another file there between opening and locking.
+                # The file may have been replaced between opening and locking.
                 if _identity(self.path) != (about.st_dev, about.st_ino):
                     kind = _REPLACED
                 else:
@@ -131,7 +134,7 @@ class StoreLock:
         finally:
             if not taken:
                 os.close(fd)
-        # A broker keeps the POSIX lock as long as it runs, so another try cannot help.
+        # A broker keeps the POSIX lock while it runs, so another attempt cannot help.
         if kind == "fcntl" or last:
             raise self._refusal(kind)
         return False
@@ -153,7 +156,7 @@ class StoreLock:
     def _refusal(self, kind: str) -> StoreHeldError:
         if kind == _REPLACED:
             return StoreHeldError(f"{self.path}: was replaced while it was being locked")
-        # Our own descriptor is closed by now, so asking cannot drop a lock of ours.
+        # The own descriptor is closed by now, so probing cannot drop an own lock.
         state = probe(self.path)
         if state.held:
             kind = state.kind or kind
@@ -161,8 +164,8 @@ class StoreLock:
         return StoreHeldError(f"{self.root}: the store is held by {who} ({kind})")
 
     def release(self) -> None:
-        """Release both locks. In a forked child only forget them: they are the parent's, and stay
-        so because nothing is unlocked here, only closed.
+        """Release both locks. In a forked child they are only forgotten: they belong to the parent,
+        and stay locked because they are closed but not unlocked here.
         """
         if self._fd < 0:
             return

@@ -1,7 +1,7 @@
-"""Find the holder of a store's ``lock`` file without writing a byte.
+"""Finds the holder of a store's ``lock`` file without writing a byte.
 
-A Java broker takes a POSIX (fcntl) lock on byte 0, the Rust broker a flock(2); on Linux the
-two do not see each other, so both are asked (spec: checkpoint-and-small-files.md §3).
+A Java broker takes a POSIX (fcntl) lock on byte 0, the Rust broker a flock(2); on Linux the two do
+not see each other, so both are probed (spec: checkpoint-and-small-files.md §3).
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ _FLOCK = struct.Struct("hhqqi")
 
 @dataclass(frozen=True, slots=True)
 class LockState:
-    """``kind`` is ``fcntl``, ``flock`` or None; ``pid`` is None where the system keeps it back."""
+    """``kind`` is ``fcntl``, ``flock`` or None; ``pid`` is None if the system does not report
+    it.
+    """
 
     held: bool
     pid: int | None = None
@@ -32,15 +34,15 @@ class LockState:
 
 
 OWN: dict[tuple[int, int], int] = {}
-"""(device, inode) of the lock files which processes of ours hold, with their process id.
+"""(device, inode) of the lock files that own processes hold -> process id.
 
-Closing any descriptor of a file drops the POSIX lock its process has on it, so a file that is
-held here must not even be opened to ask.
+Closing any descriptor of a file drops this process's POSIX lock on it, so a file that is locked
+here must not even be opened for a probe.
 """
 
 
 def probe(path: str) -> LockState:
-    """Return the state of the lock file at ``path``. Read-only: F_GETLK asks, it does not take."""
+    """Return the state of the lock file at ``path``. Read-only: F_GETLK does not take the lock."""
     if not vfs.lexists(path):
         return LockState(False, note="no lock file")
     if vfs.is_remote(path):
@@ -69,7 +71,7 @@ def probe(path: str) -> LockState:
 def _probe_flock(fd: int) -> LockState:
     info = os.fstat(fd)
     try:
-        # A shared lock that is given up at once; it changes nothing on disk.
+        # A shared lock that is released immediately; it changes nothing on disk.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError as error:
         if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
@@ -80,7 +82,7 @@ def _probe_flock(fd: int) -> LockState:
 
 
 def _flock_pid(device: int, inode: int) -> int | None:
-    """Return the holder's PID as ``/proc/locks`` shows it, else None."""
+    """Return the holder's PID from ``/proc/locks``; None if it is not listed."""
     wanted = f"{os.major(device):02x}:{os.minor(device):02x}:{inode}"
     try:
         with open("/proc/locks", encoding="ascii") as lines:

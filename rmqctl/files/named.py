@@ -1,7 +1,8 @@
 """Files that the user named, and links in their place.
 
-Whole files are put in place by `durable.replace_file` and `durable.new_whole_file`, which never
-write through a link. Where a link is followed, it must not be one that anybody may have made.
+Complete files are put in place by `durable.replace_file` and `durable.new_whole_file`, which never
+write through a link. Other writers follow a link only if it is not one that anybody may have
+created.
 """
 
 from __future__ import annotations
@@ -17,8 +18,10 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
-    """RefusedError for a link in a folder that others may write to: ``itself``, or a folder of its
-    path where everybody may. StoreIOError.
+    """Raise RefusedError for a link in a folder to which others may write: ``path`` ``itself``, or
+    a folder of its path in a folder to which everybody may write.
+
+    Raises: StoreIOError too.
     """
     name, others = os.path.abspath(path), _OTHERS
     if not itself:
@@ -34,10 +37,10 @@ def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
 
 
 def open_to_append(path: str) -> int:
-    """Return a descriptor of that file, which is created if it does not exist. RefusedError,
-    StoreIOError.
+    """Return a descriptor for appending to the file, which is created if it does not exist. A link
+    is followed unless `refuse_link_of_others` refuses it.
 
-    A link is followed, but for those that `refuse_link_of_others` refuses.
+    Raises: RefusedError, StoreIOError.
     """
     refuse_link_of_others(path, itself=False)
     try:

@@ -1,9 +1,8 @@
 """Large blocks written past the page cache.
 
-Data uploaded to a tier is not read again soon, and a gigabyte of it would push out of the page
-cache what a broker on the same machine needs. On virtual machines that allocate memory page by page
-it is also faster. Where a file system does not support it (tmpfs, some of FUSE) bytes are written
-as usual.
+Data uploaded to a tier is not read again soon, and a gigabyte of it would evict pages that a broker
+on the same machine needs. It is also faster on virtual machines that allocate memory page by page.
+On file systems without support (tmpfs, some of FUSE) bytes are written as usual.
 """
 
 from __future__ import annotations
@@ -18,22 +17,25 @@ from contextlib import contextmanager
 from rmqctl.files import durable
 
 BLOCK = 4096
-"""To this places, lengths and memory are aligned; no device asks for more."""
+"""Alignment of positions, lengths and memory; no device needs more."""
 FROM = 1 << 17
-"""Smaller blocks go through the page cache: the device would be asked too often."""
+"""Smaller blocks go through the page cache: they would need too many device writes."""
 _PIECE = 4 << 20
 _FLAG = getattr(os, "O_DIRECT", 0)
 
 
 class DirectWriter:
-    """Writes large blocks directly. One thread at a time; 4 MiB of memory once it was needed."""
+    """Writes large blocks directly. For one thread at a time; allocates 4 MiB on first use."""
 
     def __init__(self) -> None:
         self._room: mmap.mmap | None = None
         self._refused = not _FLAG
 
     def write(self, fd: int, data: durable.Part, position: int, where: str) -> None:
-        """Write all of ``data`` at ``position``. StoreIOError; then a part may be written."""
+        """Write all of ``data`` at ``position``.
+
+        Raises: StoreIOError, possibly after a part was written.
+        """
         view = memoryview(data)
         head = min(-position % BLOCK, len(view))
         full_blocks = (len(view) - head) // BLOCK * BLOCK
@@ -51,9 +53,11 @@ class DirectWriter:
         durable.write_all(fd, view[done:], position + done, where)
 
     def _pieces(self, fd: int, view: memoryview, position: int) -> int:
-        """Write aligned bytes; return how many: fewer where the system wrote a part of a block."""
+        """Write aligned bytes; return how many: fewer if the system wrote only a part of a
+        block.
+        """
         if self._room is None:
-            self._room = mmap.mmap(-1, _PIECE)  # memory that begins on a page
+            self._room = mmap.mmap(-1, _PIECE)  # memory aligned to a page
         done = 0
         with memoryview(self._room) as room:
             while done < len(view):
@@ -75,7 +79,10 @@ class DirectWriter:
 
 @contextmanager
 def _directly(fd: int) -> Iterator[None]:
-    """While this is open, what is written to a descriptor goes past the page cache. OSError."""
+    """Bypass the page cache for writes to a descriptor while the context is open.
+
+    Raises: OSError.
+    """
     flags = fcntl.fcntl(fd, fcntl.F_GETFL)
     fcntl.fcntl(fd, fcntl.F_SETFL, flags | _FLAG)
     try:

@@ -1,4 +1,4 @@
-"""Create RocksDB databases in the form that a broker's own library reads (spec: rocksdb.md §10,
+"""Creates RocksDB databases in the form that a broker's own library reads (spec: rocksdb.md §10,
 §11).
 """
 
@@ -15,17 +15,17 @@ from rmqctl.errors import StoreIOError, require
 from rmqctl.files.durable import failed
 
 FORMAT_VERSION = 5
-"""Of tables: the newest that RocksDB 8.4, a broker's, knows. The library's own is a later one."""
+"""Format of tables: the newest that a broker's RocksDB 8.4 supports. The library's default is
+newer."""
 DEFAULT = "default"
 _NEEDED = re.compile(r"\d+\.sst|MANIFEST-\d+|IDENTITY|CURRENT", re.ASCII)
 _BATCH = 1 << 12
 
 
 class NewDatabase:
-    """A database being written into `folder`; the remains of a run that was killed are removed
-    there.
+    """A database being written into `folder`; the remains of a killed run are removed there.
 
-    ``compressed``: its tables, by LZ4. MissingExtraError, StoreIOError, as all its methods.
+    ``compressed``: compress its tables with LZ4. All methods raise MissingExtraError, StoreIOError.
     """
 
     def __init__(self, folder: str, families: Iterable[str], *, compressed: bool) -> None:
@@ -46,7 +46,7 @@ class NewDatabase:
         except Exception as error:  # noqa: BLE001  the library has no kind of its own for it
             raise self._failed(error) from None
         self._unlogged = _write_options()
-        self._unlogged.disable_wal = True  # all of it is flushed at the end
+        self._unlogged.disable_wal = True  # everything is flushed at the end
 
     def handle(self, family: str) -> Any:
         """Return the family object for `WriteBatch.put`."""
@@ -59,9 +59,9 @@ class NewDatabase:
             raise self._failed(error) from None
 
     def finish(self) -> list[str]:
-        """Write all of it to tables and close them. Return the names of the files that are part of
-        the database; the last is CURRENT, which makes it a database. Other files that the library
-        leaves there are not needed.
+        """Write everything to tables and close them. Return the names of the database's files; the
+        last is CURRENT, which makes it a database. Other files that the library leaves there are
+        not needed.
         """
         try:
             for name in self._families:
@@ -95,7 +95,7 @@ def write_database(folder: str,
     return database.finish()
 
 
-def _write_options() -> Any:  # its types take a property for a method
+def _write_options() -> Any:  # the library's types declare a property as a method
     from rocksdict import WriteOptions
 
     return WriteOptions()

@@ -1,4 +1,6 @@
-"""Rows that would be too many for memory: in a file without a name, which ends with its user."""
+"""Rows that would be too many for memory, in a file without a name that is deleted with its
+user.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,11 @@ from rmqctl.scan.frames import Array
 
 
 class RowFile:
-    """Rows of one dtype in the order in which they were added. Use `close` when done.
+    """Rows of one dtype in the order in which they were added. Call `close` when done.
 
-    The first ``held`` rows that come together stay in memory; with more of them they go to the
-    file, which is made then, in ``folder`` (default: the system's for temporary files).
-    ``content`` is what errors call the rows.
+    The first ``held`` rows stay in memory; with more of them all go to the file, which is then
+    created in ``folder`` (default: the system's for temporary files). ``content`` is the name of
+    the rows in errors.
     """
 
     def __init__(self, dtype: Any, content: str = "rows", *, held: int = 0,
@@ -38,7 +40,10 @@ class RowFile:
         return self._folder or tempfile.tempdir or "the folder for temporary files"
 
     def append(self, rows: Array) -> None:
-        """Add rows, which must not be changed afterwards. StoreIOError."""
+        """Add rows, which must not be changed afterwards.
+
+        Raises: StoreIOError.
+        """
         if not len(rows):
             return
         self._waiting.append(rows)
@@ -59,7 +64,10 @@ class RowFile:
         self._waiting, self._written = [], self._count
 
     def read(self, first: int, count: int) -> Array:
-        """``count`` rows from number ``first`` on, all of them written already. StoreIOError."""
+        """Return ``count`` rows from number ``first`` on, all of which must have been added.
+
+        Raises: StoreIOError.
+        """
         size = self._dtype.itemsize
         raw = bytearray(count * size)
         done = 0
@@ -77,8 +85,9 @@ class RowFile:
         return np.frombuffer(raw, self._dtype)
 
     def chunks(self, step: int) -> Iterator[Array]:
-        """Yield all rows, in pieces of at most ``step``. Nothing may be added meanwhile.
-        StoreIOError.
+        """Yield all rows, in pieces of at most ``step``. No rows may be added meanwhile.
+
+        Raises: StoreIOError.
         """
         for first in range(0, self._written, step):
             yield self.read(first, min(step, self._written - first))
@@ -88,7 +97,10 @@ class RowFile:
                 yield rows[first:first + step]
 
     def mapped(self) -> Array:
-        """Return all rows as one array, which outlives this. StoreIOError."""
+        """Return all rows as one array, which stays valid after `close`.
+
+        Raises: StoreIOError.
+        """
         if self._waiting:
             self._write()
         if self._file is None:
@@ -99,7 +111,7 @@ class RowFile:
             raise failed(error, self._place, f"read {self._content} in") from None
 
     def close(self) -> None:
-        """Release the space (once no mapping is held); no rows are left then."""
+        """Release the space (once no mapping is held); no rows remain."""
         if self._file is not None:
             self._file.close()
             self._file = None
@@ -107,7 +119,10 @@ class RowFile:
 
 
 def on_disk(rows: Array, content: str, folder: str | None = None) -> Array:
-    """Return the same rows, in a file instead of in memory. StoreIOError."""
+    """Return the same rows, in a file instead of in memory.
+
+    Raises: StoreIOError.
+    """
     file = RowFile(rows.dtype, content, folder=folder)
     try:
         file.append(rows)

@@ -1,4 +1,4 @@
-"""Files with holes: places of their data, copies in which holes stay holes; equal files."""
+"""Sparse files: the places of their data, copies that keep the holes, comparison."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from rmqctl.scan.holes import data_ranges
 from rmqctl.scan.source import FileSource
 
 BLOCK = 1 << 20
-"""Bytes read at once."""
+"""Bytes that are read at once."""
 _DIGESTED = 64 << 10
 
 
 def copy_sparse(source: str, target: str) -> None:
     """Copy a file's data and times; holes stay holes. Nothing is forced to the device.
 
-    An existing ``target`` gets new content. OSError; StoreIOError where ``source`` becomes shorter
-    meanwhile.
+    An existing ``target`` gets new content.
+
+    Raises: OSError, StoreIOError if ``source`` shrinks meanwhile.
     """
     reading = os.open(source, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
@@ -44,8 +45,10 @@ def copy_sparse(source: str, target: str) -> None:
 
 
 def content_digest(path: str) -> str:
-    """Return a digest of a file's bytes; copies have the same one, whatever their holes, times and
-    inodes. StoreIOError, also unless it is a regular file.
+    """Return a digest of a file's bytes; copies have the same digest, whatever their holes, times
+    and inodes.
+
+    Raises: StoreIOError, also unless it is a regular file.
     """
     with FileSource(path) as source:
         digest = hashlib.blake2b(str(source.size).encode(), digest_size=16)
@@ -60,11 +63,12 @@ def content_digest(path: str) -> str:
 
 
 def same_content(first_path: str, other: str) -> bool:
-    """Return whether two files have the same bytes. StoreIOError, also unless both are regular
-    files.
+    """Return whether two files have the same bytes.
 
     Where both have a hole nothing is read: an index file of default size is 400 MB of them, and a
-    consume queue file that is laid out ahead has few entries before one.
+    preallocated consume queue file has few entries before one.
+
+    Raises: StoreIOError, also unless both are regular files.
     """
     with FileSource(first_path) as first, FileSource(other) as second:
         if first.size != second.size:

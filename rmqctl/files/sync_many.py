@@ -1,4 +1,4 @@
-"""Many files and folders forced to the device, at the cost of few."""
+"""Forces many files and folders to the device at the cost of few."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync_file, sync_folder
 
 MANY = 256
-"""Names from which on all of their file system is forced to the device at once."""
+"""Number of names from which on their entire file system is forced to the device at once."""
 
 
 def sync_many(paths: Sequence[str], folder: str) -> None:
-    """Force files and folders to the device, all on the file system of ``folder``. StoreIOError.
+    """Force files and folders to the device, all on the file system of ``folder``.
 
-    Each by itself costs some milliseconds. Where there are `MANY`, the system is asked for the
-    whole file system instead, if it can do that.
+    Each of them costs some milliseconds. For `MANY` of them, the system is asked to force the
+    entire file system instead, if it supports that.
+
+    Raises: StoreIOError.
     """
     if len(paths) >= MANY and _whole_file_system(folder):
         return
@@ -27,7 +29,7 @@ def sync_many(paths: Sequence[str], folder: str) -> None:
 
 
 def _whole_file_system(folder: str) -> bool:
-    """Return whether it was forced to the device; False where the system has no call for it."""
+    """Force the file system to the device; return False if the system has no call for it."""
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (AttributeError, OSError):

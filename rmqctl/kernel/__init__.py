@@ -2,7 +2,7 @@
 
 Reasons: docs/explanation/kernel.md.
 
-Callers ask `active` and use columns with NumPy if it returns None; both give the same results. The
+Callers call `active` and use columns with NumPy if it returns None; both give the same results. The
 compiled source is `compiled.pyx`.
 """
 
@@ -23,19 +23,22 @@ if TYPE_CHECKING:
     import zipfile
 
 VARIABLE = "RMQCTL_KERNEL"
-"""Environment variable: ``python`` leaves the compiled kernel alone, ``compiled`` demands it."""
+"""Environment variable: ``python`` ignores the compiled kernel, ``compiled`` requires it."""
 _CHOICES = ("", "python", "compiled")
 
 _ARCHIVE = Path(__file__).parents[2]
 if _ARCHIVE.is_file():
-    # The package as Spark's workers get it. Nothing compiled is loaded from an archive; one for
-    # this Python and platform may be beside it, as it was sent, or in an installation.
+    # The package as Spark's workers receive it. Nothing compiled is loaded from an archive; a
+    # kernel for this Python and platform may be beside it, as it was sent, or in an installation.
     __path__ += [str(_ARCHIVE.parent), *(os.path.join(at, "rmqctl", "kernel") for at in sys.path)]
 
 
 @cache
 def active() -> ModuleType | None:
-    """The compiled kernel, ready to use; None where NumPy does its work. Errors as `chosen`."""
+    """Return the compiled kernel, ready to use; None if NumPy is used instead.
+
+    Raises: the errors of `chosen`.
+    """
     module = chosen()
     if module is not None:
         module.use_crc(_crc_address())
@@ -43,14 +46,18 @@ def active() -> ModuleType | None:
 
 
 def name() -> str:
-    """``compiled`` or ``python``, as ``rmqctl --version`` says it. Errors as `chosen`."""
+    """Return ``compiled`` or ``python``, for ``rmqctl --version``.
+
+    Raises: the errors of `chosen`.
+    """
     return "python" if chosen() is None else "compiled"
 
 
 def chosen() -> ModuleType | None:
     """Return the compiled module if it is to be used, by the environment and the installation.
 
-    UsageError for another value of `VARIABLE`, UnsupportedError if it demands a missing kernel.
+    Raises: UsageError for another value of `VARIABLE`, UnsupportedError if it requires a missing
+    kernel.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in _CHOICES:
@@ -66,7 +73,7 @@ def chosen() -> ModuleType | None:
 
 
 def source_digest(folder: Path | zipfile.Path) -> int:
-    """Return a number for the kernel's source, which the compiled module remembers."""
+    """Return a number for the kernel's source, which the compiled module contains too."""
     return crc32(b"".join(source.read_bytes() for source in sources(folder)))
 
 
@@ -85,8 +92,9 @@ def _folder() -> Path | zipfile.Path:
 
 
 def _compiled() -> ModuleType:
-    """Import the compiled module. UnsupportedError if it is missing, or was built from other
-    sources.
+    """Import the compiled module.
+
+    Raises: UnsupportedError if it is missing, or was built from other sources.
     """
     try:
         module = import_module("rmqctl.kernel.compiled")

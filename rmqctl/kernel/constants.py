@@ -1,7 +1,7 @@
 """The layout constants of the compiled kernel, from the construct declarations.
 
-`layout.pxi` is made of them (``python -m rmqctl.kernel.constants``); a test fails when it is stale,
-and a kernel that was compiled with another one is not used.
+`layout.pxi` is generated from them (``python -m rmqctl.kernel.constants``); a test fails when it is
+stale, and a kernel that was compiled with another one is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ PXI = Path(__file__).with_name("layout.pxi")
 
 
 def values() -> dict[str, int]:
-    """Every constant by its name in the kernel: places and sizes in bytes, magics unsigned."""
+    """Return every constant by its name in the kernel: places and sizes in bytes, magics
+    unsigned.
+    """
     head = _head_size(0)
     # The fields before the born host are at the same place in every message.
     numbers = {f"{name.upper()}_AT": layout.field(Message, name).offset
@@ -46,7 +48,7 @@ def values() -> dict[str, int]:
         "SEAL_SIZE": append_crc.SIZE,
         "SEAL_DIGITS": append_crc.DIGITS,
     }
-    # What a broker can have written into a head, and who gets entries.
+    # Valid values of a header, and which messages get entries.
     numbers |= {
         "QUEUE_ID_AT": layout.field(Message, "queue_id").offset,
         "BORN_HOST_AT": numbers["BORN_TIMESTAMP_AT"] + layout.width_of(

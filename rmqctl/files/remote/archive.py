@@ -1,8 +1,8 @@
 """Stores in archives: tar, compressed or not, and zip, on this machine or at a URL.
 
-A plain tar, and what a zip has stored uncompressed, is read in place. What is compressed can only
-be read from its beginning: it is unpacked once, into a temporary file without a name, whose zeros
-take no room.
+A plain tar, and uncompressed members of a zip, are read in place. Compressed data can only be read
+from its beginning: it is unpacked once, into a temporary file without a name, whose zeros take no
+space.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _NODE = "dledger-"
 _BLOCK = 1 << 20
 _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
-"""Bytes that unpacking leaves free, and how often the free space may be unpacked with zeros."""
+"""Bytes that unpacking leaves free, and how many times the free space may be unpacked as zeros."""
 _ZIP_HEADER = struct.Struct("<26xHH")
 """Lengths of the name and of the extra field that precede the bytes of a zip's member."""
 _DAMAGE = (tarfile.TarError, OverflowError, zipfile.BadZipFile, EOFError, lzma.LZMAError,
@@ -73,14 +73,16 @@ class _Remote:
 
 
 class _Spool:
-    """The unpacked bytes of a stream, in a file without a name. StoreIOError, FormatError."""
+    """The unpacked bytes of a stream, in a file without a name. Raises StoreIOError,
+    FormatError.
+    """
 
     def __init__(self, stream: IO[bytes], name: str, expected: int = 0) -> None:
         self.name, self.size, written = name, 0, 0
         folder = tempfile.gettempdir()
         self._file = tempfile.TemporaryFile(prefix="rmqctl-")  # noqa: SIM115  # closed in close
         try:
-            # Zeros take no space, but not any number of them.
+            # Zeros take no space, but their number is limited.
             free = free_bytes(folder)
             most = None if free is None else free * _ZEROS
             while most is None or max(self.size, expected) <= most:
@@ -104,7 +106,8 @@ class _Spool:
             raise FormatError(f"ends early, or is damaged: {error}", file=name) from None
         except OSError as error:
             self.close()
-            if "invalid" in str(error).lower() or error.errno is None:  # bz2 says it so
+            # bz2 reports damage this way
+            if "invalid" in str(error).lower() or error.errno is None:
                 raise FormatError(f"ends early, or is damaged: {error}", file=name) from None
             raise StoreIOError.from_oserror(error, folder, "unpack into") from None
         except BaseException:
@@ -119,7 +122,7 @@ class _Spool:
 
 
 class _AsFile(io.RawIOBase):
-    """The same as a file object."""
+    """A file of the archive as a Python file object."""
 
     def __init__(self, source: _Bytes) -> None:
         self._source, self._position = source, 0
@@ -159,7 +162,7 @@ class _Member:
 
 
 class _Members:
-    """The files of an archive, as a place is read."""
+    """The files of an archive, read like those of a place."""
 
     def __init__(self, source: _Bytes, members: Mapping[str, _Member]) -> None:
         self._source, self._members = source, members
@@ -193,7 +196,10 @@ class _Members:
         return bytes(data)
 
     def _prepare(self, path: str, member: _Member) -> None:
-        """Unpack a member, or check it, when it is first read. FormatError, StoreIOError."""
+        """Unpack a member, or check it, when it is first read.
+
+        Raises: FormatError, StoreIOError.
+        """
         if member.source is None and member.unpack is not None:
             member.source = member.unpack()
             member.chunks = ((0, member.listed.size, 0),)
@@ -212,10 +218,10 @@ class _Members:
         return [self.read(path, *place) for place in places]
 
     def end_of(self, _path: str) -> None:
-        """Nothing is sampled."""
+        """Return None: nothing is sampled."""
 
     def next_data(self, path: str, position: int) -> int:
-        """Position after what a sparse archive leaves out."""
+        """Return the position after a hole of a sparse archive."""
         member = self._members[path]
         if member.source is None:  # not unpacked yet
             return position
@@ -230,10 +236,10 @@ class _Members:
 
 
 def tree_in(archive: str, inner: str) -> Tree | None:
-    """Return the store in an archive: in the folder ``inner`` of it, else the only one there is.
-    None where no such file is at a URL, but perhaps a folder.
+    """Return the store in an archive: in its folder ``inner``, else the only one. None if the URL
+    has no such file, but perhaps a folder.
 
-    NotAStoreError, FormatError for a damaged archive, StoreIOError.
+    Raises: NotAStoreError, FormatError for a damaged archive, StoreIOError.
     """
     source: Any
     if "://" in archive:
@@ -300,18 +306,18 @@ def _of_tar(source: _Bytes) -> _Found:
         for about in tar:
             name = _plain(about.name)
             member: _Member | str = _FOLDER if about.isdir() else _LINK
-            if about.islnk():  # another name of a file before
+            if about.islnk():  # another name of an earlier file
                 member = entries.get(_plain(about.linkname) or "", _LINK)
             elif about.isreg() or about.issparse():
                 sparse: Any = about.sparse
                 chunks = _sparse_chunks(sparse, about.offset_data) if sparse is not None else (
                     (0, about.size, about.offset_data),)
                 member = _Member(Listed(about.size, int(about.mtime * 1e9)), source, chunks)
-            # Of a name that is there twice the last one counts.
+            # If a name occurs twice, the last one counts.
             if name is not None:
                 entries[name] = member
         last = tar.offset
-    # tarfile takes for whole what ends in the middle of a member, or has a damaged header.
+    # tarfile accepts an archive that ends in the middle of a member, or has a damaged header.
     if source.read(last, tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
         raise tarfile.ReadError(f"no header at offset {last}, and no end")
     return entries
@@ -365,7 +371,10 @@ def _plain(name: str) -> str | None:
 
 
 def _store_in(members: Mapping[str, _Member], archive: str) -> str:
-    """Return the only folder of the archive that is a store; NotAStoreError."""
+    """Return the only folder of the archive that is a store.
+
+    Raises: NotAStoreError.
+    """
     marks: dict[str, set[str]] = {}
     for path in members:
         parts = path.split("/")
@@ -373,7 +382,7 @@ def _store_in(members: Mapping[str, _Member], archive: str) -> str:
             if part in _MARKS or part.startswith(_NODE):
                 marks.setdefault("/".join(parts[:depth]), set()).add(part)
                 break
-    # What is inside a store is its own: a tier, a copy.
+    # A store inside a store belongs to it: a tier, a copy.
     outer = [folder for folder in marks if not any(
         folder.startswith(f"{other}/" if other else "") for other in marks if other != folder)]
     stores = sorted(folder for folder in outer if len(marks[folder]) > 1 or any(

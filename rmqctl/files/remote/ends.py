@@ -1,4 +1,4 @@
-"""Find the ends of files that a broker lays out ahead, from samples of them."""
+"""Finds the ends of data in preallocated files, from samples of them."""
 
 from __future__ import annotations
 
@@ -7,28 +7,30 @@ from collections.abc import Generator, Iterator
 from rmqctl.scan.frames import used_length
 
 SAMPLES = {"commitlog": 4096, "consumequeue": 40}
-"""Bytes of a sample, by the folder of files that are written from their beginning on: whole rows.
+"""Bytes of a sample, by the folder of files that are written from their beginning: complete
+entries.
 """
 SMALL = 1 << 20
 """Files up to this size are read, not sampled."""
 _GAP, _BEFORE, _AFTER = 1024, 640, 512
-"""Bytes in which the end of a queue is looked for by reading them, and around these."""
+"""Bytes that are read to find the end of a queue, and the bytes around them."""
 _PAGE, _SECTOR, _ROW = 4096, 512, 20
 _FIRST, _OF_LOG, _NEXT = 6, 15, 3
-"""Equal distances between samples in the first step of a search (in a file of the log), and samples
-of further steps."""
+"""Number of equal distances between samples in the first step of a search (for a log file: the
+second number), and number of samples in further steps."""
 
 
 def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
                                                                    list[bytes], int | None]:
-    """Find where the data of a file end that was laid out ahead: yield the places to look at, get
-    their bytes, return the position after the data; None where samples contradict each other.
+    """Search the end of the data in a preallocated file: yield the places to read, receive their
+    bytes, return the position after the data; None if samples contradict each other.
 
-    Zeros before the end are a contradiction in files without ``has_holes``, data after it in all.
+    Zeros before the end are a contradiction in files without ``has_holes``, data after it in all
+    files.
     """
     blocks = -(-size // grain)
     gap = max(_GAP, grain)
-    # Look at places all over the file, and more of them near its beginning: most queues are short.
+    # Sample places in the entire file, and more of them near its start: most queues are short.
     low, high, steps = -1, blocks, _OF_LOG if has_holes else _FIRST
     asked = {(blocks - 1) * step // steps for step in range(steps + 1)}
     asked |= {place // grain for place in _growing(size)}
@@ -44,8 +46,8 @@ def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[in
             return None if has_holes else size
         high = min((block for block in asked if block > low), default=high)
         asked = {low + (high - low) * step // (_NEXT + 1) for step in range(1, _NEXT + 1)} - {low}
-    # Read around the end, then look at places after it: first where sectors and a page would end
-    # that were lost, then in ever larger steps.
+    # Read around the end, then sample places after it: first at the ends of sectors and pages that
+    # may be lost, then at ever larger distances.
     start = max((low + 1) * grain - max(_BEFORE, grain), 0)
     end = min(high * grain + max(_AFTER, grain), size)
     [around] = yield [(start, end)]
@@ -68,5 +70,5 @@ def _growing(size: int) -> Iterator[int]:
 
 
 def _all_rows(data: bytes) -> bool:
-    """Return whether no row of a consume queue is zero."""
+    """Return whether no entry of a consume queue is zero."""
     return all(any(data[start:start + _ROW]) for start in range(0, len(data), _ROW))

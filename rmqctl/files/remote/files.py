@@ -19,14 +19,15 @@ _writers = itertools.count()
 
 
 class RemoteFiles(RemoteReader):
-    """A URL that is written to. All raise StoreIOError; RefusedError for what a driver cannot do.
+    """A URL that is written to. All methods raise StoreIOError, and RefusedError for actions that a
+    driver does not support.
 
-    A write that came back means that the driver has closed the file, with what its service promises
-    for that (a file of this machine has been forced to disk, its name has not).
+    When a write returns, the driver has closed the file, with the guarantees of its service (a file
+    of this machine has been forced to disk, its name has not).
     """
 
     ASIDE = "staged"
-    """Below the URL: what is written before it takes the place of something."""
+    """Folder below the URL for files that are written before they replace others."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -34,7 +35,7 @@ class RemoteFiles(RemoteReader):
         self._number = next(_writers)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write a whole file. A file server shows it half-written meanwhile, an object store does
+        """Write an entire file. A file server shows it half-written meanwhile, an object store does
         not.
         """
         self._sizes.pop(path, None)
@@ -46,14 +47,14 @@ class RemoteFiles(RemoteReader):
             self._fs.pipe_file(self._full(path), data)
 
     def publish(self, path: str, data: bytes) -> None:
-        """Write a whole file that is never seen half-written."""
+        """Write an entire file that is never visible half-written."""
         if self._renames:
             self._staged(path, [data])
         else:
             self.put(path, data)
 
     def publish_file(self, path: str, local: str) -> None:
-        """The same of a file of this machine, in pieces."""
+        """Write a file of this machine, in pieces, that is never visible half-written."""
         if self._renames:
             with open(local, "rb") as file:
                 self._staged(path, iter(partial(file.read, PIECE), b""))
@@ -91,9 +92,7 @@ class RemoteFiles(RemoteReader):
         return {name.strip("/")[start:]: int(row.get("size") or 0) for name, row in rows.items()}
 
     def read_all(self, paths: Sequence[str]) -> Iterator[bytes]:
-        """Yield the contents of many small files, as they are named; several are asked for at
-        once.
-        """
+        """Yield the contents of many small files in their order; several are requested at once."""
         for first in range(0, len(paths), _AT_ONCE):
             some = paths[first:first + _AT_ONCE]
             with failing(self.where(some[0]), "read"):
@@ -106,7 +105,7 @@ class RemoteFiles(RemoteReader):
                 yield data
 
     def remove(self, path: str) -> None:
-        """Remove a file; nothing where it is gone already."""
+        """Remove a file; do nothing if it does not exist."""
         self._sizes.pop(path, None)
         with failing(self.where(path), "remove"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._full(path))
@@ -114,14 +113,17 @@ class RemoteFiles(RemoteReader):
     # -- through the driver ----------------------------------------------------------------------
 
     def _staged(self, path: str, pieces: Iterable[bytes]) -> None:
-        """A whole file, written beside and then put in its place: old or new, never half."""
+        """Write an entire file beside its place and then move it there: old or new, never
+        half-written.
+        """
         # Two writers of one run may stage files of one name at the same time.
         staged = f"{self.ASIDE}/{path.rpartition('/')[2]}.{self._number}.tmp"
         self._make_folder_of(staged)
         size = self._write(staged, pieces, "wb")
         self._move(staged, path)
         present = RemoteReader.size(self, path)
-        if present != size:  # not every driver's rename takes the place of a file, or says so
+        # not every driver's rename replaces a file, or reports that it does not
+        if present != size:
             raise StoreIOError(f"cannot replace {self.where(path)}: {present} bytes are there "
                                f"afterwards, not {size}")
 
@@ -143,7 +145,7 @@ class RemoteFiles(RemoteReader):
         old, new = self._full(path), self._full(place)
         self._make_folder_of(place)
         with failing(self.where(path), "move"):
-            # Without a rename of its own a driver would take the names for patterns.
+            # Without a rename of its own a driver would treat the names as patterns.
             if self._renames:
                 self._fs.mv(old, new)
             else:

@@ -1,7 +1,7 @@
-"""List the files below a URL by path, each with its size and its identity.
+"""Lists the files below a URL by path, each with its size and its identity.
 
-An object store lists all at once; a file server is asked folder by folder, those of one depth at
-the same time. Names that no store on a disk could have are skipped.
+An object store lists all at once; a file server is listed folder by folder, those of one depth at
+the same time. Names that are impossible on a disk are skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rmqctl.vfs import Listed
 
 _MAX_DEPTH, _MAX_FILES = 16, 1_000_000
 _IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
-"""Names that drivers give to a value that changes with the object's content."""
+"""Names that drivers use for a value that changes with the object's content."""
 Row = Mapping[str, Any]
 
 
 class Listing(NamedTuple):
-    """``links`` are paths of links that are not followed; ``folders``: as far as the server has
-    any.
+    """``links`` are paths of links that are not followed; ``folders``: those that the server
+    lists.
     """
 
     files: dict[str, Listed]
@@ -32,7 +32,10 @@ class Listing(NamedTuple):
 
 
 def remote_files(remote: RemoteReader) -> Listing:
-    """List all files below a URL. StoreIOError."""
+    """List all files below a URL.
+
+    Raises: StoreIOError.
+    """
     folders: set[str] = set()
     rows = _at_once(remote) if _lists_at_once(remote._fs) else _by_folder(remote, folders)
     named = {path: row for path, row in rows.items() if _is_plain(path)}
@@ -47,7 +50,10 @@ def remote_files(remote: RemoteReader) -> Listing:
 
 
 def file_at(remote: RemoteReader, path: str) -> Listed | None:
-    """Return one file below a URL; None if it does not exist, or is a folder. StoreIOError."""
+    """Return one file below a URL; None if it does not exist, or is a folder.
+
+    Raises: StoreIOError.
+    """
     row = remote.info(path)
     # A web server shows a folder as a page.
     if row is None or row.get("type") == "directory" or "text/html" in str(row.get("mimetype")):
@@ -56,7 +62,7 @@ def file_at(remote: RemoteReader, path: str) -> Listed | None:
 
 
 def identity(row: Row) -> str:
-    """Return what differs when an object was changed; "0" where the server reports nothing."""
+    """Return a value that changes with the object's content; "0" if the server reports none."""
     for name in _IDENTITIES:
         if value := row.get(name):
             return str(value).strip('"')
@@ -112,7 +118,7 @@ def _is_plain(path: str) -> bool:
 
 
 def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
-    """Return a file's own row; that of a link to a folder, or to nothing, as it is."""
+    """Return a file's own row; for a link to a folder, or a broken link, the row as it is."""
     target = remote.info(path)
     if target is None and row.get("type") == "file":
         raise StoreIOError(f"cannot look at {remote.where(path)}: it is listed but does not exist")
@@ -123,6 +129,6 @@ def _listed(remote: RemoteReader, path: str, row: Row) -> Listed:
     size = row.get("size")
     if not isinstance(size, int) or size < 0:
         raise StoreIOError(f"cannot read {remote.where(path)}: the server does not report its size")
-    # One that is not known must not make a file look old.
+    # An unknown time must not make a file look old.
     changed = changed_at(dict(row)) * 1_000_000 or time.time_ns()
     return Listed(size, changed, identity(row))

@@ -1,7 +1,7 @@
 """Stores at a URL: listed once, then read in ranges through fsspec.
 
-Few small reads cost few small requests; sequential reads get ever larger ranges, and the next one
-is asked for ahead. What was read is kept up to a limit. After each range the object is checked
+A few small reads cost a few small requests; sequential reads get ever larger ranges, and the next
+range is requested ahead. Ranges are kept up to a limit. After each range the object is checked
 again: a changed or missing object is an error.
 """
 
@@ -27,24 +27,25 @@ from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 
 _MIN_RANGE, _MAX_RANGE = 64 << 10, 4 << 20
-"""Bytes of the first range of a file, and the most that are asked for ahead."""
+"""Bytes of the first range of a file, and of the largest range that is requested ahead."""
 _SINGLE = 1 << 10
-"""Bytes of a range for who looks at samples, and at single rows and records."""
+"""Bytes of a range for samples, and for single entries and records."""
 _MAX_KEPT = 32 << 20
 """Bytes of ranges that are kept."""
 _FEW = 2
-"""Queues whose ends are looked for, and small files read, by themselves; a third one means all."""
+"""Queues whose ends are determined singly, and small files read singly; the next one means all of
+them."""
 _NO_END = 1 << 62
 _TRIES = 4
 _PAUSE = 0.25
-"""Seconds before a second try; twice as many before the next one."""
+"""Seconds before the second attempt; twice as many before the next one."""
 _GIVEN_UP = 10.0
-"""Seconds for which a file is not asked for again that could not be read."""
+"""Seconds for which an unreadable file is not requested again."""
 
 
 @dataclass(slots=True, eq=False)
 class _KeptRange:
-    """Bytes of a file that are kept, or on their way. ``ahead``: not asked for yet."""
+    """Bytes of a file that are kept, or being fetched. ``ahead``: not used yet."""
 
     start: int
     end: int
@@ -53,7 +54,9 @@ class _KeptRange:
 
 
 class Ranges:
-    """Ranges of remote files, safe for threads. StoreIOError for what is not as it was listed."""
+    """Ranges of remote files, thread-safe. Raises StoreIOError if a file has changed since it was
+    listed.
+    """
 
     def __init__(self, remote: RemoteReader, files: Mapping[str, Listed]) -> None:
         self._remote, self._files = remote, files
@@ -91,7 +94,7 @@ class Ranges:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def next_data(self, path: str, position: int) -> int:
-        """Return the first position that was not read, or is not zero, from one on."""
+        """Return the first position at or after ``position`` that was not read, or is not zero."""
         spans = self._zeros.get(path, ())
         number = bisect.bisect_right(spans, (position, _NO_END)) - 1
         if number >= 0 and spans[number][1] > position:
@@ -100,14 +103,14 @@ class Ranges:
         return position if end is None or position < end else self._files[path].size
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the data of a file that was laid out ahead, as samples of it
-        show; None where it is not sampled, or they contradict each other.
+        """Return the position after the data of a preallocated file, by samples; None if it is not
+        sampled, or if samples contradict each other.
         """
         folder = path.partition("/")[0]
         if not self.sampled or folder not in SAMPLES or self._files[path].size < SMALL:
             return None
         if path not in self._ends:
-            # Who asks for the ends of many queues is given all at once.
+            # For the ends of many queues, determine all of them at once.
             others = [other for other in self._files if other.startswith("consumequeue/")
                       and self._files[other].size >= SMALL]
             many = path in others and len(self._ends.keys() & others) >= _FEW
@@ -120,7 +123,7 @@ class Ranges:
         return sum(end is not None for end in self._ends.values())
 
     def _find_ends(self, paths: Sequence[str]) -> None:
-        """Search all files in step: each step is one round of requests at the same time."""
+        """Search all files in step: each step is one round of simultaneous requests."""
         searches = {path: search(self._files[path].size, SAMPLES[path.partition("/")[0]],
                                  has_holes=path.startswith("commitlog/")) for path in paths}
         wanted = {path: next(steps) for path, steps in searches.items()}
@@ -131,7 +134,7 @@ class Ranges:
             for path, asked in [*wanted.items()]:
                 answers = list(itertools.islice(data, len(asked)))
                 for (start, _), part in zip(asked, answers, strict=True):
-                    if not start or len(asked) == 1:  # what is read next
+                    if not start or len(asked) == 1:  # this data is read next
                         self._keep_read(path, start, part)
                 try:
                     wanted[path] = searches[path].send(answers)
@@ -142,13 +145,13 @@ class Ranges:
         self._ends |= ends
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return bytes at many places, (position, length), at the same time; none are kept."""
+        """Return the bytes of many (position, length) at the same time; none are kept."""
         size = self._files[path].size
         return self._at_once([path], [
             (path, start, max(min(start + length, size), start)) for start, length in places])
 
     def _at_once(self, paths: Sequence[str], places: Iterable[tuple[str, int, int]]) -> list[bytes]:
-        """Fetch many ranges, then look whether the files are those that were listed."""
+        """Fetch many ranges, then check whether the files are the listed ones."""
         try:
             parts = run_all(lambda place: self._fetch(*place, check=False), places)
             run_all(lambda path: self._same(path, self._remote.where(path)), paths)
@@ -158,7 +161,7 @@ class Ranges:
         return parts
 
     def _keep_read(self, path: str, start: int, data: bytes) -> None:
-        """Keep what was read already."""
+        """Keep bytes that were already read."""
         with self._lock:
             before = self._kept.get((path, start))
             if before is None or before.end < start + len(data):
@@ -170,7 +173,7 @@ class Ranges:
                 self._keep(path, _KeptRange(start, start + len(data), done))
 
     def _note_zeros(self, path: str, start: int, end: int) -> None:
-        """Remember that a range has nothing but zeros: it is not asked for again."""
+        """Remember that a range contains only zeros, so that it is not requested again."""
         with self._lock:
             spans = self._zeros.setdefault(path, [])
             low = bisect.bisect_left(spans, (start, 0))
@@ -184,7 +187,7 @@ class Ranges:
             spans[low:high] = [(start, end)]
 
     def close(self) -> None:
-        """Forget what is kept, and leave what is on its way."""
+        """Drop the kept ranges; do not wait for the others."""
         with self._lock:
             for kept in self._kept.values():
                 kept.data.cancel()
@@ -208,14 +211,14 @@ class Ranges:
                     self._small_ahead(path)
             match.ahead = False
             key = path, match.start
-            self._kept[key] = self._kept.pop(key)  # the one that was used last
+            self._kept[key] = self._kept.pop(key)  # the most recently used range is last
             if goes_on:
                 self._ahead(path, match)
             return match
 
     def _asked(self, path: str, position: int, wanted: int,
                before: _KeptRange | None) -> _KeptRange:
-        """Ask for a range. Who goes on where another range ended gets twice as much."""
+        """Request a range. A read that continues after another range gets twice as much."""
         least = _SINGLE if self.sampled else _MIN_RANGE
         if before is not None:
             length = max(wanted, min(2 * (before.end - before.start), _MAX_RANGE))
@@ -227,7 +230,7 @@ class Ranges:
         else:
             length = wanted
         end = min(position + length, self._ends.get(path) or self._files[path].size)
-        for other in self._of[path]:  # nothing is asked for twice
+        for other in self._of[path]:  # request no bytes twice
             if position < other.start < end:
                 end = other.start
         part = _KeptRange(position, end, submit(self._fetch, path, position, end))
@@ -235,13 +238,13 @@ class Ranges:
         return part
 
     def _ahead(self, path: str, after: _KeptRange) -> None:
-        """Ask for what comes next."""
+        """Request the next range."""
         if after.end < self._files[path].size and not any(
                 part.start <= after.end < part.end for part in self._of[path]):
             self._asked(path, after.end, 1, after).ahead = True
 
     def _small_ahead(self, path: str) -> None:
-        """Ask for the small files that come next, once some of a folder were read."""
+        """Request the next small files of a folder after some of them were read."""
         folder = path.partition("/")[0]
         self._small_read[folder] += 1
         if self.sampled or self._small_read[folder] <= _FEW:
@@ -270,7 +273,7 @@ class Ranges:
     def _fetch(self, path: str, start: int, end: int, *, check: bool = True) -> bytes:
         began = time.monotonic()
         for tries in range(_TRIES):
-            # Who asks again for what could not be read is told so at once.
+            # Another request for an unreadable file fails immediately.
             error, when = self._given_up.get(path, (None, 0.0))
             if error is not None and time.monotonic() - when < _GIVEN_UP:
                 raise error
@@ -314,7 +317,7 @@ class Ranges:
         return data
 
     def _same(self, path: str, where: str) -> None:
-        """StoreIOError where an object is not the one that was listed."""
+        """Raise StoreIOError if an object is not the listed one."""
         listed, row = self._files[path], self._remote.info(path)
         if row is None:
             raise _ChangedError(f"{where}: was deleted while the store was being read")
@@ -323,4 +326,4 @@ class Ranges:
 
 
 class _ChangedError(StoreIOError):
-    """An object that changed while it was read: another try does not help."""
+    """An object that changed while it was read: another attempt does not help."""

@@ -1,7 +1,7 @@
 """Files at a URL, read through fsspec: object stores, file servers, memory (for tests).
 
-Only ranges are asked for, never a file as a whole. Sizes are remembered as they were last listed
-or asked for, so that a read inside of what is known costs one request.
+Only ranges are requested, never an entire file. Sizes are remembered from the last listing or
+request, so that a read within a known size costs one request.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from rmqctl.scan.source import Closing, Source, Witness
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/]*@")
 _hidden: dict[str, str] = {}
-"""By the start of a URL as it is shown, the one with the password."""
+"""The start of a URL as displayed -> its start with the password."""
 _MAX_REASON = 300
-"""Characters shown of a driver's error: some list every place that they searched."""
+"""Displayed characters of a driver's error: some list every place that they searched."""
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
-"""Names that drivers give to the time of the last change."""
+"""Names that drivers use for the time of the last change."""
 _ERRNO: tuple[tuple[type[OSError], int], ...] = (
     (FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES),
     (FileExistsError, errno.EEXIST), (IsADirectoryError, errno.EISDIR),
@@ -37,7 +37,7 @@ _ERRNO: tuple[tuple[type[OSError], int], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class FolderEntry:
-    """Something in a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 where unknown."""
+    """An entry of a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 if unknown."""
 
     name: str
     is_folder: bool
@@ -48,13 +48,16 @@ class FolderEntry:
 
 
 class RemoteReader(Closing):
-    """A URL, opened for reading. UsageError where no driver supports it."""
+    """A URL, opened for reading.
+
+    Raises: UsageError if no driver supports it.
+    """
 
     def __init__(self, url: str) -> None:
         self.name = url
         self._fs, self._root = _driver(url)
         self._is_web = web.is_web(self._fs)
-        # Clients of SFTP and FTP mix up the answers of two threads.
+        # Clients of SFTP and FTP mix up the answers for two threads.
         self._turn: AbstractContextManager[Any] = (
             _TURN if hasattr(self._fs, "ftp") else nullcontext())
         self._sizes: dict[str, int] = {}
@@ -68,8 +71,8 @@ class RemoteReader(Closing):
         return f"{self._root.rstrip('/')}/{inside}" if path else self._root
 
     def rows(self, folder: str) -> list[tuple[str, dict[str, Any]]]:
-        """Return the entries of a folder by name, as the driver describes them; none without that
-        folder.
+        """Return the entries of a folder by name, as the driver describes them; empty if it does
+        not exist.
         """
         full = self._full(folder)
         with self._turn, failing(self.where(folder), "list"):
@@ -84,7 +87,7 @@ class RemoteReader(Closing):
                 if row.get("type") != "directory" and len(rows) == 1 and not row["name"].endswith(
                         "/"):
                     raise failed(NotADirectoryError(errno.ENOTDIR, ""), self.where(folder), "list")
-                continue  # the marker some tools put into an object store for a folder
+                continue  # the marker object that some tools create for a folder in an object store
             name = web.name_in(row["name"], full) if self._is_web else row[
                 "name"].rstrip("/").rpartition("/")[2]
             if name is not None:
@@ -99,8 +102,8 @@ class RemoteReader(Closing):
         return sorted(listed, key=lambda entry: entry.name)
 
     def fetch(self, path: str, start: int, end: int, size: int) -> tuple[bytes, str]:
-        """Return bytes ``[start, end)`` of a file of ``size``, fewer where it is shorter now, and
-        its identity where the answer contains it, else "".
+        """Return bytes ``[start, end)`` of a file of ``size`` (fewer if it has shrunk), and its
+        identity if the answer contains it, else "".
         """
         with self._turn, failing(self.where(path), f"read at offset {start} of"):
             if self._is_web:
@@ -111,7 +114,9 @@ class RemoteReader(Closing):
             return self._fs.cat_file(self._full(path), start=start, end=end), ""
 
     def info(self, path: str) -> dict[str, Any] | None:
-        """Return a file or folder as the driver describes it now; None if it does not exist."""
+        """Return the driver's current description of a file or folder; None if it does not
+        exist.
+        """
         with self._turn, failing(self.where(path), "look at"):
             self._fs.invalidate_cache()
             try:
@@ -131,9 +136,7 @@ class RemoteReader(Closing):
         return int(row["size"])
 
     def _size_of(self, path: str, wanted: int) -> int:
-        """Return the size of a file; asked for again where it is known to have less than
-        ``wanted``.
-        """
+        """Return the size of a file; request it again if the known size is less than ``wanted``."""
         size = self._sizes.get(path)
         if size is None or size < wanted:
             size = self.size(path)
@@ -148,7 +151,7 @@ class RemoteReader(Closing):
         parts = []
         while position < end:
             part, _ = self.fetch(path, position, end, self._sizes[path])
-            if not part:  # it is shorter by now
+            if not part:  # it has shrunk
                 self._sizes.pop(path, None)
                 break
             if len(part) > end - position:
@@ -169,9 +172,9 @@ class RemoteReader(Closing):
 
 
 class RemoteSource:
-    """A file at a URL to walk over: small reads are served from a few blocks that are kept.
+    """A file at a URL for a walk: small reads are served from a few kept blocks.
 
-    ``size`` is taken at opening, as for a local file.
+    ``size`` is determined at opening, as for a local file.
     """
 
     BLOCK = 1 << 20
@@ -192,7 +195,7 @@ class RemoteSource:
             return self._reader.read(self._path, position, length)
         first, last = position // self.BLOCK, (position + length - 1) // self.BLOCK
         data = self._block(first)
-        # A file that became shorter ends in the first block that is not full.
+        # A file that has shrunk ends in the first block that is not full.
         if last > first and len(data) == self.BLOCK:
             data += self._block(last)
         return data[position - first * self.BLOCK:][:length]
@@ -221,8 +224,9 @@ class RemoteSource:
 
 
 def _driver(url: str) -> tuple[Any, str]:
-    """Return (fsspec file system, the path in it). UsageError without a driver, else
-    StoreIOError.
+    """Return (fsspec file system, the path in it).
+
+    Raises: UsageError without a driver, StoreIOError for other errors.
     """
     protocol = url.partition("://")[0]
     require("fsspec")
@@ -236,14 +240,14 @@ def _driver(url: str) -> tuple[Any, str]:
                          f"({_words(error)})") from None
     with failing(without_secrets(url), "open"):
         fs, path = url_to_fs(revealed(url), **_patience(protocol))
-    if hasattr(fs, "ftp"):  # paramiko waits for ever
+    if hasattr(fs, "ftp"):  # paramiko waits forever
         fs.ftp.get_channel().settimeout(web.PATIENCE)
         path = path or "/"
     return fs, str(path)
 
 
 def _patience(protocol: str) -> dict[str, Any]:
-    """Return a driver's timeouts and number of tries, unless fsspec is configured for that."""
+    """Return a driver's timeouts and number of attempts, unless fsspec is configured for them."""
     from fsspec.config import conf
 
     given = dict(conf.get(protocol, {}))
@@ -251,14 +255,14 @@ def _patience(protocol: str) -> dict[str, Any]:
         return web.patient(given)
     if protocol in ("s3", "s3a"):
         limits = {"read_timeout": web.PATIENCE / 2, "connect_timeout": web.PATIENCE / 2,
-                  "retries": {"max_attempts": 0}}  # the driver itself tries again
+                  "retries": {"max_attempts": 0}}  # the driver itself retries
         return {"config_kwargs": limits | given.get("config_kwargs", {})}
     return {}
 
 
 def hide(url: str) -> str:
-    """Return a URL without the user and password in it; `RemoteReader` accepts it from now on, and
-    wherever it is shown, it gives nothing away.
+    """Return a URL without its user and password. `RemoteReader` accepts the result from now on,
+    and it can be displayed safely.
     """
     secret = _CREDENTIALS.search(url)
     if secret is None:
@@ -273,28 +277,28 @@ def hide(url: str) -> str:
 
 
 def revealed(url: str) -> str:
-    """Return the URL hidden by a name of `hide`."""
+    """Return the original URL of a result of `hide`."""
     shown = next((shown for shown in _hidden if f"{url}/".startswith(f"{shown}/")), "")
     return _hidden[shown] + url[len(shown):] if shown else url
 
 
 def secrets() -> dict[str, str]:
-    """Return the names known to `hide`, for `share_secrets` in another process."""
+    """Return the URLs known to `hide`, for `share_secrets` in another process."""
     return dict(_hidden)
 
 
 def share_secrets(secrets: dict[str, str]) -> None:
-    """Know what another process has hidden."""
+    """Add the URLs that another process has hidden."""
     _hidden.update(secrets)
 
 
 def without_secrets(url: str) -> str:
-    """Return a URL without the user and password in it, for messages."""
+    """Return a URL without its user and password, for messages."""
     return _CREDENTIALS.sub("***@", url)
 
 
 def failed(error: Exception, where: str, doing: str) -> StoreIOError:
-    """Return the StoreIOError for what the system said, or for a name it cannot have."""
+    """Return the StoreIOError for an error of the system, or for an invalid name."""
     if isinstance(error, OSError):
         return StoreIOError.from_oserror(error, where, doing)
     return StoreIOError(f"cannot {doing} {where!r}: {error}")
@@ -302,7 +306,7 @@ def failed(error: Exception, where: str, doing: str) -> StoreIOError:
 
 @contextmanager
 def failing(where: str, doing: str) -> Iterator[None]:
-    """Raise what a driver raised inside as StoreIOError, or RefusedError for what it cannot do."""
+    """Raise a driver's exception as StoreIOError, or as RefusedError for an unsupported action."""
     try:
         yield
     except web.NoRangesError as error:
@@ -322,7 +326,9 @@ def failing(where: str, doing: str) -> Iterator[None]:
 
 
 def _numbered(error: OSError) -> OSError:
-    """Drivers raise FileNotFoundError and its like with nothing but a path in it."""
+    """Return the error with its number: drivers raise FileNotFoundError and others with only a
+    path.
+    """
     if error.errno is None:
         for kind, number in _ERRNO:
             if isinstance(error, kind):
@@ -350,7 +356,7 @@ def _entry(name: str, row: dict[str, Any]) -> FolderEntry:
 
 
 def changed_at(row: dict[str, Any]) -> int:
-    """Return the time of the last change in ms, 0 where the driver does not report it."""
+    """Return the time of the last change in ms; 0 if the driver does not report it."""
     for key in _TIMES:
         value = row.get(key)
         if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""The threads that read from other places, and waiting for them.
+"""The threads that read from remote places, and waiting for them.
 
-A server may send nothing for a minute. Who waits can be interrupted meanwhile, and the process ends
-without waiting for what is on its way: nothing of it is needed, and nothing is written here.
+A server may send nothing for a minute. Waiting can be interrupted meanwhile, and the process ends
+without waiting for running requests: their results are not needed, and nothing is written here.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rmqctl.scan import stopping
 T = TypeVar("T")
 R = TypeVar("R")
 THREADS = 16
-"""Requests at the same time."""
+"""Maximum number of simultaneous requests."""
 _LOOK = 0.25
-"""Seconds after which who waits looks whether the work is to end."""
+"""Seconds after which a waiting thread checks whether the work is to end."""
 
 
 class _Pool:
-    """As `ThreadPoolExecutor`, whose threads Python would wait for when it ends."""
+    """Like `ThreadPoolExecutor`, but Python does not wait for its threads at exit."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -64,20 +64,23 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def submit(work: Callable[..., R], *values: Any) -> Future[R]:
-    """Have a thread do some work."""
+    """Run some work in a thread."""
     return _pool().submit(partial(work, *values))
 
 
 def taken(future: Future[R]) -> R:
-    """Wait for a result. `Stopped` where the work that waits is to end."""
+    """Wait for a result.
+
+    Raises: `Stopped` if the waiting work is to end.
+    """
     while not wait((future,), _LOOK).done:
         stopping.check()
     return future.result()
 
 
 def run_all(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Do some work with many values at the same time; values that are not started are left when one
-    fails.
+    """Run some work for many values at the same time; if one fails, values that have not started
+    are skipped.
     """
     under_way = [submit(work, value) for value in values]
     try:

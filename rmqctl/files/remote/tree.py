@@ -24,8 +24,9 @@ _POINTS = "points/"
 
 def mounted(root: str, *, sampled: bool = False) -> str:
     """List a place at a URL or in an archive, unless it was just listed, and register it in `vfs`;
-    return its root, with which the paths in it start. Errors as of `tree_of`. ``sampled`` as of
-    `Store.open`.
+    return its root, with which its paths start. ``sampled`` as in `Store.open`.
+
+    Raises: the errors of `tree_of`.
     """
     named = hide(root.rstrip("/"))
     tree = vfs.listed_tree(named)
@@ -36,8 +37,9 @@ def mounted(root: str, *, sampled: bool = False) -> str:
 
 
 def tree_of(named: str) -> Tree:
-    """Return the place at a URL, or in an archive. NotAStoreError, FormatError, StoreIOError,
-    UsageError without a driver.
+    """Return the place at a URL, or in an archive.
+
+    Raises: NotAStoreError, FormatError, StoreIOError, UsageError without a driver.
     """
     split = archive_of(named)
     if split is not None:
@@ -51,7 +53,7 @@ def tree_of(named: str) -> Tree:
         raise NotAStoreError(f"{without_secrets(named)}: the bucket or folder does not exist or "
                              "is empty; not a store")
     if any(path.startswith(_POINTS) for path in files):
-        # What reads a backup is above this room, and loaded for one alone.
+        # The reader of backups is in a higher package, and only loaded for a backup.
         backup: Tree | None = import_module("rmqctl.backup.mounting").tree_of(remote, files)
         if backup is not None:
             return backup
@@ -60,8 +62,9 @@ def tree_of(named: str) -> Tree:
 
 
 def matching(url: str) -> list[str]:
-    """Return the folders that a URL with ``*``, ``?`` or ``[`` matches; another one as it is.
-    NotAStoreError where none does, StoreIOError.
+    """Return the folders that match a URL with ``*``, ``?`` or ``[``; any other URL as it is.
+
+    Raises: NotAStoreError without a match, StoreIOError.
     """
     if "://" not in url or not glob.has_magic(revealed(url)):
         return [url]

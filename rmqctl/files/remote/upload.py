@@ -1,4 +1,4 @@
-"""Results that are written to a URL: made in a temporary folder, then uploaded."""
+"""Results that are written to a URL: created in a temporary folder, then uploaded."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from rmqctl.parse_values import is_url
 
 @contextmanager
 def uploaded(target: str) -> Iterator[str]:
-    """Give the path to write a new file or folder to: ``target``, or for a URL one in a temporary
-    folder, whose files are uploaded at the end, those at the top last. RefusedError where something
-    is at the URL, StoreIOError.
+    """Yield the path for writing a new file or folder: ``target``, or for a URL a path in a
+    temporary folder, whose files are uploaded at the end, the top-level ones last.
+
+    Raises: RefusedError if the URL already exists, StoreIOError.
     """
     if not is_url(target):
         yield target

@@ -1,9 +1,9 @@
 """Web servers: names in pages that list folders, and ranges of files; ranges of objects in S3.
 
-The driver takes what a page links to for names as they are, and reads whatever a server sends for
-a range, be it the whole file. Here a name is decoded and must be that of an entry of its folder,
-and an answer must be the range that was asked for, of the file that was listed. An answer that says
-what it is of saves a second request.
+The driver accepts all links of a page as names, and any answer of a server to a range request, even
+the entire file. Here a name is decoded and must be that of an entry of its folder, and an answer
+must be the requested range of the listed file. An answer that identifies its object saves a second
+request.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import quote, unquote
 from rmqctl.errors import StoreIOError
 
 PATIENCE = 60.0
-"""Seconds without a byte after which a server is given up."""
+"""Seconds without a byte after which a request is given up."""
 _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _PIECE = 1 << 16
 _ERRORS = "surrogateescape"
@@ -50,7 +50,7 @@ def name_in(link: str, folder: str) -> str | None:
 
 
 def patient(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options of the driver, with a limit to waiting where none is set."""
+    """Return options of the driver, with a timeout if none is set."""
     import aiohttp
 
     of_client = dict(options.get("client_kwargs") or {})
@@ -62,7 +62,7 @@ def patient(options: Mapping[str, Any]) -> dict[str, Any]:
 def read_range(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
     """Read ``[start, end)`` of a file of ``size`` bytes.
 
-    NoRangesError, and what the driver raises.
+    Raises: NoRangesError, exceptions of the driver.
     """
     from fsspec.asyn import sync
 
@@ -71,8 +71,8 @@ def read_range(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
 
 
 def reads_of_s3(fs: Any) -> bool:
-    """Return whether a driver is that of S3, which can report the object that an answer belongs
-    to.
+    """Return whether a driver is that of S3, which can report the object to which an answer
+    belongs.
     """
     return hasattr(fs, "_call_s3") and hasattr(fs, "split_path")
 
@@ -101,7 +101,7 @@ async def _read(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
                "Accept-Encoding": "identity"}
     async with session.get(fs.encode_url(url), **{**fs.kwargs, "headers": headers}) as answer:
         fs._raise_not_found_for_status(answer, url)
-        # Judge the headers before anything is read.
+        # Check the headers before anything is read.
         match = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
         if answer.status == 206 and match is not None:
             if int(match[1]) != start or match[3] not in ("*", str(size)):
@@ -109,7 +109,7 @@ async def _read(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
                                     f"{start} to {end - 1}")
         elif answer.status != 206 and (start or end != size):
             raise NoRangesError("the server does not serve ranges")
-        # Never more than was asked for.
+        # Never read more than was requested.
         parts, left = [], end - start
         async for part in answer.content.iter_chunked(_PIECE):
             parts.append(part)
