@@ -91,11 +91,11 @@ class LimitOptions(OptionGroup):
                                  "to work")
         if self.idle is not None and self.idle < 1000:
             raise UsageError("--max-silence must be at least one second")
-        found = {"connections": self.connections, "frame": self.frame, "unsent": self.unsent,
-                 "unsent_in_all": self.unsent_in_all, "held": self.held,
-                 "part": self.address_share / 100,
-                 "idle": None if self.idle is None else self.idle / 1000}
-        return {name: value for name, value in found.items() if value is not None}
+        values = {"connections": self.connections, "frame": self.frame, "unsent": self.unsent,
+                  "unsent_in_all": self.unsent_in_all, "held": self.held,
+                  "part": self.address_share / 100,
+                  "idle": None if self.idle is None else self.idle / 1000}
+        return {name: value for name, value in values.items() if value is not None}
 
 
 def command(
@@ -198,11 +198,11 @@ def command(
     if uvloop:
         require("uvloop")
     # Open all stores with their settings, from options and from broker.conf.
-    with temporary_store(temp) as made:
-        named = [made] if made else roots_named(roots[0], roots[1:]) if roots else []
+    with temporary_store(temp) as temp_root:
+        named = [temp_root] if temp_root else roots_named(roots[0], roots[1:]) if roots else []
         stores = [StoreOptions(root=root, **vars(layout)) for root in named]
-        for each in stores:
-            for text in each.warnings():
+        for store in stores:
+            for text in store.warnings():
                 out.warn(text)
         conf = layout.broker_conf or NO_CONF
         settings = Settings(view, _start(start), start == "stored", offsets,
@@ -233,9 +233,9 @@ def command(
         while again:
             # Bind the ports first: brokers announce the addresses that they really got.
             bound = bind(listen, len(stores))
-            wanted = [RequestedStore(each.root, each.open, address, name, each.folders,
+            wanted = [RequestedStore(store.root, store.open, address, name, store.folders,
                              tuple(write_outside or ()))
-                      for each, (address, _) in zip(stores, bound, strict=True)]
+                      for store, (address, _) in zip(stores, bound, strict=True)]
             # Clients see a broker only after its topics exist and its gaps were reported.
             brokers, save = open_brokers(wanted, settings, shown.tell, shown.warn)
             _make_topics(brokers, topic or [])
@@ -257,7 +257,7 @@ def command(
             # Serve until a signal, the idle time, an order or the end of standard input.
             with shown.of(server, metrics), asyncio.Runner(loop_factory=import_module(
                     "uvloop").new_event_loop if uvloop else None) as runner:
-                runner.run(_run(server, [each for _, each in bound], shown.ready, orders))
+                runner.run(_run(server, [socket for _, socket in bound], shown.ready, orders))
             signal.signal(signal.SIGTERM, at_sigterm)  # the event loop has left the system's own
             # A server that was stopped by order starts again where it was.
             again = orders is not None and orders.wait_for_start()

@@ -79,28 +79,28 @@ class Alias(NamedTuple):
                            *self.last])
 
     def _translated(self, typed: Sequence[str]) -> Translated:
-        made = Translated([], [], [])
-        known = {**_NAME_SERVER, **self.options}
+        translated = Translated([], [], [])
+        translations = {**_NAME_SERVER, **self.options}
         rest = iter(typed)
         for word in rest:
             option, joined, value = word.partition("=")
-            if option not in known:
-                made.kept.append(word)
+            if option not in translations:
+                translated.kept.append(word)
                 continue
-            ours = known[option]
+            ours = translations[option]
             if isinstance(ours, tuple):
-                (made.kept if ours else made.ignored).extend(ours or [option])
+                (translated.kept if ours else translated.ignored).extend(ours or [option])
                 continue
             given = value if joined else next(rest, None)
             if given is None:
                 raise UsageError(f"Option {option!r} requires an argument.")
             if ours is None:
-                made.ignored.append(option)
+                translated.ignored.append(option)
             elif ours == _ARGUMENT:
-                made.arguments.append(given)
+                translated.arguments.append(given)
             else:
-                made.kept.extend([ours, given] if isinstance(ours, str) else ours(given))
-        return made
+                translated.kept.extend([ours, given] if isinstance(ours, str) else ours(given))
+        return translated
 
 
 # What values become

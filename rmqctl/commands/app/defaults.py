@@ -70,10 +70,10 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
                 registry: Iterable[CommandSpec]) -> dict[str, Default]:
     """Return the defaults of a command by parameter name. Raises UsageError, StoreIOError."""
     by_key = {key: param for param in params if (key := key_of(param)) is not None}
-    found: dict[str, Default] = {}
+    defaults: dict[str, Default] = {}
     path = config_path()
     if os.path.isfile(path):
-        found = _File(path, registry).defaults(spec, by_key, ctx)
+        defaults = _File(path, registry).defaults(spec, by_key, ctx)
     for key, param in by_key.items():
         names = [variable(spec.name, key)]
         if key in GENERAL and key not in _ASKS_ITSELF:
@@ -82,9 +82,9 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
         if name is not None:
             if key in NEVER:
                 raise UsageError(f"{name}: --{key} {_REFUSED}")
-            found[param.name] = _converted(_from_text(os.environ[name], param, name), param, ctx,
-                                           name)
-    return found
+            defaults[param.name] = _converted(_from_text(os.environ[name], param, name), param, ctx,
+                                              name)
+    return defaults
 
 
 class _File:
@@ -108,7 +108,7 @@ class _File:
     def defaults(self, spec: CommandSpec, by_key: Mapping[str, Any],
                  ctx: Any) -> dict[str, Default]:
         """Return the defaults of a command; its own table comes before that for all."""
-        found: dict[str, Default] = {}
+        defaults: dict[str, Default] = {}
         own: Any = self._tables
         for word in spec.name:
             own = own.get(word, {})
@@ -119,17 +119,17 @@ class _File:
                 origin = self._place(words, key)
                 if key in NEVER:
                     raise UsageError(f"{origin}: --{key} {_REFUSED}")
-                known = GENERAL if words == (FOR_ALL,) else by_key
-                if key not in known:
+                allowed = GENERAL if words == (FOR_ALL,) else by_key
+                if key not in allowed:
                     former = next((now for now, param in by_key.items()
                                    if f"--{key}" in former_names(param)), None)
-                    near = [former] if former else difflib.get_close_matches(key, known)
+                    near = [former] if former else difflib.get_close_matches(key, allowed)
                     raise UsageError(f"{origin}: {' '.join(words)} has no {key!r}" + _near(near))
                 if key in by_key:
                     param = by_key[key]
-                    found[param.name] = _converted(_checked(value, param, origin), param, ctx,
-                                                   origin)
-        return found
+                    defaults[param.name] = _converted(_checked(value, param, origin), param, ctx,
+                                                      origin)
+        return defaults
 
     def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
         """Check that each table belongs to a command or a word before it, with no option
@@ -138,10 +138,11 @@ class _File:
         for key, value in table.items():
             name = (*words, key)
             if isinstance(value, dict) and name != (FOR_ALL,):
-                known = {command[len(words)] for command in self._commands
-                         if command[:len(words)] == words and len(command) > len(words)}
-                if key not in known:
-                    near = difflib.get_close_matches(key, [*known, *([] if words else [FOR_ALL])])
+                command_words = {command[len(words)] for command in self._commands
+                                 if command[:len(words)] == words and len(command) > len(words)}
+                if key not in command_words:
+                    near = difflib.get_close_matches(
+                        key, [*command_words, *([] if words else [FOR_ALL])])
                     raise UsageError(f"{self._place(name, None)}: no command "
                                      f"{' '.join(name)!r}" + _near(near))
                 self._check_names(value, name)

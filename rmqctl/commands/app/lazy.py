@@ -72,7 +72,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
             except UsageError as error:
                 error.add_note(ctx.command_path)
                 raise
-            ctx.default_map = {name: found.value for name, found in self._defaults.items()}
+            ctx.default_map = {name: default.value for name, default in self._defaults.items()}
         store: Any = next((p for p in self.params if p.envvar == STORE_VARIABLE), None)
         fallback = os.environ.get(STORE_VARIABLE)
         try:
@@ -254,8 +254,8 @@ def _for_target(command: Command, words: list[str]) -> tuple[Command, list[str]]
     if spec is None:
         return command, words
     params = list(command.params)
-    known = {name for param in params for name in param.opts}
-    if any(word.startswith("-") and word.partition("=")[0] not in known for word in words):
+    option_names = {name for param in params for name in param.opts}
+    if any(word.startswith("-") and word.partition("=")[0] not in option_names for word in words):
         params += load(spec).params
     first = target_of(words, params)
     if first is None or not is_tier(first):

@@ -66,8 +66,8 @@ def _about_the_store(command: Sequence[str], second: bool) -> list[str]:
             name = _FOLDERS if option == _FOLDERS_B else option
             kept.append((name, [f"{name}={value}"] if is_joined
                          else [name, *left[number + 1:number + 2]]))
-    known = _options(tuple(command[:3])) if kept else frozenset()
-    return [word for option, spelled in kept if option in known for word in spelled]
+    own_options = _options(tuple(command[:3])) if kept else frozenset()
+    return [word for option, spelled in kept if option in own_options for word in spelled]
 
 
 @cache

@@ -121,8 +121,8 @@ def _newest(backup: str) -> tuple[int, Point | None]:
         return newest(backup)
     from rmqctl.backup.points import read_points
 
-    known = read_points(backup)
-    return len(known), known[-1] if known else None
+    points = read_points(backup)
+    return len(points), points[-1] if points else None
 
 
 def _wait(until: float) -> None:

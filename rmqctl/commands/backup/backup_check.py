@@ -43,18 +43,18 @@ def command(
         from rmqctl.backup.check import check
         from rmqctl.backup.points import require_points
     bad: list[RmqctlError] = []
-    known = require_points(backup, bad)
-    total = sum(part.end - part.start for point in known for part in point.parts)
+    points = require_points(backup, bad)
+    total = sum(part.end - part.start for point in points for part in point.parts)
     with out.progress("checking", None if is_url(backup) else total) as progress:
-        faults = [*check(backup, known, load.slowed(out, progress.advance)),
+        faults = [*check(backup, points, load.slowed(out, progress.advance)),
                   *(Fault("", "", 0, 0, str(error)) for error in bad)]
     shown = without_secrets(backup)
-    damaged = sum(len(point.damaged) for point in known)
+    damaged = sum(len(point.damaged) for point in points)
     verdict = (Phrase("{backup}: {faults}", backup=shown, faults=counted(len(faults), "fault"))
                if faults else
                Phrase("{backup}: {points}, all unchanged", backup=shown,
-                      points=counted(len(known), "restore point")))
-    document = {"backup": shown, "ok": not faults, "points": len(known), "bytes": total,
+                      points=counted(len(points), "restore point")))
+    document = {"backup": shown, "ok": not faults, "points": len(points), "bytes": total,
                 "faults": [fault.as_dict() for fault in faults],
                 "damaged_in_the_store": damaged}
 

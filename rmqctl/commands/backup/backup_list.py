@@ -41,8 +41,8 @@ def command(
     else:
         from rmqctl.backup.points import require_points
     shown, bad = without_secrets(backup), list[RmqctlError]()
-    found = [as_document(shown, point) for point in require_points(backup, bad)]
-    verdict = counted(len(found), "restore point")
+    points = [as_document(shown, point) for point in require_points(backup, bad)]
+    verdict = counted(len(points), "restore point")
 
     def show(page: Human) -> None:
         page.table(({
@@ -50,9 +50,9 @@ def command(
             "log_end": point["log_end"], "messages": point["messages"],
             "copied": size_text(point["bytes_copied"]), "damaged": len(point["damaged"]),
             "newest message": "-" if point["last_store_timestamp"] is None else
-            time_text(point["last_store_timestamp"], tz)} for point in found), COLUMNS)
+            time_text(point["last_store_timestamp"], tz)} for point in points), COLUMNS)
 
-    out.document({"backup": shown, "points": found}, show)
+    out.document({"backup": shown, "points": points}, show)
     for error in bad:
         out.warn(str(error))
     out.conclude(verdict)

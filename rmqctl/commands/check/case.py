@@ -59,9 +59,9 @@ def command(
     if check:
         if target is not None or redact:
             raise UsageError("--check cannot be combined with --out or --redact")
-        found = checked(path)
-        out.document(found.as_dict(), lambda page: _checked(page, found))
-        if not found.ok:
+        evidence = checked(path)
+        out.document(evidence.as_dict(), lambda page: _checked(page, evidence))
+        if not evidence.ok:
             raise typer.Exit(int(ExitCode.FINDINGS))
         return
     if target is None:
@@ -152,22 +152,22 @@ def _show(page: Human, path: str, document: dict[str, Any]) -> None:
     page.text(f"rmqctl case {shlex.quote(document['out'])} --check")
 
 
-def _checked(page: Human, found: Check) -> None:
-    page.text(Phrase("{case}: unchanged, {files}", case=found.folder,
-                     files=counted(found.files, "file")) if found.ok else
-              Phrase("{case}: NOT unchanged", case=found.folder), "good" if found.ok else "bad")
-    if not found.finished:
+def _checked(page: Human, result: Check) -> None:
+    page.text(Phrase("{case}: unchanged, {files}", case=result.folder,
+                     files=counted(result.files, "file")) if result.ok else
+              Phrase("{case}: NOT unchanged", case=result.folder), "good" if result.ok else "bad")
+    if not result.finished:
         page.text(Phrase("unfinished: `rmqctl case` was interrupted, or is still running"))
     for count, named in (
-            (len(found.changed), [Phrase("changed: {name}", name=name)
-                                  for name in found.changed[:_NAMED]]),
-            (len(found.missing), [Phrase("missing: {name}", name=name)
-                                  for name in found.missing[:_NAMED]]),
-            (len(found.extra), [Phrase("not in SHA256SUMS: {name}", name=name)
-                                for name in found.extra[:_NAMED]])):
+            (len(result.changed), [Phrase("changed: {name}", name=name)
+                                   for name in result.changed[:_NAMED]]),
+            (len(result.missing), [Phrase("missing: {name}", name=name)
+                                   for name in result.missing[:_NAMED]]),
+            (len(result.extra), [Phrase("not in SHA256SUMS: {name}", name=name)
+                                 for name in result.extra[:_NAMED]])):
         for phrase in named:
             page.text(phrase)
         if count > _NAMED:
             page.text(Phrase("and {more:,} more", more=count - _NAMED))
-    if found.sums is not None:
-        page.pairs({"sha256 of SHA256SUMS": found.sums})
+    if result.sums is not None:
+        page.pairs({"sha256 of SHA256SUMS": result.sums})

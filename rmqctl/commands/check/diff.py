@@ -142,16 +142,16 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
     if rows:
         page.blank()
         _show_differences(page, run.differences.listed)
-    said = run.summary
-    if said["entries"] is not None:
+    summary = run.summary
+    if summary["entries"] is not None:
         page.heading("Members")
-        page.table(map(_member, *zip(*said["entries"]["members"].items(), strict=True)),
+        page.table(map(_member, *zip(*summary["entries"]["members"].items(), strict=True)),
                    _OF_A_MEMBER)
     page.heading("Summary")
     if run.c is not None:
-        page.pairs({"entries": _entries(said["entries"])})
+        page.pairs({"entries": _entries(summary["entries"])})
     else:
-        page.pairs(_summary(said))
+        page.pairs(_summary(summary))
     following = _next(run)
     if following is not None:
         page.heading("What next")
@@ -163,19 +163,21 @@ def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
     from rmqctl.checks.diff.differences import runs
 
     styles = {"kind": lambda value: _STYLES.get(value, "bad")}
-    each = list(runs(listed))
-    if page.every or len(each) <= FEW:
-        page.table(map(_brief, each), _BRIEF, styles=styles)
+    all_runs = list(runs(listed))
+    if page.every or len(all_runs) <= FEW:
+        page.table(map(_brief, all_runs), _BRIEF, styles=styles)
         return
     groups: dict[tuple[str, str], list[Difference]] = {}
-    for one in listed:
-        groups.setdefault((one.kind, one.topic or one.file or ""), []).append(one)
+    for difference in listed:
+        key = difference.kind, difference.topic or difference.file or ""
+        groups.setdefault(key, []).append(difference)
     page.table([{
         "kind": kind, "count": len(alike), "topic": where,
-        "queues": len({one.queue_id for one in alike}) if alike[0].topic else "",
-        "offset": min((one.physical_offset for one in alike if one.physical_offset is not None),
-                    default=""),
-        "fields": ", ".join(dict.fromkeys(name for one in alike for name in one.fields)),
+        "queues": len({difference.queue_id for difference in alike}) if alike[0].topic else "",
+        "offset": min((difference.physical_offset for difference in alike
+                       if difference.physical_offset is not None), default=""),
+        "fields": ", ".join(dict.fromkeys(
+            name for difference in alike for name in difference.fields)),
     } for (kind, where), alike in groups.items()], styles=styles)
     page.text(Phrase("{what} in {lines:,} lines (--all lists each)", what=counted(
         len(listed), "difference"), lines=len(groups)), "dim")
@@ -192,19 +194,20 @@ def _member(name: str, has: dict[str, Any]) -> dict[str, Any]:
             "damaged": has["damaged"] or ""}
 
 
-def _entries(found: dict[str, Any]) -> str:
-    same = f"{count_text(found['equal'])} equal in all, {count_text(found['different'])} different"
-    common = found["common"]
+def _entries(entries: dict[str, Any]) -> str:
+    same = (f"{count_text(entries['equal'])} equal in all, {count_text(entries['different'])} "
+            "different")
+    common = entries["common"]
     return same if common is None else (
         f"{same}; last common entry: {common['index']} of term {common['term']}, at "
         f"{common['offset']}")
 
 
-def _summary(said: dict[str, Any]) -> dict[str, str]:
+def _summary(summary: dict[str, Any]) -> dict[str, str]:
     # Describe both stores before the differences, so that the numbers have a context.
     pairs = {}
     for name in ("a", "b"):
-        store = said[name]
+        store = summary[name]
         spans, size = store["damaged_spans"], size_text(store["bytes_damaged"])
         damage = f", {counted(spans, 'damaged range')} ({size})" if spans else ""
         pairs[name] = (
@@ -212,25 +215,25 @@ def _summary(said: dict[str, Any]) -> dict[str, str]:
             f"{store['min_phy_offset']} to {store['max_phy_offset']}{damage}"
         )
     pairs["paired by"] = {"physical": "physical offset", "queue": "topic, queue and queue offset"}[
-        said["by"]
+        summary["by"]
     ]
     # Each kind of difference has one line.
     pairs["messages"] = ", ".join(
-        f"{count_text(said[name])} {words}"
+        f"{count_text(summary[name])} {words}"
         for name, words in (("equal", "equal"), ("different", "different"),
                             ("missing_in_a", "missing in a"), ("missing_in_b", "missing in b"))
     )
-    queues = said["queues"]
+    queues = summary["queues"]
     pairs["consumequeues"] = (
         f"{queues['compared']} compared, {queues['different']} with different ranges"
     )
-    pairs["configuration"] = _config(said["config"])
-    pairs["committed offsets"] = _offsets(said["offsets"])
-    pairs["checkpoints"] = ", ".join(said["checkpoint"]["different"]) or "equal"
-    pairs["epochs"] = _epochs(said["epochs"])
+    pairs["configuration"] = _config(summary["config"])
+    pairs["committed offsets"] = _offsets(summary["offsets"])
+    pairs["checkpoints"] = ", ".join(summary["checkpoint"]["different"]) or "equal"
+    pairs["epochs"] = _epochs(summary["epochs"])
     # Only two DLedger logs have entries to compare; empty lines are dropped.
-    if said["entries"] is not None:
-        pairs["entries"] = _entries(said["entries"])
+    if summary["entries"] is not None:
+        pairs["entries"] = _entries(summary["entries"])
     return {name: text for name, text in pairs.items() if text}
 
 
@@ -258,12 +261,13 @@ def _offsets(groups: list[dict[str, Any]]) -> str:
     return Phrase("differ: {names}", names=some_of([group["group"] for group in groups], _GROUPS))
 
 
-def _epochs(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _epochs(epochs: dict[str, Any] | None) -> str:
+    if epochs is None:
         return ""
-    have = ", ".join(f"{name} has {len(found[name])}" for name in "ab")
-    upto = "nothing" if found["consistent_point"] is None else f"up to {found['consistent_point']}"
-    return f"{have}, the first {found['common']} are equal; same log: {upto}"
+    have = ", ".join(f"{name} has {len(epochs[name])}" for name in "ab")
+    point = epochs["consistent_point"]
+    upto = "nothing" if point is None else f"up to {point}"
+    return f"{have}, the first {epochs['common']} are equal; same log: {upto}"
 
 
 def _brief(run: DifferenceRun) -> dict[str, Any]:

@@ -67,21 +67,21 @@ def command(
     with store.open() as opened:
         size = opened.log.size if opened.layout.reads("commitlog") else 0
         with out.progress("reading the log", size) as progress, noting_refusals() as refused:
-            found = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
-                             machine=around_in_use(opened, disk_used), phase=progress.phase)
-        found = diagnosed_with_tier(out, opened, found)
-        found = replace(found, outlook=planned(opened, found, store, out),
-                        backup=None if backup is None else (
+            diagnosis = diagnose(opened, engine.version, worker_count(jobs), progress.advance,
+                                 machine=around_in_use(opened, disk_used), phase=progress.phase)
+        diagnosis = diagnosed_with_tier(out, opened, diagnosis)
+        diagnosis = replace(diagnosis, outlook=planned(opened, diagnosis, store, out),
+                            backup=None if backup is None else (
                             without_secrets(backup), _newest(backup)))
-    document = found.as_dict()
+    document = diagnosis.as_dict()
     complete(document)
-    out.document(document, lambda page: _show(page, found, store.root))
-    out.conclude(*_first_line(found, store.root))
+    out.document(document, lambda page: _show(page, diagnosis, store.root))
+    out.conclude(*_first_line(diagnosis, store.root))
     if refused:
         raise StoreIOError(f"{refused[0]}; the diagnosis was made without it")
-    if not found.sound:
+    if not diagnosis.sound:
         raise typer.Exit(int(ExitCode.FINDINGS))
-    found.require_judged()
+    diagnosis.require_judged()
 
 
 def _newest(backup: str) -> int:
@@ -96,18 +96,18 @@ def _newest(backup: str) -> int:
     return require_points(backup)[-1].time
 
 
-def _first_line(found: Diagnosis, root: str) -> tuple[Phrase, str]:
+def _first_line(diagnosis: Diagnosis, root: str) -> tuple[Phrase, str]:
     """Return the verdict in a line, and its style."""
-    return (Phrase("{store}: {verdict}", store=root, verdict=found.verdict),
-            "bad" if not found.sound else "good" if found.untold is None else "warn")
+    return (Phrase("{store}: {verdict}", store=root, verdict=diagnosis.verdict),
+            "bad" if not diagnosis.sound else "good" if diagnosis.untold is None else "warn")
 
 
-def _show(page: Human, found: Diagnosis, root: str) -> None:
-    page.text(*_first_line(found, root))
+def _show(page: Human, diagnosis: Diagnosis, root: str) -> None:
+    page.text(*_first_line(diagnosis, root))
     page.blank()
-    page.pairs(_facts(found))
-    show_losses(page, found.start.beside_messages)
-    rows = found.damaged
+    page.pairs(_facts(diagnosis))
+    show_losses(page, diagnosis.start.beside_messages)
+    rows = diagnosis.damaged
     most = len(rows) if page.every else _KINDS
     if rows:
         page.heading("Damage (rmqctl explain FINDING for details)")
@@ -116,30 +116,30 @@ def _show(page: Human, found: Diagnosis, root: str) -> None:
                    styles={"severity": {"error": "bad", "warning": "warn"}.get})
         if len(rows) > most:
             page.text(Phrase("and {some} more kinds (--all lists them)", some=len(rows) - most))
-    show_steps(page, found)
+    show_steps(page, diagnosis)
 
 
-def _facts(found: Diagnosis) -> dict[str, str]:
-    facts = {} if found.untold is not None else _of_messages(found)
-    misled = [told.detail for told in found.start.misled if told.effect != "refuses"]
+def _facts(diagnosis: Diagnosis) -> dict[str, str]:
+    facts = {} if diagnosis.untold is not None else _of_messages(diagnosis)
+    misled = [setting.detail for setting in diagnosis.start.misled if setting.effect != "refuses"]
     if misled:
         facts["broker.conf"] = Joined("; ", misled)
-    if found.disk.total is not None and found.disk.free is not None:
-        facts["disk"] = Phrase("{free} free of {total}", free=size_text(found.disk.free),
-                               total=size_text(found.disk.total))
-    facts["in use"] = Phrase("no") if not found.lock.held else (
-        Phrase("by process {pid}", pid=found.lock.pid) if found.lock.pid else
+    if diagnosis.disk.total is not None and diagnosis.disk.free is not None:
+        facts["disk"] = Phrase("{free} free of {total}", free=size_text(diagnosis.disk.free),
+                               total=size_text(diagnosis.disk.total))
+    facts["in use"] = Phrase("no") if not diagnosis.lock.held else (
+        Phrase("by process {pid}", pid=diagnosis.lock.pid) if diagnosis.lock.pid else
         Phrase("by another process"))
-    for name, reason in found.not_judged.items():
-        if found.untold != reason:  # the verdict says it
+    for name, reason in diagnosis.not_judged.items():
+        if diagnosis.untold != reason:  # the verdict says it
             facts[Phrase("not checked: {name}", name=name)] = reason
     return facts
 
 
-def _of_messages(found: Diagnosis) -> dict[str, str]:
+def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
     from rmqctl.checks.preflight.disk import expiry
 
-    start, covered, lost = found.start, found.findings.coverage, found.losses
+    start, covered, lost = diagnosis.start, diagnosis.findings.coverage, diagnosis.losses
     # Fillers and messages that were kept damaged are readable, but were not sent like this.
     facts: dict[str, str] = {"messages": Phrase(
         "{some:,} intact, in {size} of log", some=covered.messages - (lost.replaced or 0),
@@ -154,22 +154,23 @@ def _of_messages(found: Diagnosis) -> dict[str, str]:
             "{count:,} records: messages, or part of a damaged message's body",
             count=lost.in_log)
     # Losses come in order of time: by earlier repairs, already, and by the next start.
-    if found.repaired is not None:
-        facts["lost in repairs"] = found.repaired
+    if diagnosis.repaired is not None:
+        facts["lost in repairs"] = diagnosis.repaired
     facts["already lost"] = lost.unjudged if lost.unread else _counted(
         lost.already, lost.lost_by_topic)
-    if found.earlier:
-        facts["not delivered"] = found.not_delivered
+    if diagnosis.earlier:
+        facts["not delivered"] = diagnosis.not_delivered
     if start.positions_unclear:
         facts["unknown"] = Joined("; ", start.position_notes)
     loses = Phrase("loses {what}", what=_counted(lost.would_lose, lost.would_lose_by_topic))
-    said = {"loses": loses if lost.would_lose else start.loses, "version": start.broker_version}
+    values = {"loses": loses if lost.would_lose else start.loses, "version": start.broker_version}
     # A broker that refuses to start loses nothing, so only the reason is shown.
-    why = [told.detail for told in start.misled if told.effect == "refuses"] or start.refusals
+    why = [setting.detail for setting in start.misled
+           if setting.effect == "refuses"] or start.refusals
     facts["startup"] = (
         Phrase("fails: {why}", why=Joined("; ", why)) if not start.starts else
-        Phrase("{loses} ({version}, as far as can be determined)", **said)
-        if found.not_judged else Phrase("{loses} ({version})", **said))
+        Phrase("{loses} ({version}, as far as can be determined)", **values)
+        if diagnosis.not_judged else Phrase("{loses} ({version})", **values))
     old = expiry(start.disk) if start.starts else None
     if old is not None:
         facts["expires"] = old

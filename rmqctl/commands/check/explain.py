@@ -36,26 +36,27 @@ def command(
 
     caption = language(out.lang).caption
     if name is None:
-        out.rows(({"name": one.name, "kind": one.kind, "severity": one.severity,
-                   "meaning": caption(one.meaning) or one.cause}
-                  for one in explanations(out.lang).values()),
+        out.rows(({"name": listed.name, "kind": listed.kind, "severity": listed.severity,
+                   "meaning": caption(listed.meaning) or listed.cause}
+                  for listed in explanations(out.lang).values()),
                  ("name", "kind", "severity", "meaning"),
                  styles={"severity": {"error": "bad", "warning": "warn"}.get})
         return
-    found = explain(name, out.lang)
-    found = replace(found, meaning=caption(found.meaning))
-    out.document(found.as_dict(), lambda page: _show(page, found))
+    explanation = explain(name, out.lang)
+    explanation = replace(explanation, meaning=caption(explanation.meaning))
+    out.document(explanation.as_dict(), lambda page: _show(page, explanation))
 
 
-def _show(page: Human, found: Explanation) -> None:
-    page.text(Phrase("{name} ({severity}): {meaning}", name=found.name, severity=found.severity,
-                     meaning=found.meaning) if found.meaning else
-              Phrase("{name}: an action of a plan", name=found.name), "bold")
-    page.heading("Cause" if found.meaning else "What it does")
-    page.text(found.cause)
-    if found.brokers:
+def _show(page: Human, explanation: Explanation) -> None:
+    page.text(Phrase("{name} ({severity}): {meaning}", name=explanation.name,
+                     severity=explanation.severity, meaning=explanation.meaning)
+              if explanation.meaning else
+              Phrase("{name}: an action of a plan", name=explanation.name), "bold")
+    page.heading("Cause" if explanation.meaning else "What it does")
+    page.text(explanation.cause)
+    if explanation.brokers:
         page.heading("What brokers do")
-        page.text(found.brokers)
-    if found.advice:
+        page.text(explanation.brokers)
+    if explanation.advice:
         page.heading("What to do")
-        page.text(found.advice)
+        page.text(explanation.advice)

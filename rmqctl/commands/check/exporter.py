@@ -153,5 +153,6 @@ class _Stores:
         from rmqctl.checks.metrics import HELP, measured
 
         self.errors.clear()
-        found = measured([(store.root, store.open) for store in self.stores], self.errors.append)
-        return [Metric(name, HELP[name], samples) for name, samples in found.items()]
+        samples_by_name = measured([(store.root, store.open) for store in self.stores],
+                                   self.errors.append)
+        return [Metric(name, HELP[name], samples) for name, samples in samples_by_name.items()]

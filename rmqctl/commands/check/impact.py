@@ -63,30 +63,30 @@ def command(
         if not quick:
             predicted.in_tier = losses_of_tier(out, opened)
     # Without groups in the prediction, the broker opens another log or does not find one.
-    found = predicted.consumers
-    if found is None and predicted.misled:  # the broker opens another log, without messages
-        found = Consumers((), complete=False, positions_known=False,
-                          notes=tuple(told.detail for told in predicted.misled))
-    if found is None:
+    consumers = predicted.consumers
+    if consumers is None and predicted.misled:  # the broker opens another log, without messages
+        consumers = Consumers((), complete=False, positions_known=False,
+                              notes=tuple(setting.detail for setting in predicted.misled))
+    if consumers is None:
         raise RefusedError(f"{store.root}: no commitlog files found. Is the log in other folders "
                            "(--commitlog-dir), or not mounted?")
-    found = replace(found, notes=tuple(dict.fromkeys((*found.notes, *predicted.notes))))
+    consumers = replace(consumers, notes=tuple(dict.fromkeys((*consumers.notes, *predicted.notes))))
     if group is not None:
-        found = found.of(group)
+        consumers = consumers.of(group)
     # Show the result before any error, so that a partial answer is not lost.
-    unknown = group is not None and not (found.queues or found.without_position)
+    unknown = group is not None and not (consumers.queues or consumers.without_position)
     if out.is_data or not unknown:
-        _show(out, found, predicted, all_queues=group is not None)
+        _show(out, consumers, predicted, all_queues=group is not None)
     if refused:
         raise StoreIOError(f"{refused[0]}; the figures were computed without it")
     if unknown:
         out.warn(Phrase("unknown group: {group}", group=group))
-    if (unknown or found.groups_affected or not (found.positions_known and predicted.starts)
-            or (found.queues and not found.complete) or predicted.beside_messages):
+    if (unknown or consumers.groups_affected or not (consumers.positions_known and predicted.starts)
+            or (consumers.queues and not consumers.complete) or predicted.beside_messages):
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
+def _show(out: Output, consumers: Consumers, predicted: Prediction, *, all_queues: bool) -> None:
     """Print a document, rows of all queues, or a page with the affected queues."""
     from rmqctl.checks.consumers import COLUMNS
     from rmqctl.checks.losses import MESSAGES
@@ -94,39 +94,39 @@ def _show(out: Output, found: Consumers, predicted: Prediction, *, all_queues: b
 
     # If the configuration leads the broker elsewhere, this matters more than any group.
     is_misled = predicted.consumers is None
-    first = predicted.misled[0].detail if is_misled else found.in_words()
-    style = "bad" if is_misled or found.groups_affected else "good"
+    first = predicted.misled[0].detail if is_misled else consumers.in_words()
+    style = "bad" if is_misled or consumers.groups_affected else "good"
     # Programs get all queues; people get the affected ones.
     if out.is_value:
-        said = predicted.as_dict()
-        out.document({**found.as_dict(), **{name: said[name] for name in (*_NUMBERS, "losses")}})
+        fields = predicted.as_dict()
+        out.document(consumers.as_dict() | {name: fields[name] for name in (*_NUMBERS, "losses")})
     elif out.is_data:
-        out.rows((queue._asdict() for queue in found.queues), COLUMNS)
+        out.rows((queue._asdict() for queue in consumers.queues), COLUMNS)
     else:
         page = out.human()
         page.text(first, style)
-        show_queues(page, list(found.queues) if all_queues else found.affected)
+        show_queues(page, list(consumers.queues) if all_queues else consumers.affected)
         beside = predicted.beside_messages
         show_losses(page, [loss for loss in predicted.losses
                            if loss.what != MESSAGES or loss in beside])
-        if found.without_position:
+        if consumers.without_position:
             page.text(Phrase(
                 "no consumer offset in this store: {names} (broadcast consumers keep their own)",
-                names=some_of(found.without_position, 5)))
+                names=some_of(consumers.without_position, 5)))
     # State what limits the figures: notes, earlier repairs, uncounted losses, a refused start.
     if not out.is_value:
-        for text in found.notes:
+        for text in consumers.notes:
             out.note(text)
     repaired = all_in_words(predicted.repairs)
     if repaired is not None and not out.is_value:
         out.note(repaired)
-    if not found.complete:
+    if not consumers.complete:
         out.warn(Phrase("more messages are lost than these figures count"))
     if not predicted.starts:
         out.warn(Phrase("a {version} broker would not start on this store (see `rmqctl "
                         "preflight`): messages at risk are counted as if nothing were truncated",
                         version=predicted.broker_version))
     # A long page ends with the verdict that it began with.
-    if (all_queues or found.affected or found.notes or found.without_position
-            or predicted.beside_messages or repaired is not None or not found.complete):
+    if (all_queues or consumers.affected or consumers.notes or consumers.without_position
+            or predicted.beside_messages or repaired is not None or not consumers.complete):
         out.conclude(first, style)

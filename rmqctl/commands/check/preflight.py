@@ -91,8 +91,8 @@ def _show(page: Human, prediction: Prediction, following: str | None) -> None:
         page.text(Phrase("not checked: {name}", name=Joined(", ", prediction.not_judged)), "warn")
     if prediction.impact is not None:
         page.text(prediction.impact.in_words())
-    for text in (*prediction.refusals, *(told.detail for told in prediction.configuration
-                                         if told.effect != "refuses")):
+    for text in (*prediction.refusals, *(setting.detail for setting in prediction.configuration
+                                         if setting.effect != "refuses")):
         page.text(Phrase("  {text}", text=text))
     show_losses(page, prediction.beside_messages)
     # Without a start there are no facts or actions to show.

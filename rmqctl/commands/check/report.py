@@ -95,8 +95,8 @@ def command(
             opened.log if opened.layout.reads("commitlog") else None))
     # Write the complete page at once, then show where it is.
     data = html.encode("utf-8", "backslashreplace")
-    with uploaded(target if is_url(target) else path) as made:
-        new_whole_file(made, data)
+    with uploaded(target if is_url(target) else path) as target_file:
+        new_whole_file(target_file, data)
     document = _document(without_secrets(target), facts, data)
     out.document(document, lambda page: _show(page, facts, document))
     if refused:
@@ -145,17 +145,17 @@ def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
 
 
 def _document(target: str, facts: Facts, data: bytes) -> dict[str, Any]:
-    found = facts.diagnosis
+    diagnosis = facts.diagnosis
     return {"out": target, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
-            "sound": found.sound, "verdict": found.verdict,
-            "findings": sum(row.count for row in found.damaged),
+            "sound": diagnosis.sound, "verdict": diagnosis.verdict,
+            "findings": sum(row.count for row in diagnosis.damaged),
             "files": None if facts.files is None else len(facts.files)}
 
 
 def _show(page: Human, facts: Facts, document: dict[str, Any]) -> None:
-    found = facts.diagnosis
-    page.text(Phrase("{store}: {verdict}", store=facts.root, verdict=found.verdict),
-              "good" if found.sound else "bad")
+    diagnosis = facts.diagnosis
+    page.text(Phrase("{store}: {verdict}", store=facts.root, verdict=diagnosis.verdict),
+              "good" if diagnosis.sound else "bad")
     page.blank()
     page.pairs({
         "report": Phrase("{name}, {size}", name=document["out"],

@@ -49,69 +49,70 @@ def command(
     from rmqctl.repair.retention import retention
 
     with store.open() as opened:
-        found = retention(opened, around(opened, disk_used), engine.version, tz)
+        forecast = retention(opened, around(opened, disk_used), engine.version, tz)
         layout = opened.layout
-    out.document(found.as_dict(), lambda page: _show(page, found, tz))
+    out.document(forecast.as_dict(), lambda page: _show(page, forecast, tz))
     if not out.is_data:
-        for note in found.notes:
+        for note in forecast.notes:
             out.note(note)
-    out.conclude(_first_line(found), "good" if found.harmless else "bad")
-    if not found.harmless:
+    out.conclude(_first_line(forecast), "good" if forecast.harmless else "bad")
+    if not forecast.harmless:
         raise typer.Exit(int(ExitCode.FINDINGS))
-    if any(file.goes for file in found.files):
+    if any(file.goes for file in forecast.files):
         layout.require(store.root, "consumequeue")
 
 
-def _show(page: Human, found: Retention, tz: tzinfo) -> None:
+def _show(page: Human, forecast: Retention, tz: tzinfo) -> None:
     from rmqctl.checks.preflight.disk import expiry
 
     # Begin with what goes, and what that costs.
-    disk, rules = found.disk, found.rules
-    page.text(_first_line(found), "good" if found.harmless else "bad")
+    disk, rules = forecast.disk, forecast.rules
+    page.text(_first_line(forecast), "good" if forecast.harmless else "bad")
     old = expiry(disk)
     if old is not None:
         page.text(old)
     page.blank()
     page.pairs({
-        "release": found.release,
-        "kept for": f"{rules.reserved_hours} h ({found.settings['fileReservedTime']})",
-        "deletion hour": f"{rules.delete_when} ({found.settings['deleteWhen']})",
-        "next deletion hour": "never: deleteWhen is not an hour" if found.next_run is None else
-        time_text(found.next_run, tz),
+        "release": forecast.release,
+        "kept for": f"{rules.reserved_hours} h ({forecast.settings['fileReservedTime']})",
+        "deletion hour": f"{rules.delete_when} ({forecast.settings['deleteWhen']})",
+        "next deletion hour": "never: deleteWhen is not an hour" if forecast.next_run is None else
+        time_text(forecast.next_run, tz),
         "disk in use": f"unknown: {disk.not_judged}" if disk.used_ratio is None
         else f"{disk.used_ratio:.0%}",
         f"above {rules.expire_ratio:.0%}": "nothing is deleted: the cleaner "
                                            "fails" if rules.fails else
-        f"expired files are deleted at once ({found.settings['diskMaxUsedSpaceRatio']})",
+        f"expired files are deleted at once ({forecast.settings['diskMaxUsedSpaceRatio']})",
         f"above {rules.clean_ratio:.0%}": "nothing is deleted: the cleaner "
                                           "fails" if rules.fails else
         "the oldest files are deleted, whatever their age" if rules.forces else
         "no file is deleted before it expires (cleanFileForciblyEnable=false)",
         f"above {rules.refuse_ratio:.0%}": "messages are rejected",
-        **_outlook(found, found.outlook, tz)})
+        **_outlook(forecast, forecast.outlook, tz)})
     # The files, those that go first.
     page.heading("Log files")
     page.table(({"file": file.file, "size": size_text(file.bytes),
                  "last written": time_text(file.written, tz),
-                 "what": _what(file, tz, ends=found.next_run is not None)}
-                for file in found.files[:_SHOWN]), ("file", "size", "last written", "what"))
-    if len(found.files) > _SHOWN:
-        page.text(f"and {count_text(len(found.files) - _SHOWN)} more (-o json has all)")
+                 "what": _what(file, tz, ends=forecast.next_run is not None)}
+                for file in forecast.files[:_SHOWN]), ("file", "size", "last written", "what"))
+    if len(forecast.files) > _SHOWN:
+        page.text(f"and {count_text(len(forecast.files) - _SHOWN)} more (-o json has all)")
 
 
-def _first_line(found: Retention) -> str:
-    gone = sum(bool(file.goes) for file in found.files)
+def _first_line(forecast: Retention) -> str:
+    gone = sum(bool(file.goes) for file in forecast.files)
     if not gone:
-        said = "the cleaner deletes nothing now"
+        line = "the cleaner deletes nothing now"
     else:
-        said = f"the cleaner deletes {counted(gone, 'log file')}"
-        disk = found.disk
+        line = f"the cleaner deletes {counted(gone, 'log file')}"
+        disk = forecast.disk
         count = max(disk.deletes_messages or 0, disk.expires_messages or 0)
-        said += f" ({counted(count, 'message')}"
-        said += f"; {found.unread_messages:,} not read by a group)" if found.unread_messages else (
-            ")")
-    return f"{said}; the broker rejects messages: its disk is full" if found.refuses_writes else (
-        said)
+        unread = forecast.unread_messages
+        line += f" ({counted(count, 'message')}"
+        line += f"; {unread:,} not read by a group)" if unread else ")"
+    if forecast.refuses_writes:
+        return f"{line}; the broker rejects messages: its disk is full"
+    return line
 
 
 def _what(file: LogFile, tz: tzinfo, *, ends: bool) -> str:
@@ -122,12 +123,12 @@ def _what(file: LogFile, tz: tzinfo, *, ends: bool) -> str:
     return _WHY[file.goes] if file.goes else f"kept until {time_text(file.expires, tz)}"
 
 
-def _outlook(found: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str, str]:
+def _outlook(forecast: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str, str]:
     if outlook is None:
-        return {"outlook": f"unknown: {found.no_outlook}"}
-    names = {"expire_ratio": f"{found.rules.expire_ratio:.0%}", "full": "100%",
-             "clean_ratio": f"{found.rules.clean_ratio:.0%}",
-             "refuse_ratio": f"{found.rules.refuse_ratio:.0%}"}
+        return {"outlook": f"unknown: {forecast.no_outlook}"}
+    names = {"expire_ratio": f"{forecast.rules.expire_ratio:.0%}", "full": "100%",
+             "clean_ratio": f"{forecast.rules.clean_ratio:.0%}",
+             "refuse_ratio": f"{forecast.rules.refuse_ratio:.0%}"}
     reached = [f"{names[name]} in {duration_text(int(hours * _HOUR))}" if hours else
                f"{names[name]} already"
                for name, hours in outlook.reached_in.items() if hours is not None]
@@ -139,4 +140,4 @@ def _outlook(found: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str,
         "with this fileReservedTime": f"at most {outlook.levels_off_at:.0%} of the disk",
         f"stays below {names['expire_ratio']} with": f"fileReservedTime={outlook.reserved_hours} "
         "or less" if outlook.reserved_hours else "no fileReservedTime: " + (
-            "it needs a larger disk" if found.next_run is not None else "set deleteWhen first")}
+            "it needs a larger disk" if forecast.next_run is not None else "set deleteWhen first")}

@@ -127,15 +127,15 @@ def command(
     # What to show, and to keep for the next run: first the latter, as who reads may go away.
     cron.settle(out, check.baselines)
     if not cron.quiet_if_ok or any(
-            one.verdict is None or one.verdict.fails(cron.fail_on) or one.verdict.not_judged
-            for one in judged):
+            verdict is None or verdict.fails(cron.fail_on) or verdict.not_judged
+            for verdict in (result.verdict for result in judged)):
         if len(roots) == 1 and judged[0].verdict is not None:
             show(out, judged[0].verdict, covered)
         else:
             show_stores(out, judged)
     check.keep_places()
     if prometheus is not None:
-        _metrics(prometheus, [one.verdict for one in judged if one.verdict is not None])
+        _metrics(prometheus, [result.verdict for result in judged if result.verdict is not None])
     end_with(judged, lambda verdict: verdict.fails(cron.fail_on))
 
 
@@ -144,14 +144,14 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
     from rmqctl.checks.verify.client_offsets import covered, verdict_of
     from rmqctl.commands.shared.verifying import show
 
-    found = verdict_of(path, most)
-    if found is None:
+    verdict = verdict_of(path, most)
+    if verdict is None:
         return False
     if given:
         raise UsageError(f"{path}: a single file is always checked completely; --only, --sample, "
                          "--since-last, --baseline and --format-prometheus require a store")
-    show(out, found, covered)
-    if found.fails(fail_on):
+    show(out, verdict, covered)
+    if verdict.fails(fail_on):
         raise typer.Exit(int(ExitCode.FINDINGS))
     return True
 
@@ -188,7 +188,7 @@ class _Check:
         name = store.root if self.named else None
         with store.open() as opened:
             baseline = self.cron.known(opened.root, store.root if self.named else None)
-            known = None if baseline is None else baseline.knows
+            in_baseline = None if baseline is None else baseline.knows
             # Where the last run ended.
             before: VerifiedEnd | None = None
             place = self.state or states.default_path(opened.root)
@@ -214,7 +214,7 @@ class _Check:
                                    phase=progress.phase)
                 if not isinstance(pool, Threads):
                     run.pool, run.progress = pool, None
-                result = verdict(run, self.max_findings, known)
+                result = verdict(run, self.max_findings, in_baseline)
             if self._is_whole:
                 result = replace(result, already_lost=missing(
                     opened, damaged=not run.ok, seen=run.seen).counted)
@@ -222,7 +222,7 @@ class _Check:
             if self.tiered and (self.tier_asked or not (self.options.sample is not None
                                                         or self.since_last)):
                 result = with_tier(out, opened, result, self.max_findings, asked=self.tier_asked,
-                                   known=known)
+                                   in_baseline=in_baseline)
             if self.since_last:
                 self._places.append(partial(states.save, place, opened.root, states.next_place(
                     before, result.findings, ok=run.settled, log_end=run.log_end,

@@ -61,26 +61,26 @@ def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, app
         raise UsageError("--purge deletes permanently; without a terminal, --apply requires --yes")
     # The certificate has what an interrupted deletion erases, too: this one completes it.
     earlier = _interrupted(store.root) if apply.apply and certificate else []
-    made: list[Erasure] = []
+    erasures: list[Erasure] = []
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:
-            found = plan_erase(opened, name, wanted, now_ms, scratch)
-        made[:] = [found]
-        copies = sum(line["what"] != "message" for line in found.erased)
+            erasure = plan_erase(opened, name, wanted, now_ms, scratch)
+        erasures[:] = [erasure]
+        copies = sum(line["what"] != "message" for line in erasure.erased)
         return plan_page.Proposal(
-            found.plan, {"erased": found.erased, "bytes_left": found.left,
-                         "same_body": found.doubtful, "not_found": found.not_found,
-                         "batches_left": found.batches, "purge": options.purge},
-            {"messages": count_text(len(found.erased) - copies), "copies": count_text(copies),
-             "bytes": size_text(sum(line["size"] for line in found.erased))},
-            listed=((Phrase("Messages"), found.erased, _COLUMNS),), purges=options.purge)
+            erasure.plan, {"erased": erasure.erased, "bytes_left": erasure.left,
+                           "same_body": erasure.doubtful, "not_found": erasure.not_found,
+                           "batches_left": erasure.batches, "purge": options.purge},
+            {"messages": count_text(len(erasure.erased) - copies), "copies": count_text(copies),
+             "bytes": size_text(sum(line["size"] for line in erasure.erased))},
+            listed=((Phrase("Messages"), erasure.erased, _COLUMNS),), purges=options.purge)
 
     applying.run(out, store.root, name, propose, apply, folders=store.folders, writes=())
     if not apply.apply:
         return
-    if certificate is not None and made:
-        _certify(certificate, name, store.root, [*earlier, *made[0].erased])
+    if certificate is not None and erasures:
+        _certify(certificate, name, store.root, [*earlier, *erasures[0].erased])
     if options.purge:
         _purge(out, store.root)
 
@@ -112,12 +112,12 @@ def _purge(out: Output, root: str) -> None:
     from rmqctl.repair.executor.prune import left_elsewhere, prunable
 
     with Repair(root, "delete", finish=False) as repair:
-        found = prunable(root, 1 << 62)
-        for one in found:
-            for folder in left_elsewhere(root, one.entry.id):
+        prunable_repairs = prunable(root, 1 << 62)
+        for kept in prunable_repairs:
+            for folder in left_elsewhere(root, kept.entry.id):
                 out.warn(Phrase("repair {id} also keeps files in {folder}, which are not deleted",
-                                id=one.entry.id, folder=folder))
-        repair.prune([one.entry.id for one in found])
+                                id=kept.entry.id, folder=folder))
+        repair.prune([kept.entry.id for kept in prunable_repairs])
     stays = [entry.id for entry in history(root)]
     if stays:
         raise RefusedError(f"{root}: the journal of repair {stays[0]} is damaged, so the files of "
@@ -125,4 +125,4 @@ def _purge(out: Output, root: str) -> None:
                            f"{shlex.quote(root)} --list` shows them")
     out.note(Phrase("deleted the kept files of {count} repair; it cannot be undone any more",
                     "deleted the kept files of {count} repairs; they cannot be undone any more",
-                    count=len(found)))
+                    count=len(prunable_repairs)))

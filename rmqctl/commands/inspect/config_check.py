@@ -54,8 +54,8 @@ def command(
         release = release_of(engine.version) if engine.version else (
             NEWEST if opened is None else default_release(opened))
         findings = check(conf, release, opened)
-    ok = not any(one.finding.is_trouble for one in findings)
-    rows = [one.as_dict() for one in findings]
+    ok = not any(conf_finding.finding.is_trouble for conf_finding in findings)
+    rows = [conf_finding.as_dict() for conf_finding in findings]
     document = {"ok": ok, "file": file, "store": store, "broker_version": release,
                 "findings": rows}
     out.listing(document, lambda page: _show(page, file, release, findings, ok), rows=rows,
@@ -65,12 +65,12 @@ def command(
 
 
 def _show(page: Human, file: str, release: str, findings: list[ConfFinding], ok: bool) -> None:
-    troubles = sum(one.finding.is_trouble for one in findings)
+    troubles = sum(conf_finding.finding.is_trouble for conf_finding in findings)
     page.text(Phrase("{file}: {verdict} (for a {release} broker)", file=file, release=release,
                      verdict=Phrase("no problems found") if ok else counted(troubles, "finding")),
               "good" if ok else "bad")
     if findings:
         page.blank()
-        page.table([{"severity": one.finding.severity, "category": one.finding.category,
-                     "line": one.line, "detail": one.finding.detail} for one in findings],
+        page.table([{"severity": row.finding.severity, "category": row.finding.category,
+                     "line": row.line, "detail": row.finding.detail} for row in findings],
                    _BRIEF, styles={"severity": _STYLES.get})

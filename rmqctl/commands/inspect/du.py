@@ -41,19 +41,19 @@ def command(
     faults = Faults(out)
     with store.open() as opened:
         with out.progress("reading consume queues", None) as progress:
-            found = space(view_of(opened, view), faults.report, progress.advance)
+            usage = space(view_of(opened, view), faults.report, progress.advance)
         kept = [{"id": entry.id, "time": entry.time, "command": entry.command,
                  "state": entry.state, "bytes": bytes_below(repair_folder(store.root, entry.id))}
                 for entry in history(store.root)]
         aside = sum(bytes_below(f"{store.root}/.rmqctl/{entry.id}")
                     for entry in put_aside(store.root))
-    document = {**found.as_dict(), "repairs": kept, "put_aside_bytes": aside,
+    document = {**usage.as_dict(), "repairs": kept, "put_aside_bytes": aside,
                 "disk_free": free_bytes(store.root)}
     if out.is_data and not out.is_value:
-        out.rows(found.rows(), COLUMNS, empty="")
+        out.rows(usage.rows(), COLUMNS, empty="")
     else:
-        out.document(document, lambda page: _show(page, document, found.not_told, tz))
-    for note in found.notes:
+        out.document(document, lambda page: _show(page, document, usage.not_told, tz))
+    for note in usage.notes:
         out.warn(note)
     faults.end()
 

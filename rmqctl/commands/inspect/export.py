@@ -133,7 +133,7 @@ def command(
         check_place(target, names, folders)
     plans = plan(names, wanted, worker_count(jobs), folders=folders, sizes=layout.sizes,
                  compacted=view == "auto")
-    if any(piece.served for one in plans for piece in one.pieces):
+    if any(piece.served for store_plan in plans for piece in store_plan.pieces):
         out.note(f"{wanted.topic}: {SERVED}")
     with uploaded(target) as path:
         result = _exported(out, plans, spec, path, _Way(form, select.count, manifest, jobs))

@@ -87,8 +87,8 @@ class _Screen:
             styles["last run"] = "warn"
         page.pairs({name: text for name, text in pairs.items() if text}, styles=styles)
         # Name what is not judged before the tables, because it explains gaps in them.
-        said = (*(structure["reason"] for structure in facts["not_judged"]), *facts["layout_notes"])
-        for text in dict.fromkeys(said):
+        reasons = [structure["reason"] for structure in facts["not_judged"]]
+        for text in dict.fromkeys([*reasons, *facts["layout_notes"]]):
             page.text(text, "warn")
         self._structures()
         self._topics()
@@ -176,10 +176,10 @@ class _Screen:
 
     def _controller(self) -> str:
         """Return the broker's identity for the controller, and its last epoch."""
-        known = self._facts["controller"]
-        if known is None:
+        controller = self._facts["controller"]
+        if controller is None:
             return ""
-        identity, epochs = known["identity"], known["epochs"]
+        identity, epochs = controller["identity"], controller["epochs"]
         who = [] if identity is None else [
             f"{identity['broker_name']}#{identity['broker_id']} of {identity['cluster']}"]
         if not epochs:

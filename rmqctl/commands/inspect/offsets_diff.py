@@ -40,15 +40,16 @@ def command(
     """
     from rmqctl.store.config.committed import committed, narrowed
 
-    ours, theirs = (narrowed(committed(path, group, broker), group, topic) for path in (a, b))
+    offsets_a, offsets_b = (
+        narrowed(committed(path, group, broker), group, topic) for path in (a, b))
     rows: list[dict[str, Any]] = []
-    for key in sorted(ours.keys() | theirs.keys()):
-        one, other = ours.get(key), theirs.get(key)
-        if one != other:
+    for key in sorted(offsets_a.keys() | offsets_b.keys()):
+        in_a, in_b = offsets_a.get(key), offsets_b.get(key)
+        if in_a != in_b:
             rows.append(dict(zip(_COLUMNS, (
-                *key, one, other, None if one is None or other is None else other - one),
+                *key, in_a, in_b, None if in_a is None or in_b is None else in_b - in_a),
                 strict=True)))
-    out.rows(rows, _COLUMNS, empty=f"{len(ours):,} offsets on both sides, all equal"
-             if ours else "neither side has any offset")
+    out.rows(rows, _COLUMNS, empty=f"{len(offsets_a):,} offsets on both sides, all equal"
+             if offsets_a else "neither side has any offset")
     if rows:
         raise typer.Exit(int(ExitCode.FINDINGS))

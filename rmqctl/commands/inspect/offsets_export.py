@@ -43,9 +43,9 @@ def command(
     from rmqctl.store.config.committed import narrowed, of_store
 
     with store.open() as opened:
-        found = narrowed(of_store(opened), group, topic)
+        offsets = narrowed(of_store(opened), group, topic)
     table: dict[str, dict[str, int]] = {}
-    for (name, of, queue_id), offset in sorted(found.items()):
+    for (name, of, queue_id), offset in sorted(offsets.items()):
         table.setdefault(f"{of}@{name}", {})[str(queue_id)] = offset
     document = {"offsetTable": table}
     out.document(document, lambda page: page.text(json.dumps(document, indent=1)))

@@ -49,20 +49,20 @@ def command(
 
     now, faults = now_ms(), Faults(out)
     with store.open() as opened:
-        found = popped(opened, now, faults.report, lambda point: (
+        result = popped(opened, now, faults.report, lambda point: (
             group in (None, point.consumerGroup) and topic in (None, point.topic)
             and queue in (None, point.queueId)))
-    shown = [one for one in found.messages if state is None or one.state == state
-             or (state == "orphaned" and one.state in ORPHANED)]
-    out.rows((one.as_dict(now) for one in shown[:count]), COLUMNS, brief=_BRIEF,
+    shown = [message for message in result.messages if state is None or message.state == state
+             or (state == "orphaned" and message.state in ORPHANED)]
+    out.rows((message.as_dict(now) for message in shown[:count]), COLUMNS, brief=_BRIEF,
              empty="no unacknowledged POP messages",
              render={**dict.fromkeys(("age_ms", "invisible_ms"), duration_text), **dict.fromkeys(
                  ("popped", "visible_at", "store_timestamp"),
                  lambda value: time_text(value, tz))})
-    for note in found.notes:
+    for note in result.notes:
         out.note(note)
-    if found.acknowledged or found.unmatched:
-        out.note(f"acknowledgements found: {found.acknowledged} of deliveries, {found.unmatched} "
+    if result.acknowledged or result.unmatched:
+        out.note(f"acknowledgements found: {result.acknowledged} of deliveries, {result.unmatched} "
                  "without a delivery (acknowledged earlier, or unknown)")
-    faults.found |= any(one.state in (LOST, UNDECIDED, *ORPHANED) for one in shown)
+    faults.found |= any(message.state in (LOST, UNDECIDED, *ORPHANED) for message in shown)
     faults.end()

@@ -96,9 +96,9 @@ def command(
             wanted = _unconsumed(out, bounds, wanted, group, faults)
         # What a broker would say to this offset.
         if topic is not None and queue is not None and from_offset is not None:
-            said = offset_note(bounds, topic, queue, from_offset)
-            if said is not None:
-                out.note(f"{topic}/{queue}: {said}")
+            note = offset_note(bounds, topic, queue, from_offset)
+            if note is not None:
+                out.note(f"{topic}/{queue}: {note}")
         # The messages themselves.
         size = opened.log.size
         with out.progress("reading the log", size) as progress:
@@ -108,9 +108,9 @@ def command(
             shown = show_rows(out, rows, projection, show.tz, empty=empty)
         # Why there is nothing, or less than the topic has.
         if topic is not None and group is None:
-            said = without_consumequeue(opened, topic) if queue is None else None
-            if said is not None:
-                out.note(said)
+            note = without_consumequeue(opened, topic) if queue is None else None
+            if note is not None:
+                out.note(note)
             if not shown:
                 out.note(missing_queue(opened, topic, queue) or "no messages")
                 faults.found |= is_unknown(opened, topic)
@@ -125,12 +125,12 @@ def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
     groups = Groups.of(view.store)
     for note in groups.notes:
         out.warn(note)
-    said = groups.nothing(group)
-    if said is not None:
-        out.warn(said)
+    problem = groups.nothing(group)
+    if problem is not None:
+        out.warn(problem)
         raise typer.Exit(int(ExitCode.FINDINGS))
-    found = unread(view, groups, group, faults.report, wanted.topic, wanted.queue_id)
-    for note in found.notes:
+    unread_messages = unread(view, groups, group, faults.report, wanted.topic, wanted.queue_id)
+    for note in unread_messages.notes:
         out.note(note)
-    faults.found |= not found.starts
-    return replace(wanted, topic=None, queue_id=None, starts=found.starts)
+    faults.found |= not unread_messages.starts
+    return replace(wanted, topic=None, queue_id=None, starts=unread_messages.starts)

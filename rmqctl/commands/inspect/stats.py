@@ -47,5 +47,5 @@ def command(
     with store.open() as opened:
         sources = [Source.choose(out, opened, query)]
         sums = count(out, sources, query, spark)
-        known = Figures(by, sums, lacking=lacking(out, sources, sums))
-    show(out, known, figures)
+        statistics = Figures(by, sums, lacking=lacking(out, sources, sums))
+    show(out, statistics, figures)

@@ -64,8 +64,8 @@ def command(
             _show_pieces(out, *pieces(sources, spark))
             return
         sums = count(out, sources, query, spark, together=together)
-        known = Figures(by, sums, None if together else names, lacking(out, sources, sums))
-    show(out, known, figures)
+        statistics = Figures(by, sums, None if together else names, lacking(out, sources, sums))
+    show(out, statistics, figures)
 
 
 def _show_pieces(out: Output, engine: str, why: str, rows: list[dict[str, object]]) -> None:

@@ -62,16 +62,16 @@ def command(
             record, foreign, reason = None, "", ""
             if not unique:
                 record, foreign, reason = _by_offset(opened, message_id, faults.report)
-            found = [] if record is None else [record]
+            matches = [] if record is None else [record]
             # The offset may belong to another store, so look for the same id as a key as well.
             if record is None or foreign:
                 topics = known_topics(opened) if topics is None else topics
-                found = by_unique_key(opened, message_id, topics, faults.report) or found
-                if foreign and found == [record]:
+                matches = by_unique_key(opened, message_id, topics, faults.report) or matches
+                if foreign and matches == [record]:
                     out.warn(foreign)
-                if not found:
+                if not matches:
                     reasons.append(reason + _no_unique(opened, message_id, topics))
-            records += found
+            records += matches
         # Show all messages together, then explain the ids without a message.
         show_found(out, opened, records, projection, show.tz, faults, track=track)
         if reasons:

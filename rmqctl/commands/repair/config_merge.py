@@ -42,8 +42,8 @@ def command(
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:
-            made = plan_merge(opened, source, now_ms, scratch, replace=replace)
-        return plan_page.Proposal(made.plan, {
-            "source": source, "differ": [one.as_dict() for one in made.differ]})
+            merge = plan_merge(opened, source, now_ms, scratch, replace=replace)
+        return plan_page.Proposal(merge.plan, {
+            "source": source, "differ": [difference.as_dict() for difference in merge.differ]})
 
     applying.run(out, store.root, MERGE, propose, apply, writes=())

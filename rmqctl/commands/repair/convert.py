@@ -140,20 +140,21 @@ def command(
         raise
 
 
-def _for_release(made: ForRelease, release: str) -> Proposal:
+def _for_release(conversion: ForRelease, release: str) -> Proposal:
     """Return the plan with what it cannot convert, and the remedies."""
     from rmqctl.checks.losses import summed
     from rmqctl.commands.shared.plan_page import Proposal
 
-    rows = [left.as_dict() for left in made.left]
-    settings = [setting.as_dict() for setting in made.settings]
-    others = summed(left.loss for left in made.left if left.is_loss and not left.is_counted)
+    rows = [left.as_dict() for left in conversion.left]
+    settings = [setting.as_dict() for setting in conversion.settings]
+    others = summed(left.loss for left in conversion.left if left.is_loss and not left.is_counted)
     remedies = dict.fromkeys(str(row["remedy"]) for row in rows if row["remedy"])
     return Proposal(
-        replace(made.plan, notes=(*made.plan.notes, *remedies)),
+        replace(conversion.plan, notes=(*conversion.plan.notes, *remedies)),
         {"for": release, "not_converted": rows, "settings_dropped": settings},
-        ends_with=ExitCode.FINDINGS if any(left.is_loss for left in made.left) else ExitCode.OK,
-        checked_by=("preflight", made.plan.root, "--broker-version", release),
+        ends_with=ExitCode.FINDINGS if any(left.is_loss for left in conversion.left)
+        else ExitCode.OK,
+        checked_by=("preflight", conversion.plan.root, "--broker-version", release),
         also=None if others is None else Phrase("{what} not converted", what=others),
         listed=((Phrase("Cannot be converted"), [
             {**row, "topic": cut(row["topic"] or "", _TOPIC)} for row in rows], _LEFT),

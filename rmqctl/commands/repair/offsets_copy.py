@@ -49,10 +49,10 @@ def command(
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:
-            made = plan_copy(opened, from_group, to_group, topic, after_start(opened, view),
+            move = plan_copy(opened, from_group, to_group, topic, after_start(opened, view),
                              now_ms, scratch)
-        return plan_page.Proposal(made.plan, {
+        return plan_page.Proposal(move.plan, {
             "from_group": from_group, "to_group": to_group,
-            "queues": [moved.as_dict() for moved in made.queues]})
+            "queues": [moved.as_dict() for moved in move.queues]})
 
     applying.run(out, store.root, COPY, propose, apply, writes=())

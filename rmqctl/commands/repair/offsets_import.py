@@ -67,10 +67,10 @@ def command(
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:
-            made = plan_import(opened, NewOffsets(offsets, rule, source),
+            move = plan_import(opened, NewOffsets(offsets, rule, source),
                                after_start(opened, view), now_ms, scratch)
-        return plan_page.Proposal(made.plan, {
+        return plan_page.Proposal(move.plan, {
             "source": source, "rule": rule,
-            "queues": [moved.as_dict() for moved in made.queues]})
+            "queues": [moved.as_dict() for moved in move.queues]})
 
     applying.run(out, store.root, IMPORT, propose, apply, writes=())

@@ -72,9 +72,9 @@ def command(
 
     def propose(scratch: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
-            made = plan_reset(opened, wanted, after_start(opened, view), now_ms, scratch)
-        return plan_page.Proposal(made.plan, {
-            "group": group, "queues": [moved.as_dict() for moved in made.queues]})
+            move = plan_reset(opened, wanted, after_start(opened, view), now_ms, scratch)
+        return plan_page.Proposal(move.plan, {
+            "group": group, "queues": [moved.as_dict() for moved in move.queues]})
 
     applying.run(out, store.root, "offsets-reset", propose, apply, writes=())
 

@@ -55,15 +55,15 @@ def command(
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:
-            made = plan_release(opened, lambda point: (
+            release = plan_release(opened, lambda point: (
                 point.consumerGroup == group and topic in (None, point.topic)
                 and queue in (None, point.queueId)), now_ms, scratch, undecided=undecided)
         return plan_page.Proposal(
-            made.plan, {"group": group, "released": made.released, "left": made.left},
-            {"delivered again": count_text(len(made.released)),
-             "left": count_text(len(made.left))},
-            listed=((Phrase("Delivered again"), made.released, _RELEASED),
-                    (Phrase("Left"), made.left, _LEFT)))
+            release.plan, {"group": group, "released": release.released, "left": release.left},
+            {"delivered again": count_text(len(release.released)),
+             "left": count_text(len(release.left))},
+            listed=((Phrase("Delivered again"), release.released, _RELEASED),
+                    (Phrase("Left"), release.left, _LEFT)))
 
     applying.run(out, store.root, COMMAND, propose, apply, folders=store.folders,
                  made_anew=True)

@@ -194,7 +194,7 @@ def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: i
         page.pairs({"place": f"{place.start} to {place.end}", "verdict": place.verdict.value,
                     "remedy": place.remedy.value})
         page.blank()
-        page.table([{"source": one.source, "detail": one.detail} for one in place.evidence],
+        page.table([{"source": piece.source, "detail": piece.detail} for piece in place.evidence],
                    ("source", "detail"))
 
     out.document(place.as_dict(), show)

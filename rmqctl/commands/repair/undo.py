@@ -88,8 +88,8 @@ def command(
 
     show_times_in(tz)
     # A list, where one is asked for.
-    known = history(store.root)
-    if not known:
+    repairs = history(store.root)
+    if not repairs:
         _check_root(store.root)
     if list_all:
         if id is not None or force or abandon or moved:
@@ -166,25 +166,26 @@ def _prune(out: Output, root: str, age: int, *, forget: bool, apply: bool, yes: 
         raise UsageError("--prune deletes permanently; without a terminal, --apply requires --yes")
     # Collect what would be deleted; the document is the same for a plan and its application.
     before = now_ms() - age
-    found = prunable(root, before)
-    total = sum(one.bytes for one in found)
-    notes = forgettable(root, before, [one.entry.id for one in found]) if forget else []
+    prunable_repairs = prunable(root, before)
+    total = sum(kept.bytes for kept in prunable_repairs)
+    ids = [kept.entry.id for kept in prunable_repairs]
+    notes = forgettable(root, before, ids) if forget else []
     document: dict[str, Any] = {
-        "before": before, "repairs": [one.as_dict() for one in found], "bytes": total,
+        "before": before, "repairs": [kept.as_dict() for kept in prunable_repairs], "bytes": total,
         "forgets": notes, "applied": False, "next": [typed.again(
-            "--apply", without=("--dry-run",))] if (found or notes) and not apply else []}
+            "--apply", without=("--dry-run",))] if (ids or notes) and not apply else []}
     # Nothing proves that kept files in other folders belong to this store, so they stay.
-    for one in found:
-        for folder in left_elsewhere(root, one.entry.id):
-            out.warn(f"repair {one.entry.id} also keeps files in {folder}, from when this store "
+    for kept in prunable_repairs:
+        for folder in left_elsewhere(root, kept.entry.id):
+            out.warn(f"repair {kept.entry.id} also keeps files in {folder}, from when this store "
                      "was elsewhere; they are not deleted")
     # Ask with the size, then delete under the store's lock.
-    if (found or notes) and apply:
-        count = f"{len(found)} repair{'' if len(found) == 1 else 's'}"
+    if (prunable_repairs or notes) and apply:
+        count = f"{len(prunable_repairs)} repair{'' if len(prunable_repairs) == 1 else 's'}"
         ask(out, f"Delete the kept files of {count} ({size_text(total)})? {_FOR_GOOD}", yes=yes)
-        with (out.progress("deleting", len(found), unit="repairs") as progress,
+        with (out.progress("deleting", len(prunable_repairs), unit="repairs") as progress,
               Repair(root, "undo", progress=progress.advance, finish=False) as repair):
-            repair.prune([one.entry.id for one in found], notes)
+            repair.prune(ids, notes)
         document["applied"] = True
     out.document(document, lambda page: _show_pruned(page, document))
 

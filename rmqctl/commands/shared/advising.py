@@ -34,26 +34,27 @@ def complete(document: dict[str, Any]) -> None:
         step["command"] = typed.completed(step["command"])
 
 
-def planned(opened: Store, found: Diagnosis, store: StoreOptions, out: Output) -> Outlook | None:
+def planned(opened: Store, diagnosis: Diagnosis, store: StoreOptions,
+            out: Output) -> Outlook | None:
     """Return what `recover` with the same options would do (`rmqctl.repair.outlook.advised`)."""
     if vfs.is_remote(opened.root):
         return None
     from rmqctl.repair.outlook import advised
     from rmqctl.repair.recover import RecoverOptions
 
-    return advised(opened, found, RecoverOptions(
+    return advised(opened, diagnosis, RecoverOptions(
         commitlog_dirs=store.folders, sizes=store.sizes, given=store.over_conf({})), out.watch)
 
 
-def show_steps(page: Human, found: Diagnosis) -> None:
+def show_steps(page: Human, diagnosis: Diagnosis) -> None:
     """Show what has to be done by hand, and the next commands."""
-    left = found.remains
+    left = diagnosis.remains
     if left:
         page.heading("Not repairable by any command")
-        for one in left:
-            page.text(Phrase("{category} ({count:,}): {why}", category=one.category,
-                             count=one.count, why=one.why))
-    steps = found.next
+        for damage in left:
+            page.text(Phrase("{category} ({count:,}): {why}", category=damage.category,
+                             count=damage.count, why=damage.why))
+    steps = diagnosis.next
     if steps:
         page.heading("Next steps, in this order")
         page.text(LOOK)

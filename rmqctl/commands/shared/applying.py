@@ -77,13 +77,13 @@ class ApplyOptions(OptionGroup):
              "to.")] = None
 
 
-def parts_of(known: Sequence[str]) -> Callable[[str], str]:
-    """Return a parser for ``--only``: a comma-separated selection of the parts ``known``."""
+def parts_of(names: Sequence[str]) -> Callable[[str], str]:
+    """Return a parser for ``--only``: a comma-separated selection of ``names``."""
 
     def parse(text: str) -> str:
         parts = [part.strip() for part in text.split(",") if part.strip()]
-        if not parts or not set(parts) <= set(known):
-            raise UsageError(f"--only {text!r}: expected one or more of {', '.join(known)}")
+        if not parts or not set(parts) <= set(names):
+            raise UsageError(f"--only {text!r}: expected one or more of {', '.join(names)}")
         return ",".join(parts)
 
     return parse
@@ -239,8 +239,8 @@ def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: st
     refuse_unknown(store_root, complete, repair_id)
     if repair_id is None:
         return None
-    found = interrupted(store_root, named)
-    if found is None or not found.question or complete:
+    unfinished = interrupted(store_root, named)
+    if unfinished is None or not unfinished.question or complete:
         out.warn(Phrase("Repair {id} was interrupted. --apply completes it first; `rmqctl undo "
                         "{store} {id}` reverts it.", id=repair_id,
                         store=store_root))
@@ -250,12 +250,13 @@ def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: st
         follows = typed.other(*words, store_root, "--complete", repair_id, "--apply")
         out.warn(Phrase("Repair {id} was interrupted, and {question}. --apply refuses; `{command}` "
                         "completes it, `rmqctl undo {store} {id}` reverts it.", id=repair_id,
-                        question=found.question, command=follows, store=store_root))
-    if found is None:
+                        question=unfinished.question, command=follows, store=store_root))
+    if unfinished is None:
         return None
-    return _Unfinished(found.as_dict(), {
-        "interrupted repair": f"{found.id} ({found.command}, {time_text(found.time)})",
-        "made in": found.root, "on host": found.host or "-"}, follows)
+    return _Unfinished(unfinished.as_dict(), {
+        "interrupted repair":
+        f"{unfinished.id} ({unfinished.command}, {time_text(unfinished.time)})",
+        "made in": unfinished.root, "on host": unfinished.host or "-"}, follows)
 
 
 def _with_unfinished(proposal: Proposal, unfinished: _Unfinished | None) -> Proposal:
@@ -358,9 +359,9 @@ def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
 
     with contextlib.suppress(RmqctlError, OSError):
         if pending(store_root) is None and not str(error).endswith(_UNCHANGED):
-            said = StoreIOError(f"{error}; {_UNCHANGED}")
-            said.errno = error.errno
-            return said
+            with_note = StoreIOError(f"{error}; {_UNCHANGED}")
+            with_note.errno = error.errno
+            return with_note
     return error
 
 
@@ -405,10 +406,10 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     # Say where the replaced files are kept, and how much space they use.
     backup = os.path.join(store_root, done.backup)
     backup_bytes = bytes_below(backup)
-    found = Bounds(store_root, around)
+    bounds = Bounds(store_root, around)
     last = Phrase("Done.") if proposal.purges else _last_line(
         store_root, done, backup, backup_bytes,
-        [folder for folder in done.outside if not found.contain(folder)])
+        [folder for folder in done.outside if not bounds.contain(folder)])
     # After a question the plan is already on the screen, so only the result follows.
     if yes:
         show_plan(out, proposal, last, following, {

@@ -18,29 +18,30 @@ _ALWAYS = 4
 """Number of columns that name the queue; of the others, empty ones are omitted."""
 
 
-def show_section(page: Human, found: Consumers | None, said: Collection[str]) -> None:
-    """Show a line, a table of affected queues, and what is unknown and not yet ``said`` beside the
-    page; nothing where no group is known to be affected.
+def show_section(page: Human, consumers: Consumers | None, shown: Collection[str]) -> None:
+    """Show a line, a table of affected queues, and the notes that are not in ``shown``. Show
+    nothing if no group is known to be affected.
     """
-    if found is not None and found.queues and (found.groups_affected or not found.complete):
+    if consumers is not None and consumers.queues and (
+            consumers.groups_affected or not consumers.complete):
         page.heading("Effect on consumers")
-        page.text(found.in_words())
-        show_queues(page, found.affected)
-        for text in found.notes:
-            if text not in said:
+        page.text(consumers.in_words())
+        show_queues(page, consumers.affected)
+        for text in consumers.notes:
+            if text not in shown:
                 page.text(text)
 
 
-def show_losses(page: Human, found: Sequence[Loss]) -> None:
+def show_losses(page: Human, losses: Sequence[Loss]) -> None:
     """Show a table of losses other than messages; the first of many."""
-    if not found:
+    if not losses:
         return
     page.blank()
-    most = len(found) if page.every else _SHOWN
+    most = len(losses) if page.every else _SHOWN
     page.table([{"lost": counted(loss.what, loss.count), "file": loss.file, "cause": loss.cause}
-                for loss in found[:most]])
-    if len(found) > most:
-        page.text(Phrase("and {some:,} more (--all lists them)", some=len(found) - most))
+                for loss in losses[:most]])
+    if len(losses) > most:
+        page.text(Phrase("and {some:,} more (--all lists them)", some=len(losses) - most))
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:

@@ -21,7 +21,7 @@ def refuse_unknown(out: Output, store: OpenedStore, group: str) -> None:
     from rmqctl.store.explain import near_names
     from rmqctl.store.groups.dead_letters import groups_with
 
-    known = groups_with(store)
-    if group not in known:
-        out.warn(f"group {group} has no dead letters in this store{near_names(group, known)}")
+    groups = groups_with(store)
+    if group not in groups:
+        out.warn(f"group {group} has no dead letters in this store{near_names(group, groups)}")
         raise typer.Exit(int(ExitCode.FINDINGS))

@@ -53,12 +53,12 @@ def run(out: Output, store: StoreOptions, end: End, which: Which, apply: ApplyOp
 
     def propose(scratch: Scratch) -> Proposal:
         with store.open() as opened:
-            made = plan_end(opened, end, wanted, now_ms, scratch)
+            ending = plan_end(opened, end, wanted, now_ms, scratch)
         return plan_page.Proposal(
-            made.plan, {"end": end, "transactions": made.ended, "left": made.left},
-            {"transactions": count_text(len(made.ended)), "left": count_text(len(made.left))},
-            listed=((Phrase("Transactions"), made.ended, _ENDED),
-                    (Phrase("Not ended"), made.left, _LEFT)))
+            ending.plan, {"end": end, "transactions": ending.ended, "left": ending.left},
+            {"transactions": count_text(len(ending.ended)), "left": count_text(len(ending.left))},
+            listed=((Phrase("Transactions"), ending.ended, _ENDED),
+                    (Phrase("Not ended"), ending.left, _LEFT)))
 
     applying.run(out, store.root, f"transactions-{end}", propose, apply, folders=store.folders,
                  made_anew=True)

@@ -95,7 +95,7 @@ class EngineOptions(OptionGroup):
         Raises what `settings_from` raises.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
-                             told=bool(store.sizes.conf.path),
+                             sizes_given=bool(store.sizes.conf.path),
                              **store.over_conf({**self.given(names), **more}))
 
 
@@ -114,7 +114,7 @@ REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
 
 
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,
-                  files: bool = True, told: bool = False, **given: Any) -> Settings:
+                  files: bool = True, sizes_given: bool = False, **given: Any) -> Settings:
     """Return the settings for writing to a store; ``given`` are fields of `Settings`, None: not
     given. ``told``: a broker.conf names the form of consume queues. See
     `rmqctl.broker.settings.resolve` for precedence, ``files`` and errors. Raises NotAStoreError;
@@ -127,7 +127,7 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
     with Store.open(store_root, commitlog_dirs or ()) as store:
         alone = not files and all(map(store.layout.reads, ("commitlog", "consumequeue")))
         store.layout.require_writable(store_root, ("config",) if alone else None)
-        if files and not (told or given.get("consumequeue_file_size")):
+        if files and not (sizes_given or given.get("consumequeue_file_size")):
             require_proven(store)
         config = resolve(store, given, files=files)
     if config.index_unknown:

@@ -65,9 +65,9 @@ def warn_of(out: Output, result: Result) -> None:
         _warn(out, store_result)
     if not result.complete:
         beside = f"{result.out}.manifest.json"
-        known = [path for path in (os.path.join(result.out, MANIFEST), beside)
-                 if os.path.exists(path)]
-        out.warn(f"the export is incomplete: {known[0]} lists what is missing" if known
+        manifests = [path for path in (os.path.join(result.out, MANIFEST), beside)
+                     if os.path.exists(path)]
+        out.warn(f"the export is incomplete: {manifests[0]} lists what is missing" if manifests
                  else "the export is incomplete")
 
 

@@ -204,8 +204,8 @@ class LayoutOptions(OptionGroup):
 
     def given_sizes(self) -> dict[str, Any]:
         """Return the sizes by their names in `rmqctl.broker.settings.Settings`; None: not given."""
-        known = {} if self.broker_conf is None else self.broker_conf.values
-        return {name: known.get(name) if getattr(self, name) is None else getattr(self, name)
+        from_conf = {} if self.broker_conf is None else self.broker_conf.values
+        return {name: from_conf.get(name) if getattr(self, name) is None else getattr(self, name)
                 for name in ("commitlog_file_size", "consumequeue_file_size", "index_slots",
                              "index_max")}
 
@@ -213,9 +213,9 @@ class LayoutOptions(OptionGroup):
         """Return ``given`` and the sizes, by the names of `rmqctl.broker.settings.Settings`, over
         what the broker's configuration file says.
         """
-        known = {} if self.broker_conf is None else self.broker_conf.values
+        from_conf = {} if self.broker_conf is None else self.broker_conf.values
         chosen = {name: value for name, value in given.items() if value is not None}
-        return {**given, **known, **self.given_sizes(), **chosen}
+        return {**given, **from_conf, **self.given_sizes(), **chosen}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -193,8 +193,8 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
             page.blank()
     for heading, rows, columns in proposal.listed:
         _listed(page, heading, rows, columns)
-    each = show_actions(page, plan.actions, _COLUMNS, _SHOWN) if plan.actions else True
-    _moved(page, proposal, each=each)
+    is_complete = show_actions(page, plan.actions, _COLUMNS, _SHOWN) if plan.actions else True
+    _moved(page, proposal, is_complete=is_complete)
     # List what the plan loses, and how certain its corrections are.
     lost = _lost_by(plan, document)
     if lost:
@@ -242,15 +242,16 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
                               folder=room.folder, **sizes), None if room.is_enough else "bad")
 
 
-def _moved(page: Human, proposal: Proposal, *, each: bool) -> None:
+def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
     """Show the moved files that no visible action names, by folder: files with a broker's names as
     one row, every other file in a row of its own. ``each``: each action was shown, not a line for
     many.
     """
     actions = proposal.plan.actions
-    named = {action.target for action in (actions[:_SHOWN] if each and not page.every else actions)
+    listed = actions[:_SHOWN] if is_complete and not page.every else actions
+    named = {action.target for action in listed
              if action.action == "move aside" and (
-                 each or _BROKERS_NAME.fullmatch(os.path.basename(action.target)))}
+                 is_complete or _BROKERS_NAME.fullmatch(os.path.basename(action.target)))}
     folders: dict[str, list[str]] = {}
     for path in proposal.moved:
         if path not in named:

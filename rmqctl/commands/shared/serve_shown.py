@@ -183,16 +183,16 @@ def overview(page: Human, server: Server, second: figures.Second, *, rows: int, 
     brokers = server.brokers
     page.heading(f"serving on {brokers[0].address} for {duration_text(int(seconds) * 1000)}; "
                  "Ctrl-C stops")
-    each = second.seconds
+    elapsed = second.seconds
     damaged = sum(broker.skipped for broker in brokers)
     counts = figures.connections(server)
     page.pairs({
         "clients": ", ".join(f"{count_text(count)} {_COUNTED.get(name, name)}"
                              for name, count in counts.items()),
-        "in": f"{rate_text(sum(second.sent.values()) / each, ' messages/s')}, "
+        "in": f"{rate_text(sum(second.sent.values()) / elapsed, ' messages/s')}, "
               f"{count_text(sum(sum(b.received.values()) for b in brokers))} in total",
-        "out": f"{rate_text(sum(second.delivered.values()) / each, ' messages/s')}, "
-               f"{size_text(int(second.delivered_bytes / each))}/s, "
+        "out": f"{rate_text(sum(second.delivered.values()) / elapsed, ' messages/s')}, "
+               f"{size_text(int(second.delivered_bytes / elapsed))}/s, "
                f"{count_text(sum(sum(b.delivered.values()) for b in brokers))} in total",
         "damaged": f"{count_text(damaged)} skipped",
         **ends,
@@ -273,9 +273,9 @@ class _Metrics:
 
         async with self._lock:
             if time.monotonic() - self._asked >= _FRESH_S:
-                found = list(figures.samples(self._server))
+                samples = list(figures.samples(self._server))
                 self._page = await asyncio.to_thread(exposition, [
-                    Metric(name, text, [(labels, value) for metric, labels, value in found
+                    Metric(name, text, [(labels, value) for metric, labels, value in samples
                                         if metric == name])
                     for name, text in figures.HELP.items()])
                 self._asked = time.monotonic()

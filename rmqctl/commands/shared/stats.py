@@ -208,19 +208,19 @@ def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str
     names = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")
     counts = {name: sum(getattr(aggregate, name) for aggregate in sums) for name in names}
     replaced = sum(aggregate.replaced for aggregate in sums)
-    known = {} if not lacking else {
+    losses = {} if not lacking else {
         "complete": not (counts["bytes_damaged"] or replaced
                          or any(aggregate.unread for aggregate in sums)
-                         or any(each.lost.total or each.holes for each in lacking)),
-        "messages_already_lost": None if any(each.lost.counted is None for each in lacking)
-        else sum(each.lost.already for each in lacking)}
+                         or any(lack.lost.total or lack.holes for lack in lacking)),
+        "messages_already_lost": None if any(lack.lost.counted is None for lack in lacking)
+        else sum(lack.lost.already for lack in lacking)}
     return {
-        **known,
+        **losses,
         "damaged_bytes": counts["bytes_damaged"],
         "bodies_damaged": sum(aggregate.bodies_damaged for aggregate in sums),
         "damaged_spans": sum(aggregate.damaged_spans for aggregate in sums),
         "messages_undecided": sum(aggregate.undecided for aggregate in sums) + sum(
-            each.lost.discarded for each in lacking),
+            lack.lost.discarded for lack in lacking),
         "messages_replaced": replaced,
         "fillers": sum(aggregate.fillers for aggregate in sums),
         "coverage": {"bytes_total": sum(counts.values()), **counts},
@@ -428,24 +428,24 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
     from rmqctl.store.stats import unused
 
     groups = [[source] for source in sources] if len(sums) == len(sources) else [sources]
-    found = []
+    lacks = []
     for group, aggregate in zip(groups, sums, strict=True):
         gaps = any(any(source.opened.log.gaps()) for source in group)
         holes = gaps or (not aggregate.unread and aggregate.bytes_zero > sum(
             unused(source.files) for source in group))
         damaged = holes or bool(aggregate.bytes_damaged or aggregate.bodies_damaged)
-        each = [missing(source.opened, damaged=damaged) for source in group]
-        lost = Missing(sum(one.known_lost or 0 for one in each),
-                       sum(one.in_repairs for one in each),
-                       sum(one.discarded for one in each))
+        losses = [missing(source.opened, damaged=damaged) for source in group]
+        lost = Missing(sum(loss.known_lost or 0 for loss in losses),
+                       sum(loss.in_repairs for loss in losses),
+                       sum(loss.discarded for loss in losses))
         where = f"{group[0].store}: " if len(groups) > 1 else ""
         if holes:
             out.warn(f"{where}the log has a gap (zeros or a missing file) between messages; "
                      "`rmqctl verify` shows where")
         for text in lost_texts(lost):
             out.warn(where + text)
-        found.append(Lacking(lost, holes))
-    return found
+        lacks.append(Lacking(lost, holes))
+    return lacks
 
 
 def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[

@@ -30,12 +30,12 @@ def tell_left_over(out: Output, store: Store) -> None:
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:
     """Warn that a process holds ``held`` and may change it meanwhile."""
     if lock.held:
-        said = {"held": held, "kind": lock.kind}
+        values = {"held": held, "kind": lock.kind}
         out.warn(Phrase("process {pid} holds {held} ({kind}): the store is being written to; "
                         "results may be inconsistent",
-                        pid=lock.pid, **said) if lock.pid else
+                        pid=lock.pid, **values) if lock.pid else
                  Phrase("another process holds {held} ({kind}): the store is being written to; "
-                        "results may be inconsistent", **said))
+                        "results may be inconsistent", **values))
 
 
 def warn_of_cut(out: Output, view: View) -> bool:

@@ -35,9 +35,9 @@ class Beginning(Phrase):
     __slots__ = ()
 
     def __new__(cls, text: str, /) -> Self:
-        made = super().__new__(cls, "{text}", text=_beginning(text))
-        made.values = {"text": text}
-        return made
+        phrase = super().__new__(cls, "{text}", text=_beginning(text))
+        phrase.values = {"text": text}
+        return phrase
 
     def translated(self, catalog: Catalog) -> str:
         return _beginning(translated(self.values["text"], catalog))
@@ -53,14 +53,14 @@ def _beginning(text: str) -> str:
     return text[: end.start()]
 
 
-def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Finding], Mapping[
+def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Finding], Mapping[
         str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
-    """Show a table of findings as ``one`` makes their rows; of many, one row for each kind and
-    topic.
+    """Show a table of findings, with the rows that ``row_of`` returns; of many findings, one row
+    for each kind and topic.
     """
     # A short list is shown as it is.
     if page.every or len(findings) <= FEW:
-        page.table(map(one, findings), columns, styles=styles)
+        page.table(map(row_of, findings), columns, styles=styles)
         return
     from rmqctl.checks.findings import CATEGORIES, INFO
 
@@ -68,7 +68,7 @@ def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Findi
     groups = _grouped(findings, lambda finding: (
         finding.severity, finding.category, finding.topic or _top(finding, root)))
     if len(groups) > len(findings) * _WORTH:
-        page.table(map(one, findings), columns, styles=styles)
+        page.table(map(row_of, findings), columns, styles=styles)
         return
     groups.sort(key=lambda alike: _SEVERITIES.index(alike[0].severity)
                 if alike[0].severity in _SEVERITIES else len(_SEVERITIES))
@@ -78,7 +78,7 @@ def show_findings(page: Human, findings: Sequence[Finding], one: Callable[[Findi
         first = alike[0]
         category = first.category
         if len(alike) == 1:
-            row = one(first)
+            row = row_of(first)
             rows.append({"severity": first.severity, "category": first.category, "count": 1,
                          "where": row["where"] if first.structure == "commitlog" or not first.topic
                          else first.topic, "detail": first.detail})

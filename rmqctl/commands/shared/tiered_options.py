@@ -71,10 +71,11 @@ class TierOptions(OptionGroup):
         conf = self.broker_conf
         if conf is None:
             return self
-        said: dict[str, Any] = {**conf.tier, "metadata": conf.metadata if self._is_own else None}
+        from_conf: dict[str, Any] = {
+            **conf.tier, "metadata": conf.metadata if self._is_own else None}
         taken: dict[str, Any] = {
-            name: said.get(name) for name in ("metadata", "cluster", "broker", "index_slots",
-                                              "index_max") if getattr(self, name) is None}
+            name: from_conf.get(name) for name in ("metadata", "cluster", "broker", "index_slots",
+                                                   "index_max") if getattr(self, name) is None}
         return replace(self, **taken)
 
     def warnings(self) -> Iterator[str]:

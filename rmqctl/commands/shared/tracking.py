@@ -54,7 +54,7 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
     tracked = [tracker.track(record) for record in records]
     # Programs get everything as fields of the message; people get tables.
     if out.is_data:
-        more = [found.as_fields() for found in tracked]
+        more = [tracks.as_fields() for tracks in tracked]
         if entries:
             more = [{**fields, **entry} for fields, entry in zip(more, entries, strict=True)]
         rows_with(out, records, projection, faults, more or [dict.fromkeys(_FIELDS)])
@@ -64,7 +64,7 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
         if records:
             _show(out.human(), records, tracked, tz)
     # State once what limits the judgement, for all messages.
-    for note in dict.fromkeys(note for found in tracked for note in found.notes):
+    for note in dict.fromkeys(note for tracks in tracked for note in tracks.notes):
         out.note(note)
     if records:
         out.note(_UNTOLD)
@@ -108,12 +108,12 @@ def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz
     several = ["message"] if len(records) > 1 else []
     rows: list[dict[str, Any]] = []
     absent: dict[str, None] = {}
-    for record, found in zip(records, tracked, strict=True):
-        for each in found.groups:
-            if each.track == "NOT_SUBSCRIBED":
-                absent[each.group] = None
+    for record, tracks in zip(records, tracked, strict=True):
+        for group_track in tracks.groups:
+            if group_track.track == "NOT_SUBSCRIBED":
+                absent[group_track.group] = None
             else:
-                rows.append({"message": record.physical_offset, **each._asdict()})
+                rows.append({"message": record.physical_offset, **group_track._asdict()})
     # Show the groups that read the queue, then the others in one line.
     page.blank()
     page.heading("Consumed by")
@@ -128,8 +128,8 @@ def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz
         page.text(f"no consumer offset in the topic: {', '.join(names[:_SHOWN])}{more} (not "
                   "subscribed, nothing consumed yet, or broadcasting)")
     # Show retries and dead letters as a chain of copies.
-    chains = [(record, copy) for record, found in zip(records, tracked, strict=True)
-              for copy in found.chain]
+    chains = [(record, copy) for record, tracks in zip(records, tracked, strict=True)
+              for copy in tracks.chain]
     if chains:
         page.heading("Sent back")
         page.table(({"message": record.physical_offset, **copy.as_dict(),

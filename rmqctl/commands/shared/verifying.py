@@ -42,17 +42,15 @@ _EXPLAINED = 3
 """Number of kinds of findings for which the `explain` command is shown."""
 
 
-def structures(only: str | None, known: Sequence[str]) -> frozenset[str] | None:
-    """Return the value of ``--only``. Raises UsageError for a name that is not among the
-    ``known``.
-    """
+def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
+    """Return the value of ``--only``. Raises UsageError for a name that is not in ``valid``."""
     if only is None:
         return None
     names = frozenset(name.strip() for name in only.split(",") if name.strip())
-    unknown = sorted(names - set(known))
+    unknown = sorted(names - set(valid))
     if unknown or not names:
         raise UsageError(f"--only: unknown structure {', '.join(unknown) or only!r}; expected one "
-                         f"or more of {', '.join(known)}")
+                         f"or more of {', '.join(valid)}")
     return names
 
 
@@ -91,7 +89,8 @@ def show_page(page: Human, verdict: VerifyResult[C],
         show_findings(page, verdict.findings, lambda finding: _brief(finding, verdict.root), _BRIEF,
                       {"severity": _STYLES.get}, verdict.root)
         # The next step, and what the findings mean.
-        named = dict.fromkeys(each.category for each in verdict.findings if each.is_trouble)
+        named = dict.fromkeys(
+            finding.category for finding in verdict.findings if finding.is_trouble)
         steps = [typed.completed(verdict.next)] if verdict.next else []
         steps += [typed.completed(f"rmqctl explain {name}") for name in islice(named, _EXPLAINED)]
         if steps:
@@ -114,15 +113,15 @@ def _first_line(verdict: VerifyResult[C]) -> tuple[Phrase, str]:
 
 
 def _headline(verdict: VerifyResult[C]) -> Phrase:
-    found = counted(verdict.troubles if not verdict.ok else verdict.in_baseline, "finding")
+    findings = counted(verdict.troubles if not verdict.ok else verdict.in_baseline, "finding")
     if not verdict.ok:
-        return found if not verdict.in_baseline else Phrase(
-            "{findings}, and {known:,} in the baseline", findings=found, known=verdict.in_baseline)
+        return findings if not verdict.in_baseline else Phrase(
+            "{findings}, and {known:,} in the baseline", findings=findings, known=verdict.in_baseline)
     if verdict.not_judged:
         return Phrase("no damage found; not checked: {names}",
                       names=Joined(", ", verdict.not_judged))
     if verdict.in_baseline:
-        return Phrase("no new damage found; {findings} in the baseline", findings=found)
+        return Phrase("no new damage found; {findings} in the baseline", findings=findings)
     return Phrase("no damage found")
 
 
@@ -252,18 +251,19 @@ def _show_table(page: Human, judged: Sequence[JudgedStore]) -> None:
             rows.append({"store": store.root, "verdict": Phrase("not checked"),
                          "detail": str(store.error)})
             continue
-        each, cover = store.verdict, store.verdict.coverage
+        verdict, cover = store.verdict, store.verdict.coverage
         # Show the most frequent kinds of findings, or what was not judged.
-        top = each.counts.most_common(3)
-        found = Phrase("no damage") if each.ok else counted(each.troubles, "finding")
-        if each.in_baseline:
-            found = Phrase("{what} ({known:,} in the baseline)", what=found, known=each.in_baseline)
+        top = verdict.counts.most_common(3)
+        text = Phrase("no damage") if verdict.ok else counted(verdict.troubles, "finding")
+        if verdict.in_baseline:
+            text = Phrase("{what} ({known:,} in the baseline)", what=text, known=verdict.in_baseline)
+        is_partial = verdict.ok and verdict.not_judged
         rows.append({
             "store": store.root,
-            "verdict": Phrase("partly checked") if each.ok and each.not_judged else found,
+            "verdict": Phrase("partly checked") if is_partial else text,
             "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
             "damaged": size_text(cover.bytes_damaged),
-            "detail": ", ".join(each.not_judged) if each.ok and each.not_judged else ", ".join(
+            "detail": ", ".join(verdict.not_judged) if is_partial else ", ".join(
                 f"{count} {name}" for (name, severity), count in top if severity != KNOWN)})
     page.table(rows, ("store", "verdict", "messages", "commitlog", "damaged", "detail"),
                styles={"verdict": _style})
@@ -291,9 +291,9 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 
 
 def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int, *,
-              asked: bool, known: IsKnown | None = None) -> VerifyResult[Coverage]:
+              asked: bool, in_baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
     """Return the verdict on a store, including the tier in it. ``asked``: the tier was named; then
-    its absence is noted. ``known``: returns whether a finding is in the baseline.
+    its absence is noted. ``in_baseline`` returns whether a finding is in the baseline.
     """
     try:
         tier = _tier_in(store.root)
@@ -311,15 +311,15 @@ def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int,
     from rmqctl.ext.tiered.verify.in_store import joined, size_of
 
     with tier, out.progress("verify the tier", size_of(tier)) as progress:
-        return joined(own, tier, store, most, known, progress.advance)
+        return joined(own, tier, store, most, in_baseline, progress.advance)
 
 
-def diagnosed_with_tier(out: Output, store: Store, found: Diagnosis) -> Diagnosis:
+def diagnosed_with_tier(out: Output, store: Store, diagnosis: Diagnosis) -> Diagnosis:
     """Return a diagnosis of a store, including the tier in it."""
     from rmqctl.checks.doctor import MAX_LISTED
 
-    own = found.findings
-    return found.with_tier(with_tier(out, store, own, len(own.findings) + MAX_LISTED, asked=False))
+    own = diagnosis.findings
+    return diagnosis.with_tier(with_tier(out, store, own, len(own.findings) + MAX_LISTED, asked=False))
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:

@@ -58,15 +58,16 @@ def command(
                 found_pages = faults.judged(routed_pages(router, topic, wanted, faults.report))
                 shown = show_rows(out, rows_of(out, found_pages, projection), projection, show.tz,
                                   empty="")
-                known = routed_queues(router, topic)
+                queue_ids = routed_queues(router, topic)
             if not shown:
-                out.note("no messages" if known and queue in (None, *known) else
+                out.note("no messages" if queue_ids and queue in (None, *queue_ids) else
                          f"neither the tier nor the store contains {_named(topic, queue)}")
         else:
             # From the tier alone, read the chosen queues one after another.
             chosen = list(opened.queues(topic, queue, broker))
             _say_offset(out, opened, wanted.from_offset, topic, queue, broker)
-            size = sum(segment.usable for each in chosen for segment in each.commit_log.segments)
+            size = sum(segment.usable for flat_queue in chosen
+                       for segment in flat_queue.commit_log.segments)
             with out.progress("reading the tier", size) as progress:
                 rows = rows_of(out, faults.judged(pages(opened, wanted, broker, faults.report,
                                                    progress.advance)), projection)

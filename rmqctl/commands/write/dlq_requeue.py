@@ -85,10 +85,10 @@ def command(
         refuse_link_of_others(file, itself=False)
     wanted = select.selection(tz)
     faults = Faults(out)
-    with store.open() as known:
-        known.layout.require(store.root, "consumequeue")
-        refuse_unknown(out, known, group)
-        _warn_of_others(out, known, group, into)
+    with store.open() as opened:
+        opened.layout.require(store.root, "consumequeue")
+        refuse_unknown(out, opened, group)
+        _warn_of_others(out, opened, group, into)
     root = to or store.root
     folders = () if to else store.folders
     # Ask before the target is locked.
@@ -154,10 +154,10 @@ def _written(path: str, letters: Iterable[Made]) -> Iterator[dict[str, Any]]:
 
     try:
         with open(path, "xb") as target:
-            for each in letters:
-                if each.message is not None:
-                    target.write(line(each.message) + b"\n")
-                yield each.row(**({} if each.message is None else {"status": _WRITTEN}))
+            for letter in letters:
+                if letter.message is not None:
+                    target.write(line(letter.message) + b"\n")
+                yield letter.row(**({} if letter.message is None else {"status": _WRITTEN}))
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "write to") from None
 

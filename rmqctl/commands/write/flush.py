@@ -37,8 +37,8 @@ def command(
     with out.progress("flushing", unit="files") as progress:
         done = flush_store(store.root, settings, store.folders, dry_run=dry_run,
                            progress=progress.advance)
-    for said in done.notes:
-        out.note(said)
+    for note in done.notes:
+        out.note(note)
     if dry_run:
         out.note("dry run: nothing was flushed")
     document = done.as_dict()
