@@ -286,9 +286,9 @@ def say(line: str, stream: IO[str] | None, environ: Mapping[str, str] | None = N
     width = known_width(stream, os.environ if environ is None else environ)
     text = visible_lines(line)
     if width is not None:
-        text = "\n".join(part for one in text.split("\n") for part in (
-            folded_command(one, width) if one.lstrip(" ").startswith("rmqctl ")
-            else folded(one, width, _MESSAGE_INDENT) or [""]))
+        text = "\n".join(part for text_line in text.split("\n") for part in (
+            folded_command(text_line, width) if text_line.lstrip(" ").startswith("rmqctl ")
+            else folded(text_line, width, _MESSAGE_INDENT) or [""]))
     text += "\n"
     if not can_encode(stream, text):
         text = text.encode("ascii", "backslashreplace").decode("ascii")

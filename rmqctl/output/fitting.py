@@ -60,23 +60,23 @@ def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
     columns, the least important first.
     """
     measured = _Measured(names, headers, cells, numeric)
-    found = Fit(list(range(len(names))))
-    if _settle(found, measured, width):
-        return found
-    empty = [column for column in found.columns if not any(line[column] for line in cells)]
-    found.columns = [column for column in found.columns if column not in empty]
-    if _settle(found, measured, width):
-        return found
-    sentences = [column for column in found.columns[1:] if names[column] in _SENTENCES]
+    fit = Fit(list(range(len(names))))
+    if _settle(fit, measured, width):
+        return fit
+    empty = [column for column in fit.columns if not any(line[column] for line in cells)]
+    fit.columns = [column for column in fit.columns if column not in empty]
+    if _settle(fit, measured, width):
+        return fit
+    sentences = [column for column in fit.columns[1:] if names[column] in _SENTENCES]
     if sentences:
-        found.below = max(sentences, key=lambda column: measured.natural[column])
-        found.columns.remove(found.below)
-    for column in [None, *_by_importance(found.columns, names)]:
+        fit.below = max(sentences, key=lambda column: measured.natural[column])
+        fit.columns.remove(fit.below)
+    for column in [None, *_by_importance(fit.columns, names)]:
         if column is not None:
-            found.columns.remove(column)
-            found.dropped.append(column)
-        if _settle(found, measured, width):
-            return found
+            fit.columns.remove(column)
+            fit.dropped.append(column)
+        if _settle(fit, measured, width):
+            return fit
     return None
 
 
@@ -106,24 +106,24 @@ class _Measured:
                       for i, name in enumerate(names)]
 
 
-def _settle(found: Fit, measured: _Measured, width: int) -> bool:
+def _settle(layout: Fit, measured: _Measured, width: int) -> bool:
     """Set the widths of the columns; return False where they do not fit, or a sentence would run
     down a narrow column.
     """
-    natural = [measured.natural[column] for column in found.columns]
-    least = [measured.least[column] for column in found.columns]
-    if found.widths and len(found.widths) == len(natural):
-        natural = list(map(max, found.widths, natural))
-        least = list(map(max, found.widths, least)) if total(natural) > width else natural
+    natural = [measured.natural[column] for column in layout.columns]
+    least = [measured.least[column] for column in layout.columns]
+    if layout.widths and len(layout.widths) == len(natural):
+        natural = list(map(max, layout.widths, natural))
+        least = list(map(max, layout.widths, least)) if total(natural) > width else natural
     widths = fit(natural, least, width)
     if total(widths) > width:
         return False
     for line in measured.cells:
-        for column, room in zip(found.columns, widths, strict=True):
+        for column, room in zip(layout.columns, widths, strict=True):
             if (" " in line[column]
                     and _cell_width(line[column]) > room * measured.lines[column]):
                 return False
-    found.widths = widths
+    layout.widths = widths
     return True
 
 
@@ -215,22 +215,22 @@ def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
     return [text] if display_width(text) <= width else folded(text, width) or [""]
 
 
-def lines_of(names: Sequence[str], cells: Sequence[str], found: Fit, width: int, mark: str
+def lines_of(names: Sequence[str], cells: Sequence[str], fit: Fit, width: int, mark: str
              ) -> list[list[tuple[int, str, str]]]:
     """Yield a row as lines of parts: (column, text, padding)."""
     texts = [fold_cell(names[column], cells[column], room, mark)
-             for column, room in zip(found.columns, found.widths, strict=True)]
+             for column, room in zip(fit.columns, fit.widths, strict=True)]
     lines: list[list[tuple[int, str, str]]] = []
     for level in range(max(map(len, texts))):
         line = []
-        for column, parts, room in zip(found.columns, texts, found.widths, strict=True):
+        for column, parts, room in zip(fit.columns, texts, fit.widths, strict=True):
             part = parts[level] if level < len(parts) else ""
             line.append((column, part, " " * max(room - display_width(part), 0)))
         lines.append(line)
-    if found.below is not None and cells[found.below]:
+    if fit.below is not None and cells[fit.below]:
         room = max(width - _INDENT, LEAST_WIDTH)
-        lines += [[(found.below, " " * _INDENT + part, "")]
-                  for part in fold_cell(names[found.below], cells[found.below], room, mark)]
+        lines += [[(fit.below, " " * _INDENT + part, "")]
+                  for part in fold_cell(names[fit.below], cells[fit.below], room, mark)]
     return lines
 
 
@@ -240,21 +240,21 @@ def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -
                             for column, text, blanks in parts).rstrip(" ")
 
 
-def header_of(headers: Sequence[str], found: Fit, numeric: Sequence[bool]) -> list[str]:
+def header_of(headers: Sequence[str], fit: Fit, numeric: Sequence[bool]) -> list[str]:
     """Yield the header lines of a table; that of a sentence below its row is indented like the
     sentence.
     """
     texts = [header_cells(headers[column], room)
-             for column, room in zip(found.columns, found.widths, strict=True)]
+             for column, room in zip(fit.columns, fit.widths, strict=True)]
     height = max(map(len, texts))
     lines = []
     for level in range(height):
         parts = []
-        for column, cell, room in zip(found.columns, texts, found.widths, strict=True):
+        for column, cell, room in zip(fit.columns, texts, fit.widths, strict=True):
             lead = height - len(cell)  # the last line of each is just above the rows
             parts.append(padded(cell[level - lead] if level >= lead else "", room,
                                 right=numeric[column]))
         lines.append((" " * GAP).join(parts).rstrip(" "))
-    if found.below is not None:
-        lines.append(" " * _INDENT + headers[found.below])
+    if fit.below is not None:
+        lines.append(" " * _INDENT + headers[fit.below])
     return lines

@@ -125,25 +125,25 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
     if layout.title:
         sink.write(canvas.draw(Text(visible(layout.title), style=STYLES["title"])))
     headers = [visible(layout.header(name)) for name in names]
-    found: Fit | None = None
+    fit: Fit | None = None
     hidden: dict[int, None] = {}
     count = 0
     for page in stream:
         cells = page_cells(page, names, layout)
         # Later pages may need wider columns; once the table no longer fits, rows are stacked.
         if not count:
-            found = fitted(names, headers, cells, numeric, canvas.width)
-        elif found is not None:
-            found = refitted(found, names, headers, cells, numeric, canvas.width)
+            fit = fitted(names, headers, cells, numeric, canvas.width)
+        elif fit is not None:
+            fit = refitted(fit, names, headers, cells, numeric, canvas.width)
         styles = [_row_styles(row, names, layout.styles) for row in page]
-        if found is None:
+        if fit is None:
             parts = [_stacked(names, headers, line, canvas, style)
                      for line, style in zip(cells, styles, strict=True)]
         else:
-            parts = [] if count else [_header(canvas, headers, found, numeric)]
-            parts += [_line(names, line, found, numeric, canvas, style)
+            parts = [] if count else [_header(canvas, headers, fit, numeric)]
+            parts += [_line(names, line, fit, numeric, canvas, style)
                       for line, style in zip(cells, styles, strict=True)]
-            hidden |= {column: None for column in found.dropped
+            hidden |= {column: None for column in fit.dropped
                        if any(line[column] for line in cells)}
         sink.write("".join(parts))
         sink.flush()
@@ -178,12 +178,12 @@ def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str],
     return "".join(lines) + "\n"
 
 
-def _header(canvas: Canvas, headers: Sequence[str], found: Fit, numeric: Sequence[bool]) -> str:
+def _header(canvas: Canvas, headers: Sequence[str], fit: Fit, numeric: Sequence[bool]) -> str:
     """Return the header and the rule below it."""
-    lines = [Text(line, style="bold") for line in header_of(headers, found, numeric)]
-    wide = max(total(found.widths), *(line.cell_len for line in lines))
+    lines = [Text(line, style="bold") for line in header_of(headers, fit, numeric)]
+    wide = max(total(fit.widths), *(line.cell_len for line in lines))
     if not canvas.unicode:
-        rule = (" " * GAP).join("-" * width for width in found.widths)
+        rule = (" " * GAP).join("-" * width for width in fit.widths)
     else:
         rule = "─" * min(wide, canvas.width)
     return canvas.draw(*lines, Text(rule))
@@ -196,12 +196,12 @@ def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[i
     return {i: style for i, style in row_styles.items() if style}
 
 
-def _line(names: Sequence[str], cells: Sequence[str], found: Fit, numeric: Sequence[bool],
+def _line(names: Sequence[str], cells: Sequence[str], fit: Fit, numeric: Sequence[bool],
           canvas: Canvas, styles: Mapping[int, str]) -> str:
     """Return a row, on several lines where a cell folds."""
     mark = "…" if canvas.unicode else "..."
     lines = []
-    for parts in lines_of(names, cells, found, canvas.width, mark):
+    for parts in lines_of(names, cells, fit, canvas.width, mark):
         painted = [(column, canvas.paint(text, styles.get(column, "")), blanks)
                    for column, text, blanks in parts]
         lines.append(plain_line(painted, numeric) + "\n")

@@ -73,7 +73,7 @@ class Separated:
         lines = _Lines()
         records = csv.writer(lines, delimiter=_SEPARATORS[self._name], lineterminator="\r\n")
         records.writerow([spreadsheet_safe(name) for name in names])
-        known = set(names)
+        in_header = set(names)
         count = 0
         for page in stream:
             for row in page:
@@ -83,8 +83,8 @@ class Separated:
                 records.writerow(fields)
                 # Warn once for each key that appears after the header was written.
                 if columns is None and len(row) != len(names):
-                    for name in [key for key in row if key not in known]:
-                        known.add(name)
+                    for name in [key for key in row if key not in in_header]:
+                        in_header.add(name)
                         self._target.warn(f"the {self._name.upper()} header has no column "
                                           f"{visible(name)!r}; its values are not written")
             count += len(page)
