@@ -139,11 +139,11 @@ def by_name(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
     """Options by their names in lower case. UsageError for one that is not among ``names``: a
     condition with a slip of the pen must not be left out silently.
     """
-    known = {name.lower(): name for name in names}
-    unknown = [name for name in given if name.lower() not in known and "." not in name]
+    by_lower_case = {name.lower(): name for name in names}
+    unknown = [name for name in given if name.lower() not in by_lower_case and "." not in name]
     if unknown:
         raise UsageError(f"unknown option {', '.join(unknown)}; valid: "
-                         f"{', '.join(sorted(set(known.values()) - {'paths'}))}")
+                         f"{', '.join(sorted(set(by_lower_case.values()) - {'paths'}))}")
     return {name.lower(): text for name, text in given.items()}
 
 

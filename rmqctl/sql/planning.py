@@ -197,8 +197,8 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[
     if (since is None and until is None) or len(log.files) < 2:
         return log.files
     starts = [_times(log, file) for file in log.files]
-    known = [start for start in starts if start is not None]
-    if any(after[0] < before[1] - CLOCK_SKEW for before, after in pairwise(known)):
+    times = [start for start in starts if start is not None]
+    if any(after[0] < before[1] - CLOCK_SKEW for before, after in pairwise(times)):
         return log.files
     chosen, after = [], None
     for file, start in zip(reversed(log.files), reversed(starts), strict=True):

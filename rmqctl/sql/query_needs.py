@@ -43,7 +43,7 @@ class Needs:
 
 
 def needs(base: duckdb.DuckDBPyConnection, text: str,
-          known: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
+          columns_of: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
     """Return the needs of a query for each table it names; None if unknown (then all of every
     table). UsageError unless it is a single query.
     """
@@ -66,7 +66,7 @@ def needs(base: duckdb.DuckDBPyConnection, text: str,
     tables = {name.lower() for name in named} & COLUMNS.keys()
     filters = _filters(base, tree, named)
     return {table: Needs(None if everything else {
-        name for name in known[table] if name in columns}, filters if table == MESSAGES
+        name for name in columns_of[table] if name in columns}, filters if table == MESSAGES
         else Filters()) for table in tables}
 
 
@@ -179,9 +179,9 @@ def _micros(base: duckdb.DuckDBPyConnection, value: str | _Moment) -> int | None
     """Return DuckDB's interpretation of a text as a time; None if it is not a time."""
     moment = _Moment(value, MOMENT) if isinstance(value, str) else value
     with contextlib.suppress(duckdb.Error):  # which the query says too
-        [(found,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "
-                                  f"{MOMENT}))", [moment.text]).fetchall()
-        return found if isinstance(found, int) and abs(found) <= _FAR else None
+        [(micros,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "
+                                   f"{MOMENT}))", [moment.text]).fetchall()
+        return micros if isinstance(micros, int) and abs(micros) <= _FAR else None
     return None
 
 
@@ -190,8 +190,8 @@ def _limits(base: duckdb.DuckDBPyConnection, name: str, sign: str,
     if name == "topic" and sign in ("=", "in") and all(isinstance(text, str) for text in values):
         return Filters() if any("\ufffd" in text for text in values) else Filters(
             topics=frozenset(text.encode() for text in values))
-    if name == "store_timestamp" and all(isinstance(one, str | _Moment) for one in values):
-        micros = [found for one in values if (found := _micros(base, one)) is not None]
+    if name == "store_timestamp" and all(isinstance(moment, str | _Moment) for moment in values):
+        micros = [micro for moment in values if (micro := _micros(base, moment)) is not None]
         if len(micros) < len(values):
             return Filters()
         least, most = limits(sign, micros, _MS)

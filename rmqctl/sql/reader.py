@@ -303,8 +303,8 @@ class Reading:
         """Return the columns in Spark's order, under Spark's names, with the constant ones."""
         if not self.names:
             return batch.select([])
-        columns, known = TABLES[self.table], set(batch.schema.names)
-        arrays = [as_in_engine(batch.column(name), wanted.type) if name in known else
+        columns, in_batch = TABLES[self.table], set(batch.schema.names)
+        arrays = [as_in_engine(batch.column(name), wanted.type) if name in in_batch else
                   pa.repeat(pa.scalar(_shown(constant[name]), columns[name].type), batch.num_rows)
                   for name, wanted in zip(self.names, self.schema, strict=True)]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

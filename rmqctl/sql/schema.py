@@ -60,9 +60,9 @@ def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
     if column.type != MOMENT or kind == MOMENT:
         return column
     raw = column.view(pa.int64())
-    known = pc.and_(pc.greater_equal(raw, _FIRST), pc.less_equal(raw, _LAST))
-    if pc.all(known).as_py() is False:
-        column = pc.if_else(known, raw, pa.scalar(None, pa.int64())).view(MOMENT)
+    in_range = pc.and_(pc.greater_equal(raw, _FIRST), pc.less_equal(raw, _LAST))
+    if pc.all(in_range).as_py() is False:
+        column = pc.if_else(in_range, raw, pa.scalar(None, pa.int64())).view(MOMENT)
     return column.cast(kind)
 
 

@@ -225,14 +225,14 @@ class Session:
             pa.RecordBatch]:
         options = Options(tuple(self._stores), table, log_folders=self._folders,
                           compacted=self._compacted)
-        made = [name for name in schema.names if table == MESSAGES and name in DECODED]
-        stored = schema if not made else pa.schema([
-            *(each for each in schema if each.name not in made),
+        decoded = [name for name in schema.names if table == MESSAGES and name in DECODED]
+        stored = schema if not decoded else pa.schema([
+            *(field for field in schema if field.name not in decoded),
             *(COLUMNS[MESSAGES][name] for name in _FOR_DECODING if name not in schema.names)])
         reading = Reading(table, stored.names, stored, filters, self._passed)
         for pieces in plan(options, filters):
             for piece in pieces:
-                if made and self._decoding is not None:
+                if decoded and self._decoding is not None:
                     yield from _decoded(reading.rows([piece]), schema, self._decoding)
                 else:
                     yield from reading.rows([piece])
@@ -248,9 +248,9 @@ class Session:
     def _findings(self) -> Iterator[dict[str, Any]]:
         for name in self._stores:
             with Store.open(name, self._folders) as store:
-                found: Finding
-                for found in Verification(store).findings():
-                    yield {"store": name, **found.as_dict()}
+                finding: Finding
+                for finding in Verification(store).findings():
+                    yield {"store": name, **finding.as_dict()}
 
 
 def _decoded(batches: Iterator[pa.RecordBatch], schema: pa.Schema,
