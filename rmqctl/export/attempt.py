@@ -88,21 +88,21 @@ class Attempt:
             self._made = True
         return open(os.path.join(self.folder, name), "xb")
 
-    def close(self, one: OpenFile) -> Written:
+    def close(self, file: OpenFile) -> Written:
         """End a file: durably, or where there are many once `finish` was called."""
-        with self.writing(one.name):
+        with self.writing(file.name):
             try:
-                one.file.close()
-                one.target.flush()
-                size = one.target.tell()
+                file.file.close()
+                file.target.flush()
+                size = file.target.tell()
                 if len(self._closed) < MANY:
-                    sync(one.target.fileno(), one.target.name, whole=True)
-                one.target.close()
+                    sync(file.target.fileno(), file.target.name, whole=True)
+                file.target.close()
             except BaseException:
-                drop(one.target, one.file)
+                drop(file.target, file.file)
                 raise
-        self._closed.append(os.path.join(self.folder, one.name))
-        return Written(one.name, one.partition, one.at, one.flush, one.rows, size)
+        self._closed.append(os.path.join(self.folder, file.name))
+        return Written(file.name, file.partition, file.at, file.flush, file.rows, size)
 
     def finish(self) -> None:
         """Make all closed files durable. WriteError."""

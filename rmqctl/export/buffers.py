@@ -103,13 +103,13 @@ class Origin(NamedTuple):
 
     def provenance(self, batch: Batch, names: Sequence[str]) -> dict[str, list[Any]]:
         """Return the values of the names in `PROVENANCE`, for each message."""
-        found: dict[str, list[Any]] = {}
+        values: dict[str, list[Any]] = {}
         if "position" in names:
-            found["position"] = (batch.offset - self.base).tolist()
+            values["position"] = (batch.offset - self.base).tolist()
         if "sha256" in names:
-            found["sha256"] = [hashlib.sha256(batch.bytes_at(number)).hexdigest()
-                               for number in range(len(batch))]
-        return found
+            values["sha256"] = [hashlib.sha256(batch.bytes_at(number)).hexdigest()
+                                for number in range(len(batch))]
+        return values
 
 
 class Lines:
@@ -129,13 +129,13 @@ class Lines:
                      else ({} for _ in range(len(batch))))
         if self._spec.decoding is not None and self._spec.format == "csv":  # of some rows only
             rows = ({name: row[name] for name in self._own.names} for row in rows)
-        made = self._place.provenance(batch, self._spec.fields)
+        provenance = self._place.provenance(batch, self._spec.fields)
         if self._spec.redaction is not None:
-            made = {name: [self._spec.redaction.field(name, value) for value in values]
-                    for name, values in made.items()}
-        if self._origin or made:
-            more = (dict(zip(made, values, strict=True))
-                    for values in (zip(*made.values(), strict=True) if made
+            provenance = {name: [self._spec.redaction.field(name, value) for value in values]
+                          for name, values in provenance.items()}
+        if self._origin or provenance:
+            more = (dict(zip(provenance, values, strict=True))
+                    for values in (zip(*provenance.values(), strict=True) if provenance
                                    else repeat((), len(batch))))
             rows = ({name: {**row, **self._origin, **own}[name] for name in self._spec.fields}
                     for row, own in zip(rows, more, strict=True))

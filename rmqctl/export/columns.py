@@ -62,17 +62,17 @@ class Columns:
         columns = self._plain(batch)
         if self._redaction is None:
             return columns
-        made = [column if name in KEPT - CHECKED else pa.array(
+        redacted = [column if name in KEPT - CHECKED else pa.array(
             [self._redaction.field(name, value) for value in column.to_pylist()], column.type)
             for name, column in zip(columns.schema.names, columns.columns, strict=True)]
-        return pa.RecordBatch.from_arrays(made, schema=self._schema)
+        return pa.RecordBatch.from_arrays(redacted, schema=self._schema)
 
     def _plain(self, batch: Batch) -> pa.RecordBatch:
         columns = message_columns(batch, self._names)
         if columns.schema == self._schema:
             return columns
         count = len(batch)
-        known = dict(zip(self._names, columns.columns, strict=True)) | {
+        by_name = dict(zip(self._names, columns.columns, strict=True)) | {
             name: pa.array(values, self._schema.field(name).type)
             for name, values in self._place.provenance(batch, self._schema.names).items()}
         parsed: Properties | None = None
@@ -83,8 +83,8 @@ class Columns:
                 arrays.append(pa.repeat(pa.scalar(self._origin[name], pa.string()), count))
             elif name in decoded:
                 arrays.append(pa.array(decoded[name], pa.string()))
-            elif name in known:
-                arrays.append(known[name])
+            elif name in by_name:
+                arrays.append(by_name[name])
             else:
                 parsed = parsed or Properties(batch)
                 arrays.append(as_strings(parsed, count, name.removeprefix(PROPERTY)))
@@ -103,8 +103,9 @@ class Columns:
         parts, mixed, codes = self._parts, self._mixed, self._codes
         self._parts, self._mixed, self._codes, self.size = {}, [], [], 0
         if mixed:  # batches from before that are sorted already come first in their partitions
-            for code, known in parts.items():
-                mixed[:0], codes[:0] = known, [np.full(len(part), code) for part in known]
+            for code, sorted_batches in parts.items():
+                mixed[:0] = sorted_batches
+                codes[:0] = [np.full(len(part), code) for part in sorted_batches]
             return _sorted(pa.Table.from_batches(mixed, self._schema), np.concatenate(codes), rank)
         order = sorted(parts) if rank is None else sorted(parts, key=rank.__getitem__)
         counts = [sum(map(len, parts[code])) for code in order]

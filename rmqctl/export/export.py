@@ -42,7 +42,8 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     result = Result(out, stores)
     with Staging(out) as staging, Manifest(staging, spec) as manifest:
         folders: set[str] = set()
-        collected = [Collected(number, each.buckets) for number, each in enumerate(plans)]
+        collected = [Collected(number, store_plan.buckets)
+                     for number, store_plan in enumerate(plans)]
 
         # The ranges, in order, and the files of partitions of which one has enough.
         work = cast(Callable[[FileRange[StoreFile]], Part],
@@ -54,7 +55,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
             folders |= _keep(staging, manifest, spec, part, plans[part.store].name)
 
         # The files of all other partitions.
-        tasks = [task for each in collected for task in each.tasks(spec)]
+        tasks = [task for results in collected for task in results.tasks(spec)]
         for _, gathered in pool.run(partial(gather, spec, staging.attempts), tasks):
             stores[gathered.store].take(gathered.files)
             folders |= _keep(staging, manifest, spec, gathered, plans[gathered.store].name)
@@ -71,17 +72,17 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     return result
 
 
-def _keep(staging: Staging, manifest: Manifest, spec: Export, made: Part | Gathered,
+def _keep(staging: Staging, manifest: Manifest, spec: Export, written: Part | Gathered,
           store: str) -> set[str]:
     """Move a task's files to where they belong; the folders that got some."""
     folders = set()
-    for file in made.files:
-        values = made.values[file.partition]
+    for file in written.files:
+        values = written.values[file.partition]
         folder = path(spec.partition_by, values)
         more = f"_{file.flush:04d}" if file.flush else ""
-        name = f"part-{made.store:03d}-{file.at:06d}{more}{spec.ending}"
+        name = f"part-{written.store:03d}-{file.at:06d}{more}{spec.ending}"
         relative = f"{folder}/{name}" if folder else name
-        staging.keep(made.attempt, file.name, relative)
+        staging.keep(written.attempt, file.name, relative)
         manifest.file({"path": relative, "store": store, "rows": file.rows, "bytes": file.bytes})
         manifest.folder(folder, values)
         folders.add(folder)

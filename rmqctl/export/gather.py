@@ -68,11 +68,11 @@ class Collected:
 
     def add(self, part: Part) -> None:
         """Take the next range's result, in the order of the log."""
-        for one in part.files:
-            self._breaks.setdefault(part.values[one.partition], []).append((one.at, one.flush))
+        for file in part.files:
+            self._breaks.setdefault(part.values[file.partition], []).append((file.at, file.flush))
         if part.spilled is not None:
             self.spilled.append((part.spilled.at, part.spilled.attempt))
-            self._weights = [known + more for known, more in zip(
+            self._weights = [weight + more for weight, more in zip(
                 self._weights or [0] * self.buckets, part.spilled.weights, strict=True)]
 
     def tasks(self, spec: Export) -> Iterator[Gather]:
@@ -98,9 +98,9 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
                     reader.places(task.bucket), key=attrgetter("values"))):
                 values[number] = partition
                 breaks, last = task.breaks.get(partition, []), None
-                for one in places:
-                    here = bisect(breaks, (one.at, one.flush))
-                    files.add(number, one, reader.rows(one), anew=here != last)
+                for aside in places:
+                    here = bisect(breaks, (aside.at, aside.flush))
+                    files.add(number, aside, reader.rows(aside), anew=here != last)
                     last = here
                 files.close()
         files.attempt.finish()
@@ -121,13 +121,13 @@ class _Files:
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
 
-    def add(self, partition: int, one: Aside, rows: pa.RecordBatch, *, anew: bool) -> None:
+    def add(self, partition: int, aside: Aside, rows: pa.RecordBatch, *, anew: bool) -> None:
         """Add messages of the partition, on demand in another file."""
         if anew or (self._open is not None and self._open.size >= MOST):
             self.close()
         if self._open is None:
-            self._open = self.attempt.open(partition, one.at, one.flush)
-        self._open.rows += one.rows
+            self._open = self.attempt.open(partition, aside.at, aside.flush)
+        self._open.rows += aside.rows
         self._pending.append(rows)
         self._size += rows.nbytes
         if self._size >= FLUSH:
@@ -137,8 +137,8 @@ class _Files:
         """End the file."""
         if self._open is not None:
             self._flush()
-            one, self._open = self._open, None
-            self.written.append(self.attempt.close(one))
+            file, self._open = self._open, None
+            self.written.append(self.attempt.close(file))
 
     def abandon(self) -> None:
         """Remove everything."""

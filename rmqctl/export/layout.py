@@ -84,8 +84,9 @@ def days(times: Array, zone: tzinfo) -> Array:
         return np.where((day_numbers < _FIRST) | (day_numbers > _LAST), _NO_DAY, day_numbers)
     # The offset of a zone from UTC is a multiple of a quarter of an hour.
     slots, place = np.unique(times // QUARTER_HOUR, return_inverse=True)
-    known: Array = np.array([_day(slot * QUARTER_HOUR, zone) for slot in slots.tolist()], np.int64)
-    return known[place]
+    day_of_slot: Array = np.array(
+        [_day(slot * QUARTER_HOUR, zone) for slot in slots.tolist()], np.int64)
+    return day_of_slot[place]
 
 
 def _day(moment: int, zone: tzinfo) -> int:
@@ -122,15 +123,15 @@ class Partitions:
         return np.array([self._number(day) for day in distinct.tolist()], np.int64)[place]
 
     def _number(self, key: int) -> int:
-        known = self._numbers.get(key)
-        if known is None:
+        number = self._numbers.get(key)
+        if number is None:
             values = tuple(self._value(name, key) for name in self.names)
             # Topics of other bytes may be the same text.
-            known = self._by_values.setdefault(values, len(self.found))
-            if known == len(self.found):
+            number = self._by_values.setdefault(values, len(self.found))
+            if number == len(self.found):
                 self.found.append(values)
-            self._numbers[key] = known
-        return known
+            self._numbers[key] = number
+        return number
 
     def _value(self, name: str, key: int) -> Value:
         if name == "store":

@@ -124,8 +124,9 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
                 counted.append(tally)
                 left = None if left is None else left - tally.rows
             counted.finish()
-        unread = next((one for one in stores if one.nothing_read), None)
-        if unread is not None and all(one.nothing_read or not one.plan.bytes for one in stores):
+        unread = next((store for store in stores if store.nothing_read), None)
+        if unread is not None and all(
+                store.nothing_read or not store.plan.bytes for store in stores):
             raise StoreIOError(f"nothing can be read: {unread.missing.spans[0].reason}")
         file.close()
         if len(stores) == 1:

@@ -165,7 +165,7 @@ class Estimate:
 
 def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
     """Export a few MiB of each of a few ranges into memory. Nothing is written."""
-    pieces = [piece for each in plans for piece in each.pieces]
+    pieces = [piece for store_plan in plans for piece in store_plan.pieces]
     total = sum(piece.end - piece.start for piece in pieces)
     step = max(1, len(pieces) // _SAMPLES)
     read = sample_size = 0

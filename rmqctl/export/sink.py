@@ -54,7 +54,7 @@ class Sink:
     @property
     def values(self) -> dict[int, Values]:
         """Return the values of the partition numbers that have files."""
-        return {one.partition: self.partitions.found[one.partition] for one in self._written}
+        return {file.partition: self.partitions.found[file.partition] for file in self._written}
 
     def add(self, batch: Batch) -> None:
         """Take messages of the walk, which may continue after that. WriteError."""
@@ -77,8 +77,8 @@ class Sink:
 
     def abandon(self) -> None:
         """Remove the written files after a failure."""
-        for one in self._open.values():
-            drop(one.target, one.file)
+        for file in self._open.values():
+            drop(file.target, file.file)
         self._open.clear()
         if self._spill is not None:
             self._spill.abandon()
@@ -103,10 +103,10 @@ class Sink:
         if not (code in self._open or count * share >= ENOUGH
                 or (self._alone and len(self._open) < MOST_OPEN)):
             return False
-        one = self._file(code)
-        with self._attempt.writing(one.name):
-            one.file.write(chunks.chunk(number))
-        one.rows += count
+        file = self._file(code)
+        with self._attempt.writing(file.name):
+            file.file.write(chunks.chunk(number))
+        file.rows += count
         return True
 
     def _set_aside(self, chunks: Chunks, numbers: list[int]) -> None:
@@ -129,15 +129,15 @@ class Sink:
         return rank
 
     def _file(self, code: int) -> OpenFile:
-        known = self._open.get(code)
-        if known is not None:
+        already_open = self._open.get(code)
+        if already_open is not None:
             self._open.move_to_end(code)
-            return known
+            return already_open
         if len(self._open) >= MOST_OPEN:
             self._close_oldest()
-        made = self._open[code] = self._attempt.open(code, self._at, self._flushed)
-        return made
+        file = self._open[code] = self._attempt.open(code, self._at, self._flushed)
+        return file
 
     def _close_oldest(self) -> None:
-        _, one = self._open.popitem(last=False)
-        self._written.append(self._attempt.close(one))
+        _, file = self._open.popitem(last=False)
+        self._written.append(self._attempt.close(file))

@@ -105,10 +105,10 @@ class Export:
     @property
     def conditions_shown(self) -> list[str]:
         """The conditions as a manifest names them."""
-        values = [(one, str(one.value)) for one in self.conditions]
-        return [f"{one.field} {one.operator} " + str(
-            value if self.redaction is None else self.redaction.condition(one.field, value))
-            for one, value in values]
+        values = [(condition, str(condition.value)) for condition in self.conditions]
+        return [f"{condition.field} {condition.operator} " + str(
+            value if self.redaction is None else self.redaction.condition(condition.field, value))
+            for condition, value in values]
 
     @property
     def ending(self) -> str:
@@ -154,8 +154,8 @@ def _text_fields(fields: Sequence[str] | None, body: str, stores: int,
         named = [field.strip() for field in fields]
         own = (*ORIGIN, *PROVENANCE)
         others = [name for name in named if name not in own]
-        known = set(checked_fields(others, more)) if others else set()
-        names = [name for name in dict.fromkeys(named) if name in known or name in own]
+        valid = set(checked_fields(others, more)) if others else set()
+        names = [name for name in dict.fromkeys(named) if name in valid or name in own]
     return [name for name in names if body != "none" or name not in ("body", "body_encoding")]
 
 
@@ -169,12 +169,12 @@ def _column_fields(fields: Sequence[str] | None, body: str, _stores: int,
     if fields is None:
         names = [*ORIGIN, *(name for name in MESSAGE_COLUMNS if name != "record")]
     else:
-        known = (*ORIGIN, *MESSAGE_COLUMNS, *PROVENANCE, *more)
+        valid = (*ORIGIN, *MESSAGE_COLUMNS, *PROVENANCE, *more)
         prefixes = (PROPERTY, OF_BODY) if more else (PROPERTY,)
         names = list(dict.fromkeys(name.strip() for name in fields if name.strip()))
         for name in names:
-            if name not in known and (name in prefixes or not name.startswith(prefixes)):
-                raise UsageError(f"unknown field {name!r}; valid: {', '.join(known)} and "
+            if name not in valid and (name in prefixes or not name.startswith(prefixes)):
+                raise UsageError(f"unknown field {name!r}; valid: {', '.join(valid)} and "
                                  f"{PROPERTY}NAME for a single property")
         if not names:
             raise UsageError(f"no field given; valid: {', '.join(MESSAGE_COLUMNS)}")

@@ -161,37 +161,37 @@ class Reader:
 
     def places(self, number: int) -> list[Aside]:
         """Return all of a bucket, by partition, in each in the order of the log."""
-        found = []
+        asides = []
         for at, folder in self._paths.items():
             with _reading(os.path.join(folder, _INDEX)) as path, pa.memory_map(path) as source:
                 columns = pa.ipc.open_file(source).get_batch(number).to_pydict()
             places = [columns.pop(name) for name in _PLACES]
             values = (zip(*columns.values(), strict=True) if columns
                       else repeat((), len(places[0])))
-            found += [Aside(value, at, *place) for value, place in zip(
+            asides += [Aside(value, at, *place) for value, place in zip(
                 values, zip(*places, strict=True), strict=True)]
-        found.sort(key=lambda one: ([(value is not None, value or "") for value in one.values],
-                                    one.at, one.batch, one.start))
-        return found
+        asides.sort(key=lambda aside: ([(value is not None, value or "") for value in aside.values],
+                                       aside.at, aside.batch, aside.start))
+        return asides
 
-    def rows(self, one: Aside) -> pa.RecordBatch:
+    def rows(self, aside: Aside) -> pa.RecordBatch:
         """Return the rows of a place."""
         batch = self._batch
-        if batch is None or batch[0] != (one.at, one.batch):
-            with _reading(os.path.join(self._paths[one.at], _ROWS)) as path:
-                batch = self._batch = ((one.at, one.batch),
-                                       self._file(one.at, path).get_batch(one.batch))
-        return batch[1].slice(one.start, one.length)
+        if batch is None or batch[0] != (aside.at, aside.batch):
+            with _reading(os.path.join(self._paths[aside.at], _ROWS)) as path:
+                batch = self._batch = ((aside.at, aside.batch),
+                                       self._file(aside.at, path).get_batch(aside.batch))
+        return batch[1].slice(aside.start, aside.length)
 
     def _file(self, at: int, path: str) -> Any:
-        known = self._open.get(at)
-        if known is None:
+        mapped = self._open.get(at)
+        if mapped is None:
             while len(self._open) >= _MOST_OPEN:
                 self._open.popitem(last=False)[1][0].close()
             source = pa.memory_map(path)
-            known = self._open[at] = source, pa.ipc.open_file(source)
+            mapped = self._open[at] = source, pa.ipc.open_file(source)
         self._open.move_to_end(at)
-        return known[1]
+        return mapped[1]
 
 
 @contextmanager

@@ -99,7 +99,7 @@ class Tally:
         self.last_offset = _pick(max, self.last_offset, last_offset)
 
 
-def _pick(pick: Callable[[int, int], int], known: int | None, new: int | None) -> int | None:
-    if known is None or new is None:
-        return new if known is None else known
-    return pick(known, new)
+def _pick(pick: Callable[[int, int], int], current: int | None, new: int | None) -> int | None:
+    if current is None or new is None:
+        return new if current is None else current
+    return pick(current, new)
