@@ -63,10 +63,10 @@ class SparkPool:
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
         """See `Pool.run`. Interrupted, the Spark job is cancelled."""
-        known = list(tasks)
-        if not known:
+        all_tasks = list(tasks)
+        if not all_tasks:
             return
-        for task, pickled in zip(known, self._results(work, known), strict=True):
+        for task, pickled in zip(all_tasks, self._results(work, all_tasks), strict=True):
             used, value = pickle.loads(pickled)  # noqa: S301  # from this program's workers
             self.kernels.add(used)
             if isinstance(value, _Failed):
@@ -147,9 +147,9 @@ class _Worker:
     places to mount.
     """
 
-    def __init__(self, sent: Any, folder: str, known: dict[str, str],
+    def __init__(self, sent: Any, folder: str, secrets: dict[str, str],
                  roots: Sequence[str] = ()) -> None:
-        self._sent, self._folder, self._secrets, self._roots = sent, folder, known, roots
+        self._sent, self._folder, self._secrets, self._roots = sent, folder, secrets, roots
 
     def __call__(self, numbers: range) -> Iterator[bytes]:
         work, tasks = self._sent.value
@@ -224,8 +224,8 @@ def failure(error: BaseException, log: str | None) -> BaseException:
     tracebacks = _PYTHON.findall(text)
     if tracebacks:
         name, words = tracebacks[-1]
-        said = words if name.startswith("rmqctl.") and words else f"{name}: {words}".rstrip(": ")
-        return JobError(f"the Spark job failed: {said}{where}")
+        reason = words if name.startswith("rmqctl.") and words else f"{name}: {words}".rstrip(": ")
+        return JobError(f"the Spark job failed: {reason}{where}")
     first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return JobError(f"the Spark job failed: {first or type(error).__name__}{where}")
 
@@ -247,10 +247,10 @@ def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
     for job in status.getJobIdsForGroup(group):
         info = status.getJobInfo(job)
         for stage in info.stageIds if info is not None else ():
-            known = status.getStageInfo(stage)
-            if known is not None and (known.numCompletedTasks or known.numActiveTasks):
-                done += known.numCompletedTasks
-                count += known.numTasks
+            state = status.getStageInfo(stage)
+            if state is not None and (state.numCompletedTasks or state.numActiveTasks):
+                done += state.numCompletedTasks
+                count += state.numTasks
     return done, count
 
 

@@ -217,9 +217,9 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
 def _show_package() -> None:
     """Lets Spark's Python processes on this machine find the package where it is not installed."""
     root = str(PACKAGE.parent)
-    known = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
-    if root not in known:
-        os.environ["PYTHONPATH"] = os.pathsep.join([root, *known])
+    folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+    if root not in folders:
+        os.environ["PYTHONPATH"] = os.pathsep.join([root, *folders])
 
 
 def _not_started(error: Exception, master: str, log: str) -> Exception:

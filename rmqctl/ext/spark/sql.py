@@ -70,10 +70,10 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
             _make_view(spark, table, stores, given, columns[table], None)
         if shows or not names:
             return spark.sql(text)
-        found = needs(spark.sql(text)._jdf.queryExecution().optimizedPlan())
-        if found is not None:
+        scans_of = needs(spark.sql(text)._jdf.queryExecution().optimizedPlan())
+        if scans_of is not None:
             for table in names:
-                scans = found.get(table, Scans())
+                scans = scans_of.get(table, Scans())
                 _make_view(spark, table, stores, given | scans.options(table, given),
                            columns[table], scans.columns)
         return spark.sql(text)
@@ -85,11 +85,11 @@ def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
     """
     register(spark)
     with spark_errors(spark):
-        found = (spark.read.format(NAME).schema("store string, kind string")
-                 .option("table", schema.FRAMES).option("paths", json.dumps(list(stores)))
-                 .option(SWITCH, "false").load()
-                 .where("kind = 'damaged'").groupBy("store").count().collect())
-    return {row[0]: row[1] for row in found}
+        counts = (spark.read.format(NAME).schema("store string, kind string")
+                  .option("table", schema.FRAMES).option("paths", json.dumps(list(stores)))
+                  .option(SWITCH, "false").load()
+                  .where("kind = 'damaged'").groupBy("store").count().collect())
+    return {row[0]: row[1] for row in counts}
 
 
 def _columns(table: str, text: str) -> StructType:
@@ -113,8 +113,8 @@ def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: M
                            if field.name in (needed or {_CHEAP[table]})])
     frame = (spark.read.format(NAME).options(**options).option("table", table).schema(read)
              .load(holding(table, paths)))
-    known = set(read.names)
-    frame.select(*(col(field.name) if field.name in known else
+    read_names = set(read.names)
+    frame.select(*(col(field.name) if field.name in read_names else
                    lit(None).cast(field.dataType).alias(field.name) for field in struct.fields)
                  ).createOrReplaceTempView(table)
 
@@ -294,8 +294,8 @@ def _error(error: Exception, log: str | None) -> BaseException:
     if ours and isinstance(kind, type) and issubclass(kind, RmqctlError):
         return kind(ours[2])
     if isinstance(error, AnalysisException | ParseException):
-        said = _sentence(str(error))
-        return UsageError(f"SQL: {said}" + (f". {_TIME_HINT}" if '"TIMESTAMP"' in said else ""))
+        reason = _sentence(str(error))
+        return UsageError(f"SQL: {reason}" + (f". {_TIME_HINT}" if '"TIMESTAMP"' in reason else ""))
     wrong = next((words for state, words in causes if state.startswith(_DATA_STATES)), None)
     return failure(error, log) if wrong is None else UsageError(f"SQL: {_sentence(wrong)}")
 
@@ -308,8 +308,8 @@ def _causes(error: Any) -> Iterator[tuple[str, str]]:
     cause = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
     gateway = SparkContext._gateway
     while cause is not None and gateway is not None:
-        known = is_instance_of(gateway, cause, "org.apache.spark.SparkThrowable")
-        yield (cause.getSqlState() or "") if known else "", cause.getMessage() or ""
+        is_sparks = is_instance_of(gateway, cause, "org.apache.spark.SparkThrowable")
+        yield (cause.getSqlState() or "") if is_sparks else "", cause.getMessage() or ""
         cause = cause.getCause()
 
 
@@ -322,5 +322,5 @@ def _sentence(text: str) -> str:
             break
         sentences.append(words)
     place = _PLACE.search(text)
-    said = " ".join(sentences).rstrip("; ")
-    return f"{said} ({place[1]})" if place else said
+    sentence = " ".join(sentences).rstrip("; ")
+    return f"{sentence} ({place[1]})" if place else sentence

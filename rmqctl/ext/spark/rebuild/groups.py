@@ -120,15 +120,15 @@ def _joined(some: list[Derived]) -> Derived:
     if any(piece.inner is not None for piece in some):
         single = [piece.inner or (piece.queue_offset, np.ones(len(piece), np.int64))
                   for piece in some]
-        inner = (np.concatenate([each[0] for each in single]),
-                 np.concatenate([each[1] for each in single]))
+        inner = (np.concatenate([parts[0] for parts in single]),
+                 np.concatenate([parts[1] for parts in single]))
     further, names = [], text.Dictionary()
     for start, piece in zip(starts.tolist(), some, strict=False):
         if piece.further is not None:
             own = np.array([names.number(raw) for raw in piece.further.names], np.int64)
             further.append((piece.further.message + start, own[piece.further.name],
                             piece.further.offset))
-    rows = Further(names.texts, *(np.concatenate(each) for each in zip(*further, strict=True))
+    rows = Further(names.texts, *(np.concatenate(parts) for parts in zip(*further, strict=True))
                    ) if further else None
     return Derived(some[-1].topics, all_of("topic"), all_of("queue_id"), all_of("queue_offset"),
                    all_of("physical"), all_of("size"), all_of("store_timestamp"), all_of("tags"),
@@ -184,7 +184,7 @@ def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | No
         return None
     return (np.concatenate([piece.physical for piece in some]),
             np.concatenate([piece.store_timestamp for piece in some]),
-            np.concatenate([each[0] for each in keys]), np.concatenate([each[1] for each in keys]))
+            np.concatenate([pair[0] for pair in keys]), np.concatenate([pair[1] for pair in keys]))
 
 
 def _used(texts: list[bytes], number: Array) -> tuple[list[bytes], Array]:

@@ -57,8 +57,8 @@ def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
 
     ``asked``: what the user wants; None: as recorded if the columns allow it.
     """
-    known = {*MESSAGE_COLUMNS, *_IGNORED}
-    if strange := [name for name in names if name not in known]:
+    valid = {*MESSAGE_COLUMNS, *_IGNORED}
+    if strange := [name for name in names if name not in valid]:
         raise UsageError(f"messages have no column {', '.join(strange)}; valid: "
                          f"{', '.join(MESSAGE_COLUMNS)}")
     missing = [] if RECORD in names else [name for name in RECORDED if name not in names]
@@ -165,15 +165,15 @@ def _record(row: dict[str, Any]) -> Record:
     topic, properties = raw_text(row["topic"]), raw_text(row["properties_raw"])
     magic = _magic(row.get("magic"), topic)
     size = size_of(sys_flag, magic, len(body), len(topic), len(properties))
-    crc, known = body_crc(body), row.get("body_crc")
+    crc, recorded_crc = body_crc(body), row.get("body_crc")
     place = row.get("physical_offset")
     record = Record(
-        size, magic, crc if body or known is None else known, row["queue_id"],
+        size, magic, crc if body or recorded_crc is None else recorded_crc, row["queue_id"],
         row.get("flag") or 0, row["queue_offset"], -1 if place is None else place, sys_flag,
         row["born_timestamp"], _host(row["born_host"]), row["store_timestamp"],
         _host(row["store_host"]), row.get("reconsume_times") or 0,
         row.get("prepared_transaction_offset") or 0, body, topic, properties)
-    if body and (row.get("crc_ok") is False or known not in (None, crc)):
+    if body and (row.get("crc_ok") is False or recorded_crc not in (None, crc)):
         raise _damaged(record)
     if size != row.get("total_size", size) and (_LOST in row["topic"]
                                                 or _LOST in row["properties_raw"]):

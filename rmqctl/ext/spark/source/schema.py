@@ -41,8 +41,8 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
     """
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 
-    known = columns(table, body)
-    by_name = {name.lower(): name for name in known}
+    all_columns = columns(table, body)
+    by_name = {name.lower(): name for name in all_columns}
     names: list[str] = []
     wrong: list[str] = []
     for field in schema.fields:
@@ -51,12 +51,12 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
             wrong.append(f"{field.name} (does not exist)")
             continue
         names.append(name)
-        kind = from_arrow_type(known[name].type).simpleString()
+        kind = from_arrow_type(all_columns[name].type).simpleString()
         if field.dataType.simpleString() != kind:
             wrong.append(f"{field.name} ({field.dataType.simpleString()}, is {kind})")
     if wrong:
         raise UsageError(f"invalid columns for the table {table}: {', '.join(wrong)}; valid: "
-                         f"{', '.join(known)}")
+                         f"{', '.join(all_columns)}")
     # PySpark 4.0 and 4.1 take UTC without being told.
     zone: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone), names

@@ -188,9 +188,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The parts of a batch, cut at borders; they follow from the offsets and the logs."""
         parts: list[InputPartition] = []
-        known = self._known()
+        logs = self._known()
         for store, stop in sorted(end.items()):
-            log = known.get(store)
+            log = logs.get(store)
             first = start.get(store, log.first() if log is not None else stop)
             if first >= stop:
                 continue
@@ -264,8 +264,8 @@ class _Following(Reading):
             # Yield the messages of the range, with the constant columns of this part.
             constant: dict[str, str | int] = {"store": part.store, "file": part.file}
             walk = Walk(source, piece.start - base, piece.end - base)
-            found: list[Span] = []
-            holes = Holes(piece.file.path, lambda _path, span: found.append(span))
+            damaged: list[Span] = []
+            holes = Holes(piece.file.path, lambda _path, span: damaged.append(span))
             for batch in walk:
                 holes.passed(batch)
                 rows = self._finished(self._of_batch(batch, base), constant)
@@ -276,7 +276,7 @@ class _Following(Reading):
                 raise StoreIOError(f"{piece.file.path}: truncated at byte {walk.position} while it "
                                    f"was read; expected bytes up to {piece.end - base}")
             holes.settle()  # a part ends at a border: something follows, or the file was left
-            for span in found:
+            for span in damaged:
                 lose(damage_text(piece.file.path, span))
 
 

@@ -279,8 +279,8 @@ class _Units:
         physical_offset = int(self.offset[row]) + CODA_SIZE
         data = self._log.read(physical_offset, int(self.size[row])) or bytes(1)
         holder = self._log.segment_of(physical_offset) or segment
-        said = int.from_bytes(data[_PHYSICAL.offset:][:_PHYSICAL.size], "big", signed=True)
-        base = said if said == physical_offset - CODA_SIZE else physical_offset
+        recorded = int.from_bytes(data[_PHYSICAL.offset:][:_PHYSICAL.size], "big", signed=True)
+        base = recorded if recorded == physical_offset - CODA_SIZE else physical_offset
         batch, ok = examine(np.frombuffer(data, np.uint8), base, np.zeros(1, np.int64))
         return holder.path, self._proven(batch, np.flatnonzero(ok), np.array([row]))
 
