@@ -26,7 +26,7 @@ from rmqctl.commands.app.exit_codes import (
     terminable,
 )
 from rmqctl.commands.app.helptext import ALL_OPTIONS, common_options
-from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, Group, fill, load
+from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, CommandGroup, fill, load
 from rmqctl.commands.app.memory import expect_room
 from rmqctl.commands.app.targets import shown
 from rmqctl.commands.app.typed import words
@@ -42,11 +42,11 @@ _EPILOG = (
 )
 
 
-def build() -> Group:
+def build() -> CommandGroup:
     """Return the application: every registered command, none of them imported."""
     app = typer.Typer(
         name=_PROGRAM,
-        cls=Group,
+        cls=CommandGroup,
         rich_markup_mode=None,
         pretty_exceptions_enable=False,
         context_settings=dict(CONTEXT_SETTINGS),
@@ -54,8 +54,8 @@ def build() -> Group:
     )
     app.callback()(_root)
     root = typer.main.get_command(app)
-    assert isinstance(root, Group)
-    root.suggest_commands = False  # `Group` proposes what changes nothing
+    assert isinstance(root, CommandGroup)
+    root.suggest_commands = False  # `CommandGroup` proposes what changes nothing
     use_light_coercion(root.params)
     fill(root, REGISTRY, GROUPS)
     return root

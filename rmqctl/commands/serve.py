@@ -30,8 +30,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _FAST_PORT = 2
 _STARTS = ("stored", "earliest", "latest")
 _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
-_SMALLEST = 1 << 10
-_LARGEST_KEPT = 1 << 20
+_MIN_LIMIT = 1 << 10
+_MAX_KEPT = 1 << 20
 """Maximum bytes of a buffer that is kept: larger ones are freed when their clients disconnect."""
 _LIMITS = "Client limits"
 
@@ -86,8 +86,8 @@ class LimitOptions(OptionGroup):
         for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent),
                             ("--max-unsent-total", self.unsent_in_all),
                             ("--max-unfinished", self.held)):
-            if value is not None and value < _SMALLEST:
-                raise UsageError(f"{name} {value}: must be at least {_SMALLEST} bytes for clients "
+            if value is not None and value < _MIN_LIMIT:
+                raise UsageError(f"{name} {value}: must be at least {_MIN_LIMIT} bytes for clients "
                                  "to work")
         if self.idle is not None and self.idle < 1000:
             raise UsageError("--max-silence must be at least one second")
@@ -227,7 +227,7 @@ def command(
         if metrics is not None and metrics.host not in _LOOPBACK:
             shown.warn(f"{metrics}: anyone who can reach this address can read the names of topics "
                        "and groups")
-        malloc_tuning.keep_freed_memory(_LARGEST_KEPT)
+        malloc_tuning.keep_freed_memory(_MAX_KEPT)
         malloc_tuning.collect_rarely()
         again, at_sigterm = True, signal.getsignal(signal.SIGTERM)
         while again:

@@ -66,7 +66,7 @@ class Attempt:
         self.name = uuid.uuid4().hex[:_FOLDER_NAME]
         self._spec, self.folder = spec, os.path.join(folder, self.name)
         self._count = 0
-        self._made = False
+        self._has_folder = False
         self._closed: list[str] = []
 
     def open(self, partition: int, at: int, flush: int) -> OpenFile:
@@ -83,9 +83,9 @@ class Attempt:
 
     def binary(self, name: str) -> IO[bytes]:
         """Return a new binary file. OSError."""
-        if not self._made:
+        if not self._has_folder:
             os.mkdir(self.folder)  # the folder above is the driver's, or gone
-            self._made = True
+            self._has_folder = True
         return open(os.path.join(self.folder, name), "xb")
 
     def close(self, file: OpenFile) -> Written:

@@ -1,7 +1,8 @@
 """Messages collected in memory until they are written, in the order of their partitions.
 
-`Lines` holds them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both return
-`Chunks`: one for each partition, to be written into its file or set aside (`rmqctl.export.spill`).
+`LineBuffer` holds them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both
+return `Chunks`: one for each partition, to be written into its file or set aside
+(`rmqctl.export.spill`).
 """
 
 from __future__ import annotations
@@ -112,7 +113,7 @@ class Origin(NamedTuple):
         return values
 
 
-class Lines:
+class LineBuffer:
     """Messages as lines of JSON or CSV."""
 
     def __init__(self, spec: Export, origin: Origin) -> None:

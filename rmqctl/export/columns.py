@@ -23,7 +23,7 @@ from rmqctl.store.redaction import CHECKED, KEPT
 
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
 """Type of texts that are set aside: all lines of a chunk in one value."""
-_FEW = 16
+_MAX_SPLIT = 16
 """Partitions in a batch, and messages of each in it, which make it worth sorting it alone."""
 
 
@@ -46,11 +46,11 @@ class Columns:
         self.size = 0
 
     def add(self, batch: Batch, codes: Array) -> None:
-        columns = self._made(batch)
+        columns = self._columns_of(batch)
         self.size += columns.nbytes
         if not self._is_mixed:
             count = len(np.unique(codes))
-            self._is_mixed = count > _FEW and count * _FEW > len(codes)
+            self._is_mixed = count > _MAX_SPLIT and count * _MAX_SPLIT > len(codes)
         if self._is_mixed:
             self._mixed.append(columns)
             self._codes.append(codes)
@@ -58,7 +58,7 @@ class Columns:
             for code, part in _split(columns, codes):
                 self._parts.setdefault(code, []).append(part)
 
-    def _made(self, batch: Batch) -> pa.RecordBatch:
+    def _columns_of(self, batch: Batch) -> pa.RecordBatch:
         columns = self._plain(batch)
         if self._redaction is None:
             return columns

@@ -20,7 +20,7 @@ from rmqctl.export.plan import StorePlan
 from rmqctl.export.result import Result, StoreResult
 from rmqctl.export.spec import Export
 from rmqctl.export.staging import Staging
-from rmqctl.export.task import Part, export_range
+from rmqctl.export.task import ExportedRange, export_range
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import FileRange, Pool, in_order
 
@@ -46,7 +46,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
                      for number, store_plan in enumerate(plans)]
 
         # The ranges, in order, and the files of partitions of which one has enough.
-        work = cast(Callable[[FileRange[StoreFile]], Part],
+        work = cast(Callable[[FileRange[StoreFile]], ExportedRange],
                     partial(export_range, spec, staging.attempts))
         pieces = (piece for plan in plans for piece in plan.pieces)
         for _, part in in_order(work, pieces, progress=progress, pool=pool):
@@ -72,7 +72,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     return result
 
 
-def _keep(staging: Staging, manifest: Manifest, spec: Export, written: Part | Gathered,
+def _keep(staging: Staging, manifest: Manifest, spec: Export, written: ExportedRange | Gathered,
           store: str) -> set[str]:
     """Move a task's files to where they belong; the folders that got some."""
     folders = set()

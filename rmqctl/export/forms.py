@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import IO
 
-from rmqctl.export.buffers import Buffer, Lines, Origin
+from rmqctl.export.buffers import Buffer, LineBuffer, Origin
 from rmqctl.export.files import File, TextFile
 from rmqctl.export.spec import Export
 
@@ -21,7 +21,7 @@ def opened(spec: Export, target: IO[bytes]) -> File:
 def buffer(spec: Export, origin: Origin) -> Buffer:
     """Return an empty buffer for messages of one file of a store."""
     if spec.is_text:
-        return Lines(spec, origin)
+        return LineBuffer(spec, origin)
     from rmqctl.export.columns import Columns
 
     return Columns(spec, origin)

@@ -1,9 +1,9 @@
 """The files of partitions of which the ranges of a log have few messages each.
 
 Ranges set these aside (`rmqctl.export.spill`), divided into buckets by partition. A task makes the
-files of one bucket: one for each partition and at most `MOST` bytes, in the order of the log. Where
-a range has its own file of a partition, the messages before and after it go into two, so that the
-names of files are in the order of the log, too.
+files of one bucket, in the order of the log: one for each partition and each `MAX_FILE_BYTES`. If a
+range has its own file of a partition, the messages before and after it go into two files, so that
+the names of files are also in the order of the log.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rmqctl.export.attempt import Attempt, OpenFile, Written, drop
 from rmqctl.export.buffers import FLUSH
 from rmqctl.export.layout import Values, bucket
 from rmqctl.export.spec import Export
-from rmqctl.export.spill import Aside, Reader
+from rmqctl.export.spill import SpilledChunk, SpillReader
 from rmqctl.export.staging import refuse_unseen
-from rmqctl.export.task import Part
+from rmqctl.export.task import ExportedRange
 
-MOST = 512 << 20
+MAX_FILE_BYTES = 512 << 20
 """Bytes of a file after which the next one is begun."""
 Place = tuple[int, int]
 """A range's number, and that of a buffer of it."""
@@ -66,7 +66,7 @@ class Collected:
     _weights: list[int] = field(default_factory=list)
     _breaks: dict[Values, list[Place]] = field(default_factory=dict)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ExportedRange) -> None:
         """Take the next range's result, in the order of the log."""
         for file in part.files:
             self._breaks.setdefault(part.values[file.partition], []).append((file.at, file.flush))
@@ -93,7 +93,7 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
     files = _Files(spec, Attempt(spec, folder))
     values: dict[int, Values] = {}
     try:
-        with Reader(folder, task.spilled) as reader:
+        with SpillReader(folder, task.spilled) as reader:
             for number, (partition, places) in enumerate(groupby(
                     reader.places(task.bucket), key=attrgetter("values"))):
                 values[number] = partition
@@ -121,9 +121,9 @@ class _Files:
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
 
-    def add(self, partition: int, aside: Aside, rows: pa.RecordBatch, *, anew: bool) -> None:
+    def add(self, partition: int, aside: SpilledChunk, rows: pa.RecordBatch, *, anew: bool) -> None:
         """Add messages of the partition, on demand in another file."""
-        if anew or (self._open is not None and self._open.size >= MOST):
+        if anew or (self._open is not None and self._open.size >= MAX_FILE_BYTES):
             self.close()
         if self._open is None:
             self._open = self.attempt.open(partition, aside.at, aside.flush)

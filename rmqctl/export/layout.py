@@ -21,7 +21,7 @@ PARTS = ("topic", "day", "store")
 """Partitions of an export; ``day`` is the day of the store time."""
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
 """Hive's name for a value that is null or empty."""
-LONGEST = 255
+MAX_NAME_BYTES = 255
 """Bytes of a file name, on nearly every file system."""
 
 Value = str | None
@@ -51,7 +51,7 @@ def folder(name: str, value: Value) -> str:
     if not is_cut(name, value):
         return f"{name}={escape(value)}"
     mark = "~" + hashlib.sha256(value.encode()).hexdigest()[:_MARK]
-    room = LONGEST - len(name) - 1 - len(mark)
+    room = MAX_NAME_BYTES - len(name) - 1 - len(mark)
     parts, used = [], 0
     for char in value:
         text = escape(char)
@@ -64,7 +64,7 @@ def folder(name: str, value: Value) -> str:
 
 def is_cut(name: str, value: str) -> bool:
     """Return whether a folder name cannot be the value: too long, or Hive's name for no value."""
-    return value == NOTHING or len(f"{name}={escape(value)}".encode()) > LONGEST
+    return value == NOTHING or len(f"{name}={escape(value)}".encode()) > MAX_NAME_BYTES
 
 
 def path(names: Sequence[str], values: Values) -> str:
@@ -98,10 +98,10 @@ def _day(moment: int, zone: tzinfo) -> int:
 
 
 class Partitions:
-    """Small numbers for the partitions met in one store; ``found`` are their values by number."""
+    """Small numbers for the partitions met in one store; ``values`` are their values by number."""
 
     def __init__(self, names: Sequence[str], store: str, zone: tzinfo) -> None:
-        self.names, self.found = tuple(names), list[Values]()
+        self.names, self.values = tuple(names), list[Values]()
         self._store, self._zone = store, zone
         self._topics = text.Dictionary()
         self._numbers: dict[int, int] = {}
@@ -127,9 +127,9 @@ class Partitions:
         if number is None:
             values = tuple(self._value(name, key) for name in self.names)
             # Topics of other bytes may be the same text.
-            number = self._by_values.setdefault(values, len(self.found))
-            if number == len(self.found):
-                self.found.append(values)
+            number = self._by_values.setdefault(values, len(self.values))
+            if number == len(self.values):
+                self.values.append(values)
             self._numbers[key] = number
         return number
 

@@ -17,7 +17,7 @@ from rmqctl.export.layout import Values, is_cut
 from rmqctl.export.result import Result, StoreResult
 from rmqctl.export.spec import Export
 from rmqctl.export.staging import Staging
-from rmqctl.export.tally import MOST_NAMED, Faults
+from rmqctl.export.tally import MAX_NAMED, Faults
 from rmqctl.files.durable import sync
 from rmqctl.scan.frames import Span
 
@@ -64,7 +64,7 @@ class Manifest:
         self._last = path
         for name, value, part in zip(self._spec.partition_by, values, path.split("/"),
                                      strict=False):
-            if value and len(self._cut) < MOST_NAMED and is_cut(name, value):
+            if value and len(self._cut) < MAX_NAMED and is_cut(name, value):
                 self._cut[part] = value
 
     def write(self, result: Result) -> None:

@@ -30,7 +30,7 @@ from rmqctl.export.result import Result, StoreResult
 from rmqctl.export.spec import TEXTS, Export
 from rmqctl.export.staging import MARK, checked_target
 from rmqctl.export.tally import Tally
-from rmqctl.export.task import Piece, Reading, chosen, portions
+from rmqctl.export.task import ExportRange, RangeWalk, chosen, portions
 from rmqctl.files.durable import sync, sync_folder
 
 _FORMATS = {".parquet": "parquet", ".jsonl": "json", ".ndjson": "json", ".json": "json",
@@ -137,11 +137,11 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
     return Result(out, stores, 1)
 
 
-def _piece(spec: Export, piece: Piece, file: File, most: int | None,
+def _piece(spec: Export, piece: ExportRange, file: File, most: int | None,
            progress: Callable[[int], None] | None) -> Tally:
     """Write the messages of a range, at most that many, in row groups of bounded size."""
     tally = Tally()
-    reading, rows = Reading(piece, tally), buffer(spec, piece.origin)
+    reading, rows = RangeWalk(piece, tally), buffer(spec, piece.origin)
     partitions, done = Partitions((), piece.name, spec.zone), piece.start
     for batch in reading:
         tally.passed(batch)

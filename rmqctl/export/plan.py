@@ -19,7 +19,7 @@ from rmqctl.export.layout import Partitions
 from rmqctl.export.spec import Export
 from rmqctl.export.staging import checked_target
 from rmqctl.export.tally import GAP, UNREADABLE, Tally
-from rmqctl.export.task import Piece, Reading, chosen
+from rmqctl.export.task import ExportRange, RangeWalk, chosen
 from rmqctl.scan.frames import Span
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.end import used_size
@@ -29,7 +29,7 @@ from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.compaction import CompactedRows, served_queues
 from rmqctl.store.store import Sizes, Store
 
-LEAST, MOST = 64 << 20, 512 << 20
+MIN_SIZE, MAX_SIZE = 64 << 20, 512 << 20
 """Bytes of a range, unless the number of ranges is given."""
 BUCKET, LEAST_BUCKET, MOST_BUCKETS = 256 << 20, 4 << 20, 1024
 """Bytes of a log for which there is a bucket of what ranges set aside, more for idle workers."""
@@ -42,7 +42,7 @@ class StorePlan:
 
     name: str
     files: list[StoreFile] = field(default_factory=list)
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[ExportRange] = field(default_factory=list)
     missing: list[Span] = field(default_factory=list)
     held: bool = False
     buckets: int = 1
@@ -96,7 +96,7 @@ def _served(store: Store, number: int, name: str, wanted: Selection) -> StorePla
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     for at, (file, queue_id) in enumerate(files):
         planned.files.append(file)
-        planned.pieces.append(Piece(
+        planned.pieces.append(ExportRange(
             file, 0, file.size, file.size, False, number, at, text,
             vfs.relpath(file.path, store.root), len(files) == 1, 1,
             (vfs.abspath(store.root), wanted.topic, queue_id)))
@@ -124,7 +124,7 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
     if count is not None:
         size = max(1, -(-sum(ends) // count))
     else:
-        size = min(max(sum(ends) // (4 * max(jobs, 1)), LEAST), MOST)
+        size = min(max(sum(ends) // (4 * max(jobs, 1)), MIN_SIZE), MAX_SIZE)
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     # Use enough buckets to keep idle workers busy when ranges are merged.
     total = sum(ends)
@@ -135,8 +135,9 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
              for part in cuts(file, 0, used, file.size, size)]
     for at, part in enumerate(parts):
         relative = vfs.relpath(part.file.path, store.root)
-        planned.pieces.append(Piece(part.file, part.start, part.end, part.until, part.resync,
-                                    number, at, text, relative, len(parts) == 1, planned.buckets))
+        planned.pieces.append(ExportRange(
+            part.file, part.start, part.end, part.until, part.resync, number, at, text, relative,
+            len(parts) == 1, planned.buckets))
     return planned
 
 
@@ -176,9 +177,9 @@ def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
     return Estimate(sample_size * total // read if read else 0, read)
 
 
-def _sampled(spec: Export, part: Piece) -> tuple[int, int]:
+def _sampled(spec: Export, part: ExportRange) -> tuple[int, int]:
     """Return (bytes of the log, bytes of a file with its messages)"""
-    reading = Reading(part, Tally())
+    reading = RangeWalk(part, Tally())
     target, rows = io.BytesIO(), buffer(spec, part.origin)
     partitions = Partitions((), part.name, spec.zone)
     file = opened(spec, target)

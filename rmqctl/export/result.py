@@ -9,7 +9,7 @@ from rmqctl.checks.preflight.missing import Missing
 from rmqctl.export.attempt import Written
 from rmqctl.export.plan import StorePlan
 from rmqctl.export.tally import GAP, Tally
-from rmqctl.export.task import Part
+from rmqctl.export.task import ExportedRange
 from rmqctl.scan.frames import DAMAGED, Span
 
 
@@ -41,7 +41,7 @@ class StoreResult(Tally):
         return bool(self.missing.count) and not (self.messages or self.damage.count) and all(
             span.kind != GAP for span in self.missing.spans)
 
-    def add(self, part: Part) -> None:
+    def add(self, part: ExportedRange) -> None:
         """Take the next range's result, in the order of the log."""
         self.append(part.tally)
         self.take(part.files)

@@ -1,9 +1,9 @@
 """Takes the messages of one range and writes them by partition, in bounded memory.
 
 A buffer collects messages up to `FLUSH` bytes, then goes into the files of its partitions: one row
-group each. A partition gets a file where this range has enough of it (`ENOUGH`), or where the range
-is the only one of its store and few files are open. Other messages are set aside in one file of the
-range, from which `gather` writes the files of all ranges. So the number of files depends on
+group each. A partition gets a file if this range has enough of it (`MIN_FILE_BYTES`), or if the
+range is the only one of its store and few files are open. Other messages are set aside in one file
+of the range, from which `gather` writes the files of all ranges. So the number of files depends on
 partitions and bytes, not on ranges and buffers.
 """
 
@@ -23,9 +23,9 @@ from rmqctl.export.spec import Export
 from rmqctl.export.spill import Spill, Spilled
 from rmqctl.scan.frames import Array, Batch
 
-ENOUGH = 1 << 20
+MIN_FILE_BYTES = 1 << 20
 """Bytes of columns in a buffer from which on a partition gets its own file."""
-MOST_OPEN = 64
+MAX_OPEN = 64
 
 
 class Sink:
@@ -54,7 +54,7 @@ class Sink:
     @property
     def values(self) -> dict[int, Values]:
         """Return the values of the partition numbers that have files."""
-        return {file.partition: self.partitions.found[file.partition] for file in self._written}
+        return {file.partition: self.partitions.values[file.partition] for file in self._written}
 
     def add(self, batch: Batch) -> None:
         """Take messages of the walk, which may continue after that. WriteError."""
@@ -100,8 +100,8 @@ class Sink:
     def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:
         """Write a chunk into its partition's file, if it has or needs one."""
         count = chunks.counts[number]
-        if not (code in self._open or count * share >= ENOUGH
-                or (self._alone and len(self._open) < MOST_OPEN)):
+        if not (code in self._open or count * share >= MIN_FILE_BYTES
+                or (self._alone and len(self._open) < MAX_OPEN)):
             return False
         file = self._file(code)
         with self._attempt.writing(file.name):
@@ -120,7 +120,7 @@ class Sink:
         """The place of each partition in a buffer: by bucket, so that each of them is together."""
         names = self._spec.partition_by
         self._bucket_of += [bucket(names, values, self._buckets)
-                            for values in self.partitions.found[len(self._bucket_of):]]
+                            for values in self.partitions.values[len(self._bucket_of):]]
         if self._buckets == 1:
             return None
         order = np.argsort(np.array(self._bucket_of, np.int64), kind="stable")
@@ -133,7 +133,7 @@ class Sink:
         if already_open is not None:
             self._open.move_to_end(code)
             return already_open
-        if len(self._open) >= MOST_OPEN:
+        if len(self._open) >= MAX_OPEN:
             self._close_oldest()
         file = self._open[code] = self._attempt.open(code, self._at, self._flushed)
         return file

@@ -24,7 +24,7 @@ from rmqctl.export.layout import Partitions, Values
 from rmqctl.scan.frames import Array
 
 _ROWS, _INDEX = "aside.rows", "aside.index"
-_MOST_OPEN = 64
+_MAX_OPEN = 64
 _PLACES = ("flush", "batch", "start", "length", "rows")
 
 
@@ -38,7 +38,7 @@ class Spilled:
 
 
 @dataclass(frozen=True, slots=True)
-class Aside:
+class SpilledChunk:
     """Messages of one partition that one buffer of a range held: ``rows`` of them, in ``length``
     rows of record batch ``batch`` from ``start`` on.
     """
@@ -98,7 +98,7 @@ class Spill:
             schema = _index_schema(partitions.names)
             writer = pa.ipc.new_file(self._target, schema)
             for own_part in some:
-                values = [partitions.found[code] for code in codes[own_part].tolist()]
+                values = [partitions.values[code] for code in codes[own_part].tolist()]
                 writer.write_batch(pa.record_batch(
                     [*(pa.array([value[place] for value in values], pa.string())
                        for place in range(len(partitions.names))),
@@ -140,7 +140,7 @@ def _index_schema(names: Sequence[str]) -> pa.Schema:
                       *(pa.field(name, pa.int64()) for name in _PLACES)])
 
 
-class Reader:
+class SpillReader:
     """Reads what ranges of one store set aside; ``spilled`` are their numbers and attempts.
 
     A context manager. StoreIOError.
@@ -159,7 +159,7 @@ class Reader:
         while self._open:
             self._open.popitem()[1][0].close()
 
-    def places(self, number: int) -> list[Aside]:
+    def places(self, number: int) -> list[SpilledChunk]:
         """Return all of a bucket, by partition, in each in the order of the log."""
         asides = []
         for at, folder in self._paths.items():
@@ -168,13 +168,13 @@ class Reader:
             places = [columns.pop(name) for name in _PLACES]
             values = (zip(*columns.values(), strict=True) if columns
                       else repeat((), len(places[0])))
-            asides += [Aside(value, at, *place) for value, place in zip(
+            asides += [SpilledChunk(value, at, *place) for value, place in zip(
                 values, zip(*places, strict=True), strict=True)]
         asides.sort(key=lambda aside: ([(value is not None, value or "") for value in aside.values],
                                        aside.at, aside.batch, aside.start))
         return asides
 
-    def rows(self, aside: Aside) -> pa.RecordBatch:
+    def rows(self, aside: SpilledChunk) -> pa.RecordBatch:
         """Return the rows of a place."""
         batch = self._batch
         if batch is None or batch[0] != (aside.at, aside.batch):
@@ -186,7 +186,7 @@ class Reader:
     def _file(self, at: int, path: str) -> Any:
         mapped = self._open.get(at)
         if mapped is None:
-            while len(self._open) >= _MOST_OPEN:
+            while len(self._open) >= _MAX_OPEN:
                 self._open.popitem(last=False)[1][0].close()
             source = pa.memory_map(path)
             mapped = self._open[at] = source, pa.ipc.open_file(source)

@@ -10,7 +10,7 @@ from rmqctl.scan.fillers import replaced
 from rmqctl.scan.frames import BLANK, Batch, Span
 from rmqctl.scan.passed_over import Damage
 
-MOST_NAMED = 200
+MAX_NAMED = 200
 """Damaged places and messages with a bad CRC which are named; all of them are counted."""
 UNREADABLE, GAP = "unreadable", "gap"
 """Kinds of missing spans: unreadable, or in no file."""
@@ -20,7 +20,7 @@ UNREADABLE, GAP = "unreadable", "gap"
 class Faults(Damage):
     """Ranges of the log without a message, in order: the first ones listed, all counted."""
 
-    most: ClassVar[int] = MOST_NAMED
+    most: ClassVar[int] = MAX_NAMED
 
 
 @dataclass(slots=True)
@@ -60,7 +60,7 @@ class Tally:
         ok = batch.crc_ok()
         if not ok.all():
             bad = batch.offset[~ok]
-            self._bad_crc(len(bad), bad[:MOST_NAMED].tolist())
+            self._bad_crc(len(bad), bad[:MAX_NAMED].tolist())
         times, offsets = batch.column("store_timestamp"), batch.offset
         self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
 
@@ -79,7 +79,7 @@ class Tally:
 
     def _behind(self, spans: list[Span]) -> None:
         self.tail += spans
-        if len(self.tail) > MOST_NAMED:  # hopeless damage is not collected forever
+        if len(self.tail) > MAX_NAMED:  # hopeless damage is not collected forever
             self._settle()
 
     def _settle(self) -> None:
@@ -89,7 +89,7 @@ class Tally:
 
     def _bad_crc(self, count: int, offsets: list[int]) -> None:
         self.bad_crc += count
-        self.bad_crc_at += offsets[:max(MOST_NAMED - len(self.bad_crc_at), 0)]
+        self.bad_crc_at += offsets[:max(MAX_NAMED - len(self.bad_crc_at), 0)]
 
     def _within(self, first_time: int | None, last_time: int | None, first_offset: int | None,
                 last_offset: int | None) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece(FileRange[StoreFile]):
+class ExportRange(FileRange[StoreFile]):
     """A range of a store: number ``at`` of the store ``store`` (its number), with their names.
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
@@ -52,11 +52,11 @@ class Piece(FileRange[StoreFile]):
 
 
 @dataclass(slots=True)
-class Part:
+class ExportedRange:
     """The result of a range: it covered the frames of positions ``[first, position)``.
 
-    ``files`` are in the folder ``attempt``; ``values`` are what their partitions represent.
-    ``spilled`` are the messages not in a file yet. ``store`` and ``at`` are those of the `Piece`.
+    ``files`` are in the folder ``attempt``; ``values`` are the values of their partitions.
+    ``spilled`` are the messages not in a file yet. ``store`` and ``at`` are the range's.
     """
 
     store: int
@@ -70,7 +70,7 @@ class Part:
     tally: Tally
 
 
-class Reading:
+class RangeWalk:
     """Yield the batches of a range; unreadable bytes are counted and skipped."""
 
     def __init__(self, part: FileRange[StoreFile], tally: Tally) -> None:
@@ -79,7 +79,7 @@ class Reading:
 
     def __iter__(self) -> Iterator[Batch]:
         part, file = self._part, self._part.file
-        if isinstance(part, Piece) and part.served is not None:
+        if isinstance(part, ExportRange) and part.served is not None:
             yield from self._served(file.base, *part.served)
             return
         with ExitStack() as opened:
@@ -131,14 +131,14 @@ def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
         yield batch.select(np.arange(start, min(start + _AT_ONCE, len(batch))))
 
 
-def export_range(spec: Export, folder: str, part: Any) -> Part:
-    """Export a `Piece` into a new folder of this attempt below ``folder``. WriteError."""
+def export_range(spec: Export, folder: str, part: Any) -> ExportedRange:
+    """Export a `ExportRange` into a new folder of this attempt below ``folder``. WriteError."""
     from rmqctl.export.sink import Sink
 
-    assert isinstance(part, Piece)
+    assert isinstance(part, ExportRange)
     malloc_tuning.keep_freed_memory()
     tally = Tally()
-    reading = Reading(part, tally)
+    reading = RangeWalk(part, tally)
     sink = Sink(spec, part.origin, folder, at=part.at, buckets=part.buckets, alone=part.alone)
     try:
         for batch in reading:
@@ -152,5 +152,5 @@ def export_range(spec: Export, folder: str, part: Any) -> Part:
     except BaseException:
         sink.abandon()
         raise
-    return Part(part.store, part.at, reading.first, reading.position, sink.attempt, files,
-                sink.values, spilled, tally)
+    return ExportedRange(part.store, part.at, reading.first, reading.position, sink.attempt, files,
+                         sink.values, spilled, tally)

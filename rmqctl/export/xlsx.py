@@ -12,9 +12,9 @@ from rmqctl.errors import RefusedError
 from rmqctl.export.spec import Export
 from rmqctl.scan.columns import dict_column
 
-MOST_ROWS = (1 << 20) - 1
+MAX_ROWS = (1 << 20) - 1
 """Rows a sheet has room for, besides its header."""
-LONGEST = 32_767
+MAX_CELL = 32_767
 """Characters a cell has room for."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -2_208_988_800_000, 253_402_300_799_999
@@ -44,8 +44,8 @@ class XlsxFile:
         self._rows = self.cut = 0
 
     def write(self, chunk: pa.Table) -> None:
-        if self._rows + len(chunk) > MOST_ROWS:
-            raise RefusedError(f"a sheet can contain at most {MOST_ROWS:,} messages: select fewer, "
+        if self._rows + len(chunk) > MAX_ROWS:
+            raise RefusedError(f"a sheet can contain at most {MAX_ROWS:,} messages: select fewer, "
                                "or use another format")
         columns = [_values(column) for column in chunk.columns]
         for values in zip(*columns, strict=True):
@@ -72,9 +72,9 @@ class XlsxFile:
                 sheet.write_string(row, column, str(value))
         else:
             text = str(value)
-            if len(text) > LONGEST:
+            if len(text) > MAX_CELL:
                 self.cut += 1
-                text = text[:LONGEST - len(_CUT)] + _CUT
+                text = text[:MAX_CELL - len(_CUT)] + _CUT
             sheet.write_string(row, column, text)
 
     def _local(self, value: int) -> datetime | None:

@@ -16,7 +16,7 @@ from rmqctl.output.progress import Progress
 from rmqctl.output.streams import (
     Raw,
     Sink,
-    Target,
+    WriterTarget,
     can_encode,
     has_screen,
     is_terminal,
@@ -177,7 +177,7 @@ class Output:
             if self._value_written:
                 raise RuntimeError("a command wrote two JSON values")
             self._value_written = True
-        return self._format.writer(self.format, Target(
+        return self._format.writer(self.format, WriterTarget(
             self._sink, self._stdout, self._environ, self._terminal, self.warn, self._language,
             self._every))
 
@@ -203,23 +203,23 @@ class Output:
     def note(self, text: str) -> None:
         """Print a note on stderr; silenced by -q."""
         if self.quiet < 1:
-            self._say(f"rmqctl: {visible(self._said(text))}")
+            self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def tell(self, text: str) -> None:
         """Print a line that a question on stderr needs; never silenced."""
-        self._say(f"rmqctl: {visible(self._said(text))}")
+        self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def warn(self, text: str) -> None:
         """Print a warning on stderr; silenced by -qq."""
         if self.quiet < 2:
-            self._say(f"rmqctl: warning: {visible(self._said(text))}")
+            self._say(f"rmqctl: warning: {visible(self._translated(text))}")
 
     def debug(self, text: str) -> None:
         """Print a detail on stderr; shown with -v."""
         if self.verbose >= 1:
             self._say(f"rmqctl: debug: {visible(text)}")
 
-    def _said(self, text: str) -> str:
+    def _translated(self, text: str) -> str:
         return text if self._language is None else str(self._language.say(text))
 
     def _say(self, line: str) -> None:

@@ -12,18 +12,18 @@ from rmqctl.output.cells import cut, display_width, folded, padded
 
 GAP = 2
 """Blank columns between two table columns."""
-LEAST_WIDTH = 12
+MIN_WIDTH = 12
 """Minimum width of a text column when fitting to the terminal."""
 _CELL_LINES = 6
 """Approximate maximum lines of a cell: data is cut, texts get more space."""
 _SENTENCE_LINES = 3
 """Number of lines beyond which a sentence is written below its row."""
-_LONGEST_WORD = 40
+_MAX_WORD = 40
 """Length of a word beyond which it is data and may be broken."""
 _NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "structure", "topic",
                      "where"})
 """Columns whose words are copied from the screen: never broken."""
-_DATA = {"body": LEAST_WIDTH, "hex": LEAST_WIDTH, "value": LEAST_WIDTH + 2}
+_DATA = {"body": MIN_WIDTH, "hex": MIN_WIDTH, "value": MIN_WIDTH + 2}
 """Columns of data, which may be broken anywhere, with their minimum widths."""
 _WHOLE = frozenset({"hex"})
 """Data that is never cut: it was shortened before, or all of it was requested."""
@@ -141,7 +141,7 @@ def header_lines(text: str) -> list[str]:
     """Return a header in lines that may be stacked: ``queue_`` and ``offset``."""
     lines: list[str] = []
     for part in text.replace("_", "_\0").replace(" ", "\0").split("\0"):
-        if lines and display_width(lines[-1] + part) < LEAST_WIDTH // 2:
+        if lines and display_width(lines[-1] + part) < MIN_WIDTH // 2:
             lines[-1] += part if lines[-1].endswith("_") else f" {part}"
         else:
             lines.append(part)
@@ -168,9 +168,9 @@ def _least_width(name: str, text: str) -> int:
         return min(_DATA.get(name, 0), _cell_width(text))
     words = list(map(_cell_width, text.split()))
     widest = max(words, default=0)
-    if widest > _LONGEST_WORD and name not in _NAMES:
-        widest = max((length for length in words if length <= _LONGEST_WORD), default=0)
-    return max(widest, min(LEAST_WIDTH, _cell_width(text)))
+    if widest > _MAX_WORD and name not in _NAMES:
+        widest = max((length for length in words if length <= _MAX_WORD), default=0)
+    return max(widest, min(MIN_WIDTH, _cell_width(text)))
 
 
 def total(widths: Sequence[int]) -> int:
@@ -228,7 +228,7 @@ def lines_of(names: Sequence[str], cells: Sequence[str], fit: Fit, width: int, m
             line.append((column, part, " " * max(room - display_width(part), 0)))
         lines.append(line)
     if fit.below is not None and cells[fit.below]:
-        room = max(width - _INDENT, LEAST_WIDTH)
+        room = max(width - _INDENT, MIN_WIDTH)
         lines += [[(fit.below, " " * _INDENT + part, "")]
                   for part in fold_cell(names[fit.below], cells[fit.below], room, mark)]
     return lines

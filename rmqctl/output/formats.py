@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from rmqctl.output.cells import Layout, Row
     from rmqctl.output.human import Human
-    from rmqctl.output.streams import Target
+    from rmqctl.output.streams import WriterTarget
 
 
 class Writer(Protocol):
@@ -48,7 +48,7 @@ class Format(NamedTuple):
     streams: bool = False
     is_json: bool = False
 
-    def writer(self, name: str, target: Target) -> Writer:
+    def writer(self, name: str, target: WriterTarget) -> Writer:
         writer: Writer = importlib.import_module(self.module).writer(name, target)
         return writer
 

@@ -40,14 +40,14 @@ from rmqctl.output.fitting import (
     total,
 )
 from rmqctl.output.language import Language
-from rmqctl.output.streams import Target, can_encode, wants_colour
+from rmqctl.output.streams import WriterTarget, can_encode, wants_colour
 
 if TYPE_CHECKING:
     from rmqctl.output.richtable import Canvas
     from rmqctl.output.streams import Sink
 
 _VALUE_LIMIT = 2000
-_LEAST_ROOM = 30
+_MIN_ROOM = 30
 """Minimum columns of a value, however narrow the terminal."""
 _UNICODE_SAMPLE = "…─│█▁"
 
@@ -145,8 +145,8 @@ class Human(ABC):
             parts = [value]
             if room is not None and display_width(value) > room:
                 parts = folded(value, max(room, 1)) or [""]
-                if room < _LEAST_ROOM or (" " not in value and self._limit is not None
-                                          and display_width(value) < self._limit):
+                if room < _MIN_ROOM or (" " not in value and self._limit is not None
+                                        and display_width(value) < self._limit):
                     # A long name, or a value that does not fit beside it, gets a line of its own.
                     yield key, key, ""
                     for part in folded(f" {value}", self._limit or room, " "):
@@ -400,7 +400,7 @@ def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
 class Pages:
     """Writer of a format for people: a table for rows, a page for a document."""
 
-    def __init__(self, name: str, target: Target) -> None:
+    def __init__(self, name: str, target: WriterTarget) -> None:
         self._name, self._target = name, target
 
     def page(self) -> Human:
@@ -436,6 +436,6 @@ class Pages:
             human(self.page())
 
 
-def writer(name: str, target: Target) -> Pages:
+def writer(name: str, target: WriterTarget) -> Pages:
     """Return the writer of ``table``, ``plain`` or ``markdown``."""
     return Pages(name, target)

@@ -12,7 +12,7 @@ from typing import Any
 
 from rmqctl.output.cells import FLUSH, Encoded, Layout, Row, plain_value
 from rmqctl.output.escape import json_visible
-from rmqctl.output.streams import Sink, Target
+from rmqctl.output.streams import Sink, WriterTarget
 
 _BATCH_CHARS = 1 << 16
 _FLUSH_SECONDS = 0.2
@@ -21,7 +21,7 @@ _COMPACT = json.JSONEncoder(
     ensure_ascii=False, allow_nan=False, separators=(", ", ": "), default=plain_value
 )
 
-_FEW = 256
+_MIN_FAST_ROWS = 256
 """Number of rows below which another encoder is not worth loading."""
 _SCALARS = frozenset({str, int, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple})
@@ -108,7 +108,7 @@ def _lead(name: str) -> str:
 class JsonLines:
     """Writer of one object per line, written at once after a pause or a FLUSH."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: WriterTarget) -> None:
         self._sink, self._terminal = target.sink, target.terminal
 
     def rows(self, rows: Iterable[Row | Encoded], layout: Layout) -> int:
@@ -137,7 +137,7 @@ class Json(JsonLines):
         self._document(_indented(document))
 
 
-def writer(name: str, target: Target) -> JsonLines:
+def writer(name: str, target: WriterTarget) -> JsonLines:
     """Return the writer of ``json`` or ``jsonl``."""
     return (Json if name == "json" else JsonLines)(target)
 
@@ -170,7 +170,7 @@ def _stream(sink: Sink, rows: Iterable[Row | Encoded], comma: str, ending: str,
             count, flushed = count + row.rows, clock()
             continue
         # Collect other rows, and write when a batch is large or old enough.
-        text = (_encode if count < _FEW else _encode_row)(row)
+        text = (_encode if count < _MIN_FAST_ROWS else _encode_row)(row)
         if terminal:
             text = json_visible(text)
         text = f"{comma if count else ''}{lead}{text}{ending}"

@@ -9,7 +9,7 @@ from rmqctl.output.escape import visible
 
 _EIGHTHS_RIGHT = " ▏▎▍▌▋▊▉█"  # a cell filled from the left by 0 to 8 eighths
 _EIGHTHS_UP = " ▁▂▃▄▅▆▇█"  # a cell filled from below
-_LONGEST_LABEL = 40
+_MAX_LABEL = 40
 
 
 def _number(value: float) -> str:
@@ -25,7 +25,7 @@ def bars(items: Iterable[tuple[str, float]], *, width: int = 80, unicode: bool =
     are made of ``#``. A value above zero always shows a mark. Empty items give ``""``.
     """
     pairs = [
-        (cut(visible(label), _LONGEST_LABEL, "…" if unicode else "..."), value)
+        (cut(visible(label), _MAX_LABEL, "…" if unicode else "..."), value)
         for label, value in items
     ]
     if not pairs:

@@ -19,8 +19,8 @@ _SURE_SECONDS = 2.0
 _STALLED_SECONDS = 10.0
 """Seconds without progress after which no time left is shown."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
-_LEAST_BAR = 8
-_MOST_BAR = 40
+_MIN_BAR = 8
+_MAX_BAR = 40
 _SPINNER = "|/-\\"
 
 
@@ -176,8 +176,8 @@ class BarProgress(Progress):
         for name in ("rate", "elapsed", "amount", "percent", "left"):
             if _length(parts) > room:
                 parts.pop(name, None)
-        bar = min(room - _length(parts) - 2, _MOST_BAR)
-        if total and is_known and "percent" in parts and bar >= _LEAST_BAR:
+        bar = min(room - _length(parts) - 2, _MAX_BAR)
+        if total and is_known and "percent" in parts and bar >= _MIN_BAR:
             parts = {"label": parts.pop("label"), "bar": self._bar(bar, self._done / total),
                      **parts}
         text = "  ".join(parts.values())

@@ -33,7 +33,7 @@ from rmqctl.output.cells import (
 from rmqctl.output.escape import visible
 from rmqctl.output.fitting import (
     GAP,
-    LEAST_WIDTH,
+    MIN_WIDTH,
     Fit,
     fitted,
     fold_cell,
@@ -159,7 +159,7 @@ def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str],
              styles: Mapping[int, str]) -> str:
     """Return a row as a list of its values and a blank line; empty values are omitted."""
     wide = max(map(display_width, headers))
-    room = max(canvas.width - wide - GAP, LEAST_WIDTH)
+    room = max(canvas.width - wide - GAP, MIN_WIDTH)
     mark = "…" if canvas.unicode else "..."
     lines = []
     for column, (name, text) in enumerate(zip(headers, cells, strict=True)):

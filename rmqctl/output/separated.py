@@ -17,12 +17,12 @@ from rmqctl.output.cells import (
     simple,
 )
 from rmqctl.output.escape import spreadsheet_safe, visible
-from rmqctl.output.streams import Target
+from rmqctl.output.streams import WriterTarget
 
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
-class _Lines:
+class _LineBuffer:
     """Collector of the records of a csv writer, ending each with a line feed alone.
 
     The writer must be set to CR LF: it quotes a carriage return within a field only then.
@@ -55,7 +55,7 @@ class Separated:
     or pipe the text is exact.
     """
 
-    def __init__(self, name: str, target: Target) -> None:
+    def __init__(self, name: str, target: WriterTarget) -> None:
         self._name, self._target = name, target
 
     def rows(self, rows: Iterable[Row], layout: Layout) -> int:
@@ -70,7 +70,7 @@ class Separated:
         if not names:
             return 0
         # A spreadsheet takes a cell that starts with = for a formula, also in the header.
-        lines = _Lines()
+        lines = _LineBuffer()
         records = csv.writer(lines, delimiter=_SEPARATORS[self._name], lineterminator="\r\n")
         records.writerow([spreadsheet_safe(name) for name in names])
         in_header = set(names)
@@ -99,7 +99,7 @@ class Separated:
         self.rows(rows, Layout(("key", "value"), None, None, None, None))
 
 
-def writer(name: str, target: Target) -> Separated:
+def writer(name: str, target: WriterTarget) -> Separated:
     """Return the writer of ``csv`` or ``tsv``."""
     return Separated(name, target)
 

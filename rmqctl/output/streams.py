@@ -172,7 +172,7 @@ class Raw(io.RawIOBase):
         self._sink.flush()
 
 
-class Target(NamedTuple):
+class WriterTarget(NamedTuple):
     """The target of a writer, and its properties.
 
     ``terminal``: a person watches, and control characters would act. ``warn`` writes to stderr.

@@ -29,9 +29,9 @@ from rmqctl.store.queue.unit_columns import index_entries
 from rmqctl.store.stats import CLOCK_SKEW
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
-SMALLEST, LARGEST = 64 << 20, 1 << 30
+MIN_SIZE, MAX_SIZE = 64 << 20, 1 << 30
 """Default bytes of a partition."""
-MOST = 10_000
+MAX_PIECES = 10_000
 """Default limit of partitions: a driver plans that many in seconds."""
 OPENING = 64 << 10
 """Cost of opening a file, in bytes: thousands of tiny files are work, too."""
@@ -72,7 +72,7 @@ def partitions(items: list[Item], options: Options, cores: int | None) -> list[l
 
 def split_size(total: int, cores: int) -> int:
     """Bytes of a partition for ``total`` bytes on that many cores."""
-    return max(min(max(total // (4 * cores), SMALLEST), LARGEST), total // MOST)
+    return max(min(max(total // (4 * cores), MIN_SIZE), MAX_SIZE), total // MAX_PIECES)
 
 
 def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
@@ -101,7 +101,7 @@ def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
     some: list[Piece] = []
     weight = 0
     for item in items:
-        if some and weight + item.weight + OPENING > SMALLEST:
+        if some and weight + item.weight + OPENING > MIN_SIZE:
             yield some
             some, weight = [], 0
         some.append(item.cut(0, item.weight))

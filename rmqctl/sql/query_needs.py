@@ -28,7 +28,7 @@ COLUMNS: dict[str, Columns] = {
 _SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
           "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}
 _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
-_FAR = 1 << 62
+_MAX_INTEGER = 1 << 62
 _MS = 1000
 MOMENT = "TIMESTAMP WITH TIME ZONE"
 _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
@@ -172,7 +172,7 @@ def _operand(node: Mapping[str, Any]) -> Any:
     kind, value = node["value"]["type"]["id"], node["value"]["value"]
     if kind == "VARCHAR" and isinstance(value, str):
         return value
-    return value if kind in ("INTEGER", "BIGINT") and abs(value) <= _FAR else None
+    return value if kind in ("INTEGER", "BIGINT") and abs(value) <= _MAX_INTEGER else None
 
 
 def _micros(base: duckdb.DuckDBPyConnection, value: str | _Moment) -> int | None:
@@ -181,7 +181,7 @@ def _micros(base: duckdb.DuckDBPyConnection, value: str | _Moment) -> int | None
     with contextlib.suppress(duckdb.Error):  # which the query says too
         [(micros,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "
                                    f"{MOMENT}))", [moment.text]).fetchall()
-        return micros if isinstance(micros, int) and abs(micros) <= _FAR else None
+        return micros if isinstance(micros, int) and abs(micros) <= _MAX_INTEGER else None
     return None
 
 

@@ -185,7 +185,7 @@ class Holes:
 
 
 @dataclass(slots=True)
-class Reading:
+class TableReader:
     """Settings for reading pieces of one table: ``names`` are our columns, ``schema`` is Spark's.
 
     ``passed`` is called with the batches of logs; ``lost`` with ranges between their messages that

@@ -46,7 +46,7 @@ from rmqctl.sql.options import Options
 from rmqctl.sql.planning import plan
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.query_needs import COLUMNS, FINDINGS, MOMENT, OFFSETS, Needs, needs
-from rmqctl.sql.reader import Reading
+from rmqctl.sql.reader import TableReader
 from rmqctl.sql.schema import (
     CONSUMEQUEUE,
     INDEX,
@@ -73,7 +73,7 @@ _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', o
 
 
 @dataclass(slots=True)
-class Answer:
+class QueryResult:
     """``columns``, and the rows with JSON values, once, as they are found."""
 
     columns: list[str]
@@ -147,7 +147,7 @@ class Session:
         self._base.close()
         del self._base
 
-    def ask(self, text: str) -> Answer:
+    def ask(self, text: str) -> QueryResult:
         """Run a query. UsageError with DuckDB's message for an invalid query; errors of a store
         unchanged.
         """
@@ -169,11 +169,11 @@ class Session:
             self._readers.append(reader)
             names = distinct(list(relation.columns))
         except (duckdb.Error, RuntimeError) as error:  # the latter for a signal
-            raise self._said(error) from None
+            raise self._translated(error) from None
         finally:  # a traceback keeps what it refers to, and with a relation all of DuckDB
             del relation
         changes = [_change(kind) for kind in reader.schema.types]
-        return Answer(names, self._rows(reader, names, changes))
+        return QueryResult(names, self._rows(reader, names, changes))
 
     def _rows(self, reader: pa.RecordBatchReader, names: list[str],
               changes: list[Callable[[Any], Any] | None]) -> Iterator[dict[str, Any]]:
@@ -185,9 +185,9 @@ class Session:
                     yield {name: value if change is None or value is None else change(value)
                            for name, change, value in zip(names, changes, values, strict=True)}
         except (duckdb.Error, pa.ArrowException, OSError, RuntimeError) as error:
-            raise self._said(error) from None
+            raise self._translated(error) from None
 
-    def _said(self, error: Exception) -> BaseException:
+    def _translated(self, error: Exception) -> BaseException:
         stopped = self._error or interruption(error)
         if stopped is not None:
             return stopped
@@ -229,7 +229,7 @@ class Session:
         stored = schema if not decoded else pa.schema([
             *(field for field in schema if field.name not in decoded),
             *(COLUMNS[MESSAGES][name] for name in _FOR_DECODING if name not in schema.names)])
-        reading = Reading(table, stored.names, stored, filters, self._passed)
+        reading = TableReader(table, stored.names, stored, filters, self._passed)
         for pieces in plan(options, filters):
             for piece in pieces:
                 if decoded and self._decoding is not None:

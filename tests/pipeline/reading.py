@@ -15,7 +15,7 @@ from rmqctl.scan.walk import Walk
 from rmqctl.sql import schema
 from rmqctl.sql.options import Options
 from rmqctl.sql.pushdown import Filters
-from rmqctl.sql.reader import Reading
+from rmqctl.sql.reader import TableReader
 from rmqctl.store import Store
 from rmqctl.store.queue.unit_columns import batch_queue_batches, index_batches, queue_batches
 from tests.support.arrow_rows import rows_of
@@ -34,8 +34,9 @@ def rows(path: Path | str, table: str = "messages", **options: str) -> list[Row]
 
 def read(parts: list[list[Any]], table: str, filters: Filters) -> pa.Table:
     arrow, names = spark_schema.asked(spark_schema.default(table), table)
-    found = [batch for part in parts for batch in Reading(table, names, arrow, filters).rows(part)]
-    return pa.Table.from_batches(found, arrow)
+    batches = [batch for part in parts
+               for batch in TableReader(table, names, arrow, filters).rows(part)]
+    return pa.Table.from_batches(batches, arrow)
 
 
 def local(path: Path | str, table: str, folders: tuple[str, ...] = ()) -> list[Row]:

@@ -69,8 +69,8 @@ def test_any_cuts_give_the_same_messages_in_order_and_few_files(form, seed, tmp_
     chance = random.Random(seed)
     buffer, enough = chance.choice([4_000, 20_000, 90_000]), chance.choice([500, 4_000, 1 << 20])
     monkeypatch.setattr(export_sink, "FLUSH", buffer)
-    monkeypatch.setattr(export_sink, "ENOUGH", enough)
-    monkeypatch.setattr(export_sink, "MOST_OPEN", chance.choice([1, 3, 64]))
+    monkeypatch.setattr(export_sink, "MIN_FILE_BYTES", enough)
+    monkeypatch.setattr(export_sink, "MAX_OPEN", chance.choice([1, 3, 64]))
     monkeypatch.setattr(gather, "FLUSH", chance.choice([1, 3_000, 1 << 20]))
     monkeypatch.setattr(plan, "BUCKET", chance.choice([10_000, 50_000, 1 << 30]))
     monkeypatch.setattr(tolerant, "CHUNK", 8_000)
@@ -83,7 +83,7 @@ def test_any_cuts_give_the_same_messages_in_order_and_few_files(form, seed, tmp_
     # A file for each partition, and two for each buffer that had enough of one.
     size = sum(len(json.dumps(row, default=str)) for row in wanted)
     assert result.total("files") <= result.partitions + 2 * 8 * size / enough + (
-        export_sink.MOST_OPEN if enough < 1 << 20 else 0)
+        export_sink.MAX_OPEN if enough < 1 << 20 else 0)
     if form == "parquet":
         assert without(table(out), "store", "file", "day") == wanted
     elif form == "json":
@@ -105,7 +105,7 @@ def _offsets(file):
 
 def test_a_partition_with_much_gets_files_of_bounded_size(tmp_path, monkeypatch):
     root, out = many_topics(tmp_path), tmp_path / "out"
-    monkeypatch.setattr(gather, "MOST", 4_000)
+    monkeypatch.setattr(gather, "MAX_FILE_BYTES", 4_000)
     monkeypatch.setattr(gather, "FLUSH", 1)
     monkeypatch.setattr(export_sink, "FLUSH", 2_000)
     monkeypatch.setattr(tolerant, "CHUNK", 2_000)

@@ -13,7 +13,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.ext.spark.source import schema as spark_schema
 from rmqctl.ext.spark.source.limits import ReadAllAvailable
 from rmqctl.ext.spark.source.losses import losses, refuse_losses
-from rmqctl.ext.spark.source.source import Reader
+from rmqctl.ext.spark.source.source import SourceReader
 from rmqctl.ext.spark.source.stream import StreamReader
 from rmqctl.sql import schema
 from rmqctl.sql.options import Options
@@ -115,7 +115,7 @@ def damaged(request, golden_copy: GoldenFolder) -> Path:
 def read(root: Path, count: int, **more: str) -> int:
     """How many messages tasks of the source give, without Spark."""
     given = options(root, numPartitions=str(count), **more)
-    reader = Reader(given, spark_schema.default(given.table))
+    reader = SourceReader(given, spark_schema.default(given.table))
     return sum(rows.num_rows for part in reader.partitions() for rows in reader.read(part))
 
 

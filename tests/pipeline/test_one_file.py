@@ -195,12 +195,12 @@ def test_nothing_that_a_sender_wrote_is_a_formula(rmqctl: Runner, tmp_path: Path
     cells = [row[0] for row in sheet.iter_rows(min_row=2)]
     assert [cell.data_type for cell in cells] == ["s"] * 4
     assert all(cell.hyperlink is None for cell in cells)
-    assert len(cells[3].value) == xlsx.LONGEST
+    assert len(cells[3].value) == xlsx.MAX_CELL
 
 
 def test_more_than_a_sheet_holds(golden: GoldenFolder, rmqctl: Runner, tmp_path: Path,
                                  monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(xlsx, "MOST_ROWS", 599)
+    monkeypatch.setattr(xlsx, "MAX_ROWS", 599)
     done = rmqctl("export", golden(SETS[0]), "--out", tmp_path / "all.xlsx").expect(6)
     assert "at most 599 messages" in done.err
     assert list(tmp_path.iterdir()) == []

@@ -66,7 +66,7 @@ def test_how_many_partitions(golden: GoldenFolder, monkeypatch: pytest.MonkeyPat
     files = len(list((root / "commitlog").iterdir()))
     monkeypatch.setattr(planning, "OPENING", 0)
     assert files * 3 < len(planned(root, splitSize="16KiB")) <= files * 4
-    monkeypatch.setattr(planning, "SMALLEST", 1)
+    monkeypatch.setattr(planning, "MIN_SIZE", 1)
     whole = planned(root, splitSize="0")
     assert [len(part) for part in whole] == [1] * files
     assert {(piece.start, piece.last) for part in whole for piece in part} == {(0, True)}
@@ -74,9 +74,9 @@ def test_how_many_partitions(golden: GoldenFolder, monkeypatch: pytest.MonkeyPat
 
 def test_split_sizes() -> None:
     assert planning.split_size(1 << 30, 2) == 128 << 20
-    assert planning.split_size(1, 64) == planning.SMALLEST
-    assert planning.split_size(1 << 40, 4) == planning.LARGEST
-    assert (1 << 50) / planning.split_size(1 << 50, 4) < planning.MOST + 1
+    assert planning.split_size(1, 64) == planning.MIN_SIZE
+    assert planning.split_size(1 << 40, 4) == planning.MAX_SIZE
+    assert (1 << 50) / planning.split_size(1 << 50, 4) < planning.MAX_PIECES + 1
 
 
 def test_an_empty_store_has_one_empty_partition(tmp_path: Path) -> None:

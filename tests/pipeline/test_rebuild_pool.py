@@ -201,7 +201,7 @@ def test_a_log_of_no_file(golden, tmp_path):
 
 
 def test_small_segments_and_many_of_them(golden, tmp_path, monkeypatch):
-    monkeypatch.setattr(rebuild_tasks, "MOST_HELD", 1)
+    monkeypatch.setattr(rebuild_tasks, "MAX_HELD", 1)
     monkeypatch.setattr("rmqctl.scan.walk.CHUNK", 3000)
     for name in SOME:
         folder = golden(name)
@@ -308,7 +308,7 @@ def test_a_spool_that_was_changed_is_refused(harm, golden, tmp_path):
     class Harming(Unruly):
         def run(self, work, tasks):
             known = list(tasks)
-            if not isinstance(known[0], rebuild_tasks.Group | Index):
+            if not isinstance(known[0], rebuild_tasks.QueueGroup | Index):
                 yield from super().run(work, known)
                 return
             for path in Path(scratch.path("pipeline")).glob("*.spool"):

@@ -249,7 +249,8 @@ def rows(places: list[tuple[int, int]]) -> pa.RecordBatch:
         schema=SCHEMA)
 
 
-def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int) -> list[sorted_runs.Run]:
+def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int
+            ) -> list[sorted_runs.SortedRun]:
     runs = []
     for places in tasks:
         one = sorted_runs.Spooler(str(folder), SCHEMA, run_bytes)

@@ -14,7 +14,7 @@ from rmqctl.broker.view import view_of
 from rmqctl.formats.local import sysflag
 from rmqctl.output.cells import Encoded, Layout
 from rmqctl.output.jsonlines import writer
-from rmqctl.output.streams import Sink, Target
+from rmqctl.output.streams import Sink, WriterTarget
 from rmqctl.scan.json_cells import LONG
 from rmqctl.store.objects import FIELDS
 from rmqctl.store.pages import Page
@@ -43,7 +43,7 @@ HOSTILE = ("\x1b]0;title\x07", "\u202etxet", "\u2028\u2029", "\x7f\x80\x9f", '"\
 
 def shown(rows: Iterable[object], form: str, *, terminal: bool = False) -> bytes:
     stream = io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
-    target = Target(Sink(stream, "utf-8"), stream, {}, terminal, lambda _text: None, None)
+    target = WriterTarget(Sink(stream, "utf-8"), stream, {}, terminal, lambda _text: None, None)
     writer(form, target).rows(rows, PLAIN)  # type: ignore[arg-type]
     stream.flush()
     return stream.buffer.getvalue()  # type: ignore[attr-defined]

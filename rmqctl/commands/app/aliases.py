@@ -142,30 +142,30 @@ def _by_tag(value: str) -> Sequence[str]:
 # Options that many have
 
 
-def _each(names: str, ours: Worded = None) -> dict[str, Worded]:
+def _forms(names: str, ours: Worded = None) -> dict[str, Worded]:
     """Return several spellings of one option, which have no effect unless ``ours`` is given."""
     return dict.fromkeys(names.split(), ours)
 
 
-_NAME_SERVER = _each("-n --namesrvAddr")
-_BROKER = _each("-b --brokerAddr --brokerName --broker")
-_CLUSTER = _each("-c --cluster --clusterName")
+_NAME_SERVER = _forms("-n --namesrvAddr")
+_BROKER = _forms("-b --brokerAddr --brokerName --broker")
+_CLUSTER = _forms("-c --cluster --clusterName")
 _WHERE = {**_BROKER, **_CLUSTER}
-_TOPIC = _each("-t --topic", "--topic")
-_GROUP = _each("-g --group --groupName --consumerGroup", "--group")
-_QUEUE = _each("-i --queueId --qid", "--queue")
-_CHARSET = _each("-c --charsetName")
-_ID = _each("-i --msgId", _ARGUMENT)
-_TAG = _each("-s --subExpression", "--tag")
-_TIMES = {**_each("-b --beginTimestamp", "--since"), **_each("-e --endTimestamp", "--until")}
-_BODY = _each("-d --printBody", _if_false("--body", "none"))
-_RESET = {**_GROUP, **_TOPIC, **_WHERE, **_each("-s --timestamp", "--time"),
-          **_each("-f --force"), **_each("-q --queue", "--queue")}
+_TOPIC = _forms("-t --topic", "--topic")
+_GROUP = _forms("-g --group --groupName --consumerGroup", "--group")
+_QUEUE = _forms("-i --queueId --qid", "--queue")
+_CHARSET = _forms("-c --charsetName")
+_ID = _forms("-i --msgId", _ARGUMENT)
+_TAG = _forms("-s --subExpression", "--tag")
+_TIMES = {**_forms("-b --beginTimestamp", "--since"), **_forms("-e --endTimestamp", "--until")}
+_BODY = _forms("-d --printBody", _if_false("--body", "none"))
+_RESET = {**_GROUP, **_TOPIC, **_WHERE, **_forms("-s --timestamp", "--time"),
+          **_forms("-f --force"), **_forms("-q --queue", "--queue")}
 _NEW_TOPIC = {
-    **_WHERE, **_each("-t --topic", _ARGUMENT), **_each("-p --perm", "--perm"),
-    **_each("-r --readQueueNums", "--read-queues"),
-    **_each("-w --writeQueueNums", "--write-queues"), **_each("-o --order", _order),
-    **_each("-a --attributes", _attributes), **_each("-u --unit -s --hasUnitSub")}
+    **_WHERE, **_forms("-t --topic", _ARGUMENT), **_forms("-p --perm", "--perm"),
+    **_forms("-r --readQueueNums", "--read-queues"),
+    **_forms("-w --writeQueueNums", "--write-queues"), **_forms("-o --order", _order),
+    **_forms("-a --attributes", _attributes), **_forms("-u --unit -s --hasUnitSub")}
 _WHOSE = {"--group": "GROUP"}
 _CREATES = "rmqctl changes a topic only while no broker runs"
 _DELETES = "rmqctl deletes a {} only while no broker runs, and shows a plan first"
@@ -178,124 +178,126 @@ _NO_CONF = "a store does not contain the broker's configuration, broker.conf doe
 _READ = (
     Alias("topics", ("config",), last=("topics",)),
     Alias("ls", ("info",)),
-    Alias("topicList", ("config",), _each("-c --clusterModel", ()), last=("topics",)),
+    Alias("topicList", ("config",), _forms("-c --clusterModel", ()), last=("topics",)),
     Alias("topicStatus", ("offsets",), _CLUSTER),
     Alias("brokerStatus", ("info",), _WHERE),
-    Alias("statsAll", ("stats",), {**_TOPIC, **_each("-a --activeTopic", ())},
+    Alias("statsAll", ("stats",), {**_TOPIC, **_forms("-a --activeTopic", ())},
           first=("--by", "topic")),
     Alias("brokerConsumeStats", ("offsets",), {
-        **_BROKER, **_each("-t --timeoutMillis -l --level -o --order")}),
-    Alias("getBrokerEpoch", ("config",), {**_WHERE, **_each("-i --interval")}, last=("epochs",)),
+        **_BROKER, **_forms("-t --timeoutMillis -l --level -o --order")}),
+    Alias("getBrokerEpoch", ("config",), {**_WHERE, **_forms("-i --interval")}, last=("epochs",)),
     Alias("queryMsgById", ("query", "id"), {
-        **_ID, **_CLUSTER, **_each("-f --bodyFormat -u --unitName")}),
+        **_ID, **_CLUSTER, **_forms("-f --bodyFormat -u --unitName")}),
     Alias("queryMsgByUniqueKey", ("query", "id"), {
-        **_ID, **_CLUSTER, **_each("-a --showAll", ())}, first=("--unique",)),
+        **_ID, **_CLUSTER, **_forms("-a --showAll", ())}, first=("--unique",)),
     Alias("queryMsgByKey", ("query", "key"), {
-        **_CLUSTER, **_TIMES, "--msgKey": "--key", **_each("-m --maxNum", "--limit")},
+        **_CLUSTER, **_TIMES, "--msgKey": "--key", **_forms("-m --maxNum", "--limit")},
           first=("--limit", "64")),
     Alias("queryMsgByOffset", ("query", "offset"), {
-        **_BROKER, "--queueId": "--queue", **_each("-o --offset", _ARGUMENT),
-        **_each("-f --bodyFormat")}),
+        **_BROKER, "--queueId": "--queue", **_forms("-o --offset", _ARGUMENT),
+        **_forms("-f --bodyFormat")}),
     Alias("queryCq", ("read",), {
-        **_BROKER, **_TOPIC, **_each("-q --queue", "--queue"), **_each("-i --index", "--offset"),
-        **_each("-c --count", "--limit"), **_each("-g --consumer")},
+        **_BROKER, **_TOPIC, **_forms("-q --queue", "--queue"), **_forms("-i --index", "--offset"),
+        **_forms("-c --count", "--limit"), **_forms("-g --consumer")},
           first=("--limit", "10", "--fields",
                  "queue_offset,physical_offset,total_size,tags,store_timestamp")),
     Alias("printMsg", ("read",), {
-        **_TIMES, **_CHARSET, **_TAG, **_BODY, **_each("-l --lmqParentTopic")}),
+        **_TIMES, **_CHARSET, **_TAG, **_BODY, **_forms("-l --lmqParentTopic")}),
     Alias("printMsgByQueue", ("read",), {
-        **_TIMES, **_CHARSET, **_TAG, **_QUEUE, **_BODY, **_each("-a --brokerName -p --print"),
-        **_each("-f --calculate", _by_tag)}),
+        **_TIMES, **_CHARSET, **_TAG, **_QUEUE, **_BODY, **_forms("-a --brokerName -p --print"),
+        **_forms("-f --calculate", _by_tag)}),
     Alias("consumeMessage", ("read",), {
-        **_BROKER, **_QUEUE, **_each("-o --offset", "--offset"),
-        **_each("-g --consumerGroup"), **_each("-s --beginTimestamp", "--since"),
-        **_each("-e --endTimestamp", "--until"), **_each("-c --MessageNumber", "--limit")},
+        **_BROKER, **_QUEUE, **_forms("-o --offset", "--offset"),
+        **_forms("-g --consumerGroup"), **_forms("-s --beginTimestamp", "--since"),
+        **_forms("-e --endTimestamp", "--until"), **_forms("-c --MessageNumber", "--limit")},
           first=("--limit", "128")),
     Alias("consumerProgress", ("offsets",), {
         **_CLUSTER, "--groupName": "--group", "--topicName": "--topic",
-        **_each("-s --showClientIP")}),
-    Alias("dumpCompactionLog", ("dump",), _each("-f --file", _ARGUMENT)),
+        **_forms("-s --showClientIP")}),
+    Alias("dumpCompactionLog", ("dump",), _forms("-f --file", _ARGUMENT)),
     Alias("checkRocksdbCqWriteProgress", ("verify",), {
-        **_CLUSTER, **_each("--nameserverAddr -t --topic -cf --checkFrom")},
+        **_CLUSTER, **_forms("--nameserverAddr -t --topic -cf --checkFrom")},
           last=("--only", "consumequeue")),
     Alias("exportMetadata", ("config",), {
-        **_WHERE, **_each("-f --filePath", _redirected),
-        **_each("-t --topic", ("--only", "topics")),
-        **_each("-g --subscriptionGroup", ("--only", "groups")),
-        **_each("-s --specialTopic", ("--special",))},
+        **_WHERE, **_forms("-f --filePath", _redirected),
+        **_forms("-t --topic", ("--only", "topics")),
+        **_forms("-g --subscriptionGroup", ("--only", "groups")),
+        **_forms("-s --specialTopic", ("--special",))},
           first=("--output", "json"), last=("metadata",)),
 )
 
 _ANSWERED = (
     Alias("topicRoute", ("config",), {
-        **_each("-t --topic"), **_each("-l --list", ())}, last=("topics",),
+        **_forms("-t --topic"), **_forms("-l --list", ())}, last=("topics",),
           says="a store contains no routes, only the queues and permissions of its topics"),
     Alias("clusterList", ("info",), {
-        **_CLUSTER, **_each("-i --interval"), **_each("-m --moreStats", ())},
+        **_CLUSTER, **_forms("-i --interval"), **_forms("-m --moreStats", ())},
           says="a store contains nothing about its cluster, only its own broker's files"),
     Alias("getBrokerConfig", ("config", "check"), _WHERE, first=("broker.conf",), says=_NO_CONF),
-    Alias("exportConfigs", ("config", "check"), {**_WHERE, **_each("-f --filePath")},
+    Alias("exportConfigs", ("config", "check"), {**_WHERE, **_forms("-f --filePath")},
           first=("broker.conf",), says=_NO_CONF),
-    Alias("exportMetrics", ("stats",), {**_WHERE, **_each("-f --filePath")},
+    Alias("exportMetrics", ("stats",), {**_WHERE, **_forms("-f --filePath")},
           last=("--output", "json"), says="a store contains messages, but no metrics of a broker"),
-    Alias("getConsumerConfig", ("config",), _each("-g --groupName"), last=("groups",),
+    Alias("getConsumerConfig", ("config",), _forms("-g --groupName"), last=("groups",),
           says="rmqctl shows the configuration of all groups"),
-    Alias("exportMetadataInRocksDB", ("config",), _each(
+    Alias("exportMetadataInRocksDB", ("config",), _forms(
         "-p --path -t --configType -j --jsonEnable"),
           last=("topics", "--output", "json"), says=_EITHER),
     Alias("rocksDBConfigToJson", ("config",), {
-        **_WHERE, **_each("-p --configPath -t --configType -j --jsonEnable -e --exportFile "
-                          "--nameserverAddr")},
+        **_WHERE, **_forms("-p --configPath -t --configType -j --jsonEnable -e --exportFile "
+                           "--nameserverAddr")},
           last=("topics", "--output", "json"), says=_EITHER),
-    Alias("haStatus", ("diff",), {**_WHERE, **_each("-i --interval")}, last=("SLAVE",),
+    Alias("haStatus", ("diff",), {**_WHERE, **_forms("-i --interval")}, last=("SLAVE",),
           says="files do not show how far a slave lags, but two stores can be compared"),
-    Alias("getSyncStateSet", ("diff",), {**_WHERE, **_each("-a --controllerAddress -i --interval")},
+    Alias("getSyncStateSet", ("diff",),
+          {**_WHERE, **_forms("-a --controllerAddress -i --interval")},
           last=("SLAVE",),
           says="files do not show how far a slave lags, but two stores can be compared"),
     Alias("DecodeMessageId", ("query", "id"), _ID, needs={_ARGUMENT: "ID"},
           says="rmqctl finds a message by its id"),
     Alias("queryMsgTraceById", ("read",), {
-        **_each("-i --msgId", "--key"), **_each("-t --traceTopic", "--topic"), **_TIMES,
-        **_CLUSTER, **_each("-m --maxNum", "--limit")},
+        **_forms("-i --msgId", "--key"), **_forms("-t --traceTopic", "--topic"), **_TIMES,
+        **_CLUSTER, **_forms("-m --maxNum", "--limit")},
           needs={"--topic": "RMQ_SYS_TRACE_TOPIC", "--key": "ID"},
           says="traces are messages in the store that contains the trace topic"),
     Alias("sendMessage", ("write",), {
-        **_BROKER, **_TOPIC, **_QUEUE, **_each("-p --body", "--body"), **_each("-k --key", "--key"),
-        **_each("-c --tags", "--tag"), **_each("-m --msgTraceEnable")},
+        **_BROKER, **_TOPIC, **_QUEUE, **_forms("-p --body", "--body"),
+        **_forms("-k --key", "--key"), **_forms("-c --tags", "--tag"),
+        **_forms("-m --msgTraceEnable")},
           needs={"--topic": "TOPIC", "--body": "BODY"},
           says="rmqctl writes a message only while no broker runs"),
     Alias("updateTopic", ("topic", "create"), _NEW_TOPIC, needs={_ARGUMENT: "TOPIC"},
           says=_CREATES),
-    Alias("updateTopicList", ("topic", "create"), {**_WHERE, **_each("-f --filename")},
+    Alias("updateTopicList", ("topic", "create"), {**_WHERE, **_forms("-f --filename")},
           needs={_ARGUMENT: "TOPIC"}, says="rmqctl creates or changes one topic at a time"),
     Alias("updateTopicPerm", ("topic", "create"), _NEW_TOPIC,
           needs={_ARGUMENT: "TOPIC", "--perm": "PERM"}, says=_CREATES),
-    Alias("deleteTopic", ("delete", "topic"), {**_each("-t --topic", _ARGUMENT), **_CLUSTER},
+    Alias("deleteTopic", ("delete", "topic"), {**_forms("-t --topic", _ARGUMENT), **_CLUSTER},
           needs={_ARGUMENT: "TOPIC"}, says=_DELETES.format("topic")),
-    *(Alias(name, ("config",), {**_WHERE, **_each(
+    *(Alias(name, ("config",), {**_WHERE, **_forms(
         "-t --topic -qn --totalQueueNum -mf --mapFile -fr --forceReplace")}, last=("mappings",),
             says="rmqctl shows the queues of static topics, but does not change them")
       for name in ("updateStaticTopic", "remappingStaticTopic")),
     Alias("resetOffsetByTime", ("offsets", "reset"), {
-        **_RESET, **_each("-o --offset")}, needs={**_WHOSE, "--time": "TIME"}, says=_RESETS),
+        **_RESET, **_forms("-o --offset")}, needs={**_WHOSE, "--time": "TIME"}, says=_RESETS),
     Alias("resetOffsetByTimeOld", ("offsets", "reset"), _RESET,
           needs={**_WHOSE, "--time": "TIME"}, says=_RESETS),
     Alias("skipAccumulatedMessage", ("offsets", "reset"), _RESET, needs=_WHOSE,
           last=("--to", "latest"), says=_RESETS),
     Alias("cloneGroupOffset", ("offsets", "copy"), {
-        **_each("-s --srcGroup", "--from-group"), **_each("-d --destGroup", "--to-group"), **_TOPIC,
-        **_each("-o --offline")}, needs={"--from-group": "GROUP", "--to-group": "GROUP"},
+        **_forms("-s --srcGroup", "--from-group"), **_forms("-d --destGroup", "--to-group"),
+        **_TOPIC, **_forms("-o --offline")}, needs={"--from-group": "GROUP", "--to-group": "GROUP"},
           says="rmqctl copies offsets only while no broker runs, and shows a plan first"),
-    Alias("updateSubGroup", ("serve",), {**_WHERE, **_each(
+    Alias("updateSubGroup", ("serve",), {**_WHERE, **_forms(
         "-g --groupName -s --consumeEnable -m --consumeFromMinEnable -d --consumeBroadcastEnable "
         "-o --consumeMessageOrderly -q --retryQueueNums -r --retryMaxTimes -p --groupRetryPolicy "
         "-i --brokerId -w --whichBrokerWhenConsumeSlowly -a --notifyConsumerIdsChanged "
         "--attributes")}, last=("--writable",),
           says=f"mqadmin itself changes groups {_SERVED}"),
     Alias("deleteSubGroup", ("delete", "group"), {
-        **_WHERE, **_each("-g --groupName", _ARGUMENT), **_each("-r --removeOffset")},
+        **_WHERE, **_forms("-g --groupName", _ARGUMENT), **_forms("-r --removeOffset")},
           needs={_ARGUMENT: "GROUP"}, says=_DELETES.format("group")),
-    Alias("setConsumeMode", ("serve",), {**_WHERE, **_each(
+    Alias("setConsumeMode", ("serve",), {**_WHERE, **_forms(
         "-t --topicName -g --groupName -m --mode -q --popShareQueueNum")}, last=("--writable",),
           says=f"mqadmin itself sets the mode of a group {_SERVED}"),
     Alias("deleteExpiredCommitLog", ("expire",), _WHERE, last=("--older-than", "72h"),

@@ -17,9 +17,9 @@ import typer
 from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import FormatError
 
-_LARGEST = 4 << 20
+_MAX_FILE_BYTES = 4 << 20
 """Maximum bytes of a file that is read for completion."""
-_MOST = 500
+_MAX_NAMES = 500
 _QUEUES = ("consumequeue", "batchconsumequeue")
 
 
@@ -35,7 +35,7 @@ def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
             names = sorted(set(offers(root))) if root else []
         except Exception:  # noqa: BLE001  # a shell shows whatever is said amid the line
             return []
-        return [name for name in names if name.startswith(incomplete)][:_MOST]
+        return [name for name in names if name.startswith(incomplete)][:_MAX_NAMES]
 
     complete.__annotations__ = {"ctx": typer.Context, "incomplete": str, "return": list[str]}
     del complete.__wrapped__  # typer asks for the signature
@@ -57,7 +57,7 @@ def _config(root: str, name: str) -> dict[str, Any]:
 
     path = os.path.join(root, "config", name)
     with suppress(OSError, FormatError):
-        if os.path.isfile(path) and os.path.getsize(path) <= _LARGEST:
+        if os.path.isfile(path) and os.path.getsize(path) <= _MAX_FILE_BYTES:
             with open(path, "rb") as file:
                 value = parse(file.read()).value
             if isinstance(value, dict):

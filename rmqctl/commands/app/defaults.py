@@ -36,7 +36,7 @@ follows, too.
 """
 _REFUSED = "can only be given on the command line"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-_LARGEST = 1 << 20
+_MAX_FILE_BYTES = 1 << 20
 
 
 class Default(NamedTuple):
@@ -97,7 +97,7 @@ class _File:
         self._commands = {spec.name for spec in registry}
         try:
             with open(path, "rb") as file:
-                self._text = file.read(_LARGEST).decode()
+                self._text = file.read(_MAX_FILE_BYTES).decode()
             self._tables: dict[str, Any] = tomllib.loads(self._text)
         except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{path}: {error}") from None

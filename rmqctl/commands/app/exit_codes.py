@@ -28,7 +28,7 @@ from rmqctl.errors import (
 from rmqctl.output.core import say
 
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
-_LONGEST_MESSAGE = 500
+_MAX_MESSAGE = 500
 own_process = False
 """True if the process runs the program alone, and ends with it."""
 
@@ -193,8 +193,8 @@ def _pointer(command_path: str | None) -> list[str]:
 def _defect(exc: BaseException) -> list[str]:
     """Return two lines: the facts for a bug report, and the request for one."""
     message = " ".join(str(exc).split())
-    if len(message) > _LONGEST_MESSAGE:
-        message = message[:_LONGEST_MESSAGE] + "..."
+    if len(message) > _MAX_MESSAGE:
+        message = message[:_MAX_MESSAGE] + "..."
     failure = type(exc).__name__ + (f": {message}" if message else "")
     place = _innermost(exc)
     where = f", at {place}" if place else ""

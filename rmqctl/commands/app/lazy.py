@@ -162,7 +162,7 @@ class Placeholder(typer.core.TyperCommand):
         self.spec = spec
 
 
-class Group(HelpMixin, typer.core.TyperGroup):
+class CommandGroup(HelpMixin, typer.core.TyperGroup):
     """A group whose commands are imported when they are used.
 
     ``default`` is the command that the group's own name runs when the first word is not a
@@ -239,7 +239,7 @@ class Group(HelpMixin, typer.core.TyperGroup):
 
 def _may_mutate(command: Any) -> bool:
     """Return whether the command of this word alone may change a store."""
-    if isinstance(command, Group):
+    if isinstance(command, CommandGroup):
         default = command.default
         return (default is not None and default.effect == "mutates") or all(
             map(_may_mutate, command.commands.values()))
@@ -281,12 +281,12 @@ def load(spec: CommandSpec) -> Command:
     return command
 
 
-def fill(root: Group, registry: Iterable[CommandSpec], groups: Iterable[GroupSpec]) -> None:
+def fill(root: CommandGroup, registry: Iterable[CommandSpec], groups: Iterable[GroupSpec]) -> None:
     """Put placeholders for ``registry`` into ``root``, in groups where a name has more words."""
-    group_by_name: dict[tuple[str, ...], Group] = {(): root}
+    group_by_name: dict[tuple[str, ...], CommandGroup] = {(): root}
     described = {group.name: group for group in groups}
 
-    def group_of(name: tuple[str, ...]) -> Group:
+    def group_of(name: tuple[str, ...]) -> CommandGroup:
         if name not in group_by_name:
             group_by_name[name] = _group(described[name])
             group_of(name[:-1]).add_command(group_by_name[name])
@@ -305,8 +305,8 @@ def _promise(spec: CommandSpec) -> str:
     return EFFECTS[spec.effect]
 
 
-def _group(spec: GroupSpec) -> Group:
-    return Group(
+def _group(spec: GroupSpec) -> CommandGroup:
+    return CommandGroup(
         name=spec.name[-1],
         hidden=spec.name == ("tiered", "query"),
         help=spec.help,

@@ -50,7 +50,7 @@ def pick(names: str | None = None, **defaults: Any) -> Pick:
     return Pick(None if names is None else tuple(names.split()), defaults)
 
 
-class _Group(NamedTuple):
+class _PickedGroup(NamedTuple):
     kind: type[OptionGroup]
     pick: Pick
 
@@ -62,7 +62,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
     """
     arguments: list[inspect.Parameter] = []
     others: list[inspect.Parameter] = []
-    groups: dict[str, tuple[_Group, dict[str, str]]] = {}
+    groups: dict[str, tuple[_PickedGroup, dict[str, str]]] = {}
     # Replace each group by its options, and remember which option is which field.
     for parameter in inspect.signature(command, eval_str=True).parameters.values():
         group = _group_of(parameter.annotation)
@@ -100,7 +100,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def _group_of(annotation: Any) -> _Group | None:
+def _group_of(annotation: Any) -> _PickedGroup | None:
     """Return the group that an annotation names: as its type, or in ``Annotated[Made, Group]``."""
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (
         annotation,)
@@ -108,10 +108,10 @@ def _group_of(annotation: Any) -> _Group | None:
                  if isinstance(part, type) and issubclass(part, OptionGroup)), None)
     if kind is None:
         return None
-    return _Group(kind, next((part for part in parts if isinstance(part, Pick)), pick()))
+    return _PickedGroup(kind, next((part for part in parts if isinstance(part, Pick)), pick()))
 
 
-def _flat(prefix: str, group: _Group) -> Iterator[tuple[str, inspect.Parameter, bool]]:
+def _flat(prefix: str, group: _PickedGroup) -> Iterator[tuple[str, inspect.Parameter, bool]]:
     """Yield (field, its parameter, whether it is an argument) for each that the command has."""
     hints = typing.get_type_hints(group.kind, include_extras=True)
     fields = {field.name: field

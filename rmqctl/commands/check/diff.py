@@ -14,7 +14,7 @@ from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.options import LayoutOptions, ListedOut, Zone, complete_folders
 from rmqctl.commands.shared.store_warnings import warn_if_held, warn_of_log
-from rmqctl.commands.shared.summed import FEW
+from rmqctl.commands.shared.summed import MAX_LISTED
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output.units import count_text, counted, size_text
 from rmqctl.parse_values import show_times_in
@@ -164,7 +164,7 @@ def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
 
     styles = {"kind": lambda value: _STYLES.get(value, "bad")}
     all_runs = list(runs(listed))
-    if page.every or len(all_runs) <= FEW:
+    if page.every or len(all_runs) <= MAX_LISTED:
         page.table(map(_brief, all_runs), _BRIEF, styles=styles)
         return
     groups: dict[tuple[str, str], list[Difference]] = {}

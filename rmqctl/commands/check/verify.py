@@ -187,7 +187,7 @@ class _Check:
         out, options = self.out, replace(self.options)
         name = store.root if self.named else None
         with store.open() as opened:
-            baseline = self.cron.known(opened.root, store.root if self.named else None)
+            baseline = self.cron.accepted(opened.root, store.root if self.named else None)
             in_baseline = None if baseline is None else baseline.knows
             # Where the last run ended.
             before: VerifiedEnd | None = None

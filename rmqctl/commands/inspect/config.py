@@ -47,7 +47,7 @@ _SECTION_BRIEF: dict[str, tuple[str, ...]] = {
 _TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_time",
           "time_stamp", "create_timestamp", "begin_timestamp", "end_timestamp",
           "last_read_time_ms", "timestamp")
-_MOST_NOTES = 20
+_MAX_NOTES = 20
 _IN_ROCKSDB = ("topics", "groups", "offsets", "metadata")
 """The sections that a broker with its configuration in RocksDB keeps there."""
 
@@ -104,10 +104,10 @@ def command(
         out.rows(_listing(files), _COLUMNS, brief=brief,
                  empty="no configuration files", render=_listing_render(tz),
                  styles={"state": _state_style})
-        for trouble in others[:_MOST_NOTES]:
+        for trouble in others[:_MAX_NOTES]:
             out.note(f"{trouble.path}: {trouble.reason}")
-        if len(others) > _MOST_NOTES:
-            out.note(f"and {len(others) - _MOST_NOTES} more files that are not read")
+        if len(others) > _MAX_NOTES:
+            out.note(f"and {len(others) - _MAX_NOTES} more files that are not read")
     elif section != "metadata":
         _show(out, section, files, tz)
     # Everything readable was shown, so damage only changes the exit code.

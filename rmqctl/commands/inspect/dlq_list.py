@@ -56,7 +56,7 @@ def command(
         groups = groups_with(opened) if group is None else [group]
         count = out.rows(_rows(view_of(opened, view), groups, wanted, faults), COLUMNS,
                          brief=_BRIEF, empty="no dead letters", render=message_render(tz))
-    faults.found |= not count and group is not None
+    faults.has_findings |= not count and group is not None
     faults.end()
 
 

@@ -20,9 +20,9 @@ from rmqctl.phrases import Joined, Phrase
 if TYPE_CHECKING:
     from rmqctl.output import Human
 
-_MOST_TOPICS = 20
-_MOST_QUEUES = 8
-_MOST_TROUBLES = 10
+_MAX_TOPICS = 20
+_MAX_QUEUES = 8
+_MAX_TROUBLES = 10
 
 
 def command(
@@ -217,7 +217,7 @@ class _Screen:
         if not topics:
             return
         self._page.blank()
-        shown = topics if self._full else topics[:_MOST_TOPICS]
+        shown = topics if self._full else topics[:_MAX_TOPICS]
         rows = (
             {"topic": topic["topic"], "messages": topic["messages"], "queues": len(topic["queues"]),
              "offsets by queue": self._queues(topic["queues"])}
@@ -233,7 +233,7 @@ class _Screen:
             )
 
     def _queues(self, queues: list[dict[str, Any]]) -> str:
-        shown = queues if self._full else queues[:_MOST_QUEUES]
+        shown = queues if self._full else queues[:_MAX_QUEUES]
         parts = [
             f"{queue['queue_id']}: unreadable" if queue["max_offset"] is None
             else f"{queue['queue_id']}: {queue['min_offset']}{self._dash}{queue['max_offset']}"
@@ -248,7 +248,7 @@ class _Screen:
         if not troubles:
             return
         self._page.heading("troubles")
-        shown = troubles if self._full else troubles[:_MOST_TROUBLES]
+        shown = troubles if self._full else troubles[:_MAX_TROUBLES]
         for trouble in shown:
             self._page.text(f"{trouble['path']}: {trouble['reason']}", "warn")
         if len(troubles) > len(shown):

@@ -64,5 +64,5 @@ def command(
     if result.acknowledged or result.unmatched:
         out.note(f"acknowledgements found: {result.acknowledged} of deliveries, {result.unmatched} "
                  "without a delivery (acknowledged earlier, or unknown)")
-    faults.found |= any(message.state in (LOST, UNDECIDED, *ORPHANED) for message in shown)
+    faults.has_findings |= any(message.state in (LOST, UNDECIDED, *ORPHANED) for message in shown)
     faults.end()

@@ -113,7 +113,7 @@ def command(
                 out.note(note)
             if not shown:
                 out.note(missing_queue(opened, topic, queue) or "no messages")
-                faults.found |= is_unknown(opened, topic)
+                faults.has_findings |= is_unknown(opened, topic)
     faults.end()
 
 
@@ -132,5 +132,5 @@ def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
     unread_messages = unread(view, groups, group, faults.report, wanted.topic, wanted.queue_id)
     for note in unread_messages.notes:
         out.note(note)
-    faults.found |= not unread_messages.starts
+    faults.has_findings |= not unread_messages.starts
     return replace(wanted, topic=None, queue_id=None, starts=unread_messages.starts)

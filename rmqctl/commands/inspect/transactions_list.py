@@ -53,7 +53,7 @@ def command(
     rows = (some.as_dict(now) for some in shown[:count])
     out.rows(rows if out.is_data else ({**row, "note": _note(row, tz)} for row in rows), COLUMNS,
              brief=_BRIEF, empty="no pending transactions")
-    faults.found |= any(some.state != WAITING for some in shown)
+    faults.has_findings |= any(some.state != WAITING for some in shown)
     faults.end()
 
 

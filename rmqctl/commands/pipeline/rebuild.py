@@ -82,11 +82,11 @@ def command(
     roots = named_stores(stores)
     total = total_size(roots, lambda root: log_bytes(root, wishes))
     with spark.pool(out, total, count) as pool:
-        run = _Run(out, pool, wishes, spark.partitions, scratch, apply)
+        run = _Rebuild(out, pool, wishes, spark.partitions, scratch, apply)
         if len(roots) == 1:
-            run.one(out, roots[0])
+            run.of_store(out, roots[0])
             return
-        failed = run.several(roots)
+        failed = run.of_stores(roots)
     if failed is not None:
         raise typer.Exit(int(failed.exit_code))
 
@@ -106,7 +106,7 @@ def _refuse(only: str | None, topic: str | None, queue: int | None, *, apply: bo
         refuse_in_store(scratch, f"--scratch {scratch}")
 
 
-class _Run:
+class _Rebuild:
     """Rebuild one store after the other."""
 
     def __init__(self, out: Output, pool: Pool, wishes: RecoverOptions, partitions: int | None,
@@ -114,7 +114,7 @@ class _Run:
         self._out, self._pool, self._wishes = out, pool, wishes
         self._partitions, self._scratch, self._apply = partitions, scratch, apply
 
-    def one(self, out: Output, root: str) -> None:
+    def of_store(self, out: Output, root: str) -> None:
         """Show or apply the plan for a store."""
         from rmqctl.commands.shared import applying
 
@@ -122,14 +122,14 @@ class _Run:
                      self._apply, scratch_above=self._scratch, writes=self._wishes.writes,
                      made_anew=True, folders=self._wishes.commitlog_dirs)
 
-    def several(self, roots: list[str]) -> RmqctlError | None:
+    def of_stores(self, roots: list[str]) -> RmqctlError | None:
         """Rebuild each store; print one document for all. Return the first failure."""
         first: RmqctlError | None = None
         shown: list[dict[str, Any]] = []
         for root in roots:
-            gathered = _OneOfMany(self._out, root, shown)
+            gathered = _CollectedOutput(self._out, root, shown)
             try:
-                self.one(cast("Output", gathered), root)
+                self.of_store(cast("Output", gathered), root)
             except UsageError:
                 raise
             except RmqctlError as error:
@@ -162,7 +162,7 @@ class _Run:
             yield advance
 
 
-class _OneOfMany:
+class _CollectedOutput:
     """An output whose documents are collected for one at the end, or get a heading."""
 
     def __init__(self, out: Output, root: str, shown: list[dict[str, Any]]) -> None:

@@ -59,14 +59,14 @@ def command(
         for physical in answer.dangling if answer.records else ():
             out.note(f"the index also points to physical offset {physical}: "
                      f"{opened.log.explain(physical)}")
-        if answer.records and (faults.found or lookup.is_lagging(opened)):
+        if answer.records and (faults.has_findings or lookup.is_lagging(opened)):
             out.note(f"{_why_incomplete(opened, faults)}, so messages may be missing; "
                      f"`{_in_the_log(query)}` searches all messages")
     faults.end()
 
 
 def _why_incomplete(store: OpenedStore, faults: Faults) -> str:
-    if store.snapshot is not None and not faults.found:
+    if store.snapshot is not None and not faults.has_findings:
         return "the index does not contain the newest messages yet, because a broker is writing"
     return "the index is damaged or lags the log"
 

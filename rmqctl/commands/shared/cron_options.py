@@ -25,7 +25,7 @@ _CRON = "Scheduled runs"
 _IOPRIO_SET = {"x86_64": 251, "aarch64": 30}
 """The system call number of ioprio_set(2), for which libc has no function."""
 _THIS_PROCESS, _IDLE = 1, 3 << 13
-_LONGEST = 1.0
+_MAX_SLEEP_S = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,7 +63,7 @@ class CronOptions(OptionGroup):
         if self.limit_rate == 0:
             raise UsageError("--limit-rate must be greater than 0")
 
-    def known(self, root: str, store: str | None) -> Baseline | None:
+    def accepted(self, root: str, store: str | None) -> Baseline | None:
         """Return the accepted findings; none yet where they are to be written for the first time.
         ``store``: its name in a list of several.
         """
@@ -105,7 +105,7 @@ def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:
         advance(amount)
         done += amount
         while (early := begin + done / rate - time.monotonic()) > 0:
-            time.sleep(min(early, _LONGEST))
+            time.sleep(min(early, _MAX_SLEEP_S))
 
     return advanced
 

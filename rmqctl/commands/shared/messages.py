@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmqctl.store.query.json_objects import JsonObjects
 
 _NAMED = 5
-_MANY = 32
+_MIN_BY_COLUMN = 32
 """Number of messages of a page from which JSON by column is faster."""
 
 
@@ -48,12 +48,12 @@ def rows_of(out: Output, pages: Iterable[Page],
     """
     objects: JsonObjects | None = None
     for page in pages:
-        if objects is None and out.is_json and len(page) >= _MANY and (
+        if objects is None and out.is_json and len(page) >= _MIN_BY_COLUMN and (
                 projection.redaction is None):
             from rmqctl.store.query.json_objects import JsonObjects
 
             objects = JsonObjects(projection)
-        lines = objects.lines(page) if objects is not None and len(page) >= _MANY else None
+        lines = objects.lines(page) if objects is not None and len(page) >= _MIN_BY_COLUMN else None
         if lines is not None:
             yield Encoded(lines, len(page))
         else:
@@ -95,7 +95,7 @@ def not_found(out: Output, faults: Faults, *reasons: str) -> None:
     """Report what a query did not find, and why; the run ends with at least 1."""
     for reason in reasons:
         out.warn(reason)
-    faults.found = True
+    faults.has_findings = True
 
 
 def undecided_text(count: int) -> str:
@@ -109,7 +109,7 @@ class Faults:
 
     def __init__(self, out: Output, show: MessageOptions | None = None) -> None:
         self._out, self._show = out, show
-        self.found = self.unreadable = False
+        self.has_findings = self.unreadable = False
         self._bad_crc: list[int] = []
         self._bad_crc_count = self.undecided = 0
 
@@ -117,7 +117,7 @@ class Faults:
         """Report a problem when it occurs."""
         if problem.is_fault:
             self._out.warn(problem.text)
-            self.found = True
+            self.has_findings = True
             self.undecided += problem.undecided
             self.unreadable |= problem.kind == "unreadable"
         else:
@@ -144,7 +144,7 @@ class Faults:
         self._out.warn(f"{counted} a body CRC mismatch (crc_ok false): physical offset {places}")
         self._bad_crc_count = 0
         self._bad_crc.clear()
-        self.found = True
+        self.has_findings = True
 
     def end(self) -> None:
         """Report bodies that were not decoded (not an error) and records that were not shown; exit
@@ -156,5 +156,5 @@ class Faults:
             self._out.warn(undecided_text(self.undecided))
         if self.unreadable:
             raise typer.Exit(int(ExitCode.IO))
-        if self.found:
+        if self.has_findings:
             raise typer.Exit(int(ExitCode.FINDINGS))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rmqctl.ext.serve.server import Server
     from rmqctl.output.screen import Screen
 
-_LONGEST = 255
+_MAX_NAME = 255
 """Maximum UTF-16 units of a name in an event, each at most six bytes of JSON: a pipe accepts a line
 with two such names at once.
 """
@@ -171,7 +171,7 @@ _COUNTED = {"connections": "connected", "turned_away": "rejected"}
 
 
 def _cut(name: str) -> str:
-    return name.encode("utf-16-le", "surrogatepass")[:2 * _LONGEST].decode("utf-16-le", "replace")
+    return name.encode("utf-16-le", "surrogatepass")[:2 * _MAX_NAME].decode("utf-16-le", "replace")
 
 
 def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],

@@ -56,7 +56,7 @@ _NARROW = ("messages", "share", "bytes", "messages_per_second")
 _BRIEF = ("messages", "share", "bytes", "average_size", "messages_per_second", "bytes_per_second")
 _TIMES = ("first_store_timestamp", "last_store_timestamp")
 _BRIEF_COLUMNS, _WIDE_COLUMNS = 100, 150  # terminal columns from which more columns fit
-_MOST_COLUMNS = 20_000
+_MAX_COLUMNS = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -310,7 +310,7 @@ def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: 
     if not values:
         return False
     first, last = min(values), max(values)
-    if (last - first) // step >= _MOST_COLUMNS:
+    if (last - first) // step >= _MAX_COLUMNS:
         return False
     # Days of a zone with summer time are not all equally long: the nearest place is the right one.
     series = [0.0] * (round((last - first) / step) + 1)

@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     T = TypeVar("T")
 
-FEW = 8
+MAX_LISTED = 8
 """Number of rows up to which each is listed."""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Marks of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
-_ENOUGH = 10
+_MIN_BEGINNING = 10
 _AGAIN = "delivers_again"
 """Keys in the proof of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
 _WORTH = 0.75
@@ -48,7 +48,7 @@ class Beginning(Phrase):
 
 def _beginning(text: str) -> str:
     end = _END.search(text)
-    if end is None or (end.start() < _ENOUGH and text.isascii()) or not end.start():
+    if end is None or (end.start() < _MIN_BEGINNING and text.isascii()) or not end.start():
         return text
     return text[: end.start()]
 
@@ -59,7 +59,7 @@ def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Fi
     for each kind and topic.
     """
     # A short list is shown as it is.
-    if page.every or len(findings) <= FEW:
+    if page.every or len(findings) <= MAX_LISTED:
         page.table(map(row_of, findings), columns, styles=styles)
         return
     from rmqctl.checks.findings import CATEGORIES, INFO
@@ -101,7 +101,7 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
     whether each shown action has a row.
     """
     listed = [action.in_words() for action in actions[:None if page.every else most]]
-    if page.every or len(actions) <= FEW:
+    if page.every or len(actions) <= MAX_LISTED:
         rows: list[dict[str, Any]] = list(listed)
     else:
         rows = [_action(alike) for alike in _grouped(actions, _alike)]

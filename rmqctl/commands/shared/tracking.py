@@ -68,7 +68,7 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
         out.note(note)
     if records:
         out.note(_UNTOLD)
-    faults.found |= not groups.positions_known
+    faults.has_findings |= not groups.positions_known
 
 
 def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: Faults,

@@ -81,7 +81,7 @@ def command(
     if file is not None or to is not None:
         if file is None or to is None or root is not None:
             raise UsageError("--file and --out must be used together, without DIR")
-        _one(out, file, to, tier.index_slots, tier.index_max, dry_run=dry_run)
+        _compact_file(out, file, to, tier.index_slots, tier.index_max, dry_run=dry_run)
         return
     if root is None:
         raise UsageError("pass the tier root DIR, or --file and --out")
@@ -115,8 +115,8 @@ def _row(done: Uploaded) -> dict[str, Any]:
             "kept": done.moved_to}
 
 
-def _one(out: Output, file: str, to: str, slots: int | None, max_items: int | None, *,
-         dry_run: bool) -> None:
+def _compact_file(out: Output, file: str, to: str, slots: int | None, max_items: int | None, *,
+                  dry_run: bool) -> None:
     from rmqctl.ext.tiered.index.compacted_form import compact, opened, write
     from rmqctl.files.named import refuse_link_of_others
 

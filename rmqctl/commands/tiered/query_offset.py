@@ -83,7 +83,7 @@ def command(
             pull = answer
             out.document(_document(pull), lambda page: page.pairs(_document(pull)))
             if not pull.records:
-                faults.found = True
+                faults.has_findings = True
         elif answer is not None and offset is not None:
             records = [record for record in answer.records if record.queue_offset == offset]
             show_records(out, records, projection, show.tz, faults)

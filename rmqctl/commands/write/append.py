@@ -100,7 +100,7 @@ def command(
                     session, converter(settings, as_recorded=as_recorded, replay=replay),
                     stop=manner == "stop", obey_topics=not (as_recorded or replay),
                     batch=batch_size if batch else 0)
-                run = _Run(out, session, appender, reader, signals, rejects)
+                run = _Append(out, session, appender, reader, signals, rejects)
                 run.go()
         finally:
             # Whatever ended it: what was written stays, and the user has to know of it.
@@ -165,7 +165,7 @@ class RejectFile:
             self._file.close()
 
 
-class _Run:
+class _Append:
     """One run over the input: rows or a summary, notes, progress."""
 
     def __init__(self, out: Output, session: AppendSession, appender: LineAppender,

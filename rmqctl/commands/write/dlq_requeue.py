@@ -192,7 +192,7 @@ def _end(out: Output, faults: Faults, tally: Counter[str], places: list[int], ro
         out.note(f"nothing was changed; --apply puts {stored}")
     if tally:
         out.warn(f"{sum(tally.values())} skipped; see status and reason")
-    faults.found |= bool(tally) or not (stored or already)
+    faults.has_findings |= bool(tally) or not (stored or already)
     faults.end()
 
 

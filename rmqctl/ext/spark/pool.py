@@ -23,7 +23,7 @@ from rmqctl.checks.verify.log.ranges import VerifyRange
 from rmqctl.errors import JobError, RmqctlError
 from rmqctl.ext.spark.session import log_of
 from rmqctl.files.remote.reader import secrets, share_secrets
-from rmqctl.sql.planning import OPENING, SMALLEST
+from rmqctl.sql.planning import MIN_SIZE, OPENING
 from rmqctl.store.log.ranges import FileRange
 
 if TYPE_CHECKING:
@@ -198,9 +198,9 @@ def packed(weights: Sequence[int], jobs: int) -> list[range]:
     """Cut tasks, by their weights, into runs that are one task of Spark each.
 
     Four for each job while they weigh little: starting a task of Spark costs as much as reading
-    megabytes. A run ends at `SMALLEST` bytes.
+    megabytes. A run ends at `MIN_SIZE` bytes.
     """
-    enough = min(SMALLEST, max(sum(weights) // (4 * jobs), 1))
+    enough = min(MIN_SIZE, max(sum(weights) // (4 * jobs), 1))
     packs, start, held = [], 0, 0
     for number, one_weight in enumerate(weights):
         held += one_weight

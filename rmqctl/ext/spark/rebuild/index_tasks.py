@@ -22,7 +22,7 @@ from rmqctl.repair.rebuild.index import FOLDER, Expired
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.frames import Array
 
-MOST_PENDING = 1 << 21
+MAX_PENDING = 1 << 21
 _BEFORE = "0" * 17
 """The name of a file that only says where the one before ended; it is taken away at the end."""
 
@@ -73,7 +73,7 @@ def write_index(settings: Settings, log_min: int, index_task: Index, segments: I
     def opened() -> IndexWriter:
         return IndexWriter(scratch.root, shape, pool, lambda: now,
                            counts_empty=settings.profile.generation >= 5,
-                           most_pending=MOST_PENDING)
+                           most_pending=MAX_PENDING)
 
     with _pool(scratch) as pool:
         writer: IndexWriter | None = None

@@ -23,7 +23,7 @@ from rmqctl.engine.dispatch.index import next_name
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.spark.rebuild.groups import Grouping
 from rmqctl.ext.spark.rebuild.index_tasks import Index, index_tasks, shape_of
-from rmqctl.ext.spark.rebuild.tasks import Group, Job, Made, Spooled, make, spool
+from rmqctl.ext.spark.rebuild.tasks import Job, QueueGroup, Spooled, TaskOutput, make, spool
 from rmqctl.files.durable import failed, make_folders, move
 from rmqctl.formats.local import names
 from rmqctl.repair.plan import Plan, Watch
@@ -51,7 +51,7 @@ FOLDER = "pipeline"
 _STEP = 8 << 20
 _SMALLEST, _LARGEST = 16 << 20, 1 << 30
 _TASKS_PER_JOB = 4
-_MOST_GROUPS = 1024
+_MAX_GROUPS = 1024
 _READING = 0.7
 """The part of the work that reading the log counts for."""
 
@@ -80,9 +80,10 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
     into how many tasks the queues are divided. Neither changes a byte of what comes out.
     StoreIOError also where a worker does not see what the driver sees.
     """
-    run = _Run(pool, parts, root, settings, scratch, wanted_parts(only, topic, settings), topic,
-               queue, frozenset(batch_topics), log_end, groups)
-    return run.rebuilt(range_size, _Share(progress, log_size(parts, log_end)))
+    rebuild = _PoolRebuild(pool, parts, root, settings, scratch,
+                           wanted_parts(only, topic, settings), topic, queue,
+                           frozenset(batch_topics), log_end, groups)
+    return rebuild.rebuilt(range_size, _Share(progress, log_size(parts, log_end)))
 
 
 def log_bytes(root: str, options: RecoverOptions) -> int:
@@ -121,7 +122,7 @@ class _Share:
             self._reported += more
 
 
-class _Run:
+class _PoolRebuild:
     """One rebuild on a pool."""
 
     def __init__(self, pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
@@ -135,7 +136,7 @@ class _Run:
         self._log_end = log_end
         self._log_min = parts[0].base if parts else 0
         self._folder = scratch.path(FOLDER)
-        count = max(1, min(groups or self._groups(), _MOST_GROUPS))
+        count = max(1, min(groups or self._groups(), _MAX_GROUPS))
         self._grouping = Grouping(count, topic, queue, settings.lmq)
         self._job = Job(os.path.abspath(root), os.path.abspath(self._folder),
                         replace(settings, message_index=INDEX in wanted), self._grouping,
@@ -217,10 +218,10 @@ class _Run:
             return []
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
-    def _write(self, indexes: list[Index], share: _Share) -> list[Made]:
+    def _write(self, indexes: list[Index], share: _Share) -> list[TaskOutput]:
         """Return the results of the tasks, of the index first."""
-        tasks: list[Group | Index] = [*indexes, *self._group_tasks()]
-        outcomes: list[Made] = []
+        tasks: list[QueueGroup | Index] = [*indexes, *self._group_tasks()]
+        outcomes: list[TaskOutput] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
             for _, outcome in results:
                 _refuse_blind(outcome.troubles)
@@ -229,7 +230,7 @@ class _Run:
                 share.written(len(outcomes), len(tasks))
         return outcomes
 
-    def _group_tasks(self) -> Iterable[Group]:
+    def _group_tasks(self) -> Iterable[QueueGroup]:
         if CONSUMEQUEUE not in self._only:
             return
         seeds: dict[int, list[tuple[StoreFile, int]]] = {}
@@ -239,9 +240,9 @@ class _Run:
             key = os.path.basename(folder), int(queue_id)
             seeds.setdefault(self._grouping.of(key), []).append((file, used))
         for number in range(self._grouping.count):
-            yield Group(number, tuple(seeds.get(number, ())))
+            yield QueueGroup(number, tuple(seeds.get(number, ())))
 
-    def _take(self, outcome: Made) -> None:
+    def _take(self, outcome: TaskOutput) -> None:
         """Move a task's files to their place in the rebuild: complete queues, or index files."""
         for kind in DERIVED:
             top = os.path.join(self._folder, outcome.folder, kind)

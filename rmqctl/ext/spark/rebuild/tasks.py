@@ -40,7 +40,7 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import FileRange
 
-MOST_HELD = 32 << 20
+MAX_HELD = 32 << 20
 """Bytes of derived columns that a task gathers before it spools them."""
 
 
@@ -118,7 +118,7 @@ class _Sink:
         rowed = derived.rowed.nonzero()[0]
         if len(rowed):
             self.logics = int(derived.store_timestamp[rowed[-1]])
-        if self._size >= MOST_HELD:
+        if self._size >= MAX_HELD:
             self.flush()
 
     def flush(self) -> None:
@@ -149,7 +149,7 @@ def _arrays(derived: Derived) -> Iterator[Array]:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class QueueGroup:
     """A group of queues to write. ``batches``: what `rebuild_seed.expired_batches` found of it."""
 
     number: int
@@ -157,7 +157,7 @@ class Group:
 
 
 @dataclass(slots=True)
-class Made:
+class TaskOutput:
     """Output of a task below ``folder`` (a name in the job's folder); counts as in `Rebuilt`."""
 
     folder: str
@@ -170,7 +170,7 @@ class Made:
     repeated: int = 0
 
 
-def make(job: Job, task: Group | Index) -> Made:
+def make(job: Job, task: QueueGroup | Index) -> TaskOutput:
     """Write the queues of a group, or the index, out of the spools in log order. StoreIOError."""
     refuse_unseen(job.manifest)
     name = uuid.uuid4().hex
@@ -179,13 +179,13 @@ def make(job: Job, task: Group | Index) -> Made:
     except OSError as error:
         raise failed(error, os.path.join(job.folder, name), "create the folder") from None
     with noting_refusals() as refused, Scratch(job.folder, name, keep=True) as scratch:
-        outcome = (_make_group(job, task, scratch) if isinstance(task, Group)
+        outcome = (_make_group(job, task, scratch) if isinstance(task, QueueGroup)
                    else _make_index(job, task, scratch))
     outcome.folder, outcome.troubles = name, refused
     return outcome
 
 
-def _make_group(job: Job, group: Group, scratch: Scratch) -> Made:
+def _make_group(job: Job, group: QueueGroup, scratch: Scratch) -> TaskOutput:
     for file, used in group.batches:
         seed.seed_batch(job.root, file, used, scratch)
     recall = OldUnits(job.root) if job.settings.consumequeue_ext else None
@@ -197,13 +197,13 @@ def _make_group(job: Job, group: Group, scratch: Scratch) -> Made:
         held.callback(dispatcher.close)
         for columns in _segments(job, _spools(job), group.number, ROW_COLUMNS):
             dispatcher.apply(rows_of(columns))
-        outcome = Made("", dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable, 0,
-                       dispatcher.next_offsets(), repeated=dispatcher.repeated)
+        outcome = TaskOutput("", dispatcher.gaps, dispatcher.refused, dispatcher.unplaceable, 0,
+                             dispatcher.next_offsets(), repeated=dispatcher.repeated)
     seed.take_over(job.root, scratch, job.settings.consumequeue_file_size, job.log_min)
     return outcome
 
 
-def _make_index(job: Job, index_task: Index, scratch: Scratch) -> Made:
+def _make_index(job: Job, index_task: Index, scratch: Scratch) -> TaskOutput:
     spools = _spools(job)
     first, key_row = begin([keys for _, keys in spools], index_task)
 
@@ -212,9 +212,9 @@ def _make_index(job: Job, index_task: Index, scratch: Scratch) -> Made:
             physical, when, row, key_hash = map(there, columns)
             yield physical, when, row, key_hash
 
-    return Made("", index_timestamp=write_index(job.settings, job.log_min, index_task, read(),
-                                                key_row,
-                                                scratch))
+    return TaskOutput("", index_timestamp=write_index(job.settings, job.log_min, index_task, read(),
+                                                      key_row,
+                                                      scratch))
 
 
 def _spools(job: Job) -> list[tuple[str, int]]:

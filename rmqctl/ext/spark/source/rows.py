@@ -116,7 +116,7 @@ class RecordRows:
     def columns(self, batch: pa.RecordBatch) -> tuple[np.ndarray[Any, np.dtype[np.int64]],
                                                       pa.Array]:
         """Return (recorded physical offsets, -1 where none is given; the records). RefusedError."""
-        records = self._stored(batch) if self._raw else self._made(batch)
+        records = self._stored(batch) if self._raw else self._assembled(batch)
         places, raws = [], []
         for record, raw in records:
             places.append(record.physical_offset)
@@ -144,7 +144,7 @@ class RecordRows:
             self._check(record)
             yield record, raw
 
-    def _made(self, batch: pa.RecordBatch) -> Iterator[tuple[Record, bytes]]:
+    def _assembled(self, batch: pa.RecordBatch) -> Iterator[tuple[Record, bytes]]:
         names = self._names
         columns = []
         for name in names:

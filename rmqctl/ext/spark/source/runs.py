@@ -28,7 +28,7 @@ Place = tuple[int, int]
 """(key, position): rows are put in this order."""
 
 
-class Run(NamedTuple):
+class SortedRun(NamedTuple):
     """A run: the name of its file, its first and last place."""
 
     name: str
@@ -48,7 +48,7 @@ class Spooler:
         self._folder, self._schema, self._run_bytes = folder, schema, run_bytes
         self._held: list[pa.RecordBatch] = []
         self._size = 0
-        self._runs: list[Run] = []
+        self._runs: list[SortedRun] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Raise StoreIOError when the run that becomes full cannot be written."""
@@ -58,7 +58,7 @@ class Spooler:
             if self._size >= self._run_bytes:
                 self._write()
 
-    def finish(self) -> list[Run]:
+    def finish(self) -> list[SortedRun]:
         """Return the runs that hold everything that was added."""
         if self._held:
             self._write()
@@ -83,7 +83,7 @@ def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
         yield from rows.slice(start, count).combine_chunks().to_batches()
 
 
-def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> Run:
+def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch]) -> SortedRun:
     """Write a run of sorted batches, at least one, under a unique name."""
     name = f"{uuid.uuid4().hex}.arrows"
     path = os.path.join(folder, name)
@@ -99,13 +99,13 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "save rows in") from None
     assert first is not None
-    return Run(name, first, last)
+    return SortedRun(name, first, last)
 
 
 class _Cursor:
     """The merge's position in one run."""
 
-    def __init__(self, folder: str, run: Run) -> None:
+    def __init__(self, folder: str, run: SortedRun) -> None:
         self.path = os.path.join(folder, run.name)
         try:
             self._file = pa.OSFile(self.path, "rb")
@@ -159,7 +159,7 @@ class _Cursor:
         self._file.close()
 
 
-def merged(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def merged(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all runs in order of their places, in batches. StoreIOError."""
     runs = sorted(runs, key=lambda run: (run.first, run.name))
     while _most_open(runs) > FAN_IN:
@@ -168,14 +168,14 @@ def merged(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Iterator[pa.R
     yield from _merge(folder, runs)
 
 
-def _joined(folder: str, runs: Sequence[Run], schema: pa.Schema) -> Run:
+def _joined(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> SortedRun:
     joined = write_run(folder, schema, _merge(folder, runs))
     for run in runs:  # of this job, and nobody reads them again
         os.unlink(os.path.join(folder, run.name))
     return joined
 
 
-def _most_open(runs: Sequence[Run]) -> int:
+def _most_open(runs: Sequence[SortedRun]) -> int:
     """Return how many runs, sorted by their start, are over each other at most."""
     ends: list[Place] = []
     most = 0
@@ -187,7 +187,7 @@ def _most_open(runs: Sequence[Run]) -> int:
     return most
 
 
-def _merge(folder: str, runs: Sequence[Run]) -> Iterator[pa.RecordBatch]:
+def _merge(folder: str, runs: Sequence[SortedRun]) -> Iterator[pa.RecordBatch]:
     """Yield merged rows; a run is opened when its first row is due, so later runs cost nothing."""
     waiting = deque(runs)
     opened: list[tuple[Place, int, _Cursor]] = []

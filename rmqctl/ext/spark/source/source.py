@@ -28,7 +28,7 @@ from rmqctl.ext.spark.source.planning import plan
 from rmqctl.ext.spark.versions import COUNTS_WITHOUT_COLUMNS, installed
 from rmqctl.sql import schema
 from rmqctl.sql.options import FOLLOWING, Options
-from rmqctl.sql.reader import Piece, Reading
+from rmqctl.sql.reader import Piece, TableReader
 
 
 class RocketMQ(DataSource):
@@ -46,7 +46,7 @@ class RocketMQ(DataSource):
         return spark_schema.default(options.table, options.body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return Reader(Options.of(self.options), schema)
+        return SourceReader(Options.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from rmqctl.ext.spark.source.stream import StreamReader
@@ -67,7 +67,7 @@ class Partition(InputPartition):
         self.pieces = pieces
 
 
-class Reader(DataSourceReader):
+class SourceReader(DataSourceReader):
     """Plans in the driver, reads on executors."""
 
     def __init__(self, options: Options, asked: StructType) -> None:
@@ -84,5 +84,5 @@ class Reader(DataSourceReader):
         assert isinstance(partition, Partition)
         options = self.options
         lost = refuse_damage if options.fail_on_loss and options.table == schema.MESSAGES else None
-        reading = Reading(options.table, self.names, self.arrow, self.filters, lost=lost)
+        reading = TableReader(options.table, self.names, self.arrow, self.filters, lost=lost)
         return reading.rows(partition.pieces)

@@ -35,7 +35,7 @@ from rmqctl.scan.frames import Span
 from rmqctl.scan.walk import Walk
 from rmqctl.sql import schema
 from rmqctl.sql.options import FOLLOWING, Options, Start, starting
-from rmqctl.sql.reader import Holes, Reading
+from rmqctl.sql.reader import Holes, TableReader
 from rmqctl.store.files import listing
 from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, LogSlice
 from rmqctl.store.store import Store
@@ -49,7 +49,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Part(InputPartition):
+class StreamPartition(InputPartition):
     """The messages of one store between two borders of one file."""
 
     store: str
@@ -94,7 +94,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
         """Return where a query without a checkpoint starts: the option ``startingOffsets``."""
-        logs = self._known(now=True)
+        logs = self._current_logs(now=True)
         if strange := sorted(self._start.named() - logs.keys()):
             raise UsageError(f"startingOffsets contains {', '.join(strange)}, not one of the "
                              f"stores: {', '.join(logs)}")
@@ -119,9 +119,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """
         if start is None:
             start = {store: self._ends.get(store, log.last_file())
-                     for store, log in self._known().items()}
+                     for store, log in self._current_logs().items()}
         reached = dict(start)
-        for store, log in self._known().items():
+        for store, log in self._current_logs().items():
             if store not in reached and (self._target is None or store in self._target):
                 reached[store] = log.first()
         for store in sorted(reached.keys() - self._logs.keys() - self._missed):
@@ -177,7 +177,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Note the current ends of the logs; a record that is being written gets a moment to be
         completed.
         """
-        logs = self._known(now=True)
+        logs = self._current_logs(now=True)
         target = {store: log.advance(log.last_file()) for store, log in logs.items()}
         if any(log.torn for log in logs.values()):
             time.sleep(PATIENCE)
@@ -188,7 +188,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
         """The parts of a batch, cut at borders; they follow from the offsets and the logs."""
         parts: list[InputPartition] = []
-        logs = self._known()
+        logs = self._current_logs()
         for store, stop in sorted(end.items()):
             log = logs.get(store)
             first = start.get(store, log.first() if log is not None else stop)
@@ -197,7 +197,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if log is None:
                 raise StoreIOError(f"{store}: the store no longer exists, but a started batch "
                                    f"needs its physical offsets {first} to {stop}")
-            parts += [Part(store, os.path.relpath(piece.file.path, store), piece)
+            parts += [StreamPartition(store, os.path.relpath(piece.file.path, store), piece)
                       for piece in log.pieces(first, stop, self._step)]
         return parts
 
@@ -206,7 +206,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # -- the stores ---------------------------------------------------------------------------
 
-    def _known(self, *, now: bool = False) -> dict[str, GrowingLog]:
+    def _current_logs(self, *, now: bool = False) -> dict[str, GrowingLog]:
         """Return the stores that are there, searched once a second."""
         clock = time.monotonic()
         if now or self._looked is None or clock - self._looked >= LOOK_AGAIN:
@@ -236,7 +236,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one part."""
-        assert isinstance(partition, Part)
+        assert isinstance(partition, StreamPartition)
         reading = _Following(self._options.table, self._names, self._arrow, self._options.filters)
         return reading.part(partition, self._lose)
 
@@ -244,10 +244,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self.__dict__ | {"_logs": {}, "_looked": None}
 
 
-class _Following(Reading):
+class _Following(TableReader):
     """Reads between two borders, without a search for records."""
 
-    def part(self, part: Part, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
+    def part(self, part: StreamPartition, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a part; ``lose`` hears of a file that has expired."""
         piece = part.piece
         base = piece.file.base

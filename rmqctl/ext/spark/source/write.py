@@ -37,7 +37,7 @@ from rmqctl.ext.spark.source.rows import (
     put_columns,
     put_schema,
 )
-from rmqctl.ext.spark.source.runs import Run, Spooler, merged, spool_schema
+from rmqctl.ext.spark.source.runs import SortedRun, Spooler, merged, spool_schema
 from rmqctl.files.durable import make_folders, publish_folder, remove_folder
 from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import parse_size, parse_watermark
@@ -66,7 +66,7 @@ _log = logging.getLogger(__name__)
 class Spooled(WriterCommitMessage):
     """Rows spooled by one task."""
 
-    runs: tuple[Run, ...]
+    runs: tuple[SortedRun, ...]
     batch_topics: frozenset[str]
 
 
@@ -149,7 +149,7 @@ def refuse_existing(target: str) -> None:
 # -- the store, on the driver ---------------------------------------------------------------------
 
 
-def make_store(target: str, staging: str, runs: Sequence[Run], schema: pa.Schema,
+def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.Schema,
                settings: Settings, *, batch_topics: Iterable[str] = (),
                keep_queue_offsets: bool = False) -> int:
     """Make the store from the rows of all runs and publish it; the number of messages.
