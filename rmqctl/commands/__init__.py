@@ -25,7 +25,7 @@ EFFECTS: dict[Effect, str] = {
 
 
 class CommandSpec(NamedTuple):
-    """One command: ``name`` as typed (``("query", "key")``) and the summary that ``--help``
+    """A command: its ``name`` as typed (``("query", "key")``) and the summary that ``--help``
     shows.
     """
 
@@ -37,7 +37,7 @@ class CommandSpec(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name as typed: ``query key``."""
+        """Return the name as typed: ``query key``."""
         return " ".join(self.name)
 
 

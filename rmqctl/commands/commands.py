@@ -1,4 +1,4 @@
-"""``rmqctl commands``: what there is, for people and for scripts that drive rmqctl."""
+"""``rmqctl commands``: list all commands, for people and for scripts that drive rmqctl."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def command(
 
 
 def _variable(spec: CommandSpec, names: Sequence[str]) -> str | None:
-    """The variable that gives an option its default; None where only the command line does."""
+    """Return the variable that sets the default of an option; None if only the command line can set
+    it.
+    """
     key = next(name[2:] for name in names if name.startswith("--"))
     return None if key in NEVER else variable(spec.name, key)
 

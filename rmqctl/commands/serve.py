@@ -32,7 +32,7 @@ _STARTS = ("stored", "earliest", "latest")
 _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _MIN_LIMIT = 1 << 10
 _MAX_KEPT = 1 << 20
-"""Maximum bytes of a buffer that is kept: larger ones are freed when their clients disconnect."""
+"""Maximum bytes of a buffer that is kept; larger ones are freed when their clients disconnect."""
 _LIMITS = "Client limits"
 
 
@@ -49,8 +49,8 @@ def _limit(name: str, text: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitOptions(OptionGroup):
-    """Limits for clients, per connection and in total. Without an option: the default of
-    `Limits`.
+    """Limits for clients, per connection and in total. Options that are not given have the defaults
+    of `Limits`.
     """
 
     connections: Annotated[int, typer.Option(
@@ -266,7 +266,7 @@ def command(
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
-    """Create topics as sending does. Raises RefusedError for names that brokers reject."""
+    """Create topics as a send creates them. Raises RefusedError for names that brokers reject."""
     try:
         for broker in brokers if names else ():
             for name in names:
@@ -299,7 +299,7 @@ async def _run(server: Any, sockets: list[Any], ready: Callable[[], None],
 
 
 def _require_pipe() -> None:
-    """Raise UsageError where standard input cannot be closed by another program."""
+    """Raise UsageError unless another program can close standard input."""
     mode = 0 if sys.stdin is None else os.fstat(_STDIN).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (mode and os.isatty(_STDIN))):
         raise UsageError("--end-with-stdin requires a pipe as standard input")

@@ -1,8 +1,8 @@
-"""Other names of commands, which no help lists: those of mqadmin with its options, and short ones.
+"""Hidden names of commands: mqadmin's, with its options, and short ones.
 
 An alias is its command with some options spelled differently; it has no code of its own. An alias
-of a reading command runs it. All others are answered with the command to type, completed with the
-given values. mqadmin ignores case.
+of a reading command runs it. Any other alias prints the command to type, completed with the given
+values. Names ignore case, as in mqadmin.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import OtherCommandError, UsageError
 
 _ARGUMENT = ""
-"""In place of an option: its value is an argument."""
+"""Marks an option whose value is an argument."""
 _STORE = "STORE"
 
 Worded = str | tuple[str, ...] | Callable[[str], Sequence[str]] | None
-"""The translation of an option of mqadmin: rmqctl's option, followed by the value; `_ARGUMENT`; a
-function of the value; a tuple, for a flag. None, or () for a flag: it has no effect.
+"""Translation of an option of mqadmin: rmqctl's option, followed by the value; `_ARGUMENT`; a
+function of the value; or a tuple, for a flag. None, or () for a flag: the option has no effect.
 """
 
 
 class Translated(NamedTuple):
-    """The words after an alias, as its command has them; ``ignored``: options without effect."""
+    """The words after an alias, in its command's spelling; ``ignored``: options without effect."""
 
     kept: list[str]
     arguments: list[str]
@@ -34,11 +34,11 @@ class Translated(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """``name`` as mqadmin spells it, and the ``command`` it means.
+    """An alias: ``name`` as mqadmin spells it, and the ``command`` it stands for.
 
-    ``first`` and ``last``: words before and after the typed ones. With ``says`` the command is not
-    run but named: ``says`` is the reason, and ``needs`` has a placeholder for each argument or
-    option that the command requires.
+    ``first`` and ``last``: words before and after the typed ones. With ``says``, the reason, the
+    command is printed, not run; ``needs`` has a placeholder for each argument or option that it
+    requires.
     """
 
     name: str
@@ -50,8 +50,8 @@ class Alias(NamedTuple):
     needs: Mapping[str, str] = {}
 
     def words(self, typed: Sequence[str]) -> tuple[list[str], str | None]:
-        """Return the command's words for those typed after the alias, and a note on options that
-        have no effect. Raises UsageError, which is the answer of an alias that is not run.
+        """Return the command's words for those typed after the alias, and a note on options without
+        effect. Raises OtherCommandError for an alias that is not run, UsageError without a store.
         """
         if self.says is not None:
             raise OtherCommandError(self.says, self.answer(typed))

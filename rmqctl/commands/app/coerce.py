@@ -1,8 +1,8 @@
 """Conversion of command-line words to values without pydantic.
 
-typer converts every value through pydantic, whose import and schema building cost more than a query
-takes. rmqctl's parameters are plain, so a few lines do. The attribute set here is typer's own cache
-of converters: a typer without it goes its own way, and a test shows that.
+typer converts every value through pydantic, whose import and schema building take longer than a
+query. rmqctl's parameters are plain, so a few lines are enough. The attribute set here is typer's
+own cache of converters; a typer without this cache uses pydantic, and a test fails.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class _Coercion:
 
 
 def use_light_coercion(params: Iterable[Any]) -> None:
-    """Give each of ``params`` that is plain enough its converter."""
+    """Set the converter of each parameter in ``params`` that is plain enough."""
     for param in params:
         descriptor = getattr(param, "type_descriptor", None)
         if descriptor is None or getattr(param, _CACHE, "absent") is not None:

@@ -1,6 +1,6 @@
 """Shell completion for topics, groups and names of findings.
 
-It reads folder names and small files of config/ alone. If anything is wrong with a store, it offers
+Reads only folder names and small files of config/. If anything is wrong with a store, it offers
 nothing and prints nothing.
 """
 
@@ -24,7 +24,7 @@ _QUEUES = ("consumequeue", "batchconsumequeue")
 
 
 def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
-    """Complete with names of a store that begin with the word, sorted; with none where anything
+    """Return the names of a store that begin with the word, sorted; an empty list if anything
     fails.
     """
 
@@ -43,7 +43,7 @@ def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
 
 
 def _root(ctx: typer.Context) -> str:
-    """Return STORE as far as it is typed, else that of the environment."""
+    """Return STORE as typed so far, else STORE from the environment."""
     for param in ctx.command.params:
         if getattr(param, "envvar", None) == STORE_VARIABLE:
             value: Any = ctx.params.get(param.name or "")
@@ -72,7 +72,7 @@ def _table(root: str, name: str, table: str) -> dict[str, Any]:
 
 @_quiet
 def complete_topics(root: str) -> Iterator[str]:
-    """Yield topics with queues, and those of topics.json."""
+    """Yield topics that have queues, then the topics of topics.json."""
     for folder in _QUEUES:
         with suppress(OSError), os.scandir(os.path.join(root, folder)) as entries:
             yield from (entry.name for entry in entries

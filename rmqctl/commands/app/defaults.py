@@ -1,9 +1,9 @@
 """Defaults of options: from the environment, then from the user's configuration file.
 
-``RMQCTL_VERIFY_FAIL_ON`` is ``--fail-on`` of ``verify``; what nearly all commands have needs no
-command in its name (``RMQCTL_TZ``). In the file, ``~/.config/rmqctl/config.toml``, a table is a
-command (``[verify]``, ``[query.key]``), and ``[defaults]`` holds for all. typer takes what is found
-here as the defaults of its context: what is typed comes first.
+``RMQCTL_VERIFY_FAIL_ON`` is ``--fail-on`` of ``verify``; variables of options that nearly all
+commands have contain no command (``RMQCTL_TZ``). In the file, ``~/.config/rmqctl/config.toml``, a
+table belongs to a command (``[verify]``, ``[query.key]``), and ``[defaults]`` applies to all. typer
+uses these values as the defaults of its context, so typed options override them.
 """
 
 from __future__ import annotations
@@ -31,8 +31,7 @@ GENERAL = ("output", "quiet", "verbose", "no-progress", "tz", "jobs", "broker-co
 NEVER = frozenset({"apply", "yes", "force", "abandon", "drop-orphans", "restart-queue",
                    "update-baseline", "writable"})
 _ASKS_ITSELF = frozenset({"lang"})
-"""RMQCTL_LANG applies to screens alone, and is not the default of an option that data
-follows, too.
+"""RMQCTL_LANG applies only to screens. It is not the default of an option that also affects data.
 """
 _REFUSED = "can only be given on the command line"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -62,7 +61,7 @@ def key_of(param: Any) -> str | None:
 
 
 def variable(command: Iterable[str], key: str) -> str:
-    """``RMQCTL_QUERY_KEY_LIMIT``."""
+    """Return the name of an option's variable: ``RMQCTL_QUERY_KEY_LIMIT``."""
     return "_".join((PREFIX, *command, key)).replace("-", "_").upper()
 
 
@@ -107,7 +106,7 @@ class _File:
 
     def defaults(self, spec: CommandSpec, by_key: Mapping[str, Any],
                  ctx: Any) -> dict[str, Default]:
-        """Return the defaults of a command; its own table comes before that for all."""
+        """Return the defaults of a command; its own table overrides ``[defaults]``."""
         defaults: dict[str, Default] = {}
         own: Any = self._tables
         for word in spec.name:
@@ -132,8 +131,8 @@ class _File:
         return defaults
 
     def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
-        """Check that each table belongs to a command or a word before it, with no option
-        outside.
+        """Check that each table belongs to a command or to the first words of one, and that no
+        option is outside a table. Raises UsageError.
         """
         for key, value in table.items():
             name = (*words, key)
@@ -151,7 +150,9 @@ class _File:
                                  f"[{FOR_ALL}] or that of a command, such as [verify]")
 
     def _place(self, words: tuple[str, ...], key: str | None) -> str:
-        """Return ``FILE:LINE`` of a key or of its table's header, as far as the lines show it."""
+        """Return ``FILE:LINE`` of a key or of its table's header; only ``FILE`` if no line
+        matches.
+        """
         head: tuple[str, ...] = ()
         for number, line in enumerate(self._text.splitlines(), 1):
             bracket = re.match(r"\s*\[([^\[\]]+)\]", line)
@@ -185,7 +186,9 @@ def _checked(value: Any, param: Any, origin: str) -> Any:
 
 
 def _from_text(text: str, param: Any, origin: str) -> Any:
-    """Return a value of the environment; for repeatable options, words split as in a shell."""
+    """Return the value of a variable; for a repeatable option, its words, split as in a shell.
+    Raises UsageError.
+    """
     described = parameter(param)
     if described.type == "flag":
         if text.lower() not in (*_TRUE, *_FALSE):

@@ -13,11 +13,11 @@ _TYPE_NAMES = {str: "text", int: "integer", float: "number", bool: "flag"}
 
 
 class Parameter(NamedTuple):
-    """One argument or option of a command.
+    """An argument or option of a command.
 
-    ``names`` are the spellings of an option (``["--output", "-o"]``) or the one name of an
-    argument (``["STORE"]``), without `former_names`; ``type`` is flag, count, choice, text,
-    integer, number, or the metavar in small letters (size, time, offset).
+    ``names`` are the spellings of an option (``["--output", "-o"]``) or the name of an argument
+    (``["STORE"]``), without `former_names`; ``type`` is flag, count, choice, text, integer, number,
+    or the metavar in lower case (size, time, offset).
     """
 
     kind: Literal["argument", "option"]
@@ -34,7 +34,9 @@ class Parameter(NamedTuple):
 
     @property
     def value_name(self) -> str | None:
-        """Placeholder of the value in help (``SIZE``, ``a|b``); None for flags and counts."""
+        """Return the placeholder of the value in help (``SIZE``, ``a|b``); None for flags and
+        counts.
+        """
         if self.type in ("flag", "count"):
             return None
         if self.metavar:

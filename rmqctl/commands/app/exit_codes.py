@@ -30,13 +30,11 @@ from rmqctl.output.core import say
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _MAX_MESSAGE = 500
 own_process = False
-"""True if the process runs the program alone, and ends with it."""
+"""True if the process runs only the program and ends with it."""
 
 
 class Terminated(BaseException):
-    """SIGTERM was received. Not an Exception, so that no command takes it for a failure of
-    its own.
-    """
+    """Raised by SIGTERM. Not an Exception, so that no command handles it as a failure."""
 
 
 _SENT_FOR: dict[type[BaseException], signal.Signals] = {
@@ -69,8 +67,8 @@ def terminable() -> Iterator[None]:
 
 
 def _again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Send a signal again that came during a finaliser or a weak reference's callback: Python drops
-    exceptions there.
+    """Send a signal again if it arrived during a finaliser or a weak reference's callback, where
+    Python drops exceptions.
     """
     number = _SENT_FOR.get(unraisable.exc_type)
     if number is None:
@@ -82,10 +80,10 @@ def _again(unraisable: sys.UnraisableHookArgs) -> None:
 
 
 def settle_streams() -> None:
-    """Make stdout and stderr accept any text, and keep closed descriptors from being reused.
+    """Make stdout and stderr accept any text, and prevent the reuse of closed descriptors.
 
-    A descriptor 0, 1 or 2 that is closed at the start would go to the next file opened, and the
-    output of a library would be written to that file.
+    If descriptor 0, 1 or 2 is closed at the start, the next opened file would get its number, and a
+    library's output would be written to that file.
     """
     for descriptor in range(3):
         try:
@@ -101,9 +99,9 @@ def settle_streams() -> None:
 
 
 def silence_stdout(*, discard: bool) -> None:
-    """Flush stdout; redirect it to nowhere when that fails or ``discard`` is set.
+    """Flush stdout; redirect it to /dev/null if that fails or ``discard`` is set.
 
-    Otherwise the interpreter tries again while shutting down and prints an error of its own.
+    Otherwise the interpreter flushes again at shutdown and prints its own error.
     """
     if sys.stdout is None:
         return

@@ -27,11 +27,11 @@ COMMON_PANELS = (
 _COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
 _OWN = {"--apply"}
 ALL_OPTIONS = object()
-"""Object of the context where help shows all options of a command."""
+"""Object of the context if help shows all options of a command."""
 
 
 class HelpMixin:
-    """Help methods for a typer command or group (the other base class)."""
+    """Mixin with the help methods for a typer command or group."""
 
     params: Any
     help: str | None
@@ -40,8 +40,8 @@ class HelpMixin:
     listed: Mapping[str, Any] = MappingProxyType({})
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return the ``--help`` option, which typer creates itself and which is available only
-        here.
+        """Return the ``--help`` option. typer creates it itself, so this is the only place to
+        change it.
         """
         option = super().get_help_option(ctx)  # type: ignore[misc]
         use_light_coercion([option])
@@ -59,8 +59,8 @@ class HelpMixin:
         return pieces
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the docstring: paragraphs are filled, indented ones are examples, a command
-        a line.
+        """Write the docstring. Paragraphs are filled; indented paragraphs are examples with one
+        command per line.
         """
         for paragraph in re.split(r"\n[ \t]*\n", self.help or ""):
             formatter.write_paragraph()
@@ -77,7 +77,7 @@ class HelpMixin:
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, options by panel, and the commands of a group by section.
 
-        Of a command's options only its own, unless all are requested.
+        Of a command's options, only its own are written, unless all are requested.
         """
         shows_all = not hasattr(self, "spec") or ctx.find_root().obj is ALL_OPTIONS
         has_more = False
@@ -131,7 +131,7 @@ class HelpMixin:
 
 
 def is_common(described: Parameter) -> bool:
-    """Return whether `help options` shows an option in place of each command that has it."""
+    """Return whether only `help options` shows an option, not the help of each command."""
     names = set(described.names)
     return described.kind == "option" and not described.required and not names & _OWN and (
         described.panel in COMMON_PANELS or bool(names & _COMMON))

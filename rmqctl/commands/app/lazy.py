@@ -53,7 +53,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
     _defaults: Mapping[str, Default] = MappingProxyType({})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse; if the words after the command omit STORE, put RMQCTL_STORE in front.
+        """Parse the words after the command; if STORE is omitted, put RMQCTL_STORE in front.
 
         typer fills arguments from the left and so takes ``query id MSGID`` for a STORE without
         MSGID. The environment provides the *first* argument, so the line is parsed again with it in
@@ -117,7 +117,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
         return False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run; add the command to a usage error that the command itself raises."""
+        """Run the command; add its name to a usage error that it raises itself."""
         for param in self.params:
             if param.param_type_name == "argument" or _PLACES.intersection(param.opts):
                 ctx.params[param.name] = shown(ctx.params[param.name])
@@ -148,7 +148,7 @@ class Command(HelpMixin, typer.core.TyperCommand):
 
 
 class Placeholder(typer.core.TyperCommand):
-    """A command in listings, until it is needed."""
+    """A command in listings, before its module is imported."""
 
     def __init__(self, spec: CommandSpec) -> None:
         super().__init__(
@@ -179,9 +179,9 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
         return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without any word, show the help. For a group that is a failure, and the help goes to
-        stderr: a script that runs ``rmqctl query`` has lost the rest of its line. The bare program
-        was run by a person who wants an overview.
+        """Without any word, show the help. For a group this is a failure and the help goes to
+        stderr, because a script that runs ``rmqctl query`` has lost the rest of its line.
+        ``rmqctl`` alone was typed by a person who wants an overview.
         """
         if not args and not ctx.resilient_parsing:
             is_program = ctx.parent is None
@@ -247,7 +247,7 @@ def _may_mutate(command: Any) -> bool:
 
 
 def _for_target(command: Command, words: list[str]) -> tuple[Command, list[str]]:
-    """Return the command, or the one for tiers where the words name a tier, and its words."""
+    """Return the command, or its counterpart for tiers if the words name a tier, and its words."""
     spec = OF_TIERS.get(command.spec.name)
     if {"-h", "--help"} & set(words):
         return command, words
@@ -282,7 +282,7 @@ def load(spec: CommandSpec) -> Command:
 
 
 def fill(root: CommandGroup, registry: Iterable[CommandSpec], groups: Iterable[GroupSpec]) -> None:
-    """Put placeholders for ``registry`` into ``root``, in groups where a name has more words."""
+    """Add placeholders for ``registry`` to ``root``; names of several words go into groups."""
     group_by_name: dict[tuple[str, ...], CommandGroup] = {(): root}
     described = {group.name: group for group in groups}
 

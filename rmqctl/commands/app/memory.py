@@ -1,7 +1,7 @@
 """Memory for the libraries: requested in advance, and limited.
 
 OpenBLAS, which comes with numpy, ends the process with exit code 1 when it gets no memory. That
-would read as "findings", so under a limit (``ulimit -v``) the space is tested first.
+code means "findings", so under a limit (``ulimit -v``) the space is tested first.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def expect_room() -> None:
 
 
 def is_lack_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error means that the system has no memory left, in any library's words."""
+    """Return whether an error of any library means that the system is out of memory."""
     while error is not None:
         text = str(error)
         if isinstance(error, MemoryError) or (isinstance(error, ImportError) and (

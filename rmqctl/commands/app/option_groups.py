@@ -1,8 +1,9 @@
-"""Options that are declared once, as dataclasses, and spelled out in the signature typer reads.
+"""Option groups: dataclasses that declare options once and expand them into the signature that
+typer reads.
 
-A command takes a group by one parameter, ``store: StoreOptions``, and gets an instance of it; typer
-sees the options one by one, in the place where the parameter stands. ``Annotated[StoreOptions,
-pick("commitlog_dirs")]`` takes only some of them, in the order named, or with other defaults.
+A command declares a group with one parameter, ``store: StoreOptions``, and gets an instance of it;
+typer sees the options one by one, in place of the parameter. ``Annotated[StoreOptions,
+pick("commitlog_dirs")]`` selects some of them, in the given order, or changes defaults.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ class OptionGroup:
 
 
 class Pick(NamedTuple):
-    """The options of a group a command has (None: all), and the defaults that differ there."""
+    """The options of a group that a command has (None: all), and their different defaults."""
 
     names: tuple[str, ...] | None
     defaults: Mapping[str, Any]
 
 
 def pick(names: str | None = None, **defaults: Any) -> Pick:
-    """For an annotation: the options ``names`` (words), in this order; the group's arguments come
-    anyway. An option that is not taken has its default from ``defaults``, too.
+    """Return the annotation that selects the options ``names`` (words), in this order; the group's
+    arguments are always included. ``defaults`` also sets options that are not selected.
     """
     return Pick(None if names is None else tuple(names.split()), defaults)
 
@@ -101,7 +102,9 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _group_of(annotation: Any) -> _PickedGroup | None:
-    """Return the group that an annotation names: as its type, or in ``Annotated[Made, Group]``."""
+    """Return the group that an annotation names as its type or in ``Annotated[Value, Group]``; else
+    None.
+    """
     parts = typing.get_args(annotation) if typing.get_origin(annotation) is Annotated else (
         annotation,)
     kind = next((part for part in parts
@@ -112,7 +115,9 @@ def _group_of(annotation: Any) -> _PickedGroup | None:
 
 
 def _flat(prefix: str, group: _PickedGroup) -> Iterator[tuple[str, inspect.Parameter, bool]]:
-    """Yield (field, its parameter, whether it is an argument) for each that the command has."""
+    """Yield (field, its parameter, whether it is an argument) for each field that the command
+    has.
+    """
     hints = typing.get_type_hints(group.kind, include_extras=True)
     fields = {field.name: field
               for field in dataclasses.fields(group.kind)}  # type: ignore[arg-type]

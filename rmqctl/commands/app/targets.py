@@ -1,7 +1,7 @@
-"""Targets of commands: a tier has commands of its own, which replace those of stores.
+"""Targets of commands: for a tier, a store command runs its counterpart for tiers.
 
-``read DIR`` of a tier is ``tiered read DIR``, for every command in `OF_TIERS`. Those stay, and are
-not listed.
+``read DIR`` of a tier is ``tiered read DIR``, and so for every command in `OF_TIERS`. The tier
+commands still work and are not listed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 
 
 def is_tier(target: str) -> bool:
-    """Return whether a path is a tier, not a store: a URL, or a folder with a cluster's folder."""
+    """Return whether a path is a tier, not a store: a tier's URL, or a folder that contains a
+    cluster's folder.
+    """
     if "://" in target and vfs.archive_of(target) is None:
         return _is_tier_at(target)
     with suppress(OSError, ValueError):  # a name that no system takes
@@ -48,7 +50,7 @@ def is_tier(target: str) -> bool:
 
 
 def _is_tier_at(url: str) -> bool:
-    """Return whether a URL is a tier's, also where that cannot be known."""
+    """Return whether a URL is a tier's; True if unknown."""
     from rmqctl.files.remote.reader import RemoteReader
     from rmqctl.formats.tiered.names import parse_cluster
 
@@ -84,8 +86,8 @@ def shown(value: Any) -> Any:
 
 
 def target_of(words: Sequence[str], params: Sequence[Any]) -> str | None:
-    """Return the first argument of a command line, else its value in the environment. ``params``:
-    of all commands whose options may be among the words.
+    """Return the first argument of a command line, else its value in the environment. ``params``
+    are those of all commands whose options may be among the words.
     """
     with_value = {word for param in params if param.param_type_name == "option"
                   and not param.is_flag and not param.count for word in param.opts}

@@ -13,7 +13,7 @@ _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file
                          "--index-slots", "--index-max", "--broker-conf", "--broker-version"})
 """Options for the layout of a store and the release to follow: other commands need them as well."""
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
-"""Those options for a tier: the sizes are those of its index."""
+"""The same options for a tier; sizes are those of its index."""
 _LANGUAGE = "--lang"
 _TIERED = "tiered"
 
@@ -32,20 +32,22 @@ def again(*more: str, without: Iterable[str] = ()) -> str:
 
 def other(*command: str, second: bool = False) -> str:
     """Return another ``command`` (its words, with the store or tier) for a shell, with the given
-    layout options that it also has. ``second``: it is about the second of two stores, which may
-    have folders of its own.
+    layout options that it also has. ``second``: the command is about the second of two stores,
+    which may have its own folders.
     """
     return shlex.join([_PROGRAM, *command, *_about_the_store(command, second)])
 
 
 def completed(command: str | None) -> str | None:
-    """Return a ``command`` of a library function for a shell, with the options of `other`."""
+    """Return a ``command`` that a library function recommends, for a shell, with the options of
+    `other`.
+    """
     return None if command is None else _completed(command, words.get())
 
 
 @lru_cache
 def _completed(command: str, _words: tuple[str, ...]) -> str:
-    """A cache, because most findings have the same command."""
+    """Cache `completed`: most findings have the same command."""
     program, *rest = shlex.split(command)
     kept = _about_the_store(rest, second=False) if program == _PROGRAM else []
     return f"{command} {shlex.join(kept)}" if kept else command
@@ -72,9 +74,7 @@ def _about_the_store(command: Sequence[str], second: bool) -> list[str]:
 
 @cache
 def _options(command: tuple[str, ...]) -> frozenset[str]:
-    """Return the options of the command that begins with these words (at least those of its
-    name).
-    """
+    """Return the options of the command that begins with these words, which include its name."""
     from rmqctl.commands import REGISTRY
     from rmqctl.commands.app.lazy import load
 

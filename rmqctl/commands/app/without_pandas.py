@@ -1,4 +1,4 @@
-"""pyarrow and DuckDB without pandas, in a process of rmqctl's own."""
+"""pyarrow and DuckDB without pandas, in rmqctl's own process."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class _NotFound:
 
 
 def leave_pandas_out() -> None:
-    """Hide pandas from pyarrow and DuckDB in a process of the program.
+    """Hide pandas from pyarrow and DuckDB in the program's own process.
 
-    Both import it when they see their first value. Loading it takes longer than most queries, and
-    an interrupt that arrives meanwhile is lost and leaves it half loaded.
+    Both import pandas when they convert their first value. Loading it takes longer than most
+    queries, and an interrupt meanwhile is lost and leaves it half loaded.
     """
     is_out = any(isinstance(finder, _NotFound) for finder in sys.meta_path)
     if exit_codes.own_process and not is_out:

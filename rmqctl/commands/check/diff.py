@@ -159,7 +159,7 @@ def _page(page: Human, run: Diff, rows: list[dict[str, Any]]) -> None:
 
 
 def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
-    """Show a table; of many differences, a line for each kind and topic."""
+    """Show a table of differences; if there are many, a line for each kind and topic."""
     from rmqctl.checks.diff.differences import runs
 
     styles = {"kind": lambda value: _STYLES.get(value, "bad")}
@@ -238,7 +238,7 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _next(run: Diff) -> str | None:
-    """Return the next command, which only reads; None where nothing differs."""
+    """Return the next command, which only reads; None if nothing differs."""
     if run.suspect is None:
         return None
     name, path = run.suspect
@@ -255,7 +255,7 @@ def _config(counts: dict[str, Any]) -> str:
 
 
 def _offsets(groups: list[dict[str, Any]]) -> str:
-    """Return ``differ: billing, audit``; empty where all are equal."""
+    """Return ``differ: billing, audit``; "" if all are equal."""
     if not groups:
         return ""
     return Phrase("differ: {names}", names=some_of([group["group"] for group in groups], _GROUPS))
@@ -271,7 +271,7 @@ def _epochs(epochs: dict[str, Any] | None) -> str:
 
 
 def _brief(run: DifferenceRun) -> dict[str, Any]:
-    """Return a row of the table: one difference, or several consecutive ones."""
+    """Return a row of the table for one or several consecutive differences."""
     first, last = run.first, run.last
     where = first.file or ("" if first.physical_offset is None else str(first.physical_offset))
     if run.count > 1 and first.physical_offset is not None:

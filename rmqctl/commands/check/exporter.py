@@ -77,11 +77,11 @@ def command(
 
 
 def bound(server: Any) -> None:
-    """Let a server keep at most `MAX_CONNECTIONS`, and wait `MAX_WAIT_S` for a part of a request.
+    """Limit a server to `MAX_CONNECTIONS` and to `MAX_WAIT_S` for each part of a request.
 
-    The library's server starts a thread for each connection, which waits forever for a client that
-    connects and sends nothing. The oldest connection is closed for a new one: a normal request
-    takes far less time than opening so many connections.
+    The library's server starts a thread for each connection, which waits forever if the client
+    sends nothing. A new connection closes the oldest one: a normal request takes far less time than
+    opening so many connections.
     """
     lock = threading.Lock()
     kept: dict[Any, None] = {}
@@ -125,7 +125,7 @@ def _print(stores: _Stores, out: Output) -> None:
 
 @dataclass(eq=False)
 class _Stores:
-    """Answers requests for metrics, one at a time."""
+    """The collector that answers requests for metrics, one at a time."""
 
     stores: list[StoreOptions]
     errors: list[RmqctlError] = field(default_factory=list)
@@ -145,7 +145,7 @@ class _Stores:
             yield from families(self._last)
 
     def end(self) -> None:
-        """Wait for the thread that is reading; no other starts."""
+        """Wait for the thread that is reading, and start no other."""
         with self._lock:
             self._ended = True
 

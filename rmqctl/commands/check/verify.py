@@ -140,7 +140,7 @@ def command(
 
 
 def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bool:
-    """Check one file; return False for a kind that is not checked by itself."""
+    """Check one file; return False for a kind of file that is only checked as part of a store."""
     from rmqctl.checks.verify.client_offsets import covered, verdict_of
     from rmqctl.commands.shared.verifying import show
 
@@ -158,8 +158,8 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
 
 @dataclass
 class _Check:
-    """The check of each store. ``named``: notes name their store, as there are several; ``tiered``:
-    also check a tier in it. ``baselines`` are those of the stores checked.
+    """The check of each store. ``named``: notes name their store, because there are several;
+    ``tiered``: also check a tier in the store. ``baselines`` are those of the checked stores.
     """
 
     options: VerifyOptions
@@ -233,7 +233,7 @@ class _Check:
 
     @property
     def _is_whole(self) -> bool:
-        """True if all of a store is read at full speed: then its losses are counted."""
+        """Return whether all of a store is read at full speed; only then its losses are counted."""
         options = self.options
         return (options.only is None and options.sample is None and not self.since_last
                 and self.cron.limit_rate is None)
@@ -250,7 +250,7 @@ def _of(store: str | None, text: Phrase) -> Phrase:
 
 
 def _outside(root: str, files: dict[str, str | None]) -> None:
-    """Refuse output files inside the store: this command is read-only."""
+    """Raise UsageError for output files inside the store: this command is read-only."""
     from rmqctl.files.named import refuse_link_of_others
 
     real = os.path.realpath(root)

@@ -1,4 +1,4 @@
-"""Parts that the commands of ``rmqctl delete`` share: options, plan, certificate, purge."""
+"""Shared parts of the ``rmqctl delete`` commands: options, plan, certificate, purge."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, app
 
 
 def _interrupted(root: str) -> list[dict[str, Any]]:
-    """Return what an interrupted deletion erases. Raises StoreIOError."""
+    """Return the messages that an interrupted deletion erases. Raises StoreIOError."""
     from rmqctl.repair.executor.journal import load, pending, state_of
 
     repair_id = pending(root)
@@ -106,7 +106,9 @@ def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> No
 
 
 def _purge(out: Output, root: str) -> None:
-    """Delete what all repairs keep. Raises RefusedError where that is impossible for a repair."""
+    """Delete the kept files of all repairs. Raises RefusedError if the journal of a repair is
+    damaged.
+    """
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.journal import history
     from rmqctl.repair.executor.prune import left_elsewhere, prunable

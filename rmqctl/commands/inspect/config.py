@@ -1,5 +1,5 @@
-"""``rmqctl config``: the files of ``config/`` with their backups, or the databases in their
-place.
+"""``rmqctl config``: the files of ``config/`` with their backups, or the databases that replace
+them.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _TIMES = ("born_time", "dead_time", "client_version", "pop_time", "last_consume_
           "last_read_time_ms", "timestamp")
 _MAX_NOTES = 20
 _IN_ROCKSDB = ("topics", "groups", "offsets", "metadata")
-"""The sections that a broker with its configuration in RocksDB keeps there."""
+"""Sections that a broker with RocksDB configuration keeps in the database."""
 
 
 def command(
@@ -118,7 +118,7 @@ def command(
 
 
 def _epochs(out: Output, store: OpenedStore) -> None:
-    """Show the epochs of the controller mode, with their ends; exit code 1 where the epoch file is
+    """Show the epochs of the controller mode, with their ends; exit code 1 if the epoch file is
     damaged.
     """
     from rmqctl.store.controller import Span, read_epochs, spans

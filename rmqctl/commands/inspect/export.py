@@ -154,8 +154,8 @@ def command(
 
 
 def _form(target: str, format: str | None, partition_by: str | None) -> Form | None:  # noqa: A002
-    """Return the format of one file; None for a folder. Raises UsageError for options that cannot
-    be combined.
+    """Return the format of the output file; None for a folder. Raises UsageError for options that
+    cannot be combined.
     """
     from rmqctl.export.one_file import Form, form_of
 
@@ -176,7 +176,9 @@ def _form(target: str, format: str | None, partition_by: str | None) -> Form | N
 
 
 class _Way(NamedTuple):
-    """Export to ``target``. ``form`` None: a folder. ``most``: maximum number of messages."""
+    """How to export: ``form`` of the file (None: a folder), ``most``: maximum number of
+    messages.
+    """
 
     form: Form | None
     most: int | None

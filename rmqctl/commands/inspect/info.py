@@ -95,8 +95,8 @@ class _Screen:
         self._troubles()
 
     def _layout(self) -> str:
-        """Return the unusual parts of the layout: not a plain log, consume queue files or JSON
-        files.
+        """Return the unusual parts of the layout: anything but a plain log, consume queue files and
+        JSON configuration.
         """
         usual = {"commitlog": "plain", "consumequeue": "file", "config": "json"}
         return ", ".join(f"{name} {form}" for name, form in self._facts["layout"].items()

@@ -52,7 +52,9 @@ def command(
 
 
 def _of_client(out: Output, path: str) -> None:
-    """Return the entries of a client's file; of a damaged one, the readable entries."""
+    """Print the entries of a client's offsets.json; of a damaged file, the readable entries, with
+    exit code 1.
+    """
     from rmqctl.scan.source import FileSource
     from rmqctl.store.config.client_offsets import build, parse, readable
     from rmqctl.store.config.config import MAX_SIZE

@@ -119,7 +119,9 @@ def command(
 
 def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
                 faults: Faults) -> Selection:
-    """Return the queues that a group reads, from its offsets on; report anything odd about them."""
+    """Return the selection of the queues that a group reads, from its offsets on; report
+    problems.
+    """
     from rmqctl.store.groups.unread import Groups, unread
 
     groups = Groups.of(view.store)

@@ -107,7 +107,7 @@ def _refuse(only: str | None, topic: str | None, queue: int | None, *, apply: bo
 
 
 class _Rebuild:
-    """Rebuild one store after the other."""
+    """The rebuild of one or several stores, one after the other."""
 
     def __init__(self, out: Output, pool: Pool, wishes: RecoverOptions, partitions: int | None,
                  scratch: str | None, apply: ApplyOptions) -> None:
@@ -123,7 +123,7 @@ class _Rebuild:
                      made_anew=True, folders=self._wishes.commitlog_dirs)
 
     def of_stores(self, roots: list[str]) -> RmqctlError | None:
-        """Rebuild each store; print one document for all. Return the first failure."""
+        """Rebuild each store and print one document for all. Return the first failure."""
         first: RmqctlError | None = None
         shown: list[dict[str, Any]] = []
         for root in roots:
@@ -163,7 +163,7 @@ class _Rebuild:
 
 
 class _CollectedOutput:
-    """An output whose documents are collected for one at the end, or get a heading."""
+    """An output that collects documents for one at the end, or shows each page under a heading."""
 
     def __init__(self, out: Output, root: str, shown: list[dict[str, Any]]) -> None:
         self._out, self._root, self._shown = out, root, shown

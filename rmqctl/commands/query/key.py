@@ -72,7 +72,7 @@ def _why_incomplete(store: OpenedStore, faults: Faults) -> str:
 
 
 def _in_the_log(query: KeyQuery) -> str:
-    """Return the command that finds the same without an index."""
+    """Return the command that finds the same messages without an index."""
     from rmqctl.store.explain import by_the_log
 
     return by_the_log(query.topic, "--key", shlex.quote(query.key))

@@ -65,7 +65,7 @@ def command(
 
 def _in_log(store: OpenedStore, phy: int, around: bool,
             report: Report) -> tuple[Record | None, str]:
-    """Return the record, or why it was not found."""
+    """Return the record at a physical offset, or why it was not found."""
     from rmqctl.store.query.lookup import containing, message_at, where_is
 
     record = containing(store, phy) if around else message_at(store, phy, report)

@@ -170,7 +170,7 @@ def command(
 
 
 def _tail(plan: Plan, store: StoreOptions) -> Tail | None:
-    """Return the damaged end of the log that a plan fills, and that can be truncated instead."""
+    """Return the damaged end of the log that a plan fills and `truncate` could remove instead."""
     from rmqctl.repair.outlook import damaged_tail
 
     with store.open() as opened:

@@ -227,7 +227,7 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
 
 
 def _check_root(root: str) -> None:
-    """Raise NotAStoreError where neither a store nor a tier is."""
+    """Raise NotAStoreError for a folder that is neither a store nor a tier."""
     from rmqctl.store import Store as OpenedStore
 
     try:
@@ -242,7 +242,7 @@ def _check_root(root: str) -> None:
 
 
 def _around_tier(root: str) -> list[str]:
-    """Return the folders around a tier that may be written; none around a store."""
+    """Return the folders around a tier that may be written; an empty list for a store."""
     if not has("tiered"):
         return []
     from rmqctl.ext.tiered.files.metadata_file import writable_around

@@ -1,3 +1,1 @@
-"""Parts that several commands share: option groups, and output of plans, messages, figures and
-verdicts.
-"""
+"""Shared parts of commands: option groups, and output of plans, messages, figures and verdicts."""

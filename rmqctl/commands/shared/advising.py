@@ -1,4 +1,4 @@
-"""The steps that a verdict recommends: planned for `doctor` and `report`, and shown to people."""
+"""Steps that a verdict recommends: planned for `doctor` and `report`, and shown to people."""
 
 from __future__ import annotations
 
@@ -19,13 +19,11 @@ LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check. Copy the store f
 REPAIR = Phrase("Step 3 of 4 (copy, check, repair, start): repair.")
 START = Phrase("Step 4 of 4 (copy, check, repair, start): start the broker once `doctor` reports a "
                "sound store.")
-"""The place of a screen in the chain from a damaged store to a running broker."""
+"""The position of a screen in the chain from a damaged store to a running broker."""
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Add to the commands of a document or of a finding the options with which this store is
-    read.
-    """
+    """Add the options with which this store is read to the commands of a document or finding."""
     following = document["next"]
     document["next"] = (
         [typed.completed(command) for command in following] if isinstance(following, list)
@@ -47,7 +45,7 @@ def planned(opened: Store, diagnosis: Diagnosis, store: StoreOptions,
 
 
 def show_steps(page: Human, diagnosis: Diagnosis) -> None:
-    """Show what has to be done by hand, and the next commands."""
+    """Show damage that no command repairs, and the next commands."""
     left = diagnosis.remains
     if left:
         page.heading("Not repairable by any command")

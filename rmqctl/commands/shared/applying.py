@@ -1,4 +1,4 @@
-"""The part that all repair commands share: show the plan; with ``--apply``, carry it out.
+"""Shared part of all repair commands: show the plan; with ``--apply``, carry it out.
 
 A command passes a function that proposes a plan to `run`; everything else (lock, completing an
 interrupted run, questions, journal, output) happens here.
@@ -100,7 +100,7 @@ def at_a_terminal() -> bool:
 def ask(out: Output, question: str, *, yes: bool) -> None:
     """Continue only with the user's consent: ``--yes``, no terminal, or a yes to ``question``.
 
-    A no ends the run with 1; Ctrl-C and the end of input end it as interrupted.
+    "No" ends the run with exit code 1; Ctrl-C and the end of input end it as interrupted.
     """
     if yes or not at_a_terminal() or typer.confirm(question, err=True):
         return
@@ -110,8 +110,8 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """A tier's root: the roots of its brokers, which are locked as well, a check that raises
-    without a tier, and the folders of its metadata.
+    """Facts about a tier's root: the roots of its brokers, which are locked as well, a check that
+    raises without a tier, and the folders of its metadata.
     """
 
     homes: Sequence[str]
@@ -127,7 +127,7 @@ _FORM_UNPROVEN = (
 
 
 def asking_for_form(proposal: Proposal) -> Proposal:
-    """Return a proposal that is not carried out before the form of consume queues is known."""
+    """Return a proposal that is not carried out until the form of consume queues is known."""
     if not proposal.plan.form_unproven:
         return proposal
     forms = [("--consumequeue", form) for form in ("file", "rocksdb")]
@@ -141,7 +141,7 @@ def asking_for_form(proposal: Proposal) -> Proposal:
 
 
 def check_options(out: Output, options: ApplyOptions) -> None:
-    """Raise UsageError for options that contradict each other; note the one without effect."""
+    """Raise UsageError for options that contradict each other; note an option without effect."""
     if options.dry_run and options.apply:
         raise UsageError("--dry-run and --apply are mutually exclusive")
     if options.yes and not options.apply:
@@ -159,18 +159,18 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
         folders: Sequence[str] = (), complete: str | None = None) -> None:
     """Show the plan of the command ``name`` for a store; with ``--apply``, carry it out.
 
-    ``propose`` works in the scratch folder that it receives: a temporary one for a plan that is
-    only shown, else one on the store's file system, created under the store's lock. It is empty
-    unless ``resume``: then it may contain files of an interrupted run, and is kept if this run is
-    interrupted. ``scratch_above``: the parent of the temporary folder, instead of the system's
-    default. ``tier``: the root is a tier's, not a store's. ``writes``: structures of the store that
-    must be in a writable form (None: all of them); ``made_anew`` and ``mends``: see
-    `Layout.require_writable`; ``folders``: those of the log that options named. ``complete``: the
-    interrupted repair to complete, whatever its question is.
+    ``propose`` works in the scratch folder that it receives: a temporary folder for a plan that is
+    only shown, else a folder on the store's file system, created under the store's lock. It is
+    empty unless ``resume``: then it may contain files of an interrupted run, and is kept if this
+    run is interrupted. ``scratch_above``: the parent of the temporary folder, instead of the
+    system's default. ``tier``: the root is a tier's, not a store's. ``writes``: structures of the
+    store that must be in a writable form (None: all of them); ``made_anew`` and ``mends``: see
+    `Layout.require_writable`; ``folders``: log folders given by options. ``complete``: the
+    interrupted repair to complete without asking.
 
     Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
-    enough, because `undo` reverts everything. Raises UsageError, StoreHeldError, and what `Repair`
-    raises.
+    enough, because `undo` reverts everything. Raises UsageError, StoreHeldError, and the errors of
+    `Repair`.
     """
     # Refuse bad options, and collect the folders that the command may write to.
     check_options(out, options)
@@ -220,7 +220,7 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """An interrupted repair as the plan shows it. ``next``: the command that completes it, where
+    """An interrupted repair as the plan shows it. ``next``: the command that completes it, if
     --apply alone does not.
     """
 
@@ -231,7 +231,9 @@ class _Unfinished:
 
 def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
                 tier: Tiered | None) -> _Unfinished | None:
-    """Warn of an interrupted repair. Raises UsageError where ``complete`` is another one."""
+    """Warn of an interrupted repair. Raises UsageError if ``complete`` is the id of another
+    repair.
+    """
     from rmqctl.repair.executor.journal import pending
     from rmqctl.repair.executor.relocated import interrupted, refuse_unknown
 
@@ -282,8 +284,7 @@ def _end(proposal: Proposal) -> None:
 
 
 def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
-    """Add every file that is moved aside, and a note on files with hard links that change in
-    place.
+    """Add the files that are moved aside, and a note on files with hard links that change in place.
     """
     from rmqctl.repair.executor.check_plan import moved_aside, shared
 
@@ -354,7 +355,7 @@ def _propose(out: Output, propose: Propose, scratch: Scratch) -> Proposal:
 
 
 def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
-    """Return the error, with a note that nothing was changed where no repair was started."""
+    """Return the error, with a note that nothing was changed if no repair was started."""
     from rmqctl.repair.executor.journal import pending
 
     with contextlib.suppress(RmqctlError, OSError):
@@ -367,8 +368,8 @@ def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
                yes: bool, around: Sequence[str], named: Sequence[str]) -> None:
-    """Apply the proposal. ``around``: folders that `undo` finds by itself, so that nobody needs to
-    name them; ``named``: those that options named.
+    """Apply the proposal. ``around``: folders that `undo` finds by itself; ``named``: folders given
+    by options.
     """
     from rmqctl.files.bounds import Bounds
     from rmqctl.files.disk_usage import bytes_below
@@ -424,8 +425,8 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:
-    """Report that there is nothing to do: silently, so that cron only mails changes; data is
-    printed.
+    """Report that there is nothing to do. Without a terminal nothing but data is printed, so that
+    cron mails only changes.
     """
     if out.is_data:
         show_plan(out, proposal)

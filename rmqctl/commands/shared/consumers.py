@@ -1,4 +1,4 @@
-"""Tables of the effects on consumers."""
+"""Tables of effects on consumers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _SHOWN = 20
 _ALWAYS = 4
-"""Number of columns that name the queue; of the others, empty ones are omitted."""
+"""Number of columns that name the queue; other columns are omitted if they are empty."""
 
 
 def show_section(page: Human, consumers: Consumers | None, shown: Collection[str]) -> None:
@@ -33,7 +33,7 @@ def show_section(page: Human, consumers: Consumers | None, shown: Collection[str
 
 
 def show_losses(page: Human, losses: Sequence[Loss]) -> None:
-    """Show a table of losses other than messages; the first of many."""
+    """Show a table of losses other than messages; only the first if there are many."""
     if not losses:
         return
     page.blank()
@@ -45,7 +45,7 @@ def show_losses(page: Human, losses: Sequence[Loss]) -> None:
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
-    """Return the cells of a queue: ``lost`` messages, those of them that the group has not
+    """Return the cells of a queue: ``lost`` messages, how many of these the group has not
     read, …
     """
     return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
@@ -55,7 +55,7 @@ def _row(queue: QueueImpact) -> dict[str, str | int | None]:
 
 
 def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
-    """Show a table of the first of many queues."""
+    """Show a table of queues; only the first if there are many."""
     if not queues:
         return
     rows = [_row(queue) for queue in queues]

@@ -1,4 +1,4 @@
-"""Parts that the commands on dead letters share."""
+"""Shared parts of the commands on dead letters."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OF_DEAD_LETTERS = "count since until tag key where"
 
 
 def refuse_unknown(out: Output, store: OpenedStore, group: str) -> None:
-    """End the run with 1 where a group has no dead letters."""
+    """End the run with exit code 1 if a group has no dead letters."""
     from rmqctl.store.explain import near_names
     from rmqctl.store.groups.dead_letters import groups_with
 

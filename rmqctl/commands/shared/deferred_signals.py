@@ -1,7 +1,7 @@
-"""Stopping between two steps: a signal waits until the current step is complete.
+"""Signals that wait until the current step of a command is complete.
 
 While a command works on a store, Ctrl-C and SIGTERM are only recorded; `DeferredSignals.check`
-raises them where nothing is half done. While it waits for input they act at once.
+raises them between two steps. While the command waits for input, they act at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class DeferredSignals:
-    """Hold SIGINT and SIGTERM back between `__enter__` and `__exit__`."""
+    """A context manager that defers SIGINT and SIGTERM."""
 
     def __init__(self) -> None:
         self._before: dict[int, Any] = {}
@@ -41,8 +41,8 @@ class DeferredSignals:
 
     @property
     def wake(self) -> int | None:
-        """A descriptor that becomes readable with a signal: a read that is only about to start
-        would not be interrupted by it, so code that waits for input waits for both.
+        """Return a descriptor that becomes readable with a signal. A signal does not interrupt a
+        read that is about to start, so code that waits for input waits for both descriptors.
         """
         return None if self._pipe is None else self._pipe[0]
 
@@ -72,7 +72,7 @@ class DeferredSignals:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise the exception of the signal that came, if any."""
+        """Raise the exception of a recorded signal, if any."""
         if self._came is not None:
             self._let_through(self._came, None)
 

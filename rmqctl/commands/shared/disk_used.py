@@ -1,4 +1,4 @@
-"""The option for disk usage of commands that predict a broker's startup."""
+"""Option for the disk usage, of commands that predict a broker's startup."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that `transactions commit` and `transactions rollback` share."""
+"""Shared parts of `transactions commit` and `transactions rollback`."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ Group = Annotated[str | None, typer.Option(
 
 
 class Which(NamedTuple):
-    """Return the values of the options, in order."""
+    """The values of the options that select transactions."""
 
     ids: list[str] | None
     everything: bool

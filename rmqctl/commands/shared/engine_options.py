@@ -1,5 +1,5 @@
-"""Options of commands that write to a store: its broker's configuration. Values that are not given
-come from ``.rmqctl/store.json``, then from the store's files, then from a broker's defaults.
+"""Options of commands that write to a store: the configuration of its broker. Values that are not
+given come from ``.rmqctl/store.json``, then from the store's files, then from a broker's defaults.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _WRITING = "Commitlog writing"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions(OptionGroup):
-    """The configuration to write with; the fields have the names of those of `Settings`."""
+    """The broker configuration for writing; fields are named as in `Settings`."""
 
     flush: Annotated[Literal["async", "sync"], typer.Option(
         "--flush", rich_help_panel=_BROKER,
@@ -81,18 +81,18 @@ class EngineOptions(OptionGroup):
              "[default: 90%]")] = None
 
     def remarks(self) -> Iterator[str]:
-        """Return the profile's version for a version without a profile of its own."""
+        """Return the version whose profile applies, for a version without its own profile."""
         note = profile_note(self.version) if self.version else None
         if note is not None:
             yield note
 
     def given(self, names: str) -> dict[str, Any]:
-        """Return the fields ``names`` (words) by name; None: not given."""
+        """Return the values of the fields ``names`` (words) by name; None: not given."""
         return {name: getattr(self, name) for name in names.split()}
 
     def settings(self, store: StoreOptions, names: str, **more: Any) -> Settings:
-        """Return the settings for writing to ``store`` from the fields ``names``; ``more`` wins.
-        Raises what `settings_from` raises.
+        """Return the settings for writing to ``store`` from the fields ``names``; ``more`` takes
+        precedence. Raises the errors of `settings_from`.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
                              sizes_given=bool(store.sizes.conf.path),
@@ -116,9 +116,9 @@ REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,
                   files: bool = True, sizes_given: bool = False, **given: Any) -> Settings:
     """Return the settings for writing to a store; ``given`` are fields of `Settings`, None: not
-    given. ``told``: a broker.conf names the form of consume queues. See
+    given. ``sizes_given``: a broker.conf names the form of consume queues. See
     `rmqctl.broker.settings.resolve` for precedence, ``files`` and errors. Raises NotAStoreError;
-    RefusedError where nothing proves the form that consume queues would have.
+    RefusedError if nothing proves which form consume queues would have.
     """
     from rmqctl.broker.queue_form import require_proven
     from rmqctl.broker.settings import resolve
@@ -137,7 +137,7 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
 
 
 def new_settings(**given: Any) -> Settings:
-    """Return the settings of a new store: those given, else a broker's defaults."""
+    """Return the settings of a new store: the given ones, else a broker's defaults."""
     from rmqctl.broker.settings import Settings
 
     return Settings(**{name: value for name, value in given.items() if value is not None})

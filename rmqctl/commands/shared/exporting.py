@@ -1,4 +1,4 @@
-"""Parts that the export commands share: partitions, and notes on the result."""
+"""Shared parts of the export commands: partitions, and notes on the result."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def lost_texts(lost: Missing) -> Iterator[str]:
 
 def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
                  damaged: bool = False) -> None:
-    """Warn of each store that has known losses: no answer about it includes the lost messages."""
+    """Warn of each store with known losses: no answer about it includes the lost messages."""
     from rmqctl.checks.preflight.missing import missing
     from rmqctl.store import Store
 
@@ -58,7 +58,7 @@ def named_parts(text: str) -> list[str]:
 
 
 def warn_of(out: Output, result: Result) -> None:
-    """Report what is missing or damaged, the first places of each kind."""
+    """Report missing and damaged data, with the first places of each kind."""
     from rmqctl.export.manifest import NAME as MANIFEST
 
     for store_result in result.stores:
@@ -72,7 +72,7 @@ def warn_of(out: Output, result: Result) -> None:
 
 
 def report(out: Output, result: Result, spec: Export) -> None:
-    """Report what was exported."""
+    """Report the exported messages, files and bytes."""
     from rmqctl.export.manifest import summary
 
     warn_of(out, result)
@@ -81,7 +81,7 @@ def report(out: Output, result: Result, spec: Export) -> None:
 
 
 def _warn(out: Output, result: StoreResult) -> None:
-    """Yield the first places of each kind, and how many more there are."""
+    """Yield the first places of each kind, and the number of further places."""
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
         for span in faults.spans[:_NAMED]:

@@ -1,4 +1,4 @@
-"""Options of the commands that show messages: which ones, and what of them."""
+"""Options of commands that show messages: which messages, and which fields of them."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ _CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"
 NARROW = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
           "total_size", "body")
 BRIEF = (*NARROW[:-2], "offset_msg_id", "unique_key", *NARROW[-2:])
-"""The columns for people when no fields were named; `NARROW` on a terminal without room for ids."""
+"""Columns for people if no fields were named; `NARROW` on a terminal without space for ids."""
 _WIDE_COLUMNS = 150
 _PREVIEW, _LEAST_PREVIEW = 64, 16
 _OTHER_COLUMNS = 130
-"""About what the brief columns without the body take on a terminal."""
+"""Approximate width of the brief columns without the body on a terminal."""
 
 Fields = Annotated[str | None, typer.Option(
     "--fields", metavar="A,B,C",
@@ -48,8 +48,8 @@ Fields = Annotated[str | None, typer.Option(
 
 
 def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """Reject code that a file of defaults or a variable names: those who can write it are not
-    always the user. Raises UsageError.
+    """Raise UsageError for code that a defaults file or a variable names: others than the user may
+    be able to write these.
     """
     source = ctx.get_parameter_source(param.name or "")
     if value is not None and "python:" in value and (
@@ -105,7 +105,7 @@ class SelectOptions(OptionGroup):
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
         """Return the selection for the library; times without a zone are in ``tz``. ``decoding`` is
-        called where a condition is on a field of a body; without it there are not any. Raises
+        called if a condition is on a field of the body; without it no condition may be. Raises
         UsageError.
         """
         from rmqctl.store.query.select import Selection
@@ -128,7 +128,7 @@ IN_LOG_ORDER = "topic queue since until tag key where"
 
 @dataclass(frozen=True, kw_only=True)
 class MessageOptions(OptionGroup):
-    """Options for what is shown of each message."""
+    """Options for the fields and the form of shown messages."""
 
     fields: Fields = None
     body: Body = "auto"
@@ -145,8 +145,8 @@ class MessageOptions(OptionGroup):
         return decoding_of(self.decode)
 
     def decoding(self) -> Decoding:
-        """Return the decoder of bodies, always the same; ``auto`` where only a field or condition
-        needs it. Raises UsageError, StoreIOError, MissingExtraError.
+        """Return the decoder of bodies, always the same object; ``auto`` if only a field or
+        condition needs it. Raises UsageError, StoreIOError, MissingExtraError.
         """
         return self._decoding
 
@@ -156,10 +156,10 @@ class MessageOptions(OptionGroup):
             tell_undecoded(out, self._decoding, redact=self.redact)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
-        """Return the fields to build: all for programs, a few for people, or those the user named.
+        """Return the fields to show: all for programs, a few for people, or those the user named.
 
-        ``more``: fields that a command adds to those of the message object, which may be named as
-        well. Raises UsageError for an unknown field.
+        ``more``: fields that a command adds to those of the message object; they may be named, too.
+        Raises UsageError for an unknown field.
         """
         from rmqctl.store.objects import FIELDS
         from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
@@ -186,8 +186,8 @@ class MessageOptions(OptionGroup):
 
 
 def decoding_of(name: str | None) -> Decoding:
-    """Return the decoding that ``--decode`` names (default: ``auto``). Raises UsageError,
-    StoreIOError, MissingExtraError.
+    """Return the decoding for ``--decode`` (default: ``auto``). Raises UsageError, StoreIOError,
+    MissingExtraError.
     """
     from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
@@ -195,8 +195,8 @@ def decoding_of(name: str | None) -> Decoding:
 
 
 def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> None:
-    """Report once how many bodies were not decoded, and why the first was not, unless
-    ``redact``.
+    """Report once how many bodies were not decoded and, unless ``redact``, why the first was
+    not.
     """
     if decoding.problems:
         first = "" if redact else f", the first at {decoding.first_problem}"

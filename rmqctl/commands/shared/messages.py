@@ -1,4 +1,4 @@
-"""Parts that all commands that print messages share: rows and cells, problems, the exit code."""
+"""Shared parts of commands that print messages: rows and cells, problems, the exit code."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _NAMED = 5
 _MIN_BY_COLUMN = 32
-"""Number of messages of a page from which JSON by column is faster."""
+"""Minimum number of messages in a page for which JSON by column is faster."""
 
 
 def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projection: Projection,
@@ -43,9 +43,7 @@ def message_render(tz: tzinfo) -> Render:
 
 def rows_of(out: Output, pages: Iterable[Page],
             projection: Projection) -> Iterator[Mapping[str, Any] | Encoded]:
-    """Yield the rows of all pages, one page at a time; for JSON whole pages at once where
-    possible.
-    """
+    """Yield the rows of all pages, one page at a time; for JSON, complete pages if possible."""
     objects: JsonObjects | None = None
     for page in pages:
         if objects is None and out.is_json and len(page) >= _MIN_BY_COLUMN and (
@@ -78,7 +76,7 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
-    """Return all fields of one message for people: times and flags in words, no property twice."""
+    """Return all fields of a message for people: times and flags in words, no property twice."""
     from rmqctl.formats.local import sysflag
 
     shown = {name: value for name, value in row.items() if name != "properties_raw"}
@@ -92,7 +90,7 @@ def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
 
 
 def not_found(out: Output, faults: Faults, *reasons: str) -> None:
-    """Report what a query did not find, and why; the run ends with at least 1."""
+    """Report why a query found nothing; the exit code becomes at least 1."""
     for reason in reasons:
         out.warn(reason)
     faults.has_findings = True
@@ -105,7 +103,7 @@ def undecided_text(count: int) -> str:
 
 
 class Faults:
-    """Report problems of reading on stderr, and determine the exit code."""
+    """The problems of reading: reported on stderr, and counted for the exit code."""
 
     def __init__(self, out: Output, show: MessageOptions | None = None) -> None:
         self._out, self._show = out, show
@@ -147,8 +145,8 @@ class Faults:
         self.has_findings = True
 
     def end(self) -> None:
-        """Report bodies that were not decoded (not an error) and records that were not shown; exit
-        with 5 where something could not be read, 1 after damage.
+        """Report bodies that were not decoded (not an error) and records that were not shown. Exit
+        with 5 if something could not be read, 1 after damage.
         """
         if self._show is not None:
             self._show.tell_undecoded(self._out)

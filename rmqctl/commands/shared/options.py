@@ -1,8 +1,8 @@
-"""Options and arguments that several commands share, each declared once.
+"""Shared options and arguments of commands, each declared once.
 
 An alias (``jobs: Jobs = 1``) is one option; a group (``store: StoreOptions``) is a dataclass whose
-fields are options, and which knows what is made of them. Values arrive parsed: sizes and offsets
-as int, the zone as tzinfo. See `rmqctl.commands.app.option_groups` for how typer sees a group.
+fields are options, with methods that use them. Values arrive parsed: sizes and offsets as int, the
+zone as tzinfo. See `rmqctl.commands.app.option_groups` for how typer sees a group.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ OutputFormat = Annotated[Format | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(OptionGroup):
-    """The four options every command has; a command gets the `Output` they ask for."""
+    """The four options that every command has; a command gets the `Output` that they describe."""
 
     output: OutputFormat = None
     quiet: Annotated[int, typer.Option(
@@ -90,7 +90,7 @@ Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class SpokenOptions(OutputOptions):
-    """The output options of a command whose screens are translated."""
+    """Output options of a command whose screens are translated."""
 
     lang: Lang = None
 
@@ -113,7 +113,7 @@ _All = Annotated[bool, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class ListedOptions(OutputOptions):
-    """The output options of a command whose page has a table of findings or actions."""
+    """Output options of a command whose page has a table of findings or actions."""
 
     every: _All = False
 
@@ -124,7 +124,7 @@ class ListedOptions(OutputOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class ListedSpokenOptions(SpokenOptions):
-    """The output options of a command with such a table and translated screens."""
+    """Output options of a command with translated screens and a table of findings or actions."""
 
     every: _All = False
 
@@ -151,9 +151,9 @@ def parse_conf(path: str | BrokerConf) -> BrokerConf:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions(OptionGroup):
-    """The layout of a store, where its files do not show it.
+    """The layout of a store, if its files do not show it.
 
-    Options win over the broker's configuration file, and that over what the files show.
+    Options override the broker's configuration file, which overrides what the files show.
     """
 
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
@@ -180,13 +180,11 @@ class LayoutOptions(OptionGroup):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Folders of a multi-path commitlog; empty if none were given."""
+        """Return the folders of a multi-path commitlog; an empty list if no option was given."""
         return tuple(self.commitlog_dirs or ())
 
     def folders_of(self, roots: Sequence[str]) -> tuple[str, ...]:
-        """Return the log's folders as given, else those that broker.conf names for a single
-        store.
-        """
+        """Return the given log folders, else those that broker.conf names for a single store."""
         if self.commitlog_dirs or self.broker_conf is None or len(roots) != 1:
             return tuple(self.commitlog_dirs or ())
         folders = self.broker_conf.folders(roots[0])
@@ -210,8 +208,9 @@ class LayoutOptions(OptionGroup):
                              "index_max")}
 
     def over_conf(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return ``given`` and the sizes, by the names of `rmqctl.broker.settings.Settings`, over
-        what the broker's configuration file says.
+        """Return the values of the broker's configuration file by the names of
+        `rmqctl.broker.settings.Settings`, overridden by the sizes and, where they are set, by
+        ``given``.
         """
         from_conf = {} if self.broker_conf is None else self.broker_conf.values
         chosen = {name: value for name, value in given.items() if value is not None}
@@ -220,7 +219,7 @@ class LayoutOptions(OptionGroup):
 
 @dataclass(frozen=True, kw_only=True)
 class StoreOptions(LayoutOptions):
-    """STORE and its layout."""
+    """The argument STORE and the layout of the store."""
 
     # No existence check by typer: the library says what is wrong with a path, with its exit code.
     root: Annotated[str, typer.Argument(
@@ -231,18 +230,18 @@ class StoreOptions(LayoutOptions):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Folders of the log, as given, else as broker.conf names several."""
+        """Return the given log folders, else those of broker.conf if it names several."""
         return self.folders_of([self.root])
 
     def open(self) -> OpenedStore:
-        """Return the store, opened for reading, as a context manager. Raises NotAStoreError."""
+        """Open the store for reading, as a context manager. Raises NotAStoreError."""
         from rmqctl.store import Store as OpenedStore
 
         return OpenedStore.open(self.root, self.folders, self.sizes)
 
     @contextmanager
     def sampled(self, out: Output) -> Iterator[OpenedStore]:
-        """Open the store; for a remote one, sample where its files end and note that."""
+        """Open the store; for a remote store, sample where its files end and print a note."""
         from rmqctl.store import Store as OpenedStore
 
         with OpenedStore.open(self.root, self.folders, self.sizes, sampled=True) as opened:
@@ -252,7 +251,7 @@ class StoreOptions(LayoutOptions):
                                 "be missed; `rmqctl verify` reads everything", count=count))
 
     def warnings(self) -> Iterator[str]:
-        """Yield unclear settings of broker.conf, and those that contradict the files."""
+        """Yield warnings on settings of broker.conf that are unclear or contradict the files."""
         if self.broker_conf is None:
             return
         from rmqctl.broker.settings import contradictions
@@ -265,7 +264,7 @@ class StoreOptions(LayoutOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StartedStore(StoreOptions):
-    """STORE of a command that predicts a start and reports the settings of broker.conf itself."""
+    """STORE of a command that predicts a startup and reports the settings of broker.conf itself."""
 
     def warnings(self) -> Iterator[str]:
         return iter(())
@@ -300,7 +299,7 @@ Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
 
 
 def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
-    """Return the sizes with the form of consume queues that an option names."""
+    """Return the sizes with the form of consume queues that an option sets."""
     if form is None:
         return sizes
     from rmqctl.broker.queue_form import STORE_TYPES
@@ -357,7 +356,9 @@ def worker_count(jobs: int) -> int:
 
 
 def _cores_of_container() -> int:
-    """Return the CPU limit of the container (cgroup v2) in cores, rounded up; many without one."""
+    """Return the CPU limit of the container (cgroup v2) in cores, rounded up; a large number
+    without a limit.
+    """
     try:
         with open(_CPU_LIMIT, encoding="ascii") as file:
             quota, period = file.read().split()

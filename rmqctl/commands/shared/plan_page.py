@@ -40,16 +40,16 @@ _FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholde
 class Proposal:
     """A plan, further ``fields`` of its JSON document, and what people read above it.
 
-    ``ends_with``: the exit code after showing or applying it. ``impact``: its cost, where the
-    plan's list of lost messages does not show it. ``instead``: the command words to continue with
-    where the plan cannot be applied. ``refused``: why it is not applied as it is; ``choice``:
-    options of which one has to be added, ``why_choose``: what they decide. ``unfinished``: pairs
-    that describe an interrupted repair. ``moved``: every file that is moved aside. ``is_repair``:
-    it is the third of the four steps. ``tail``: the damaged end of the log, where that can be
-    truncated instead. ``room``: the space that the plan needs, before it is applied. ``listed``:
-    tables above the actions: heading, rows and columns. ``also``: an addition to the verdict.
-    ``checked_by``: the words of the command that checks the store afterwards. ``purges``: kept
-    files are deleted at once, so nothing can be undone.
+    ``ends_with``: the exit code after showing or applying it. ``impact``: its cost, if the plan's
+    list of lost messages does not show it. ``instead``: the command words to continue with if the
+    plan cannot be applied. ``refused``: why it is not applied as it is; ``choice``: options of
+    which one has to be added, ``why_choose``: what they decide. ``unfinished``: pairs that describe
+    an interrupted repair. ``moved``: every file that is moved aside. ``is_repair``: it is the third
+    of the four steps. ``tail``: the damaged end of the log, if it can be truncated instead.
+    ``room``: the space that the plan needs, before it is applied. ``listed``: tables above the
+    actions: heading, rows and columns. ``also``: an addition to the verdict. ``checked_by``: the
+    words of the command that checks the store afterwards. ``purges``: kept files are deleted at
+    once, so nothing can be undone.
     """
 
     plan: Plan
@@ -75,7 +75,7 @@ class Proposal:
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
               done: Mapping[str, Any] | None = None) -> None:
     """Show the plan as a document, or as a page for people; with ``done``, also the result.
-    ``following``: the one command to continue with; after a plan is applied, the one that checks
+    ``following``: the command to continue with; after a plan is applied, the command that checks
     it.
     """
     plan = proposal.plan
@@ -136,7 +136,7 @@ def _lost_by(plan: Plan, document: Mapping[str, Any]) -> int:
 
 
 def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
-    """Return the command to continue with, or each of those that the user has to choose from."""
+    """Return the command to continue with, or all commands that the user has to choose from."""
     from rmqctl.checks.advice import NextStep
 
     if following is None:
@@ -163,8 +163,8 @@ def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
 
 
 def steps_after(plan: Plan, look: str) -> list[NextStep]:
-    """Return the steps after a plan is applied: consumer offsets that it leaves beyond the end of a
-    queue move to that end, then ``look`` checks the store again.
+    """Return the steps after a plan is applied: reset consumer offsets that it leaves beyond the
+    end of a queue, then check the store again with ``look``.
     """
     from rmqctl.checks.advice import NextStep, to_the_end
 
@@ -243,9 +243,8 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
 
 
 def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
-    """Show the moved files that no visible action names, by folder: files with a broker's names as
-    one row, every other file in a row of its own. ``each``: each action was shown, not a line for
-    many.
+    """Show the moved files that no visible action names, by folder: files with a broker's names in
+    one row, every other file in its own row. ``is_complete``: each action has its own line.
     """
     actions = proposal.plan.actions
     listed = actions[:_SHOWN] if is_complete and not page.every else actions
@@ -279,9 +278,7 @@ def _impact(proposal: Proposal) -> Impact | None:
 
 
 def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
-    """Show the one command to continue with, if any; ``where``: the step of the chain that
-    this is.
-    """
+    """Show the command to continue with, if any; ``where``: its step in the chain."""
     if following is not None:
         page.heading("What next")
         if where is not None:

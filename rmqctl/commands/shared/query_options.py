@@ -31,7 +31,7 @@ class KeyQuery(OptionGroup):
         "--raw", help="Also show messages of other keys with the same hash.")] = False
 
     def window(self, tz: tzinfo) -> tuple[int, int]:
-        """Return (from, to) in epoch ms, both inclusive; all times where none was given. Raises
+        """Return (from, to) in epoch ms, both inclusive; without an option, all times. Raises
         UsageError.
         """
         from rmqctl.store.query.lookup import FOR_EVER

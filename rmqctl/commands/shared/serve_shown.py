@@ -31,14 +31,14 @@ _FRESH_S = 1.0
 _PATIENCE_S = 10.0
 _RETRY_S = 0.01
 _MOST_CLIENTS, _LONGEST_HEAD = 64, 8 << 10
-"""Clients that may request metrics at a time, and the bytes of a request."""
+"""Maximum number of clients that request metrics at a time, and bytes of a request."""
 _HEAD_LINES = 18
 """Lines of the screen besides the rows of groups, topics and clients."""
 
 
 class Shown:
-    """The destination of a server's events, problems and figures. If nobody reads it, the server
-    does not wait: events are dropped, and the next one says how many.
+    """The output of a server's events, problems and figures. If nobody reads it, the server does
+    not wait: events are dropped, and the next event contains their number.
     """
 
     def __init__(self, out: Output) -> None:
@@ -54,7 +54,7 @@ class Shown:
 
     @contextmanager
     def of(self, server: Server, metrics: Address | None) -> Iterator[None]:
-        """Show that server until the end of the block."""
+        """Show a server until the end of the block."""
         self._server, self._metrics = server, metrics
         self._watch = figures.Watch(server)
         self._started = time.monotonic()
@@ -76,7 +76,7 @@ class Shown:
                 self._out.warn(text)
 
     def ready(self) -> None:
-        """Announce that clients can connect. Raises StoreIOError where the port for metrics is not
+        """Announce that clients can connect. Raises StoreIOError if the port for metrics is not
         available.
         """
         # The proxy already listens; the port for metrics is opened now.
@@ -132,7 +132,7 @@ class Shown:
             silence_stdout(discard=True)
 
     def answer(self, **event: Any) -> None:
-        """Print an event that readers wait for."""
+        """Print an event and wait until it is written."""
         end = time.monotonic() + _PATIENCE_S
         while not self._out.takes_a_line and time.monotonic() < end:
             time.sleep(_RETRY_S)
@@ -176,8 +176,8 @@ def _cut(name: str) -> str:
 
 def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],
              seconds: float, **ends: str) -> None:
-    """Show the current activity, with ``rows`` of groups, topics and clients together; ``ends`` are
-    other addresses, by name.
+    """Show the current activity, with ``rows`` rows of groups, topics and clients together;
+    ``ends`` are other addresses, by name.
     """
     # Totals of the last second, over all brokers.
     brokers = server.brokers
@@ -226,8 +226,8 @@ def _lag_style(value: Any) -> str | None:
 
 
 class _Metrics:
-    """Answer Prometheus in the event loop of the other ports, with figures that are at most a
-    second old. Of many clients at a time, the first makes way for the next.
+    """The endpoint for Prometheus, in the event loop of the other ports; figures are at most a
+    second old. If too many clients connect, the oldest connection is closed.
     """
 
     def __init__(self, server: Server) -> None:

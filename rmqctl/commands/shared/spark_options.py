@@ -1,4 +1,4 @@
-"""Options of commands that can run on Spark, and the pool that they use."""
+"""Options of commands that can run on Spark, and the pool for them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SPARK = "Spark"
 EngineName = Literal["auto", "local", "spark"]
 AUTO_FROM = 64 << 30
-"""Bytes of log from which `auto` uses a given cluster."""
+"""Minimum bytes of log for which `auto` uses a given cluster."""
 
 Stores = Annotated[list[str] | None, typer.Argument(
     metavar="STORE", autocompletion=complete_folders, show_default=False,
@@ -49,7 +49,7 @@ QueryFile = Annotated[str | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class SparkOptions(OptionGroup):
-    """The engine: threads of this process, or Spark."""
+    """Options for the engine: threads of this process, or Spark."""
 
     engine: Annotated[EngineName | None, typer.Option(
         "--engine", rich_help_panel=_SPARK,
@@ -73,7 +73,7 @@ class SparkOptions(OptionGroup):
 
     @property
     def workers(self) -> int:
-        """Number of threads of this process."""
+        """Return the number of threads of this process."""
         return worker_count(self.jobs)
 
     @contextmanager
@@ -105,8 +105,8 @@ class SparkOptions(OptionGroup):
 
 
 def _show_kernels(out: Output, used: set[str]) -> None:
-    """Report the kernel that the workers used; unasked if some had none although this machine
-    does.
+    """Report the kernel that the workers used; always if some had no compiled kernel although this
+    machine has one.
     """
     is_slower = "python" in used and kernel.name() == "compiled"
     which = ("compiled on some workers, python on others (slower)" if len(used) > 1 else
@@ -115,7 +115,9 @@ def _show_kernels(out: Output, used: set[str]) -> None:
 
 
 def named_stores(names: list[str] | None) -> list[str]:
-    """Return the store roots that arguments name: patterns expanded, no duplicates, in order."""
+    """Return the store roots that arguments name, in order: patterns expanded, without
+    duplicates.
+    """
     if not names:
         store = os.environ.get(STORE_VARIABLE)
         if not store:
@@ -139,7 +141,7 @@ def named_stores(names: list[str] | None) -> list[str]:
 
 
 def roots_named(first: str, more: list[str] | None) -> list[str]:
-    """Return the store roots of a command that has one or more."""
+    """Return the store roots of a command with one or more STORE arguments."""
     return [first] if not more and os.path.lexists(first) else named_stores([first, *(more or ())])
 
 

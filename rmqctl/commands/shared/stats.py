@@ -1,4 +1,4 @@
-"""Parts that the ``stats`` commands share: the selection of files, the engine, table and plots."""
+"""Shared parts of the ``stats`` commands: selection of files, engine, table and plots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messag
 
 @dataclass(frozen=True, kw_only=True)
 class StatsOptions(OptionGroup):
-    """Options for what is counted and how the figures are shown."""
+    """Options for what is counted, and how the figures are shown."""
 
     topic: Topic = None
     since: Since = None
@@ -71,9 +71,9 @@ class Lacking(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures: ``sums`` by store, in order; ``stores`` are their names where shown, and
-    ``lacking`` the gaps of each (empty: not determined). ``by`` is what the user asked for:
-    ``store``, or the key of the sums.
+    """The figures: ``sums`` by store, in order; ``stores`` are their names if shown, and
+    ``lacking`` the gaps of each (empty: not determined). ``by`` is the requested key: ``store``, or
+    the key of the sums.
     """
 
     by: str
@@ -97,7 +97,7 @@ class Figures:
 
 
 def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
-    """Warn of what the figures do not include."""
+    """Warn of messages that the figures do not include."""
     where = "" if store is None else f"{store}: "
     if sums.bytes_damaged:
         out.warn(
@@ -122,7 +122,7 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
 
 
 def show(out: Output, figures: Figures, options: StatsOptions) -> None:
-    """Print the figures in the chosen form; exit 5 where some of a log was not read, 1 where it is
+    """Print the figures in the chosen form; exit with 5 if part of a log was not read, 1 if it is
     damaged.
     """
     _show(out, figures, options)
@@ -169,7 +169,7 @@ def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
 
 
 def _values_shown(page: Human, by: str) -> tuple[str, ...]:
-    """Return the columns of figures that fit."""
+    """Return the columns of figures that fit on the screen."""
     if page.width < _BRIEF_COLUMNS:
         return _NARROW
     wide = page.width >= _WIDE_COLUMNS and by not in ("minute", "hour", "day")
@@ -177,13 +177,13 @@ def _values_shown(page: Human, by: str) -> tuple[str, ...]:
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the text for a key; an absent tag or key has a name for people, too."""
+    """Return the text for a key; for people, a missing tag or key gets a name."""
     absent = {name: f"(no {name})" for name in ("tag", "key") if row.get(name, "") is None}
     return {**row, **absent} if absent else row
 
 
 def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
-    """Return the JSON object of figures whose rows ``shown`` are shown, out of ``groups``."""
+    """Return the JSON object of the figures with the rows ``shown`` out of ``groups``."""
     from rmqctl.store.stats import total
 
     document = {
@@ -300,7 +300,7 @@ def _plot(
 
 
 def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: tzinfo) -> bool:
-    """Draw time from left to right; return False when the times are too far apart for that."""
+    """Draw a plot with time from left to right; return False if the times are too far apart."""
     from rmqctl.output.plot import columns
     from rmqctl.store.stats import TIME_STEPS
 
@@ -345,7 +345,7 @@ def _whole(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Yield the log files of a store that are read; ``opened`` is the store."""
+    """The log files of a store that are read; ``opened`` is the store."""
 
     store: str
     files: list[StoreFile]
@@ -353,7 +353,7 @@ class Source:
 
     @classmethod
     def choose(cls, out: Output, store: Store, query: Query, name: str | None = None) -> Self:
-        """Return the files that may contain the given time; ``name`` where there are several
+        """Return the files that may contain the given time; ``name`` is set if there are several
         stores.
         """
         from rmqctl.store.stats import choose_files
@@ -384,7 +384,7 @@ def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> 
 
 def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOptions, *,
           together: bool = False) -> list[Aggregate]:
-    """Return the sums by store (``together``: one for all), and warn of what they do not
+    """Return the sums by store (``together``: one for all), and warn of messages that they do not
     include.
     """
     from rmqctl.output.progress import Progress
@@ -420,8 +420,8 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
 
 
 def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -> list[Lacking]:
-    """Return the gaps in the log of each store, with a warning for each; of one sum for several
-    stores, the gaps of all of them.
+    """Return the gaps in the log of each store and warn of them; for one sum of several stores, the
+    gaps of all of them together.
     """
     from rmqctl.checks.preflight.missing import Missing, missing
     from rmqctl.commands.shared.exporting import lost_texts
@@ -450,8 +450,8 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
 
 def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
-    """Return (engine, why, a row per store with files, ranges and bytes): what would be read.
-    Nothing of the logs is read except to find where the used bytes end.
+    """Return what would be read: (engine, why, a row per store with files, ranges and bytes). The
+    logs are only read to find where the used bytes end.
     """
     from rmqctl.store.log.ranges import RANGE_SIZE, split
 

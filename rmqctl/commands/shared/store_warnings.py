@@ -1,4 +1,4 @@
-"""Warnings about a store that readers of any result need."""
+"""Warnings about a store that apply to any result."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def warn_of_log(out: Output, store: Store) -> None:
 
 
 def tell_left_over(out: Output, store: Store) -> None:
-    """Note what follows the end of a DLedger log and does not belong to it."""
+    """Note stale entries after the end of a DLedger log."""
     left = store.left_over
     if left is not None:
         out.note(left.detail)
@@ -39,7 +39,7 @@ def warn_if_held(out: Output, lock: LockState, held: str) -> None:
 
 
 def warn_of_cut(out: Output, view: View) -> bool:
-    """Warn of what the broker's view hides, and return whether it hides anything after damage."""
+    """Warn of messages that the broker's view hides, and return whether it hides any."""
     from rmqctl.broker.view import cut_by_broker
 
     cut = cut_by_broker(view)

@@ -1,4 +1,6 @@
-"""Tables of many similar findings or actions: a line for each kind and topic. --all lists each."""
+"""Tables of many similar findings or actions, with a line for each kind and topic; --all lists
+each.
+"""
 
 from __future__ import annotations
 
@@ -17,20 +19,20 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MAX_LISTED = 8
-"""Number of rows up to which each is listed."""
+"""Maximum number of rows that are listed one by one."""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Marks of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
 _MIN_BEGINNING = 10
 _AGAIN = "delivers_again"
-"""Keys in the proof of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
+"""Key in the proof of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
 _WORTH = 0.75
-"""Combined lines are only used where they are at most this share of the rows."""
+"""Maximum share of the rows that combined lines may be; else all rows are listed."""
 _SEVERITIES = ("error", "warning", "info")
 
 
 class Beginning(Phrase):
-    """Return the common start of several texts: up to the first number or mark."""
+    """The beginning of a text, up to its first number or mark, which several texts share."""
 
     __slots__ = ()
 
@@ -97,8 +99,8 @@ def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Fi
 
 def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
                  ) -> bool:
-    """Show a table of at most ``most`` actions; of many, one row for each kind and topic. Return
-    whether each shown action has a row.
+    """Show a table of at most ``most`` actions; of many actions, one row for each kind and topic.
+    Return whether each shown action has its own row.
     """
     listed = [action.in_words() for action in actions[:None if page.every else most]]
     if page.every or len(actions) <= MAX_LISTED:
@@ -119,14 +121,14 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
 
 
 def _alike(action: Action) -> Hashable:
-    """Return what several actions have in common; for offsets, their group."""
+    """Return the key that similar actions share; for offsets, the group."""
     proof = action.proof or {}
     return (action.action, _folder(action.target),
             (proof["group"], proof["topic"]) if _AGAIN in proof else _beginning(action.reason))
 
 
 def _offsets(alike: Sequence[Action]) -> dict[str, Any]:
-    """Return a line on the offsets of a group in the queues of a topic."""
+    """Return a row for the offsets of a group in the queues of a topic."""
     first, proofs = alike[0], [action.proof or {} for action in alike]
     skips, again = (sum(proof[name] for proof in proofs) for name in ("skips", _AGAIN))
     what = [Phrase("skips {messages}", messages=counted(skips, "unread message"))
@@ -176,7 +178,7 @@ def _first(folder: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """Return the label that a target is counted under: a topic's queues, or the structure."""
+    """Return the label under which a target is counted: a topic's queues, or the structure."""
     parts = target.split("/")
     if parts[0] in _QUEUES and len(parts) > 2:
         return "/".join(parts[:2])

@@ -56,7 +56,7 @@ AsBroker = Annotated[bool, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class TierOptions(OptionGroup):
-    """DIR and the layout of its tier."""
+    """The argument DIR and the layout of its tier."""
 
     root: TierRoot
     metadata: MetadataFile = None
@@ -90,16 +90,16 @@ class TierOptions(OptionGroup):
 
     @property
     def _is_own(self) -> bool:
-        """Return whether broker.conf belongs to this very tier, not to one it was copied from: a
-        copied file must not make rmqctl write elsewhere.
+        """Return whether broker.conf belongs to this very tier. A copied file must not make rmqctl
+        write to the original tier.
         """
         path = None if self.broker_conf is None else self.broker_conf.tier_path
         return path is not None and os.path.realpath(path) == os.path.realpath(self.root)
 
     def open(self) -> Tier:
-        """Return the tier, opened for reading, as a context manager.
+        """Open the tier for reading, as a context manager.
 
-        Raises NotAStoreError; UsageError where the named broker has nothing in it.
+        Raises NotAStoreError; UsageError if the tier contains nothing of the named broker.
         """
         from rmqctl.ext.tiered.tier import Tier
 
@@ -136,7 +136,7 @@ class LocalOptions(OptionGroup):
              "(default: nothing).")] = None
 
     def check(self) -> None:
-        """Raise UsageError where options for a local store are given without one."""
+        """Raise UsageError if options for a local store are given without one."""
         if self.root is None and (self.strategy is not None or self.in_memory is not None):
             raise UsageError("--strategy and --in-memory-from require --local STORE")
         if self.in_memory is not None and self.strategy != "not-in-mem":
@@ -144,8 +144,8 @@ class LocalOptions(OptionGroup):
 
     @contextmanager
     def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
-        """Return the local store (there must be one) and the tier as one. Raises NotAStoreError,
-        UsageError.
+        """Return the router over the local store, which must be given, and the tier. Raises
+        NotAStoreError, UsageError.
         """
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of

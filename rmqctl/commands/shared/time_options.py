@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeQuery(OptionGroup):
-    """A time in a queue, and the rule to find it by; subclasses have the rules that differ."""
+    """A time in a queue, and the rule to find it; subclasses add the rules of stores and tiers."""
 
     topic: RequiredTopic
     queue: RequiredQueue
@@ -73,7 +73,7 @@ class TierTimeQuery(TimeQuery):
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
                   **whose: Any) -> dict[str, Any]:
-    """Return the answer for programs; ``whose``: the rule or source that it follows."""
+    """Return the answer for programs; ``whose``: the rule or source that it comes from."""
     record = answer.record
     return {
         "queue_offset": answer.queue_offset, "topic": query.topic, "queue_id": query.queue,
@@ -86,7 +86,7 @@ def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
 
 def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
                   where: str) -> dict[str, str]:
-    """Show the answer to people; ``where``: the text for the location of its message, ``{}`` is the
+    """Show the answer to people; ``where``: the text for the location of the message, ``{}`` is the
     offset.
     """
     state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"

@@ -30,9 +30,9 @@ _UNTOLD = ("a store does not show whether a tag filter skipped a message, or whe
 
 def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
                tz: tzinfo, faults: Faults, *, track: bool) -> None:
-    """Show the messages of a query; with ``track`` also what groups did with them, and of a DLedger
-    log the headers of their entries: for programs in fields of each message, for people in tables
-    below. Raises StoreIOError.
+    """Show the messages of a query. With ``track``, also show what consumer groups did with them;
+    for a DLedger log, also the headers of their entries: for programs as fields of each message,
+    for people in tables below. Raises StoreIOError.
     """
     # Without tracking, only the messages and their DLedger entries are shown.
     entries = _entries(store, records)
@@ -73,7 +73,9 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
 
 def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: Faults,
               more: Sequence[Mapping[str, Any]]) -> None:
-    """Yield the messages as rows, each with ``more`` fields, which have the names of the first."""
+    """Print the messages as rows, each with its fields of ``more``, which all have the same
+    names.
+    """
     from rmqctl.store.pages import RecordPage
 
     page = next(iter(faults.judged([RecordPage(records)])), None) if records else None
@@ -83,8 +85,8 @@ def rows_with(out: Output, records: Sequence[Record], projection: Projection, fa
 
 
 def _entries(store: OpenedStore, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the field ``entry`` of each message, None where its header is damaged or a plain log
-    has none; an empty list where no message is in a DLedger entry.
+    """Return the field ``entry`` of each message, None if its header is damaged or it is in a plain
+    file; an empty list for a log without DLedger files.
     """
     if not any(file.head for file in store.log.files):
         return []

@@ -1,4 +1,4 @@
-"""Parts that the ``verify`` commands share: structures, the tier in a store, and output."""
+"""Shared parts of the ``verify`` commands: structures, the tier in a store, and output."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
 
 def show(out: Output, verdict: VerifyResult[C],
          covered: Callable[[VerifyResult[C]], Mapping[str, str]]) -> None:
-    """Print the verdict in the chosen format; ``covered``: what was covered, for people."""
+    """Print the verdict in the chosen format; ``covered`` returns the coverage, for people."""
     if verdict.total > len(verdict.findings):
         out.warn(Phrase("{some} more findings counted but not listed (--limit)",
                         some=verdict.total - len(verdict.findings)))
@@ -139,7 +139,7 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
 
 
 def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
-    """Show what was covered of a store."""
+    """Return the coverage of a store, for people."""
     from rmqctl.checks.losses import Losses
 
     # A line that is about loss appears only if something is lost.
@@ -215,8 +215,8 @@ def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
 
 def end_with(judged: Sequence[JudgedStore],
              fails: Callable[[VerifyResult[Coverage]], bool]) -> None:
-    """End the command with the code of the first store that could not be checked at all, else with
-    1 where any fails, else with that of a partly checked one.
+    """End the command with the exit code of the first store that could not be checked at all; else
+    with 1 if any fails; else with the code of a partly checked store.
     """
     failed = next((store.error for store in judged if store.error is not None), None)
     if failed is not None:
@@ -323,7 +323,7 @@ def diagnosed_with_tier(out: Output, store: Store, diagnosis: Diagnosis) -> Diag
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:
-    """Return what the tier in a store has lost, for a command that checks nothing else of it."""
+    """Return the losses of the tier in a store, for a command that checks nothing else of it."""
     from rmqctl.checks.losses import TierLosses
 
     try:

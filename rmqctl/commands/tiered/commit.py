@@ -62,7 +62,9 @@ def command(
 
 
 def _is_empty(root: str) -> bool:
-    """Return whether nothing was ever uploaded: the folder exists, without a cluster's folder."""
+    """Return whether nothing was ever uploaded: the folder exists but contains no cluster's
+    folder.
+    """
     try:
         return set(os.listdir(root)) <= {"config", ".rmqctl"}
     except (OSError, ValueError):

@@ -1,5 +1,5 @@
-"""``rmqctl tiered query offset``: show the message at a queue offset or at an offset of a tiered
-log.
+"""``rmqctl tiered query offset``: show the message at a queue offset or at an offset of a tier's
+commit log.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def command(
 
 
 def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
-    """Show what was covered of a tier."""
+    """Return the coverage of a tier, for people."""
     from rmqctl.checks.verify.common import plural
 
     # Lines about repairs and undecided records appear only if there are any.

@@ -130,7 +130,7 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
 
 
 class RejectFile:
-    """The file for bad lines; it is created with the first one."""
+    """The file for bad lines, created with the first line."""
 
     def __init__(self, path: str | None) -> None:
         if path is not None and os.path.lexists(path):
@@ -166,7 +166,7 @@ class RejectFile:
 
 
 class _Append:
-    """One run over the input: rows or a summary, notes, progress."""
+    """The run over the input: rows or a summary, notes, progress."""
 
     def __init__(self, out: Output, session: AppendSession, appender: LineAppender,
                  reader: LineReader, signals: DeferredSignals,

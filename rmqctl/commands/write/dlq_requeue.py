@@ -164,7 +164,9 @@ def _written(path: str, letters: Iterable[Made]) -> Iterator[dict[str, Any]]:
 
 def _counted(rows: Iterable[dict[str, Any]], tally: Counter[str], places: list[int],
              signals: DeferredSignals) -> Iterator[Any]:
-    """Yield the rows; a signal stops between two messages. ``places`` receives the first offset."""
+    """Yield the rows; a signal stops between two messages. Add the first physical offset to
+    ``places``.
+    """
     for row in rows:
         place, status = row["physical_offset"], row["status"]
         tally[_SENT if place is not None or status == _WRITTEN else status] += 1

@@ -111,7 +111,7 @@ def command(
 
 
 def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
-    """Show what was stored; for a rejected message, the error line is enough."""
+    """Show the stored message; for a rejected message, the error line is enough."""
     if result["physical_offset"] is None:
         return
     page.pairs({
