@@ -284,7 +284,8 @@ def _end(proposal: Proposal) -> None:
 
 
 def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
-    """Add the files that are moved aside, and a note on files with hard links that change in place.
+    """Add the files that are moved aside, and a note on files with hard links that change in
+    place.
     """
     from rmqctl.repair.executor.check_plan import moved_aside, shared
 
