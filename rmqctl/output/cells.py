@@ -29,7 +29,7 @@ FLUSH: Final[Row] = MappingProxyType({})
 
 
 class Encoded(NamedTuple):
-    """Rows that are already JSON in UTF-8, with a line feed after each and none inside."""
+    """Rows that are already JSON in UTF-8, with a line feed after each row and none inside."""
 
     lines: bytes | memoryview
     rows: int
@@ -94,13 +94,13 @@ def columns_of(page: Sequence[Row]) -> list[str]:
 
 
 def refuse_bytes(value: Any) -> None:
-    """Raise TypeError for bytes: the command decides how they are shown, not this module."""
+    """Raise TypeError for bytes: the command decides how to show them, not this module."""
     if isinstance(value, bytes | bytearray | memoryview):
         raise TypeError("a row contains bytes; commands must pass text")
 
 
 def plain_value(value: Any) -> Any:
-    """Default hook of the JSON encoder: mappings, numpy scalars and iterators of values."""
+    """Convert mappings, numpy scalars and iterators for the JSON encoder (its default hook)."""
     refuse_bytes(value)
     if isinstance(value, Mapping):
         return dict(value)
@@ -113,12 +113,12 @@ def plain_value(value: Any) -> Any:
 
 
 def compact_json(value: Any) -> str:
-    """Return nested values inside a cell: JSON without spaces, non-ASCII characters unchanged."""
+    """Return a nested value for a cell: JSON without spaces, non-ASCII characters unchanged."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=plain_value)
 
 
 def simple(value: Any) -> int | float | str:
-    """Return a value that is not text for text formats: a finite number stays a number, others are
+    """Return a value other than text for text formats: finite numbers unchanged, NaN and infinities
     empty.
     """
     if isinstance(value, bool):
@@ -141,7 +141,7 @@ def cell_text(value: Any) -> str:
 _ADDRESSES = re.compile(
     r".*(offset|_id|_crc|hash|flag|code|magic|port|version|timestamp)|"
     r"(id|pid|position|value|hex|number|record|crc|begin|end|epoch|term)")
-"""Columns whose numbers are copied or are ids: without separators."""
+"""Columns with ids or numbers that users copy: shown without separators."""
 
 
 def number_text(name: str, value: Any) -> str:
@@ -155,12 +155,12 @@ def number_text(name: str, value: Any) -> str:
 
 
 def not_shown(columns: Sequence[str]) -> Phrase:
-    """Return the note below a table that has no space for some columns."""
+    """Return the note below a table about columns that do not fit."""
     return Phrase("columns not shown: {columns} (-o json has them)", columns=Joined(", ", columns))
 
 
 def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> list[list[str]]:
-    """Return the cell texts of a page, row by row; columns may have a renderer of their own."""
+    """Return the cell texts of a page, row by row; a column may have its own renderer."""
     show = [(name, (layout.render or {}).get(name)) for name in columns]
     return [
         [
@@ -187,7 +187,7 @@ def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
 
 
 def cut(text: str, limit: int, mark: str = "…") -> str:
-    """Shorten data to about ``limit`` characters, with the number of omitted ones.
+    """Shorten data to about ``limit`` characters and append the number of omitted characters.
 
     Sentences, which contain spaces, are shown completely; only extremely long ones are cut.
     """
@@ -199,8 +199,8 @@ def cut(text: str, limit: int, mark: str = "…") -> str:
 
 
 def display_width(text: str) -> int:
-    """Return the terminal columns of ``text``: two for wide East Asian characters, none for
-    combining ones.
+    """Return the terminal columns of ``text``: two for each wide East Asian character, none for a
+    combining character.
     """
     if text.isascii():
         return len(text)
@@ -224,8 +224,7 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
     """Return ``text`` in lines of at most ``width`` columns, later lines with ``indent``.
 
     Lines end between words, and between characters of East Asian scripts, but not before their
-    commas and full stops. A word that is longer than a line is broken, after a slash where it has
-    one.
+    commas and full stops. A word that is longer than a line is broken, after a slash if it has one.
     """
     start = text.lstrip(" ")
     lines, line = [], " " * (len(text) - len(start))
@@ -246,7 +245,9 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _head_of(word: str, room: int) -> str:
-    """Return as much of a word as fits, at least a character; up to a slash in its second half."""
+    """Return as much of a word as fits, at least one character; if possible up to a slash in the
+    second half.
+    """
     fits = 1
     while fits < len(word) and display_width(word[: fits + 1]) <= room:
         fits += 1
@@ -258,7 +259,8 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
 def folded_command(text: str, width: int) -> list[str]:
-    """Return a command in lines that a shell reads as one: each but the last ends with a backslash.
+    """Return a command in lines that a shell reads as one; all lines but the last end with a
+    backslash.
 
     Lines end between words, never within quotes; a longer word without quotes is broken.
     """

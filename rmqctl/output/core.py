@@ -93,27 +93,29 @@ class Output:
 
     @property
     def is_data(self) -> bool:
-        """True if the format is for programs (json, jsonl, csv, tsv) rather than people."""
+        """Return whether the format is for programs (json, jsonl, csv, tsv), not for people."""
         return self._format.is_data
 
     @property
     def is_flat(self) -> bool:
-        """True if it has only cells (csv, tsv, and the tables for people), without nesting."""
+        """Return whether the format has only cells, without nesting (csv, tsv, and the tables for
+        people).
+        """
         return self._format.is_flat or not self._format.is_data
 
     @property
     def is_value(self) -> bool:
-        """True if the whole output is one value (json), which is complete only at the end."""
+        """Return whether the output is a single value (json), which is complete only at the end."""
         return self._format.is_data and not self._format.streams
 
     @property
     def streams(self) -> bool:
-        """True if each row is usable as soon as it is written (jsonl, csv, tsv)."""
+        """Return whether each row is usable as soon as it is written (jsonl, csv, tsv)."""
         return self._format.streams
 
     @property
     def is_json(self) -> bool:
-        """True if rows become JSON objects (json, jsonl), and may come as `Encoded`."""
+        """Return whether rows become JSON objects (json, jsonl) and may be passed as `Encoded`."""
         return self._format.is_json
 
     # -- data ---------------------------------------------------------------------------------
@@ -121,15 +123,14 @@ class Output:
     def rows(self, rows: Iterable[Row | Encoded], columns: Sequence[str] | None = None, *,
              brief: Sequence[str] | None = None, title: str | None = None, empty: str = "no rows",
              render: Render | None = None, styles: Styles | None = None) -> int:
-        """Show ``rows`` as they come; return their number.
+        """Show ``rows`` as they are produced; return their number.
 
-        json and jsonl write each row completely. csv and tsv have ``columns`` (None: the keys of
-        the first rows), and so have the formats for people, unless ``brief`` names fewer for them.
-        ``render`` maps columns to a function that words their values for people only, ``styles``
-        to one that names a style for a value on a terminal.
-        ``title`` and, without rows, ``empty`` (on stderr) are for people only.
-        Where `is_json`, many rows may come as one `Encoded`.
-        A row that is ``FLUSH`` shows what has come so far. Memory is bounded by one page of rows.
+        json and jsonl write all fields of each row. csv and tsv write ``columns`` (None: the keys
+        of the first rows), as do the formats for people unless ``brief`` names fewer columns.
+        ``render`` maps a column to a function that formats its values for people, ``styles`` to a
+        function that returns the style of a value on a terminal. ``title`` and, without rows,
+        ``empty`` (on stderr) are for people only. If `is_json`, many rows may be passed as one
+        `Encoded`. The row ``FLUSH`` shows all rows so far. Memory is bounded by one page of rows.
         """
         layout = Layout(columns, brief, title, render, styles)
         count = self._writer().rows(cast("Iterable[Row]", rows), layout)
@@ -140,10 +141,11 @@ class Output:
     def document(
         self, document: Mapping[str, Any], human: Callable[[Human], None] | None = None
     ) -> None:
-        """Show one object: as JSON, as ``key,value`` records (csv, tsv), or to people by ``human``.
+        """Show one object: as JSON, as ``key,value`` records (csv, tsv), or for people with
+        ``human``.
 
-        ``human`` gets a :class:`~rmqctl.output.human.Human` to write on; without it the object gets
-        a generic layout.
+        ``human`` receives a :class:`~rmqctl.output.human.Human` to write on; without it the object
+        gets a generic layout.
         """
         self._writer().document(document, human)
 
@@ -182,16 +184,14 @@ class Output:
             self._every))
 
     def binary(self) -> Raw:
-        """Return standard output for bytes of a format of their own. Raises UsageError for a
-        terminal.
-        """
+        """Return standard output for binary data. Raises UsageError for a terminal."""
         if self._terminal:
             raise UsageError("this format is for a file or a program, not for a terminal")
         return Raw(self._sink)
 
     @property
     def takes_a_line(self) -> bool:
-        """Return whether the reader of standard output keeps up; otherwise a line would block."""
+        """Return whether the reader of standard output keeps up; if not, a line would block."""
         return takes_a_line(self._stdout)
 
     def flush(self) -> None:
@@ -206,7 +206,7 @@ class Output:
             self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def tell(self, text: str) -> None:
-        """Print a line that a question on stderr needs; never silenced."""
+        """Print a line that belongs to a question on stderr; never silenced."""
         self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def warn(self, text: str) -> None:
@@ -233,8 +233,8 @@ class Output:
     # -- progress -----------------------------------------------------------------------------
 
     def screen(self) -> Screen | None:
-        """Return the whole terminal, if there is one to draw on and no other format, quiet or --no-
-        progress was requested.
+        """Return the terminal as a screen; None without a terminal, with another format, or with -q
+        or --no-progress.
         """
         if self.format != "table" or self.quiet or self._no_progress or not has_screen(
                 self._environ) or self._stdout is None:
@@ -246,8 +246,8 @@ class Output:
     def progress(self, label: str, total: int | None = None, *, unit: str = "bytes") -> Progress:
         """Return a context manager that reports progress; ``total`` in bytes, or in ``unit``.
 
-        A bar is drawn only when stderr is a terminal, and not with --no-progress or -q. Inside
-        another one it is a phase of that.
+        A bar is drawn only if stderr is a terminal, and not with --no-progress or -q. Inside
+        another progress it is a phase of that progress.
         """
         if (
             self._no_progress
@@ -273,7 +273,9 @@ class Output:
 
     @contextlib.contextmanager
     def watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Report progress of a library function with stages of its own: yields its ``advance``."""
+        """Report the progress of a library function that has its own stages: yields its
+        ``advance``.
+        """
         with self.progress(label, total) as progress:
             yield progress.advance
 

@@ -32,7 +32,7 @@ _PLAIN_NUMBER = r" *[+-]?[0-9]+(\.[0-9]+)? *"
 
 @cache
 def _pattern(text: str) -> re.Pattern[str]:
-    """A pattern, compiled on first use: a run needs one or two of them."""
+    """Return a pattern, compiled on first use: a run needs one or two patterns."""
     return re.compile(text)
 
 
@@ -47,12 +47,14 @@ def _escape(match: re.Match[str]) -> str:
 
 
 def visible(text: str) -> str:
-    """Return ``text`` on one line, control, reordering and surrogate characters escaped."""
+    """Return ``text`` on one line, with control, reordering and surrogate characters escaped."""
     return _pattern(_UNSAFE).sub(_escape, text)
 
 
 def visible_lines(text: str) -> str:
-    """Like :func:`visible`, but keep line feeds: for text that rmqctl itself breaks into lines."""
+    """Return ``text`` as :func:`visible` does, but keep line feeds: for text that rmqctl itself
+    breaks into lines.
+    """
     return _pattern(_UNSAFE_BUT_NEWLINE).sub(_escape, text)
 
 
@@ -69,9 +71,9 @@ def _json_escape(match: re.Match[str]) -> str:
 
 
 def spreadsheet_safe(text: str) -> str:
-    """Return ``text`` such that a spreadsheet reads it as text: a formula gets a leading ``'``.
+    """Return ``text`` in a form that a spreadsheet reads as text: a formula gets a leading ``'``.
 
-    Plain numbers are unchanged: they mean the same as a number.
+    Plain numbers are unchanged.
     """
     if _pattern(_FORMULA).match(text) and not _pattern(_PLAIN_NUMBER).fullmatch(text):
         return "'" + text
@@ -86,5 +88,5 @@ _MARKDOWN = (
 
 
 def markdown_text(text: str) -> str:
-    """Return one-line ``text`` such that Markdown shows it as it is."""
+    """Return one-line ``text`` with Markdown's special characters escaped."""
     return _pattern(_MARKDOWN).sub(lambda match: "\\" + match.group(), text)

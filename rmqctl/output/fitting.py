@@ -26,7 +26,7 @@ _NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "stru
 _DATA = {"body": MIN_WIDTH, "hex": MIN_WIDTH, "value": MIN_WIDTH + 2}
 """Columns of data, which may be broken anywhere, with their minimum widths."""
 _WHOLE = frozenset({"hex"})
-"""Data that is never cut: it was shortened before, or all of it was requested."""
+"""Data that is never cut: it was shortened before, or the user requested all of it."""
 _SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason", "why"})
 """Columns of sentences: one of them may be written below each row."""
 _KEPT = frozenset({
@@ -37,13 +37,13 @@ _KEPT = frozenset({
 """Columns that are omitted last."""
 _ANY = 1 << 20
 _INDENT = 4
-"""Blanks before a sentence that is written below its row."""
+"""Number of blanks before a sentence that is written below its row."""
 
 
 @dataclass
 class Fit:
-    """The layout of a table: columns side by side, their widths, and the one whose text is written
-    below each row; ``dropped`` are not shown. Columns are numbers.
+    """The layout of a table: columns side by side, their widths, and the column whose text is
+    written ``below`` each row; ``dropped`` columns are not shown. Columns are numbers.
     """
 
     columns: list[int]
@@ -54,10 +54,10 @@ class Fit:
 
 def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]],
            numeric: Sequence[bool], width: int) -> Fit | None:
-    """Return the layout of a table within ``width``; None where not even two columns fit.
+    """Return the layout of a table within ``width``; None if not even two columns fit.
 
-    In this order: fold sentences, omit empty columns, write a sentence below its row, and omit
-    columns, the least important first.
+    The steps, in this order: fold sentences, omit empty columns, write a sentence below its row,
+    omit columns, the least important first.
     """
     measured = _Measured(names, headers, cells, numeric)
     fit = Fit(list(range(len(names))))
@@ -82,14 +82,14 @@ def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
 
 def refitted(before: Fit, names: Sequence[str], headers: Sequence[str],
              cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> Fit | None:
-    """Return the layout of a later page of the table, with the columns of the first."""
+    """Return the layout of a later page of the table, with the columns of the first page."""
     measured = _Measured(names, headers, cells, numeric)
     after = Fit(before.columns, before.widths, before.below, before.dropped)
     return after if _settle(after, measured, width) else None
 
 
 class _Measured:
-    """Return the preferred and minimum widths of the cells of a page."""
+    """The preferred and minimum widths of the cells of a page."""
 
     def __init__(self, names: Sequence[str], headers: Sequence[str],
                  cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
@@ -107,8 +107,8 @@ class _Measured:
 
 
 def _settle(layout: Fit, measured: _Measured, width: int) -> bool:
-    """Set the widths of the columns; return False where they do not fit, or a sentence would run
-    down a narrow column.
+    """Set the widths of the columns; return False if they do not fit, or a sentence would fill many
+    lines of a narrow column.
     """
     natural = [measured.natural[column] for column in layout.columns]
     least = [measured.least[column] for column in layout.columns]
@@ -138,7 +138,7 @@ def _by_importance(columns: Sequence[int], names: Sequence[str]) -> list[int]:
 
 
 def header_lines(text: str) -> list[str]:
-    """Return a header in lines that may be stacked: ``queue_`` and ``offset``."""
+    """Return the lines into which a header may be split: ``queue_`` and ``offset``."""
     lines: list[str] = []
     for part in text.replace("_", "_\0").replace(" ", "\0").split("\0"):
         if lines and display_width(lines[-1] + part) < MIN_WIDTH // 2:
@@ -163,7 +163,7 @@ def header_cells(text: str, width: int) -> list[str]:
 
 
 def _least_width(name: str, text: str) -> int:
-    """Return the narrowest column that breaks no unbreakable word of a text."""
+    """Return the minimum width of a column that breaks no unbreakable word of a text."""
     if name in _DATA or not text:
         return min(_DATA.get(name, 0), _cell_width(text))
     words = list(map(_cell_width, text.split()))
@@ -187,7 +187,8 @@ def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
     """Return column widths between ``least`` and ``natural`` whose sum with gaps is within
     ``width``.
 
-    The widest shrinkable columns shrink first. Wider than ``width`` where the minimum does not fit.
+    The widest shrinkable columns shrink first. The sum exceeds ``width`` if the minimum does not
+    fit.
     """
     widths = list(natural)
     room = width - GAP * (len(widths) - 1)
@@ -208,7 +209,9 @@ def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
 
 
 def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
-    """Return the lines of a cell; long data is cut, with the number of omitted characters."""
+    """Return the lines of a cell; long data is cut, and the number of omitted characters is
+    appended.
+    """
     limit = width * _CELL_LINES
     if len(text) > limit and name not in _WHOLE:
         text = cut(text, max(limit - 12, 8), mark)
@@ -217,7 +220,7 @@ def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
 
 def lines_of(names: Sequence[str], cells: Sequence[str], fit: Fit, width: int, mark: str
              ) -> list[list[tuple[int, str, str]]]:
-    """Yield a row as lines of parts: (column, text, padding)."""
+    """Return a row as lines of parts: (column, text, padding)."""
     texts = [fold_cell(names[column], cells[column], room, mark)
              for column, room in zip(fit.columns, fit.widths, strict=True)]
     lines: list[list[tuple[int, str, str]]] = []
@@ -241,8 +244,8 @@ def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -
 
 
 def header_of(headers: Sequence[str], fit: Fit, numeric: Sequence[bool]) -> list[str]:
-    """Yield the header lines of a table; that of a sentence below its row is indented like the
-    sentence.
+    """Return the header lines of a table; the header of a sentence below its row is indented like
+    the sentence.
     """
     texts = [header_cells(headers[column], room)
              for column, room in zip(fit.columns, fit.widths, strict=True)]

@@ -1,6 +1,6 @@
 """The output formats by name: their properties, and the modules that write them.
 
-A new format is a module with a ``writer`` and a line here.
+A new format needs a module with a ``writer`` and a line here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Writer(Protocol):
     """A writer of one format to one stream."""
 
     def rows(self, rows: Iterable[Row], layout: Layout) -> int:
-        """Write rows as they come, a bounded number of them in memory; return their number."""
+        """Write rows as they are produced, with a bounded number in memory; return their number."""
 
     def document(self, document: Mapping[str, Any],
                  human: Callable[[Human], None] | None) -> None:
@@ -27,16 +27,16 @@ class Writer(Protocol):
 
 
 class PageWriter(Writer, Protocol):
-    """Return a page for people."""
+    """A writer that has pages for people."""
 
     def page(self) -> Human:
-        """A target that a command writes to."""
+        """Return the page that a command writes to."""
 
 
 class Format(NamedTuple):
     """Properties of a format for commands.
 
-    ``is_data``: for programs rather than people, complete and in UTF-8. ``is_flat``: a row has only
+    ``is_data``: for programs, not for people; complete and in UTF-8. ``is_flat``: a row has only
     cells, so a document with a list shows only the list. ``streams``: every row is usable as soon
     as it is written. ``is_json``: a row is a JSON object. ``module`` has a function ``writer(name,
     target)``.

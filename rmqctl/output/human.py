@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 _VALUE_LIMIT = 2000
 _MIN_ROOM = 30
-"""Minimum columns of a value, however narrow the terminal."""
+"""Minimum columns of a value, on a terminal of any width."""
 _UNICODE_SAMPLE = "…─│█▁"
 
 # Longest text shown in one cell; what is left out is counted in the cell. The data formats
@@ -65,7 +65,7 @@ class Human(ABC):
     """The page that a command writes to.
 
     ``width`` is in columns; ``unicode``: block and box characters can be shown; ``colour``: styles
-    have an effect; ``every``: each of many similar things is listed.
+    have an effect; ``every``: all of many similar entries are listed.
     """
 
     def __init__(self, sink: Sink, *, width: int, unicode: bool, language: Language | None,
@@ -174,7 +174,7 @@ class Human(ABC):
 
 
 class PlainHuman(Human):
-    """Pages for files and pipes: aligned text without colours."""
+    """A page for files and pipes: aligned text without colours."""
 
     style = "plain"
 
@@ -198,7 +198,7 @@ class PlainHuman(Human):
 
 
 class MarkdownHuman(PlainHuman):
-    """Pages for a report or a ticket: GitHub-flavoured Markdown, with lines of any length."""
+    """A page for a report or a ticket: GitHub-flavoured Markdown, with lines of any length."""
 
     style = "markdown"
 
@@ -220,7 +220,7 @@ class MarkdownHuman(PlainHuman):
 
 
 class RichHuman(Human):
-    """Pages for a terminal: colours and rich tables."""
+    """A page for a terminal: colours and rich tables."""
 
     def __init__(self, sink: Sink, canvas: Canvas, language: Language | None) -> None:
         super().__init__(sink, width=canvas.width, unicode=canvas.unicode, language=language,
@@ -257,7 +257,7 @@ class RichHuman(Human):
 
 
 def describe(human: Human, document: Mapping[str, Any]) -> None:
-    """Show an object without a page of its own: scalars as pairs, lists of objects as tables."""
+    """Show an object that has no specific page: scalars as pairs, lists of objects as tables."""
     plain: dict[str, Any] = {}
     tables: dict[str, list[Mapping[str, Any]]] = {}
     for key, value in document.items():
@@ -281,8 +281,8 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout
                      limit: int | None) -> int:
     """Stream ``rows`` as a ``plain`` or ``markdown`` table; return their number.
 
-    The header is printed once. Column widths are those of the first page; a page with longer cells
-    is wider, never narrower, so that columns stay aligned in nearly all cases. From the first page
+    The header is printed once. The first page sets the column widths; a page with longer cells is
+    wider, never narrower, so that columns stay aligned in nearly all cases. From the first page
     that exceeds ``limit`` on, the table is laid out within it.
     """
     # The first page decides the columns and which of them are right-aligned.
@@ -336,7 +336,7 @@ def _is_wider(widths: Sequence[int], cells: Sequence[Sequence[str]], headers: Se
 
 
 class _Narrow:
-    """Yield the pages of a plain table within a width; ``hidden``: columns that do not fit."""
+    """The pages of a plain table within a width; ``hidden``: columns that do not fit."""
 
     def __init__(self, names: Sequence[str], headers: Sequence[str], numeric: Sequence[bool],
                  width: int, mark: str) -> None:
@@ -347,7 +347,7 @@ class _Narrow:
         self.hidden: set[int] = set()
 
     def lines(self, cells: Sequence[Sequence[str]]) -> list[str]:
-        """Yield the lines of a page; the first has the header above it."""
+        """Yield the lines of a page; the first page begins with the header."""
         if not self._started:
             self._fit = fitted(self._names, self._headers, cells, self._numeric, self.width)
         elif self._fit is not None:

@@ -22,7 +22,7 @@ _COMPACT = json.JSONEncoder(
 )
 
 _MIN_FAST_ROWS = 256
-"""Number of rows below which another encoder is not worth loading."""
+"""Minimum number of rows for which loading another encoder pays off."""
 _SCALARS = frozenset({str, int, bool, type(None)})
 _CONTAINERS = frozenset({dict, list, tuple})
 
@@ -31,7 +31,7 @@ _LINE_CHARS = 100
 
 
 def _finite(value: Any) -> Any:
-    """Return a copy of ``value`` with NaN and the infinities as None, as JSON requires."""
+    """Return a copy of ``value`` with None for NaN and infinities, which JSON does not allow."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
@@ -49,7 +49,7 @@ def _encode(value: Any) -> str:
 
 
 def _encode_row(row: Row) -> str:
-    """Encode like `_encode`, several times faster for rows of texts, integers and flat
+    """Encode a row like `_encode`, several times faster for rows of texts, integers and flat
     containers.
     """
     values = row.values()
@@ -77,7 +77,7 @@ def _fast() -> Any:
 
 
 def _indented(value: Any, margin: str = "") -> str:
-    """Return JSON text in lines, for reading: short flat objects and lists stay on one line."""
+    """Return JSON text in lines, for people: short flat objects and lists stay on one line."""
     if isinstance(value, Mapping):
         items = [_lead(str(key)) for key in value]
         values = list(value.values())
@@ -101,12 +101,12 @@ def _indented(value: Any, margin: str = "") -> str:
 
 @lru_cache(maxsize=1024)
 def _lead(name: str) -> str:
-    """Return the text before the value of a name."""
+    """Return the text before a value: its name, quoted."""
     return f"{_encode(name)}: "
 
 
 class JsonLines:
-    """Writer of one object per line, written at once after a pause or a FLUSH."""
+    """Writer of one object per line; lines are written after a pause or a FLUSH."""
 
     def __init__(self, target: WriterTarget) -> None:
         self._sink, self._terminal = target.sink, target.terminal
@@ -122,7 +122,7 @@ class JsonLines:
 
 
 class Json(JsonLines):
-    """Writer of one array, one object per line within it; a document in lines, for people."""
+    """Writer of an array with one object per line, or of a document in several lines."""
 
     def rows(self, rows: Iterable[Row | Encoded], layout: Layout) -> int:
         """Write the rows. If ``rows`` raises, the array stays open, so that a reader rejects the

@@ -1,6 +1,6 @@
-"""Languages of the output: English, or one with a catalog here (``zh.toml``).
+"""Languages of the output: English, or a language with a catalog here (``zh.toml``).
 
-Data (json, jsonl, csv, tsv) is the same in every language, and so is everything that users type or
+Data (json, jsonl, csv, tsv) is the same in every language, and so are all words that users type or
 search for: names of commands, findings, actions, severities, fields, topics and files, units,
 times.
 """
@@ -29,16 +29,16 @@ class Language:
     catalog: Catalog = field(default_factory=dict)
 
     def say(self, value: Any) -> Any:
-        """Return a `Phrase` in this language; anything else is data, and unchanged."""
+        """Return a `Phrase` in this language; anything else is data and stays unchanged."""
         return translated(value, self.catalog)
 
     def caption(self, text: str) -> str:
-        """Return the name of a section, column or value in this language; names are never data."""
+        """Return the name of a section, column or value in this language."""
         return str(self.say(self.catalog.get(text, text)))
 
 
 def chosen(given: str | None, environ: Mapping[str, str]) -> str:
-    """Return ``given``, else the language of the first variable that is set; English without a
+    """Return ``given``, else the language of the first variable that is set; English if there is no
     catalog.
     """
     name = given or next(filter(None, map(environ.get, _VARIABLES)), ENGLISH)
@@ -47,7 +47,7 @@ def chosen(given: str | None, environ: Mapping[str, str]) -> str:
 
 @cache
 def language(name: str) -> Language:
-    """Return the language called ``name``; its catalog is read here."""
+    """Return the language called ``name``, and read its catalog."""
     if name == ENGLISH:
         return Language()
     import tomllib

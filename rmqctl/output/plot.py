@@ -18,11 +18,10 @@ def _number(value: float) -> str:
 
 def bars(items: Iterable[tuple[str, float]], *, width: int = 80, unicode: bool = True,
          show: Callable[[float], str] = _number) -> str:
-    """Return horizontal bars, one line per ``(label, value)``, with the value at the end of the
-    line.
+    """Return horizontal bars, one line per ``(label, value)``, with the value at the end.
 
     The longest bar fills ``width`` columns; values must not be negative. Without ``unicode`` bars
-    are made of ``#``. A value above zero always shows a mark. Empty items give ``""``.
+    consist of ``#``. A value above zero always shows a mark. Without items the result is ``""``.
     """
     pairs = [
         (cut(visible(label), _MAX_LABEL, "…" if unicode else "..."), value)
@@ -55,9 +54,9 @@ def columns(values: Sequence[float], *, first: str, last: str, width: int = 80, 
             unicode: bool = True, show: Callable[[float], str] = _number) -> str:
     """Return a series over time as columns, ``height`` lines high, with an axis.
 
-    ``first`` and ``last`` label the two ends of the axis. More values than columns are summed in
-    neighbouring groups of equal number (the scale is then per column); fewer are drawn one per
-    column. Empty values give ``""``.
+    ``first`` and ``last`` label the two ends of the axis. If there are more values than columns,
+    groups of neighbours of equal size are summed (the scale is then per column); else each value
+    has a column. Without values the result is ``""``.
     """
     if not values:
         return ""

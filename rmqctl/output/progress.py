@@ -15,7 +15,7 @@ from rmqctl.output.units import count_text, rate_text, size_text
 
 _REDRAW_SECONDS = 0.25
 _SURE_SECONDS = 2.0
-"""Seconds before a rate is trusted: until then, no time left is shown."""
+"""Seconds before a rate is reliable enough to show the time left."""
 _STALLED_SECONDS = 10.0
 """Seconds without progress after which no time left is shown."""
 _ENDING = (signal.SIGINT, signal.SIGTERM)
@@ -25,9 +25,9 @@ _SPINNER = "|/-\\"
 
 
 class Progress:
-    """Silent progress, and the interface of both kinds: use as a context manager.
+    """Silent progress, and the interface of all kinds. A context manager.
 
-    ``advance`` may be called any number of times, from any thread: it costs an addition.
+    ``advance`` may be called often and from any thread: it only adds.
     """
 
     def __enter__(self) -> Self:
@@ -38,7 +38,7 @@ class Progress:
         """End the display; never swallows an exception."""
 
     def advance(self, amount: int) -> None:
-        """Add ``amount`` units (bytes, or those of the total)."""
+        """Add ``amount`` units (bytes, or the unit of the total)."""
 
     def total(self, amount: int) -> None:
         """Set the total."""
@@ -47,17 +47,17 @@ class Progress:
         """Set the label of the current work."""
 
     def phase(self, text: str, total: int | None = None) -> None:
-        """Start another phase, of ``total`` units, or of an unknown number."""
+        """Start another phase of ``total`` units (None: unknown)."""
 
     def hide(self) -> None:
-        """Clear the line from the screen, because something else is about to be printed."""
+        """Clear the line from the screen before something else is printed."""
 
 
 class BarProgress(Progress):
-    """A line that is redrawn four times a second, whatever the work does.
+    """A line that a thread redraws four times a second.
 
-    It appears only after a moment, so that quick commands never flash. The time left is that of the
-    phase that the line names, at its rate so far.
+    The line appears after a moment, so that quick commands never show it. The time left is that of
+    the named phase, at its rate so far.
     """
 
     def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,
@@ -109,7 +109,7 @@ class BarProgress(Progress):
         self.begin(text, total, unit_bytes=True)
 
     def begin(self, text: str, total: int | None, *, unit_bytes: bool) -> None:
-        """Return a phase of that unit."""
+        """Return a nested progress in ``unit``."""
         with self._lock:
             self._label, self._total, self._done = text, total, 0
             self._unit_bytes = unit_bytes
@@ -117,11 +117,11 @@ class BarProgress(Progress):
 
     @property
     def is_running(self) -> bool:
-        """True if it has started and not ended."""
+        """Return whether the display has started and not ended."""
         return self._drawer is not None and not self._ended.is_set()
 
     def hide(self) -> None:
-        """Clear the line; it comes back a moment later if the work continues."""
+        """Clear the line; it reappears a moment later if the work continues."""
         with self._lock:
             self._show_at = self._clock() + self._delay
             if self._shown:
@@ -150,7 +150,7 @@ class BarProgress(Progress):
             self._ended.set()
 
     def line(self) -> str:
-        """Return the line within the width: less important parts are dropped first."""
+        """Return the line, cut to the width; the least important parts are dropped first."""
         now = self._clock()
         total = self._total
         # All is read, and the work goes on: a full bar would say that it is over.
@@ -186,7 +186,7 @@ class BarProgress(Progress):
         return text
 
     def _rate(self, now: float) -> float | None:
-        """Return the units per second since the phase began; None while too little is known."""
+        """Return the units per second since the phase began; None if it is too early."""
         spent = now - self._phase_began
         if spent < _SURE_SECONDS or not self._done or now - self._moved > _STALLED_SECONDS:
             return None
@@ -202,7 +202,7 @@ class BarProgress(Progress):
 
 
 class Nested(Progress):
-    """A phase of the enclosing progress, whose line it shares."""
+    """A phase of an enclosing progress, which shows it in its line."""
 
     def __init__(self, around: BarProgress, label: str, total: int | None, *, unit_bytes: bool
                  ) -> None:

@@ -1,5 +1,5 @@
-"""Metrics in Prometheus's format: for a page, or for a file of node_exporter's textfile collector,
-which the caller writes with `rmqctl.files.durable.replace_file`.
+"""Metrics in Prometheus's format: for an HTTP response, or for a file of node_exporter's textfile
+collector, which the caller writes with `rmqctl.files.durable.replace_file`.
 """
 
 from __future__ import annotations
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 
 class Metric(NamedTuple):
-    """A metric; ``samples`` are (labels, value). A name that ends with ``_total`` is a counter,
-    others are gauges.
+    """A metric; ``samples`` are (labels, value). A name that ends with ``_total`` is a counter, any
+    other a gauge.
     """
 
     name: str
@@ -19,7 +19,7 @@ class Metric(NamedTuple):
 
 
 def families(metrics: Iterable[Metric]) -> Iterator[Any]:
-    """Yield the metrics as the library's own; a label that is not UTF-8 is written with escapes."""
+    """Yield the metrics as objects of the client library; labels that are not UTF-8 get escapes."""
     from prometheus_client.core import Metric as Family
 
     for metric in metrics:

@@ -1,8 +1,7 @@
-"""Tables on a terminal, coloured by rich, page by page. Imported only when one is drawn.
+"""Tables on a terminal, coloured by rich, page by page. Imported only when a table is drawn.
 
-`fitting` decides the layout within the width. rich renders into a string, which then goes through
-the sink like everything else: data is never taken for markup, and a closed reader is handled in one
-place.
+`fitting` decides the layout within the width. rich renders into a string that goes through the sink
+like all output: data is never interpreted as markup, and a closed reader is handled in one place.
 """
 
 from __future__ import annotations
@@ -73,7 +72,7 @@ class _Paper(io.StringIO):
 
 @dataclass(frozen=True)
 class Canvas:
-    """Drawing settings of a stream: width in columns, colour or not, and its encoding."""
+    """Drawing settings of a stream: width in columns, colour or not, and encoding."""
 
     width: int
     colour: bool
@@ -81,11 +80,11 @@ class Canvas:
 
     @property
     def unicode(self) -> bool:
-        """True if box drawing and block characters can be shown."""
+        """Return whether box drawing and block characters can be shown."""
         return self.encoding.lower().replace("-", "").startswith("utf")
 
     def paint(self, text: str, style: str) -> str:
-        """Return ``text`` in one of :data:`STYLES`, unchanged without colour."""
+        """Return ``text`` in a style of :data:`STYLES`; unchanged without colour."""
         if not self.colour or not text or not style:
             return text
         return Style.parse(STYLES[style]).render(text, color_system=ColorSystem.STANDARD)
@@ -113,8 +112,8 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
 
     The first page sets columns and widths; longer text on a later page folds unless it fits.
     Numbers, names and words are neither broken nor cut. Columns that do not fit are omitted and
-    listed below the table. Where hardly any fits, each row is a list of its values, from that page
-    on.
+    listed below the table. If fewer than two columns fit, each row from that page on is a list of
+    its values.
     """
     # The first page decides the columns.
     first, stream = peek(pages(rows))
@@ -198,7 +197,7 @@ def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[i
 
 def _line(names: Sequence[str], cells: Sequence[str], fit: Fit, numeric: Sequence[bool],
           canvas: Canvas, styles: Mapping[int, str]) -> str:
-    """Return a row, on several lines where a cell folds."""
+    """Return a row, on several lines if a cell folds."""
     mark = "…" if canvas.unicode else "..."
     lines = []
     for parts in lines_of(names, cells, fit, canvas.width, mark):

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class Screen:
-    """The whole terminal, within ``with``: afterwards its previous content is back.
+    """The complete terminal, as a context manager that restores the previous content.
 
-    If a terminal does not accept output, drawing is skipped until it does: nothing waits for it.
+    While a terminal does not accept output, drawing is skipped: nothing waits for it.
     """
 
     def __init__(self, stream: IO[str], environ: Mapping[str, str], language: Language | None
@@ -46,11 +46,11 @@ class Screen:
 
     @property
     def height(self) -> int:
-        """Number of visible lines."""
+        """Return the number of visible lines."""
         return self._console.size.height
 
     def show(self, page: Callable[[Human], None]) -> None:
-        """Draw a page in place of the last one; nothing while that is still being drawn."""
+        """Draw a page in place of the last page; do nothing while that is still being drawn."""
         if self._drawn is not None and not self._drawn.done():
             return
         size = self._console.size

@@ -23,9 +23,9 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
 class _LineBuffer:
-    """Collector of the records of a csv writer, ending each with a line feed alone.
+    """The records of a csv writer, each ended with a single line feed.
 
-    The writer must be set to CR LF: it quotes a carriage return within a field only then.
+    The writer must be set to CR LF: only then it quotes a carriage return within a field.
     """
 
     def __init__(self) -> None:
@@ -52,17 +52,16 @@ def _field(value: Any) -> Any:
 
 class Separated:
     """Writer of records with a separator. On a terminal control characters are escaped; in a file
-    or pipe the text is exact.
+    or pipe the text is unchanged.
     """
 
     def __init__(self, name: str, target: WriterTarget) -> None:
         self._name, self._target = name, target
 
     def rows(self, rows: Iterable[Row], layout: Layout) -> int:
-        """Write rows. Without columns, those are the keys of the first page of rows.
+        """Write rows. Without given columns, the keys of the first page of rows are the columns.
 
-        A later new key has no column; it is reported once on stderr, so that nothing is lost
-        silently.
+        A key that first appears later has no column; it is reported once on stderr.
         """
         columns, sink, terminal = layout.columns, self._target.sink, self._target.terminal
         first, stream = peek(pages(rows))
@@ -105,9 +104,9 @@ def writer(name: str, target: WriterTarget) -> Separated:
 
 
 def flatten(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield ``(path, leaf)`` of a nested value: ``topics[0].queues[2].min_offset``.
+    """Yield ``(path, leaf)`` for each leaf of a nested value: ``topics[0].queues[2].min_offset``.
 
-    Empty lists and objects are leaves too (``[]``, ``{}``), so that their absence is visible.
+    Empty lists and objects are leaves too (``[]``, ``{}``), so that they remain visible.
     """
     if isinstance(value, Mapping) and value:
         for key, item in value.items():

@@ -1,6 +1,6 @@
-"""The two streams: their properties, and how text is written to them.
+"""stdout and stderr: their properties, and how text is written to them.
 
-Formats write through a :class:`Sink`, which encodes itself, so that data formats are UTF-8 under
+Formats write through a :class:`Sink`, which does the encoding, so that data formats are UTF-8 under
 every locale and every character can be encoded.
 """
 
@@ -38,8 +38,8 @@ def has_screen(environ: Mapping[str, str]) -> bool:
 
 
 def wants_colour(stream: Any, environ: Mapping[str, str]) -> bool:
-    """Return whether to colour ``stream``: NO_COLOR (https://no-color.org), then FORCE_COLOR, then
-    tty.
+    """Return whether to colour ``stream``: NO_COLOR (https://no-color.org) first, then FORCE_COLOR,
+    then whether it is a terminal.
     """
     if environ.get("NO_COLOR"):
         return False
@@ -64,7 +64,7 @@ def known_width(stream: Any, environ: Mapping[str, str]) -> int | None:
 
 
 def terminal_width(stream: Any, environ: Mapping[str, str]) -> int:
-    """Return the columns for the layout: those available, else 100."""
+    """Return the columns for the layout: the available ones, else 100."""
     return known_width(stream, environ) or _FALLBACK_WIDTH
 
 
@@ -82,7 +82,7 @@ def takes_a_line(stream: Any) -> bool:
 
 
 def can_encode(stream: Any, sample: str) -> bool:
-    """Return whether the encoding of ``stream`` contains every character of ``sample``."""
+    """Return whether the encoding of ``stream`` can encode every character of ``sample``."""
     try:
         sample.encode(getattr(stream, "encoding", None) or "utf-8")
     except (UnicodeEncodeError, LookupError):
@@ -91,12 +91,12 @@ def can_encode(stream: Any, sample: str) -> bool:
 
 
 class Sink:
-    """Encoded writing to a text stream; ``encoding`` None uses the stream's own.
+    """A text stream with its own ``encoding`` (None: the stream's).
 
-    Characters that an encoding lacks become backslash escapes. For JSON in UTF-8 these can only be
-    lone surrogates, whose escape is also the JSON escape. ``before_write`` is called before each
-    write: it clears a progress bar from the screen. Raises BrokenPipeError if the reader exited and
-    StoreIOError for every other failure.
+    Characters that the encoding lacks become backslash escapes. In JSON, which is UTF-8, only lone
+    surrogates are such characters, and their escape is also the JSON escape. ``before_write`` is
+    called before each write; it clears a progress bar from the screen. Writing raises
+    BrokenPipeError if the reader exited, StoreIOError for any other failure.
     """
 
     def __init__(self, stream: IO[str] | None, encoding: str | None = None) -> None:
@@ -121,7 +121,7 @@ class Sink:
             self._guard(self._write_all, data)
 
     def _write_all(self, data: bytes | memoryview) -> None:
-        """Write to an unbuffered stdout, where a signal may cut a write to a full pipe short."""
+        """Write to an unbuffered stdout: a signal may cut a write to a full pipe short."""
         assert self._buffer is not None
         rest = memoryview(data)
         while rest:
@@ -159,7 +159,7 @@ class Raw(io.RawIOBase):
         return True
 
     def write(self, data: Any) -> int:
-        """Write all of it, always."""
+        """Write all of ``data``; return its length."""
         view = memoryview(data).cast("B")
         self._sink.write(view)
         self._at += len(view)
@@ -173,10 +173,10 @@ class Raw(io.RawIOBase):
 
 
 class WriterTarget(NamedTuple):
-    """The target of a writer, and its properties.
+    """The stream that a writer writes to, and its properties.
 
-    ``terminal``: a person watches, and control characters would act. ``warn`` writes to stderr.
-    ``language``: that of pages for people, None for English. ``every``: see `Output.open`.
+    ``terminal``: the stream is a terminal, on which control characters would act. ``warn`` writes
+    to stderr. ``language``: of pages for people, None for English. ``every``: see `Output.open`.
     """
 
     sink: Sink
@@ -189,20 +189,20 @@ class WriterTarget(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Columns for the layout."""
+        """Return the columns for the layout."""
         return terminal_width(self.stream, self.environ)
 
     @property
     def limit(self) -> int | None:
-        """Maximum columns of a line; None for a file or a pipe."""
+        """Return the maximum columns of a line; None for a file or a pipe."""
         return known_width(self.stream, self.environ)
 
 
 def wait(seconds: float) -> None:
     """Sleep; raise BrokenPipeError as soon as the reader of stdout has exited.
 
-    Without it ``tail -f | head -1`` on a quiet store would never end: usually a write fails, and
-    there is nothing to write. A terminal or a file never goes away.
+    Otherwise ``tail -f | head -1`` on a quiet store would never end, because no write fails as long
+    as there is nothing to write. A terminal or a file has no reader that exits.
     """
     until = time.monotonic() + seconds
     try:

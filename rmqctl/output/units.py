@@ -1,4 +1,4 @@
-"""Numbers for people: sizes, times, durations, counts. Pure functions, text out."""
+"""Numbers as text for people: sizes, times, durations, counts. Pure functions."""
 
 from __future__ import annotations
 
