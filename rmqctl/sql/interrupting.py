@@ -1,8 +1,8 @@
 """Let a signal end a query.
 
-Python runs signal handlers between two of its own steps, and a library that computes for minutes
-makes none. The signal itself writes a byte into a pipe at once, and a waiting thread stops the
-library; then the handler runs.
+Python runs signal handlers between two of its own instructions, and a library that computes for
+minutes executes none. The signal itself writes a byte into a pipe at once, and a waiting thread
+stops the library; then the handler runs.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from contextlib import contextmanager
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_S = 0.2
-"""Seconds after which an interrupt is repeated: one before a query begins is lost."""
+"""Seconds after which an interrupt is repeated: an interrupt before a query begins is lost."""
 
 
 @contextmanager
 def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
-    """Call ``interrupt`` in another thread on SIGINT or SIGTERM, until the end, and yield the
-    received signals: a library may drop exceptions of their handlers.
+    """Call ``interrupt`` in another thread on SIGINT or SIGTERM, until the end of the block. Yield
+    the list of received signals: a library may drop the exceptions of their handlers.
 
-    Does nothing outside of the main thread, or if another one waits for signals.
+    Do nothing outside of the main thread, or if another wakeup descriptor is set.
     """
     # A handler written in Python runs late in a library's call; the wake-up pipe does not.
     came: list[int] = []

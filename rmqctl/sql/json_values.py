@@ -13,7 +13,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def distinct(names: Sequence[str]) -> list[str]:
-    """Names that are each there once: a second one is ``name_2``."""
+    """Return the names without duplicates: a second ``name`` becomes ``name_2``."""
     taken: dict[str, None] = {}
     for name in names:
         candidate, number = name, 1
@@ -25,19 +25,19 @@ def distinct(names: Sequence[str]) -> list[str]:
 
 
 def binary_text(value: bytes | bytearray) -> str:
-    """Base64."""
+    """Return bytes in Base64."""
     return base64.b64encode(value).decode("ascii")
 
 
 def moment_text(value: datetime) -> str:
-    """ISO-8601 in UTC; a time without a zone is taken for local time, as Spark hands it over."""
+    """Return a time as ISO-8601 in UTC; a time without a zone is local time, as Spark passes it."""
     moment = value.astimezone(UTC)
     return moment.isoformat(timespec="microseconds" if moment.microsecond % 1000 else
                             "milliseconds").replace("+00:00", "Z")
 
 
 def micros_text(value: int) -> str:
-    """A time in µs since 1970 as ISO-8601, also in years that Python's calendar does not have."""
+    """Return a time in µs since 1970 as ISO-8601, also in years that Python's calendar lacks."""
     try:
         return moment_text(_EPOCH + timedelta(microseconds=value))
     except OverflowError:

@@ -1,6 +1,6 @@
-"""The options of the data source, of reading and of following, from texts to values.
+"""Options of the data source, for reading and for following, parsed from texts.
 
-Every refusal is a UsageError.
+Every invalid option raises UsageError.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESS
 NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
          "body", "splitSize", "numPartitions", "commitlogDirs", "orphans", "failOnDataLoss")
 FOLLOWING = ("startingOffsets", "maxBytesPerTrigger")
-"""The options of following stores, besides those of reading them."""
+"""Options for following stores, besides those for reading."""
 _BODIES = ("binary", "none")
 _ORPHANS = ("exclude", "include")
 _TRUTHS = {"true": True, "false": False}
@@ -30,10 +30,10 @@ _INT_MAX = (1 << 31) - 1
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of a read. ``split_size`` in bytes, 0 for whole files, None for a fitting size.
+    """Options of a read. ``split_size`` in bytes, 0 for complete files, None for a default.
 
-    ``paths`` as given; `stores` finds what they name. ``orphans``: of tiers, messages that no
-    consume queue points to, too. ``fail_on_loss``: refuse a store that is known to have lost
+    ``paths`` are as given; `stores` expands them. ``orphans``: also read messages of tiers that no
+    consume queue entry points to. ``fail_on_loss``: refuse a store that is known to have lost
     messages. ``compacted``: read compaction topics as a broker serves them, not as in the log.
     """
 
@@ -50,9 +50,9 @@ class Options:
 
     @classmethod
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
-        """From a data source's options (names without regard to case).
+        """Parse a data source's options (names ignore case).
 
-        ``more`` are names that other code reads.
+        ``more`` are names of options that other code reads. Raises UsageError.
         """
         # Option names are not case-sensitive, and an empty value counts as not given.
         values = by_name(given, (*NAMES, *more))
@@ -86,9 +86,9 @@ class Options:
                    tuple(_words(option("commitlogDirs"))), orphans == _ORPHANS[1], _TRUTHS[loss])
 
     def stores(self) -> list[str]:
-        """Return the store directories the paths name, in order, each once.
+        """Return the store directories that the paths name, in order, without duplicates.
 
-        NotAStoreError where a path names nothing.
+        Raises NotAStoreError for a path that matches nothing.
         """
         stores: dict[str, None] = {}
         for path in self.paths:
@@ -108,8 +108,8 @@ class Options:
 
 
 def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
-    """``path`` is one, or several with commas; ``paths`` is what ``load([...])`` makes (JSON). URLs
-    are taken as they are.
+    """Return the paths of the options ``path`` (one path, or several with commas) and ``paths``
+    (JSON, from ``load([...])``). URLs are unchanged. Raises UsageError.
     """
     chosen: list[str] = []
     if paths is not None:
@@ -124,7 +124,7 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
 
 
 def local(path: str) -> str:
-    """Return a path of the file system; ``file:`` URLs are taken, others are not."""
+    """Return a path of the file system; of URLs, only ``file:`` is accepted. Raises UsageError."""
     if path.startswith("file:"):
         rest = path.removeprefix("file:")
         return "/" + rest.lstrip("/") if rest.startswith("/") else rest
@@ -136,8 +136,8 @@ def local(path: str) -> str:
 
 
 def by_name(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Options by their names in lower case. UsageError for one that is not among ``names``: a
-    condition with a slip of the pen must not be left out silently.
+    """Return the options by their names in lower case. Raises UsageError for a name that is not in
+    ``names``: a misspelled condition must not be ignored.
     """
     by_lower_case = {name.lower(): name for name in names}
     unknown = [name for name in given if name.lower() not in by_lower_case and "." not in name]
@@ -152,7 +152,9 @@ def _words(text: str | None) -> list[str]:
 
 
 def number(name: str, text: str, least: int) -> int:
-    """An integer from ``least`` on that an int of Java holds. UsageError names the option."""
+    """Return an integer of at least ``least`` that fits into a Java int. Raises UsageError that
+    names the option.
+    """
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
         raise UsageError(f"{name}={text}: expected an integer of at least {least}")
@@ -187,7 +189,9 @@ _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest"}
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """``stores``: a physical offset or a word for some; ``others`` for all that are not named."""
+    """Where a stream starts. ``stores``: a physical offset or a word for each named store;
+    ``others``: the word for all others.
+    """
 
     others: Start = "earliest"
     stores: dict[str, Start] = field(default_factory=dict)
@@ -200,9 +204,9 @@ class Starting:
 
 
 def starting(text: str | None) -> Starting:
-    """``earliest`` (the default), ``latest``, or a JSON object: store -> offset or word.
+    """Parse ``earliest`` (the default), ``latest``, or a JSON object: store -> offset or word.
 
-    UsageError for anything else.
+    Raises UsageError for anything else.
     """
     if text is None or text.strip().lower() in _WORDS:
         return Starting(_WORDS[(text or "earliest").strip().lower()])

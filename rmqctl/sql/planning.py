@@ -1,8 +1,8 @@
 """Plan the reads of stores, in partitions of about equal bytes.
 
-Planning lists folders and reads next to nothing: of a log only the ends of its last files, and the
-first two records of each file where there is a condition on the time. Nothing is left out that
-could hold a match. Many small files come together in one partition.
+Planning lists folders and reads very little: of a log only the ends of its last files and, with a
+condition on the time, the first two records of each file. No part that could contain a match is
+omitted. Many small files are combined into one partition.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 MIN_SIZE, MAX_SIZE = 64 << 20, 1 << 30
 """Default bytes of a partition."""
 MAX_PIECES = 10_000
-"""Default limit of partitions: a driver plans that many in seconds."""
+"""Default maximum number of partitions: a driver plans this many within seconds."""
 OPENING = 64 << 10
-"""Cost of opening a file, in bytes: thousands of tiny files are work, too."""
+"""Cost of opening a file, in bytes: thousands of tiny files also take time."""
 _LAST_FILES = 8
 _ROW = 20
 _BATCH_ROW = 46
@@ -43,7 +43,7 @@ _Times = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """Something to be cut: ``weight`` bytes, of which ``cut(start, end)`` makes a piece."""
+    """A file or queue to divide: ``weight`` bytes; ``cut(start, end)`` returns a piece."""
 
     weight: int
     cut: Callable[[int, int], Piece]
@@ -52,7 +52,8 @@ class Item:
 def plan(options: Options, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the pieces of each partition; a partition may have none.
 
-    ``filters`` are all conditions, also those of ``options``. NotAStoreError, StoreIOError.
+    ``filters`` are all conditions, including those of ``options``. Raises NotAStoreError,
+    StoreIOError.
     """
     items = [item for path in options.stores() for item in of_store(path, options, filters)]
     return partitions(items, options, cores)
@@ -71,12 +72,12 @@ def partitions(items: list[Item], options: Options, cores: int | None) -> list[l
 
 
 def split_size(total: int, cores: int) -> int:
-    """Bytes of a partition for ``total`` bytes on that many cores."""
+    """Return the bytes of a partition for ``total`` bytes on ``cores`` cores."""
     return max(min(max(total // (4 * cores), MIN_SIZE), MAX_SIZE), total // MAX_PIECES)
 
 
 def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
-    """Return ``count`` partitions of equal bytes; items without bytes join the one before."""
+    """Return ``count`` partitions of equal bytes; items without bytes join the partition before."""
     shares: list[list[Piece]] = [[] for _ in range(count)]
     edges = [total * number // count for number in range(count + 1)]
     number, before = 0, 0
@@ -97,7 +98,7 @@ def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
 
 
 def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
-    """Yield a partition for each file; small ones together."""
+    """Yield a partition for each file; small files share a partition."""
     some: list[Piece] = []
     weight = 0
     for item in items:
@@ -165,9 +166,9 @@ def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, u
 
 
 def _used(files: list[StoreFile]) -> dict[str, int]:
-    """Return the used sizes of the last files of a log, by path; the others have no unused end.
+    """Return the used sizes of the last files of a log, by path; other files have no unused end.
 
-    At most eight files are read: those that a broker has laid out ahead, and the last one it writes
+    At most eight files are read: those that a broker has allocated ahead, and the file it writes
     to.
     """
     sizes: dict[str, int] = {}
@@ -187,7 +188,7 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 
 
 def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
-    """Return the files that may hold messages with store times of ``[since, until]`` (ms).
+    """Return the files that may contain messages with store times of ``[since, until]`` (ms).
 
     The first records of each file decide. A store time is not covered by a CRC, so a single record
     is not enough: a file is skipped only if two records agree. Times in a file are assumed to be in
@@ -211,7 +212,9 @@ def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[
 
 
 def _times(log: CommitLog, file: StoreFile) -> _Times | None:
-    """Return (least, greatest) store time of a file's first two records; None without two."""
+    """Return the (least, greatest) store time of a file's first two records; None if it has
+    fewer.
+    """
     first = log.record_at(file.base + file.head)
     second = None if first is None else log.record_at(
         first.physical_offset + first.total_size + file.head)
@@ -299,9 +302,7 @@ def _shape(store: Store, file: StoreFile) -> Shape | None:
 
 
 def _readable(troubles: Iterable[Trouble]) -> None:
-    """Raise StoreIOError for a folder or file that cannot be examined: its rows would be
-    missing.
-    """
+    """Raise StoreIOError for a folder or file that cannot be read: its rows would be missing."""
     for trouble in troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable and (vfs.isdir(trouble.path) or name.isdigit()):

@@ -18,10 +18,10 @@ from rmqctl.scan.frames import Array, Batch, gather
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Conditions that all have to hold; None: no condition.
+    """Conditions that a row must all meet; None: no condition.
 
-    ``since`` and ``until`` (store time, ms) are inclusive, ``start`` and ``end`` are physical
-    offsets, the end is exclusive.
+    ``since`` and ``until`` (store time, ms) are inclusive; ``start`` and ``end`` are physical
+    offsets, ``end`` is exclusive.
     """
 
     topics: frozenset[bytes] | None = None
@@ -38,7 +38,7 @@ class Filters:
 
     @property
     def columns(self) -> list[str]:
-        """The columns that have a condition."""
+        """Return the columns that have a condition."""
         asked = {"topic": self.topics, "queue_id": self.queue_ids,
                  "store_timestamp": (self.since, self.until),
                  "physical_offset": (self.start, self.end)}
@@ -88,8 +88,8 @@ class Filters:
 
 
 def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None, int | None]:
-    """Return (least, greatest) integer that a comparison admits, None: any. ``values`` are that
-    many to 1: with 1000, microseconds for a column of milliseconds.
+    """Return the (least, greatest) integer that a comparison admits, None: no limit. ``values``
+    have ``unit`` times the column's resolution: 1000 for microseconds and a column of milliseconds.
     """
     low, high = min(values), max(values)
     least = -(-low // unit) if sign in ("=", "in", ">=") else low // unit + 1

@@ -1,5 +1,5 @@
-"""Needs of a query, found in its text: the columns that it names anywhere, and the conditions of a
-simple query on the messages alone. Both include too much rather than too little.
+"""Needs of a query, from its text: the columns that it names anywhere, and the conditions of a
+simple query on the table messages alone. Both include too much rather than too little.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
 
 @dataclass(slots=True)
 class Needs:
-    """Needs of a query for a table: ``names`` None for all columns."""
+    """What a query needs of a table: columns ``names`` (None: all), and rows."""
 
     names: set[str] | None
     filters: Filters = field(default_factory=Filters)
@@ -44,8 +44,8 @@ class Needs:
 
 def needs(base: duckdb.DuckDBPyConnection, text: str,
           columns_of: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
-    """Return the needs of a query for each table it names; None if unknown (then all of every
-    table). UsageError unless it is a single query.
+    """Return the needs of a query for each table that it names; None if unknown (then it needs all
+    tables completely). Raises UsageError unless it is a single query.
     """
     try:
         statements = base.extract_statements(text)
@@ -71,7 +71,7 @@ def needs(base: duckdb.DuckDBPyConnection, text: str,
 
 
 def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
-    """Collect the tables and columns that a tree names; whether it wants all columns."""
+    """Collect the tables and columns that a tree names; return whether it needs all columns."""
     everything = False
     if isinstance(node, list):
         for item in node:
@@ -96,7 +96,7 @@ def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
 
 def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
              named: Sequence[str]) -> Filters:
-    """Return the conditions of a query on the messages alone that the source can apply."""
+    """Return the conditions that the source can apply, of a query on the table messages alone."""
     try:
         node = tree["statements"][0]["node"]
         source, where = node["from_table"], node["where_clause"]
@@ -142,7 +142,7 @@ def _condition(base: duckdb.DuckDBPyConnection, node: Mapping[str, Any]) -> Filt
 
 
 class _Column(str):
-    """The name of a column, beside texts that are values."""
+    """The name of a column, as opposed to a text value."""
 
 
 _IN_MS = _Column("epoch_ms(store_timestamp)")
@@ -150,14 +150,14 @@ _IN_MS = _Column("epoch_ms(store_timestamp)")
 
 @dataclass(frozen=True, slots=True)
 class _Moment:
-    """A text that is cast to a type of time."""
+    """A text that is cast to a time type."""
 
     text: str
     kind: str
 
 
 def _operand(node: Mapping[str, Any]) -> Any:
-    """Return a column, a text, a moment or an integer; None for anything else."""
+    """Return the column, text, moment or integer of a node; None for anything else."""
     if node.get("type") == "COLUMN_REF":
         return _Column(node["column_names"][-1].lower())
     if node.get("type") == "FUNCTION" and len(node["children"]) == 1:

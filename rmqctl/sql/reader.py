@@ -1,9 +1,9 @@
 """Read pieces of files in one task, as the Arrow record batches that Spark expects.
 
-Pieces are plain values, sent from the driver to executors. A piece knows how large its file was
-when it was planned: a file that has shrunk since has lost rows, which is an error; rows appended
-since are not read. The rest runs on executors and needs no pyspark: a schema, conditions and pieces
-come in, record batches come out.
+Pieces are plain values, sent from the driver to executors. A piece contains the size of its file at
+planning: a file that has shrunk since has lost rows, which is an error; rows appended since are not
+read. All other code here runs on executors and needs no pyspark: it gets a schema, conditions and
+pieces, and returns record batches.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """The frames of a log file that begin in ``[start, end)``, two cuts anywhere in it.
+    """The frames of a log file that begin in ``[start, end)``, two arbitrary positions.
 
-    ``store`` and ``file`` are what the columns of these names say. ``last``: all bytes from ``end``
-    on are zero, and belong to this piece. ``root`` is where the store is. ``without``: topics that
-    are read from elsewhere.
+    ``store`` and ``file`` are the values of the columns of these names. ``last``: all bytes from
+    ``end`` on are zero and belong to this piece. ``root`` is the path of the store. ``without``:
+    topics that are read from elsewhere.
     """
 
     store: str
@@ -62,7 +62,9 @@ class LogPiece:
 
 @dataclass(frozen=True, slots=True)
 class QueuePiece:
-    """Rows ``[start, end)`` of a consumequeue file (of a batch consumequeue file: ``batch``)."""
+    """Rows ``[start, end)`` of a consume queue file (with ``batch``, of a batch consume queue
+    file).
+    """
 
     store: str
     file: str
@@ -76,8 +78,8 @@ class QueuePiece:
 
 @dataclass(frozen=True, slots=True)
 class RocksPiece:
-    """The rows of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is that of the
-    database.
+    """The rows of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is the
+    database's.
     """
 
     store: str
@@ -103,7 +105,7 @@ class IndexPiece:
 
 @dataclass(frozen=True, slots=True)
 class CompactedPiece:
-    """Messages with places in ``[start, end)`` of a compaction log, as a broker serves them."""
+    """Messages at positions ``[start, end)`` of a compaction log, as a broker serves them."""
 
     store: str
     file: str
@@ -125,25 +127,25 @@ class CompactedPiece:
 
 
 Constants = dict[str, str | int]
-"""The columns that are the same for all rows of a piece."""
+"""Values of the columns that are the same for all rows of a piece."""
 
 
 class OtherPiece(Protocol):
-    """Messages outside of stores, such as those of a tier: a piece that reads them itself."""
+    """A piece with messages outside of stores, such as a tier's, that reads them itself."""
 
     @property
     def constants(self) -> Constants:
-        """Return the columns with one value for all its rows, except the file."""
+        """Return the columns with one value for all rows, except the file."""
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (file, messages in it). StoreIOError."""
+        """Yield (file, messages in it). Raises StoreIOError."""
 
 
 Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | OtherPiece
 
 
 def still_there(file: StoreFile) -> None:
-    """Raise StoreIOError when a file is gone or shorter than it was at planning."""
+    """Raise StoreIOError if a file is missing or shorter than at planning."""
     try:
         size = vfs.stat(file.path).st_size
     except OSError as error:
@@ -154,14 +156,16 @@ def still_there(file: StoreFile) -> None:
 
 @dataclass(slots=True)
 class Holes:
-    """Tells ``lost`` of damage in a log file, and of zeros once something follows them."""
+    """Ranges of a log file without messages: reports damage to ``lost``, and zeros once something
+    follows them.
+    """
 
     path: str
     lost: Callable[[str, Span], None] | None
     _zeros: list[Span] = field(default_factory=list)
 
     def passed(self, batch: Batch) -> None:
-        """Take a batch of the walk: its spans are after its messages."""
+        """Add a batch of the walk; its spans are after its messages."""
         if self.lost is None:
             return
         if len(batch):
@@ -174,7 +178,7 @@ class Holes:
                 self._zeros.append(span)
 
     def settle(self) -> None:
-        """Something follows."""
+        """Report the zeros so far, because something follows them."""
         zeros, self._zeros = self._zeros, []
         for span in zeros:
             if self.lost is not None:
@@ -186,10 +190,10 @@ class Holes:
 
 @dataclass(slots=True)
 class TableReader:
-    """Settings for reading pieces of one table: ``names`` are our columns, ``schema`` is Spark's.
+    """Reads pieces of one table: ``names`` are the table's columns, ``schema`` is Spark's.
 
-    ``passed`` is called with the batches of logs; ``lost`` with ranges between their messages that
-    contain none, and the name of the file.
+    ``passed`` is called with the batches of logs; ``lost`` with ranges between messages that
+    contain none, and the path of the file.
     """
 
     table: str
@@ -202,7 +206,7 @@ class TableReader:
     _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
 
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of some pieces, in their order; StoreIOError names missing
+        """Yield the record batches of pieces, in order. Raises StoreIOError that names missing
         parts.
         """
         for piece in pieces:
@@ -283,7 +287,7 @@ class TableReader:
                 "topic": piece.topic, "queue_id": piece.queue_id})
 
     def _of_rows(self) -> tuple[Filters, list[str]]:
-        """(what rows are filtered by, the columns to read): the queue was chosen at planning."""
+        """Return (filters for the rows, columns to read); the queue was chosen at planning."""
         of_rows = Filters(start=self.filters.start, end=self.filters.end)
         names = [name for name in self.names if name not in OF_FILE]
         return of_rows, names + [name for name in of_rows.columns if name not in names]
@@ -300,7 +304,7 @@ class TableReader:
         return names + [name for name in self.filters.columns if name not in names]
 
     def _finished(self, batch: pa.RecordBatch, constant: Constants) -> pa.RecordBatch:
-        """Return the columns in Spark's order, under Spark's names, with the constant ones."""
+        """Return all columns, including constant ones, in Spark's order and with Spark's names."""
         if not self.names:
             return batch.select([])
         columns, in_batch = TABLES[self.table], set(batch.schema.names)
@@ -311,6 +315,6 @@ class TableReader:
 
 
 def _shown(value: str | int) -> str | int:
-    """Return a name of the file system that is not UTF-8, with U+FFFD as everywhere."""
+    """Return a constant as shown: a file name with U+FFFD for bytes that are not UTF-8."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(
         value, str) else value

@@ -1,4 +1,4 @@
-"""The tables of stores and their columns (`scan.tables`), as query engines have them."""
+"""The tables of stores and their columns (`scan.tables`) for query engines."""
 
 from __future__ import annotations
 
@@ -33,29 +33,29 @@ TABLES: dict[str, Columns] = {
 }
 """All columns by table, in order."""
 OF_FILE = frozenset(PLACE) | frozenset(QUEUE)
-"""Columns with one value for all rows of a consumequeue file (the first two: of any file)."""
+"""Columns with one value for all rows of a consume queue file (the first two: of any file)."""
 OF_TIER = frozenset(PLACE) | frozenset(OWNER)
 """Columns with one value for all messages of a queue in a tier."""
 ONLY_ASKED = frozenset(("record",))
-"""Columns that are there only where the schema names them."""
+"""Columns that exist only if the schema names them."""
 ENGINE_MOMENT = pa.timestamp("us", tz="UTC")
-"""A time of DuckDB and Spark, whose times are in microseconds."""
+"""The type of times in DuckDB and Spark: microseconds."""
 _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 
 
 def columns(table: str, body: bool = True) -> Columns:
-    """Return the columns a table has; ``body`` False: as with the option ``body=none``."""
+    """Return the columns of a table; ``body`` False: as with the option ``body=none``."""
     return {name: kind for name, kind in TABLES[table].items() if body or name != "body"}
 
 
 def for_engine(field: pa.Field) -> pa.Field:
-    """Return a column as a query engine has it."""
+    """Return a field with the type that query engines use."""
     return field.with_type(ENGINE_MOMENT) if field.type == MOMENT else field
 
 
 def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Return a column for a query engine: times outside of the years 1 to 9999 are null (the
-    engines refuse some of them, Python the others).
+    """Return a column for a query engine: times outside of the years 1 to 9999 become null (the
+    engines or Python reject them).
     """
     if column.type != MOMENT or kind == MOMENT:
         return column

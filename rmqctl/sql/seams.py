@@ -1,10 +1,11 @@
-"""Find the start of a frame at a cut of a log file: the same result for both neighbours of the cut.
+"""Find the first frame after a cut of a log file, with the same result on both sides of the cut.
 
-Tasks of a data source cannot talk to each other, so the task that ends at a cut and the one that
-begins there call the same function of the file alone. It looks for an *anchor*, a record before the
-cut that its consumequeue row points to: a record forged inside another one's body has none. From
-there the frames are walked up to the cut. The walk of the range before fails if it does not end at
-the seam (`walk_range`), so a wrong seam ends the job and never loses or doubles a record silently.
+Tasks of a data source cannot communicate, so the task that ends at a cut and the task that begins
+there call the same function, which depends on the file alone. It looks for an *anchor*, a record
+before the cut that its consume queue entry points to: a record forged inside a message body has no
+entry. From the anchor the frames are walked up to the cut. The walk of the range before fails if it
+does not end at the seam (`walk_range`), so a wrong seam ends the job and never loses or duplicates
+a record silently.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ from rmqctl.store.files import listing
 from rmqctl.store.queue.consume_queue import FileQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
-"""Distances before the cut (bytes) at which an anchor is searched for, one after the other."""
+"""Distances before the cut (bytes) at which an anchor is searched, in this order."""
 CHEAP = 32 << 20
-"""Up to here (bytes of the file) it is walked from its start where no row proves an anchor."""
+"""Maximum position (bytes) to which a file is walked from its start if no entry proves an anchor.
+"""
 _AGREEING = 3
 _CHECKS = 24
 _QUEUES = 256
 Proof = Callable[[Record], bool]
-"""True if a record of the log is known from elsewhere to be where it says."""
+"""Returns whether other evidence proves that a record is at its own physical offset."""
 
 
 class QueueProof:
-    """A record is proven when the row of its queue offset points to just its place and size.
+    """Proof by consume queue: the entry at a record's queue offset points to its exact position and
+    size.
 
-    Queues are listed once each, a bounded number of them is remembered. What cannot be read proves
+    Each queue is listed once, and a bounded number of queues is cached. An unreadable queue proves
     nothing.
     """
 
@@ -85,12 +88,12 @@ class Seams:
         self._source, self._proof = source, proof
 
     def at(self, cut: int) -> int:
-        """Return the first frame border at or after position ``cut``, as a walk over the whole file
-        has it. StoreIOError when the file cannot be read or has shrunk.
+        """Return the first frame border at or after position ``cut``, as in a walk over the
+        complete file. Raises StoreIOError if the file cannot be read or has shrunk.
 
-        1. A record that is proven, at most 16 MiB before the cut, and the frames after it.
-        2. No row proves one: the walk from the file's start, where that is near.
-        3. Else resyncs at several distances have to agree; 4. else the file's start again.
+        1. A record that is proven, at most 16 MiB before the cut, and the frames after it. 2. If no
+        entry proves a record: the walk from the file's start, if that is near. 3. Else resyncs at
+        several distances, if they agree; 4. else the file's start again.
         """
         if cut <= 0:
             return 0
@@ -120,9 +123,8 @@ class Seams:
         return walk.position
 
     def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
-        """Return (where the walk from the first record in ``[start, cut)`` is at the cut, whether
-
-        a record on its way is proven); None without a record.
+        """Return (where the walk from the first record in ``[start, cut)`` is at the cut, whether a
+        record on the way is proven); None without a record.
         """
         first = next_provable(self._source, start, cut)
         if first is None:
@@ -148,10 +150,10 @@ class Seams:
 
 def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool) -> Iterator[
         Batch]:
-    """Yield the frames of a file that start at the seam of ``start`` or after, before that of
-    ``end``.
+    """Yield the frames of a file that start at or after the seam of ``start`` and before the seam
+    of ``end``.
 
-    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before.
+    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before. Raises
     StoreIOError if the range does not end where the next one begins, or the file shrank: then the
     frames must not be used.
     """
@@ -171,16 +173,16 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
 
 
 def whole(walk: Walk) -> None:
-    """Raise StoreIOError when the file turned out to be shorter than it was."""
+    """Raise StoreIOError if the file has become shorter."""
     if walk.shrunk:
         raise StoreIOError(f"{walk.source.name}: the file shrank while it was read: the bytes from "
                            f"{walk.source.size} on are missing")
 
 
 class PlannedSource:
-    """Yield a source with the ``size`` bytes of the plan, without bytes appended since.
+    """Yield a source with the ``size`` bytes of the plan, without later bytes.
 
-    StoreIOError if the file has shrunk.
+    Raises StoreIOError if the file has shrunk.
     """
 
     def __init__(self, source: Source, size: int) -> None:
@@ -206,7 +208,7 @@ def shrank(name: str, planned: int, size: int) -> StoreIOError:
 
 
 def zeros(physical: int, length: int) -> Batch:
-    """Return a batch of no message, with one frame of zeros."""
+    """Return a batch without messages, with one frame of zeros."""
     nothing = np.zeros(0, np.int64)
     batch = Batch(np.zeros(0, np.uint8), physical, nothing, [], {})
     batch.spans = [Span(ZERO, physical, length)]

@@ -1,12 +1,11 @@
 """A query over the tables of stores, answered in this process by DuckDB.
 
-DuckDB requests a table as often as its plan scans it, and receives a stream of record batches each
-time; nothing is copied into a database. It reads complete tables, so the needs of a query are
-determined first: the columns that its text names anywhere, and the conditions of a simple query on
-one table. Both include too much rather than too little, and DuckDB applies all conditions again.
+DuckDB requests a table as often as its plan scans it and receives a stream of record batches each
+time; nothing is copied into a database. It reads complete tables, so `query_needs` determines first
+which columns and rows a query needs. DuckDB applies all conditions again.
 
-The streams are generators of this process, run by threads that are not Python's. A `Session` ends
-only when those threads have: one that is left would enter an interpreter that no longer exists.
+The streams are generators of this process, run by threads that are not Python's. A `Session` waits
+for the end of these threads: a remaining thread would enter an interpreter that no longer exists.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "num
 _ROWS = 4096
 _FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")
 _AT_ONCE = 32
-"""Messages whose bodies are decoded before DuckDB reads them."""
+"""Number of messages whose bodies are decoded at a time."""
 _MEMORY = "512MB"
 _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', or "
               "epoch_ms(store_timestamp) with milliseconds")
@@ -74,7 +73,7 @@ _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', o
 
 @dataclass(slots=True)
 class QueryResult:
-    """``columns``, and the rows with JSON values, once, as they are found."""
+    """The result of a query: ``columns``, and an iterator of rows with JSON values."""
 
     columns: list[str]
     rows: Iterator[dict[str, Any]]
@@ -86,9 +85,9 @@ def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
 
 
 class Session:
-    """A context manager. ``advance`` is called with the bytes of logs read; with ``decoding`` the
-    messages have the columns `DECODED`, text: JSON, but ``decoded_as``. ``compacted``: as of
-    `Options`.
+    """A connection of DuckDB with the tables of stores. A context manager. ``advance`` is called
+    with the bytes of logs that were read. With ``decoding``, messages have the columns `DECODED`,
+    as JSON texts except ``decoded_as``. ``compacted``: see `Options`.
     """
 
     def __init__(self, stores: Sequence[str], log_folders: Sequence[str] = (),
@@ -100,20 +99,18 @@ class Session:
                 name: pa.field(name, pa.string()) for name in DECODED}}
         self._stores, self._folders, self._advance = list(stores), tuple(log_folders), advance
         self._error: BaseException | None = None
-        """The end of a stream: an error of a store, or a signal that the main thread received in
-        it.
-        """
+        """The error that ended a stream: of a store, or of a signal in the main thread."""
         self._damage: dict[int, Span] = {}
         self._readers: list[pa.RecordBatchReader] = []
 
     @property
     def damaged(self) -> int:
-        """Return the number of damaged ranges of logs that the answer leaves out."""
+        """Return the number of damaged ranges of logs that the answer omits."""
         return len(self._damage)
 
     @property
     def undecided(self) -> int:
-        """Return the number of intact records in them that may be messages."""
+        """Return the number of intact records in damaged ranges that may be messages."""
         return sum(len(span.doubtful) for span in self._damage.values())
 
     def _passed(self, batch: Batch) -> None:
@@ -139,7 +136,7 @@ class Session:
         self._held.close()
 
     def _close(self) -> None:
-        """End the queries, and with the connection DuckDB's threads."""
+        """End the queries and close the connection, which ends DuckDB's threads."""
         while self._readers:
             self._readers.pop().close()
         for table in COLUMNS:  # they refer back here; DuckDB complains if it goes before them
@@ -148,8 +145,8 @@ class Session:
         del self._base
 
     def ask(self, text: str) -> QueryResult:
-        """Run a query. UsageError with DuckDB's message for an invalid query; errors of a store
-        unchanged.
+        """Run a query. Raises UsageError with DuckDB's message for an invalid query, and errors of
+        a store unchanged.
         """
         wanted = needs(self._base, text, self._columns)
         for table, columns in self._columns.items():
@@ -255,7 +252,9 @@ class Session:
 
 def _decoded(batches: Iterator[pa.RecordBatch], schema: pa.Schema,
              decoding: Decoding) -> Iterator[pa.RecordBatch]:
-    """The batches with columns of decoded bodies, a few messages at a time: values may be large."""
+    """Yield the batches with columns of decoded bodies, a few messages at a time: values may be
+    large.
+    """
     for batch in batches:
         for start in range(0, batch.num_rows, _AT_ONCE):
             some = batch.slice(start, _AT_ONCE)
@@ -281,10 +280,11 @@ def _as_text(name: str, row: Decoded) -> str | None:
 
 @contextlib.contextmanager
 def _no_scanner() -> Iterator[None]:
-    """Within this context, DuckDB reads streams in its own threads, which end with its connection.
+    """Make DuckDB read streams in its own threads, which end with its connection, within this
+    context.
 
-    If `pyarrow.dataset` is importable, DuckDB reads with it, in threads of Arrow's pool, which read
-    ahead and cannot be joined. (Importing it also takes longer than a small query.)
+    If `pyarrow.dataset` can be imported, DuckDB reads with it, in threads of Arrow's pool, which
+    read ahead and cannot be joined. (The import also takes longer than a small query.)
     """
     name = "pyarrow.dataset"
     before = sys.modules.get(name)
@@ -310,7 +310,7 @@ class _Table:
 
 
 def _shown(table: str, columns: Columns, need: Needs) -> pa.Schema:
-    """Return the columns of a table that a query sees."""
+    """Return the columns of a table as a query sees them."""
     names = [name for name in columns if (name not in ONLY_ASKED if need.names is None else
                                           name in need.names)]
     return pa.schema([for_engine(columns[name])
@@ -335,7 +335,7 @@ def _in_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Record
 
 
 def _plain(value: Any) -> Any:
-    """Text that can be encoded."""
+    """Return text that can be encoded."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return value
@@ -349,7 +349,9 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 
 def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return what makes a value of a type JSON-ready; None where it is already."""
+    """Return the function that converts values of a type for JSON; None if they need no
+    conversion.
+    """
     if _is_moment(kind):
         return micros_text
     if pa.types.is_map(kind):
