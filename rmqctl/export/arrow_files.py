@@ -13,7 +13,7 @@ from rmqctl.scan.columns import dict_column
 
 _DICTIONARY = ("store", "file", "magic", "topic", "born_host", "store_host", "tags",
                "properties.key_value.key")
-"""Parquet columns with few different values; for the others a dictionary would be in vain."""
+"""Parquet columns with few different values, for which a dictionary pays off."""
 _NO_STATISTICS = ("body", "record", "properties_raw")
 _ZSTD_LEVEL = 1
 _SYNC_INTERVAL = 1 << 20
@@ -34,7 +34,7 @@ def opened(spec: Export, target: IO[bytes]) -> File:
 
 
 class ParquetFile:
-    """Each chunk becomes a row group."""
+    """A Parquet file; each chunk becomes a row group."""
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         from pyarrow import parquet
@@ -57,7 +57,7 @@ class ParquetFile:
 
 
 def _leaves(schema: pa.Schema) -> list[str]:
-    """Return the paths of the columns as Parquet has them."""
+    """Return the paths of the columns in Parquet's schema."""
     leaves = []
     for field in schema:
         if pa.types.is_map(field.type):
@@ -70,7 +70,7 @@ def _leaves(schema: pa.Schema) -> list[str]:
 
 
 class ArrowFile:
-    """Arrow's own file format (Feather): record batches as they are in memory."""
+    """A file in Arrow's own format (Feather): record batches as in memory."""
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         way = None if spec.compression == "none" else spec.compression
@@ -88,7 +88,7 @@ class ArrowFile:
 
 
 class AvroFile:
-    """One object container file; every field may be null."""
+    """An Avro object container file; every field may be null."""
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         from fastavro.write import Writer
@@ -114,7 +114,7 @@ class AvroFile:
 
 
 def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Times as epoch ms, which has one for what no calendar has."""
+    """Return times as epoch ms, which also represent times outside of any calendar."""
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
@@ -140,7 +140,9 @@ def _avro_type(kind: pa.DataType) -> Any:
 
 
 def _avro_names(names: Sequence[str]) -> list[str]:
-    """Names as Avro takes them: letters, digits and ``_``, each one once (``property.X-1``)."""
+    """Return the names in Avro's form, without duplicates: letters, digits and ``_``
+    (``property.X-1``).
+    """
     taken: dict[str, None] = {}
     for name in names:
         avro_name = "".join(char if char.isascii() and (char.isalnum() or char == "_") else "_"

@@ -1,4 +1,4 @@
-"""The files of one attempt at a task, in its own folder, flushed to disk when complete."""
+"""The files of an attempt at a task, in its own folder, flushed to disk when complete."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _FOLDER_NAME = 32
 
 
 class WriteError(StoreIOError):
-    """The export could not be written: not the store's fault, and nothing is published."""
+    """Raised if the export cannot be written; nothing is published then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """One file: its name in the attempt's folder, its partition's number, its content.
+    """A written file: its name in the attempt's folder, its partition's number, rows and bytes.
 
-    ``at`` and ``flush``: the range of the store with the first of its messages, and which of the
-    buffers of that range had them. The files of a partition in this order are in the log's.
+    ``at`` and ``flush``: the number of the range with its first message, and of the buffer of that
+    range. In this order, the files of a partition are in log order.
     """
 
     name: str
@@ -55,12 +55,14 @@ class OpenFile:
 
     @property
     def size(self) -> int:
-        """Bytes so far."""
+        """Return the bytes written so far."""
         return self.target.tell()
 
 
 class Attempt:
-    """A folder of one attempt below ``folder``, which the driver made. WriteError."""
+    """The folder of an attempt below ``folder``, which the driver created. Methods raise
+    WriteError.
+    """
 
     def __init__(self, spec: Export, folder: str) -> None:
         self.name = uuid.uuid4().hex[:_FOLDER_NAME]
@@ -82,14 +84,14 @@ class Attempt:
                 raise
 
     def binary(self, name: str) -> IO[bytes]:
-        """Return a new binary file. OSError."""
+        """Return a new binary file. Raises OSError."""
         if not self._has_folder:
             os.mkdir(self.folder)  # the folder above is the driver's, or gone
             self._has_folder = True
         return open(os.path.join(self.folder, name), "xb")
 
     def close(self, file: OpenFile) -> Written:
-        """End a file: durably, or where there are many once `finish` was called."""
+        """Close a file and flush it to disk; if there are many, `finish` flushes them."""
         with self.writing(file.name):
             try:
                 file.file.close()
@@ -105,18 +107,18 @@ class Attempt:
         return Written(file.name, file.partition, file.at, file.flush, file.rows, size)
 
     def finish(self) -> None:
-        """Make all closed files durable. WriteError."""
+        """Flush all closed files to disk. Raises WriteError."""
         late, self._closed = self._closed[MANY:], []
         with self.writing(""):
             sync_many(late, self.folder)
 
     def remove(self) -> None:
-        """Remove the written file after a failure."""
+        """Remove the written files after a failure."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Make a WriteError of what the system says within."""
+        """Convert errors of the system to WriteError, within a ``with`` block."""
         try:
             yield
         except OSError as error:
@@ -130,7 +132,7 @@ class Attempt:
 
 
 def drop(target: IO[bytes], file: File | None = None) -> None:
-    """Close a file no longer used, whatever state it is in."""
+    """Close a file that is no longer used, in any state."""
     if file is not None:
         file.abandon()
     with contextlib.suppress(OSError):  # what could not be written yet cannot be now either

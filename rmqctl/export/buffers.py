@@ -23,13 +23,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 FLUSH = 16 << 20
-"""Bytes of columns for which a process needs about 50 MiB for each thread: column buffers, the rows
-selected by partition, and the encoded pages.
+"""Maximum bytes of columns in a buffer. A process then needs about 50 MiB for each thread: column
+buffers, the rows selected by partition, and the encoded pages.
 """
 
 class Chunks:
-    """Content of a buffer: chunk number ``n`` has all of its messages of the partition
-    ``codes[n]``, ``counts[n]`` of them.
+    """Content of a buffer: chunk ``n`` contains all ``counts[n]`` messages of partition
+    ``codes[n]``.
     """
 
     def __init__(self, codes: list[int], counts: list[int], rows: pa.Table | None = None,
@@ -42,7 +42,7 @@ class Chunks:
         return len(self.codes)
 
     def chunk(self, number: int) -> Any:
-        """Return a chunk as `rmqctl.export.files.File` takes it."""
+        """Return a chunk in the form that `rmqctl.export.files.File` accepts."""
         if self._lines is not None:
             return self._lines[number]
         assert self._rows is not None
@@ -55,7 +55,7 @@ class Chunks:
         return map(self.chunk, range(len(self)))
 
     def table(self, numbers: Sequence[int]) -> tuple[pa.Table, list[int]]:
-        """Some chunks, by ascending number, as one table; how many of its rows each has."""
+        """Return chunks, by ascending number, as one table, and the number of its rows for each."""
         import pyarrow as pa
 
         if self._lines is not None:
@@ -77,9 +77,9 @@ class Chunks:
 
 
 class Buffer(Protocol):
-    """Collect messages; `take` returns all of them by partition and forgets them.
+    """Collects messages; `take` returns and removes all of them, by partition.
 
-    ``rank``: the place of each partition among the chunks; None for the order of their numbers.
+    ``rank``: the position of each partition among the chunks; None for the order of their numbers.
     """
 
     size: int
@@ -99,7 +99,7 @@ class Origin(NamedTuple):
     base: int
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the names that are in `ORIGIN`."""
+        """Return the values of the names that are in `ORIGIN`."""
         return {name: getattr(self, name) for name in names if name in ORIGIN}
 
     def provenance(self, batch: Batch, names: Sequence[str]) -> dict[str, list[Any]]:

@@ -22,16 +22,18 @@ from rmqctl.store.query.conditions import PROPERTY
 from rmqctl.store.redaction import CHECKED, KEPT
 
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
-"""Type of texts that are set aside: all lines of a chunk in one value."""
+"""Schema of texts that are set aside: all lines of a chunk in one value."""
 _MAX_SPLIT = 16
-"""Partitions in a batch, and messages of each in it, which make it worth sorting it alone."""
+"""A batch with more partitions than this, and on average fewer messages in each, is not sorted
+alone.
+"""
 
 
 class Columns:
     """Messages as Arrow columns, in physical order within each partition.
 
-    Batches of few partitions are sorted one by one, which is several times as fast as all at
-    once; where nearly every message is of another one, that would make too many pieces.
+    Batches of few partitions are sorted one by one, which is several times as fast as all at once;
+    if nearly every message is of another partition, this would make too many pieces.
     """
 
     def __init__(self, spec: Export, origin: Origin) -> None:
@@ -91,7 +93,7 @@ class Columns:
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 
     def _decoded(self, batch: Batch) -> dict[str, list[str | None]]:
-        """Return the columns that come of decoded bodies: texts as they are, all else as JSON."""
+        """Return the columns of decoded bodies: texts unchanged, all other values as JSON."""
         names = list(filter(is_decoded, self._schema.names))
         if self._decoding is None or not names:
             return {}
@@ -121,7 +123,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def _split(rows: pa.RecordBatch, codes: Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Rows by their codes, ascending; in each in the order they had."""
+    """Yield (code, rows) by ascending code; rows of a code keep their order."""
     first = int(codes[0])
     if (codes == first).all():
         yield first, rows
@@ -133,14 +135,16 @@ def _split(rows: pa.RecordBatch, codes: Array) -> Iterator[tuple[int, pa.RecordB
 
 
 def _sorted(rows: pa.Table, codes: Array, rank: Array | None) -> Chunks:
-    """Rows by the rank of their codes; in each in the order they had."""
+    """Return the rows by the rank of their codes; rows of a code keep their order."""
     order, borders = _order(codes if rank is None else rank[codes])
     return Chunks(codes[order[borders[:-1]]].tolist(), [b - a for a, b in pairwise(borders)],
                   rows.take(pa.array(order)))
 
 
 def _order(keys: Array) -> tuple[Array, list[int]]:
-    """Return the stable order of keys, and where in it each key begins, with the end."""
+    """Return the stable order of keys, and the positions in it where each key begins, plus the
+    end.
+    """
     # The smallest type: numpy sorts those of one and two bytes by counting.
     order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max()))), kind="stable")
     keys = keys[order]

@@ -1,9 +1,9 @@
-"""The messages of one or many stores as Parquet, JSON lines, CSV or Avro files.
+"""Export of the messages of one or many stores as Parquet, JSON lines, CSV or Avro files.
 
 The ranges of all logs are tasks for a `Pool`; each writes separate files and returns their names.
-Partitions with few messages in a range are set aside, and further tasks write their files. Here the
-seams between ranges are checked, results are collected, and the export is published by one rename:
-complete, or with a manifest of the missing parts, or not at all.
+Partitions with few messages in a range are set aside, and further tasks write their files. This
+module checks the seams between ranges, collects results, and publishes the export by one rename:
+complete, with a manifest of the missing parts, or not at all.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
            progress: Progress | None = None) -> Result:
     """Export the plans into a new folder ``out``.
 
-    Messages whose body does not match its CRC are exported (``crc_ok`` false) and counted. Damaged,
-    missing and unreadable ranges are listed in the result and in the manifest. RefusedError if
+    Messages with a body CRC mismatch are exported (``crc_ok`` false) and counted. Damaged, missing
+    and unreadable ranges are listed in the result and in the manifest. Raises RefusedError if
     ``out`` exists; StoreIOError if it cannot be written or nothing can be read.
     """
     stores = [StoreResult(plan=plan) for plan in plans]
@@ -74,7 +74,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
 
 def _keep(staging: Staging, manifest: Manifest, spec: Export, written: ExportedRange | Gathered,
           store: str) -> set[str]:
-    """Move a task's files to where they belong; the folders that got some."""
+    """Move a task's files to their final folders; return these."""
     folders = set()
     for file in written.files:
         values = written.values[file.partition]

@@ -1,6 +1,7 @@
-"""Files of an export over an opened binary file, rows in, bytes out; the text formats are here.
+"""Files of an export, which write rows to an opened binary file; this module has the text formats.
 
-A file never flushes or closes the binary file under it: `export_sink` does, and forces it to disk.
+A file never flushes or closes its binary file: `rmqctl.export.attempt` does, and flushes it to
+disk.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ from rmqctl.formats.bodies import zstd
 Row = Mapping[str, Any]
 
 class File(Protocol):
-    """Takes chunks: an Arrow table, or bytes for a format of text."""
+    """A file that accepts chunks: an Arrow table, or bytes for a text format."""
 
     def write(self, chunk: Any) -> None: ...
 
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Instead of `close`, where the file is no longer used: nothing is written."""
+        """Release the file without writing anything, instead of `close`."""
 
 
 class TextFile:
-    """Lines of JSON or CSV, compressed or not; CSV starts with a header."""
+    """A file of lines of JSON or CSV, compressed or not; CSV starts with a header."""
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         self._target = target
@@ -60,13 +61,15 @@ compact_json = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=
 
 
 def json_line(row: Row) -> bytes:
-    """A message object as ``read -o jsonl`` writes it; lone surrogates become JSON escapes."""
+    """Return a message object as ``read -o jsonl`` writes it; lone surrogates become JSON
+    escapes.
+    """
     return _encode(row).encode("utf-8", "backslashreplace") + b"\n"
 
 
 def csv_line(row: Row, text: Callable[[str], str] | None = None) -> bytes:
-    """Return a row as CSV: text as it is (what is not UTF-8 as U+FFFD), or as ``text`` makes it;
-    lists and maps as JSON.
+    """Return a row as CSV: texts unchanged (U+FFFD for bytes that are not UTF-8) or converted by
+    ``text``; lists and maps as JSON.
     """
     cells = map(_cell, row.values())
     return csv_record(cells if text is None else (
@@ -94,7 +97,7 @@ def _clean(text: str) -> str:
 
 
 class _Taken:
-    """Output of a csv writer, which calls ``write`` once for each record and returns its result."""
+    """Target of a csv writer, which calls ``write`` once for each record and returns its result."""
 
     @staticmethod
     def write(record: str) -> bytes:
@@ -106,6 +109,6 @@ _csv: Any = csv.writer(_Taken(), lineterminator="\r\n")
 
 
 def csv_record(cells: Iterable[Any]) -> bytes:
-    """Return a record of CSV (RFC 4180), ended by a line feed alone."""
+    """Return a record of CSV (RFC 4180), ended by a single line feed."""
     record: bytes = _csv.writerow(cells)
     return record

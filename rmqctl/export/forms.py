@@ -19,7 +19,7 @@ def opened(spec: Export, target: IO[bytes]) -> File:
 
 
 def buffer(spec: Export, origin: Origin) -> Buffer:
-    """Return an empty buffer for messages of one file of a store."""
+    """Return an empty buffer for messages of a file of a store."""
     if spec.is_text:
         return LineBuffer(spec, origin)
     from rmqctl.export.columns import Columns

@@ -1,4 +1,4 @@
-"""The files of partitions of which the ranges of a log have few messages each.
+"""Files of partitions that have few messages in each range of a log.
 
 Ranges set these aside (`rmqctl.export.spill`), divided into buckets by partition. A task makes the
 files of one bucket, in the order of the log: one for each partition and each `MAX_FILE_BYTES`. If a
@@ -26,17 +26,17 @@ from rmqctl.export.staging import refuse_unseen
 from rmqctl.export.task import ExportedRange
 
 MAX_FILE_BYTES = 512 << 20
-"""Bytes of a file after which the next one is begun."""
+"""Bytes of a file after which the next file begins."""
 Place = tuple[int, int]
-"""A range's number, and that of a buffer of it."""
+"""(number of a range, number of a buffer of it)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """A bucket of store number ``store``, of about ``weight`` bytes.
+    """The task to write a bucket of store number ``store``, of about ``weight`` bytes.
 
-    ``spilled``: the ranges that set something aside, and their attempts. ``breaks``: where ranges
-    have files of their own, by partition.
+    ``spilled``: the ranges that set messages aside, and their attempts. ``breaks``: the places at
+    which ranges have their own files, by partition.
     """
 
     store: int
@@ -48,7 +48,9 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """Its files, in the folder ``attempt``; ``values`` are what their partitions represent."""
+    """The written files of a bucket, in the folder ``attempt``; ``values`` are those of their
+    partitions.
+    """
 
     store: int
     attempt: str
@@ -67,7 +69,7 @@ class Collected:
     _breaks: dict[Values, list[Place]] = field(default_factory=dict)
 
     def add(self, part: ExportedRange) -> None:
-        """Take the next range's result, in the order of the log."""
+        """Add the next range's result, in the order of the log."""
         for file in part.files:
             self._breaks.setdefault(part.values[file.partition], []).append((file.at, file.flush))
         if part.spilled is not None:
@@ -76,7 +78,7 @@ class Collected:
                 self._weights or [0] * self.buckets, part.spilled.weights, strict=True)]
 
     def tasks(self, spec: Export) -> Iterator[Gather]:
-        """Yield a task for each bucket in which there is something."""
+        """Yield a task for each bucket that contains messages."""
         breaks: dict[int, dict[Values, list[Place]]] = {}
         for values, places in self._breaks.items() if self.spilled else ():
             own = breaks.setdefault(bucket(spec.partition_by, values, self.buckets), {})
@@ -88,7 +90,9 @@ class Collected:
 
 
 def gather(spec: Export, folder: str, task: Gather) -> Gathered:
-    """Make the files of a bucket in a new folder of this attempt below ``folder``. WriteError."""
+    """Write the files of a bucket to a new folder of this attempt below ``folder``. Raises
+    WriteError.
+    """
     refuse_unseen(folder)
     files = _Files(spec, Attempt(spec, folder))
     values: dict[int, Values] = {}
@@ -112,7 +116,7 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
 
 
 class _Files:
-    """One file after the other, in pieces of bounded size."""
+    """Writer of one file after the other, in pieces of bounded size."""
 
     def __init__(self, spec: Export, attempt: Attempt) -> None:
         self._spec, self.attempt = spec, attempt
@@ -122,7 +126,7 @@ class _Files:
         self._size = 0
 
     def add(self, partition: int, aside: SpilledChunk, rows: pa.RecordBatch, *, anew: bool) -> None:
-        """Add messages of the partition, on demand in another file."""
+        """Add messages of a partition; with ``anew``, begin another file."""
         if anew or (self._open is not None and self._open.size >= MAX_FILE_BYTES):
             self.close()
         if self._open is None:
@@ -134,14 +138,14 @@ class _Files:
             self._flush()
 
     def close(self) -> None:
-        """End the file."""
+        """Close the open file, if any."""
         if self._open is not None:
             self._flush()
             file, self._open = self._open, None
             self.written.append(self.attempt.close(file))
 
     def abandon(self) -> None:
-        """Remove everything."""
+        """Remove all written files."""
         if self._open is not None:
             drop(self._open.target, self._open.file)
         self.attempt.remove()

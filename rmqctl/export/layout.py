@@ -1,7 +1,7 @@
-"""Partitions of exported messages by topic, day and store, and their folders' names.
+"""Partitions of exported messages by topic, day and store, and the names of their folders.
 
 The names are Hive's (``topic=orders/day=2023-11-14``), escaped as Hive and Spark do, so that Spark
-and Arrow find the values again. A value that would be too long a name is cut and gets a mark.
+and Arrow read the values. A value that is too long for a name is cut and gets a mark.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = ("topic", "day", "store")
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
 """Hive's name for a value that is null or empty."""
 MAX_NAME_BYTES = 255
-"""Bytes of a file name, on nearly every file system."""
+"""Maximum bytes of a file name on nearly every file system."""
 
 Value = str | None
 Values = tuple[Value, ...]
@@ -32,19 +32,19 @@ _DAY = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _NO_DAY = _FIRST - 1
-"""For times which no calendar has: damage makes them."""
+"""The day of times outside of the calendar, which damage can cause."""
 _DAYS = 1 << 23
 _MARK = 16
 
 
 def escape(value: str) -> str:
-    """Return a value as a part of a path, as Hive and Spark escape it."""
+    """Return a value for a path, escaped as by Hive and Spark."""
     return "".join(f"%{ord(byte):02X}" if byte in _ESCAPED else byte for byte in value)
 
 
 def folder(name: str, value: Value) -> str:
-    """``name=value``; a value that `is_cut` is cut where it is too long, and ends in ``~`` and a
-    digest of it.
+    """Return ``name=value``. A value that `is_cut` is shortened if necessary and ends with ``~``
+    and its digest.
     """
     if not value:
         return f"{name}={NOTHING}"
@@ -63,7 +63,9 @@ def folder(name: str, value: Value) -> str:
 
 
 def is_cut(name: str, value: str) -> bool:
-    """Return whether a folder name cannot be the value: too long, or Hive's name for no value."""
+    """Return whether a folder name cannot contain the value: it is too long, or Hive's name for no
+    value.
+    """
     return value == NOTHING or len(f"{name}={escape(value)}".encode()) > MAX_NAME_BYTES
 
 
@@ -73,12 +75,14 @@ def path(names: Sequence[str], values: Values) -> str:
 
 
 def bucket(names: Sequence[str], values: Values, count: int) -> int:
-    """Return which of that many buckets a partition is in, on every machine."""
+    """Return the number of a partition's bucket, of ``count``; the same on every machine."""
     return zlib.crc32(path(names, values).encode("utf-8", "surrogatepass")) % count
 
 
 def days(times: Array, zone: tzinfo) -> Array:
-    """The day (counted from 1970-01-01) of each epoch ms in a zone; `_NO_DAY` where it has none."""
+    """Return the day (counted from 1970-01-01) of each epoch ms in a zone; `_NO_DAY` outside of the
+    calendar.
+    """
     if zone is UTC:
         day_numbers = times // _DAY
         return np.where((day_numbers < _FIRST) | (day_numbers > _LAST), _NO_DAY, day_numbers)
@@ -98,7 +102,7 @@ def _day(moment: int, zone: tzinfo) -> int:
 
 
 class Partitions:
-    """Small numbers for the partitions met in one store; ``values`` are their values by number."""
+    """Small numbers for the partitions of a store; ``values`` are their values by number."""
 
     def __init__(self, names: Sequence[str], store: str, zone: tzinfo) -> None:
         self.names, self.values = tuple(names), list[Values]()

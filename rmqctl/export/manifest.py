@@ -1,7 +1,7 @@
-"""``_rmqctl_export.json``: what an export holds, of what, and whether anything is missing.
+"""``_rmqctl_export.json``: the contents of an export, their sources, and what is missing.
 
-Readers of data sets leave names that begin with ``_`` alone. The list of files comes last and is
-kept on disk until then: there may be very many.
+Readers of data sets ignore names that begin with ``_``. The list of files comes last and is kept on
+disk until then, because it may be very long.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": ")).encode
 
 
 class Manifest:
-    """Collects what `write` puts into the export. A context manager. StoreIOError."""
+    """The manifest of an export, collected until `write`. A context manager. Methods raise
+    StoreIOError.
+    """
 
     def __init__(self, staging: Staging, spec: Export) -> None:
         self._staging, self._spec = staging, spec
@@ -51,14 +53,14 @@ class Manifest:
                 raise StoreIOError.from_oserror(error, self._spool_path, "write") from None
 
     def file(self, row: dict[str, Any]) -> None:
-        """One file of the export."""
+        """Add a file of the export."""
         try:
             self._spool.write(_bytes(row) + b"\n")
         except OSError as error:
             raise StoreIOError.from_oserror(error, self._spool_path, "write") from None
 
     def folder(self, path: str, values: Values) -> None:
-        """A folder that has files: values that were too long for its name are remembered."""
+        """Add a folder with files; values that were too long for its name are recorded."""
         if path == self._last:
             return
         self._last = path
@@ -68,7 +70,7 @@ class Manifest:
                 self._cut[part] = value
 
     def write(self, result: Result) -> None:
-        """Write it into the export, durably."""
+        """Write the manifest into the export and flush it to disk."""
         path = self._staging.path(NAME)
         head = _bytes(self._document(result))
         try:

@@ -1,4 +1,4 @@
-"""The messages of stores in one file, in the order of the stores and of their logs.
+"""Export of the messages of stores to one file, in the order of the stores and of their logs.
 
 The file appears at the end, complete, by one rename, or not at all; standard output receives
 messages as they are read. Counts and missing ranges are the same as for a folder
@@ -41,19 +41,19 @@ _PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
 class Form(NamedTuple):
-    """A format of `Export`, and how it is compressed (None: as is usual for it)."""
+    """A format of `Export` and its compression (None: the format's default)."""
 
     format: str
     compression: str | None = None
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Return the package that must be installed to write it."""
+        """Return the packages that must be installed to write the format."""
         return () if self.format in TEXTS else ("pyarrow", *_PACKAGES.get(self.format, ()))
 
 
 def form_of(out: str) -> Form | None:
-    """Return the format that a file's name implies; None for a folder. UsageError."""
+    """Return the format that a file's name implies; None for a folder. Raises UsageError."""
     stem, ending = os.path.splitext(out)
     packed = _PACKED.get(ending.lower())
     name = _FORMATS.get(os.path.splitext(stem)[1].lower() if packed else ending.lower())
@@ -69,8 +69,8 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
                 manifest: bool = False, progress: Callable[[int], None] | None = None) -> Result:
     """Export the plans into the new file ``out``: at most ``count`` messages.
 
-    ``manifest``: write content, missing ranges and digest to ``OUT.manifest.json``. RefusedError if
-    ``out`` exists; StoreIOError if it cannot be written or nothing can be read.
+    ``manifest``: write content, missing ranges and digest to ``OUT.manifest.json``. Raises
+    RefusedError if ``out`` exists; StoreIOError if it cannot be written or nothing can be read.
     """
     # Refuse every target before the export starts: nothing is replaced.
     targets = [checked_target(out), *([checked_target(f"{out}.manifest.json")] if manifest else [])]
@@ -108,7 +108,7 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
 
 def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str, *,
           count: int | None = None, progress: Callable[[int], None] | None = None) -> Result:
-    """Export the plans into an open binary file. StoreIOError."""
+    """Export the plans into an open binary file. Raises StoreIOError."""
     stores = [StoreResult(plan=plan) for plan in plans]
     file = opened(spec, target)
     left = count
@@ -139,7 +139,7 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
 
 def _piece(spec: Export, piece: ExportRange, file: File, most: int | None,
            progress: Callable[[int], None] | None) -> Tally:
-    """Write the messages of a range, at most that many, in row groups of bounded size."""
+    """Write the messages of a range, at most ``most``, in row groups of bounded size."""
     tally = Tally()
     reading, rows = RangeWalk(piece, tally), buffer(spec, piece.origin)
     partitions, done = Partitions((), piece.name, spec.zone), piece.start
@@ -169,7 +169,7 @@ def _flush(rows: Any, file: File) -> None:
 
 
 def _publish(staged: str, target: str) -> None:
-    """Give a file its final name; never that of another file."""
+    """Give a file its final name, unless another file has it."""
     try:
         os.link(staged, target)
     except FileExistsError:

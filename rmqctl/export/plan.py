@@ -1,4 +1,4 @@
-"""Plan of an export: the ranges of each store's log, and about how much it will write."""
+"""Plan of an export: the ranges of each store's log, and an estimate of the output."""
 
 from __future__ import annotations
 
@@ -32,13 +32,17 @@ from rmqctl.store.store import Sizes, Store
 MIN_SIZE, MAX_SIZE = 64 << 20, 512 << 20
 """Bytes of a range, unless the number of ranges is given."""
 BUCKET, LEAST_BUCKET, MOST_BUCKETS = 256 << 20, 4 << 20, 1024
-"""Bytes of a log for which there is a bucket of what ranges set aside, more for idle workers."""
+"""Bytes of a log per bucket of messages that ranges set aside; smaller buckets for idle workers,
+and their maximum number.
+"""
 _SAMPLES, _SAMPLE = 8, 4 << 20
 
 
 @dataclass(slots=True)
 class StorePlan:
-    """One store: ``pieces`` of its log, and the ranges known to be missing before reading."""
+    """Plan for a store: ``pieces`` of its log, and the ranges known to be missing before
+    reading.
+    """
 
     name: str
     files: list[StoreFile] = field(default_factory=list)
@@ -47,10 +51,10 @@ class StorePlan:
     held: bool = False
     buckets: int = 1
     opened: Callable[[], Store] | None = None
-    """Opens the store again, to look for what its log has lost."""
+    """Opens the store again to determine its losses."""
 
     def missing_from(self, *, damaged: bool) -> Missing:
-        """Return the losses known of the store."""
+        """Return the known losses of the store."""
         if self.opened is None:
             return Missing()
         with self.opened() as store:
@@ -62,17 +66,17 @@ class StorePlan:
 
     @property
     def used(self) -> int:
-        """Bytes of the ranges: without the zeros at the ends of files."""
+        """Return the bytes of the ranges, without the zeros at the end of the log."""
         return sum(piece.end - piece.start for piece in self.pieces)
 
 
 def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | None = None,
          folders: Sequence[str] = (), sizes: Sizes | None = None,
          compacted: bool = False) -> list[StorePlan]:
-    """Return the plan of each store. ``count``: ranges to cut each log into, else by its size and
-    jobs. ``compacted``: read topics with a compaction log from that log, as a broker does.
+    """Return the plan of each store. ``count``: number of ranges of each log (None: by size and
+    jobs). ``compacted``: read topics with a compaction log from that log, as a broker does.
 
-    NotAStoreError, StoreIOError for a store that cannot be opened at all.
+    Raises NotAStoreError, StoreIOError for a store that cannot be opened at all.
     """
     plans = []
     for number, name in enumerate(names):
@@ -86,7 +90,9 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
 
 
 def _served(store: Store, number: int, name: str, wanted: Selection) -> StorePlan | None:
-    """The plan for a topic whose queues are read from compaction logs; None for any other."""
+    """Return the plan for a topic whose queues are read from compaction logs; None for any other
+    topic.
+    """
     queues = [queue_id for topic, queue_id in served_queues(store) if topic == wanted.topic]
     if wanted.topic is None or not queues or (wanted.from_phy, wanted.to_phy) != (None, None):
         return None
@@ -142,10 +148,10 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
 
 
 def _ends(files: Sequence[StoreFile]) -> list[int]:
-    """Return where to stop reading each file: zeros after the last data of all are not read.
+    """Return where to stop reading each file: zeros after the end of the log are not read.
 
-    Zeros at the end of an earlier file are: they are damage. A file that cannot be opened is
-    reported by the export itself.
+    Zeros at the end of an earlier file are read, because they are damage. The export itself reports
+    a file that cannot be opened.
     """
     ends = [file.size for file in files]
     for number in reversed(range(len(files))):
@@ -158,14 +164,14 @@ def _ends(files: Sequence[StoreFile]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """About how many bytes an export will write, from ``sampled`` bytes of the logs."""
+    """The approximate bytes that an export will write, from ``sampled`` bytes of the logs."""
 
     bytes: int
     sampled: int
 
 
 def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
-    """Export a few MiB of each of a few ranges into memory. Nothing is written."""
+    """Estimate the output: export a few MiB of each of a few ranges into memory."""
     pieces = [piece for store_plan in plans for piece in store_plan.pieces]
     total = sum(piece.end - piece.start for piece in pieces)
     step = max(1, len(pieces) // _SAMPLES)
@@ -194,8 +200,8 @@ def _sampled(spec: Export, part: ExportRange) -> tuple[int, int]:
 
 
 def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
-    """Refuse at the start a target that an export cannot be written to: see `checked_target`;
-    UsageError if ``out`` is in a store to be exported.
+    """Raise UsageError if ``out`` is in a store to be exported, and the errors of
+    `checked_target`.
     """
     target = checked_target(out)
     for name in names:
@@ -206,7 +212,7 @@ def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
 
 
 def plan_document(plans: Sequence[StorePlan], out: str, expected: Estimate) -> dict[str, Any]:
-    """Return the rows of ``pipeline export --dry-run``."""
+    """Return the document of ``pipeline export --dry-run``."""
     return {
         "out": out,
         "partitions": sum(len(store.pieces) for store in plans),

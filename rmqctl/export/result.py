@@ -32,28 +32,30 @@ class StoreResult(Tally):
 
     @property
     def undecided(self) -> int:
-        """Records that may be messages: in the log, or left out by a repair."""
+        """Return the number of records that may be messages: in the log, or discarded by a
+        repair.
+        """
         return self.damage.undecided + self.lost.discarded
 
     @property
     def nothing_read(self) -> bool:
-        """Return whether nothing of a log that has files, or of its folder, could be read."""
+        """Return whether nothing of a log with files, or of its folder, could be read."""
         return bool(self.missing.count) and not (self.messages or self.damage.count) and all(
             span.kind != GAP for span in self.missing.spans)
 
     def add(self, part: ExportedRange) -> None:
-        """Take the next range's result, in the order of the log."""
+        """Add the next range's result, in the order of the log."""
         self.append(part.tally)
         self.take(part.files)
 
     def take(self, files: Sequence[Written]) -> None:
-        """Count files."""
+        """Count written files."""
         self.files += len(files)
         self.bytes += sum(file.bytes for file in files)
 
     def finish(self) -> None:
-        """The log has ended: zeros after its last message are no damage, nor is a record that the
-        process which holds the store is just writing.
+        """Judge the end of the log: zeros after its last message are not damage, nor is a record
+        that a broker is still writing.
         """
         damaged = [span for span in self.tail if span.kind == DAMAGED]
         if damaged and self.plan.held:

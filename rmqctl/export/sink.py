@@ -1,4 +1,4 @@
-"""Takes the messages of one range and writes them by partition, in bounded memory.
+"""Writer of the messages of a range by partition, in bounded memory.
 
 A buffer collects messages up to `FLUSH` bytes, then goes into the files of its partitions: one row
 group each. A partition gets a file if this range has enough of it (`MIN_FILE_BYTES`), or if the
@@ -24,14 +24,14 @@ from rmqctl.export.spill import Spill, Spilled
 from rmqctl.scan.frames import Array, Batch
 
 MIN_FILE_BYTES = 1 << 20
-"""Bytes of columns in a buffer from which on a partition gets its own file."""
+"""Minimum bytes of columns in a buffer for which a partition gets its own file."""
 MAX_OPEN = 64
 
 
 class Sink:
-    """The files of one attempt at a range. `close` returns them; `abandon` removes them.
+    """The files of an attempt at a range. `close` returns them; `abandon` removes them.
 
-    ``at``, ``alone``, ``buckets``: those of the `Piece`.
+    ``at``, ``alone``, ``buckets``: those of the `ExportRange`.
     """
 
     def __init__(self, spec: Export, origin: Origin, folder: str, *, at: int,
@@ -48,7 +48,7 @@ class Sink:
 
     @property
     def attempt(self) -> str:
-        """The name of its folder."""
+        """Return the name of the attempt's folder."""
         return self._attempt.name
 
     @property
@@ -57,13 +57,13 @@ class Sink:
         return {file.partition: self.partitions.values[file.partition] for file in self._written}
 
     def add(self, batch: Batch) -> None:
-        """Take messages of the walk, which may continue after that. WriteError."""
+        """Add messages of the walk, which may then continue. Raises WriteError."""
         self._buffer.add(batch, self.partitions.codes(batch))
         if self._buffer.size >= FLUSH:
             self._flush()
 
     def close(self) -> tuple[list[Written], Spilled | None]:
-        """Return all files, durably written, and the messages set aside. WriteError."""
+        """Flush all files to disk; return them and the messages set aside. Raises WriteError."""
         self._flush()
         while self._open:
             self._close_oldest()
@@ -98,7 +98,7 @@ class Sink:
         pa.default_memory_pool().release_unused()
 
     def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:
-        """Write a chunk into its partition's file, if it has or needs one."""
+        """Write a chunk to its partition's file, if the partition has or needs one."""
         count = chunks.counts[number]
         if not (code in self._open or count * share >= MIN_FILE_BYTES
                 or (self._alone and len(self._open) < MAX_OPEN)):
@@ -117,7 +117,9 @@ class Sink:
                         lengths, [chunks.counts[number] for number in numbers])
 
     def _rank(self) -> Array | None:
-        """The place of each partition in a buffer: by bucket, so that each of them is together."""
+        """Return the position of each partition in a buffer: by bucket, so that each bucket is
+        contiguous.
+        """
         names = self._spec.partition_by
         self._bucket_of += [bucket(names, values, self._buckets)
                             for values in self.partitions.values[len(self._bucket_of):]]

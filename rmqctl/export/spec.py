@@ -1,4 +1,4 @@
-"""Specification of an export: formats, fields, bodies, compression. Checked once, picklable."""
+"""Specification of an export: format, fields, bodies, compression. Checked once, picklable."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
     "arrow": ("zstd", "lz4", "none"),
     "xlsx": ("deflate",),
 }
-"""For each format the ways to compress it, the default first."""
+"""Compressions of each format, the default first."""
 TEXTS = ("json", "csv")
-"""Text formats, whose rows are those of ``read``. The others have Arrow's columns."""
+"""Text formats, with the rows of ``read``. All other formats have Arrow columns."""
 ORIGIN = ("store", "file")
-"""Fields which say where a message was found: the store as named, the file relative to it."""
+"""Fields for the origin of a message: the store as named, the file relative to it."""
 PROVENANCE = ("position", "sha256")
-"""Fields which let anybody find a record's bytes again: where it begins in its file, its digest."""
+"""Fields that identify a record's bytes: its position in the file, its digest."""
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """One export. Make it with `of`, which checks it; ``fields`` are those of the files."""
+    """The specification; `of` creates and checks it. ``fields`` are those of the files."""
 
     format: str = "parquet"
     fields: tuple[str, ...] = ()
@@ -63,10 +63,10 @@ class Export:
            csv_text: Callable[[str], str] | None = None,
            decoding: Decoding | None = None, decoded: bool = False,
            redaction: Redaction | None = None) -> Export:
-        """Create an export; UsageError for options that contradict each other. ``stores``: number
-        of stores; ``provenance``: with the fields of `PROVENANCE`; ``csv_text``: conversion of
-        texts in CSV; ``decoding``: decoder of bodies; ``decoded``: with the fields of `DECODED`;
-        ``redaction``: replaces texts written by people.
+        """Create a specification. ``stores``: number of stores; ``provenance``: with the fields of
+        `PROVENANCE`; ``csv_text``: conversion of texts in CSV; ``decoding``: decoder of bodies;
+        ``decoded``: with the fields of `DECODED`; ``redaction``: replaces texts written by people.
+        Raises UsageError for options that contradict each other.
         """
         # Refuse unknown names before any default is applied to them.
         if format not in COMPRESSIONS:
@@ -104,7 +104,7 @@ class Export:
 
     @property
     def conditions_shown(self) -> list[str]:
-        """The conditions as a manifest names them."""
+        """Return the conditions as texts for the manifest."""
         values = [(condition, str(condition.value)) for condition in self.conditions]
         return [f"{condition.field} {condition.operator} " + str(
             value if self.redaction is None else self.redaction.condition(condition.field, value))
@@ -118,7 +118,9 @@ class Export:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the files: for texts what a value represents."""
+        """Return the columns of the files; for text formats, with the types that values
+        represent.
+        """
         import pyarrow as pa
 
         from rmqctl.scan.tables import MESSAGE_COLUMNS, METADATA, PLACE, PROVENANCE
@@ -132,7 +134,9 @@ class Export:
 
 
 def portable(zone: tzinfo) -> tzinfo:
-    """A zone that can be sent to workers: one read from this machine's files goes by its name."""
+    """Return a zone that can be sent to workers: a zone from this machine's files is sent by name.
+    Raises UsageError.
+    """
     try:
         pickle.dumps(zone)
     except pickle.PicklingError:

@@ -1,9 +1,9 @@
-"""Messages that ranges of a log set aside: those of partitions with few messages in a range.
+"""Messages that ranges of a log set aside, because their partitions have few messages in the range.
 
-A range has at most one such file: Arrow record batches, one for each buffer, whose rows are sorted
-by bucket and partition. A second file lists the places of each partition's messages in it; it has
-one record batch for each bucket. Both live for one run, in the folder of the attempt that made
-them. They are mapped to be read: of each buffer, a bucket's rows are together.
+A range has at most one such file: Arrow record batches, one for each buffer, with rows sorted by
+bucket and partition. A second file lists the places of each partition's messages in it, with one
+record batch for each bucket. Both exist for one run, in the folder of the attempt that created
+them. They are read through memory maps: in each buffer, a bucket's rows are contiguous.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True)
 class SpilledChunk:
-    """Messages of one partition that one buffer of a range held: ``rows`` of them, in ``length``
-    rows of record batch ``batch`` from ``start`` on.
+    """Messages of a partition in a buffer of a range: ``rows`` messages, in ``length`` rows of
+    record batch ``batch`` from ``start`` on.
     """
 
     values: Values
@@ -53,7 +53,7 @@ class SpilledChunk:
 
 
 class Spill:
-    """The file of messages set aside, while it is written. WriteError."""
+    """The file of messages set aside, while it is written. Methods raise WriteError."""
 
     def __init__(self, attempt: Attempt, schema: pa.Schema) -> None:
         self._attempt, self._schema = attempt, schema
@@ -66,8 +66,8 @@ class Spill:
 
     def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
             rows: Sequence[int]) -> None:
-        """Take chunks that are back to back in a table: their partitions, how many rows of the
-        table and how many messages each has.
+        """Add consecutive chunks of a table: their partitions, and for each the number of rows of
+        the table and of messages.
         """
         with self._attempt.writing(_ROWS):
             batches = table.combine_chunks().to_batches()
@@ -83,7 +83,7 @@ class Spill:
 
     def finish(self, at: int, bucket_of: Sequence[int], buckets: int,
                partitions: Partitions) -> Spilled:
-        """End the file and write where everything is in it."""
+        """Close the file and write the index of its contents."""
         with self._attempt.writing(_ROWS):
             self._writer.close()
             self._target.close()
@@ -111,15 +111,15 @@ class Spill:
         return Spilled(at, self._attempt.name, [self._bytes * count // total for count in counts])
 
     def abandon(self) -> None:
-        """Close the file, which is no longer used."""
+        """Close the file after a failure."""
         drop(self._target)
 
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """Return (the number of the chunk, its place) of each piece of chunks that are in batches.
+    """Return (chunk number, its place) of each piece of the chunks in ``batches``.
 
-    Arrow divides a table of which a column is too large: a chunk may be in two batches then.
+    Arrow divides a table if a column is too large, so a chunk may be in two batches.
     """
     ends, batch_ends = (np.cumsum(np.array(sizes, np.int64)) for sizes in (lengths, batches))
     edges = np.unique(np.concatenate([np.zeros(1, np.int64), ends, batch_ends]))
@@ -141,9 +141,10 @@ def _index_schema(names: Sequence[str]) -> pa.Schema:
 
 
 class SpillReader:
-    """Reads what ranges of one store set aside; ``spilled`` are their numbers and attempts.
+    """Reader of the messages that ranges of a store set aside; ``spilled`` are their numbers and
+    attempts.
 
-    A context manager. StoreIOError.
+    A context manager. Methods raise StoreIOError.
     """
 
     def __init__(self, folder: str, spilled: Sequence[tuple[int, str]]) -> None:
@@ -160,7 +161,9 @@ class SpillReader:
             self._open.popitem()[1][0].close()
 
     def places(self, number: int) -> list[SpilledChunk]:
-        """Return all of a bucket, by partition, in each in the order of the log."""
+        """Return the chunks of a bucket by partition, those of a partition in the order of the
+        log.
+        """
         asides = []
         for at, folder in self._paths.items():
             with _reading(os.path.join(folder, _INDEX)) as path, pa.memory_map(path) as source:
@@ -175,7 +178,7 @@ class SpillReader:
         return asides
 
     def rows(self, aside: SpilledChunk) -> pa.RecordBatch:
-        """Return the rows of a place."""
+        """Return the rows of a chunk."""
         batch = self._batch
         if batch is None or batch[0] != (aside.at, aside.batch):
             with _reading(os.path.join(self._paths[aside.at], _ROWS)) as path:

@@ -31,8 +31,8 @@ MARK = ".rmqctl-export-"
 
 
 def checked_target(out: str) -> str:
-    """Return the real path of OUT. UsageError if it is in a store; RefusedError if it exists,
-    unless as an empty folder, or is another user's link; StoreIOError if its parent folder is
+    """Return the real path of OUT. Raises UsageError if it is in a store; RefusedError if it exists
+    (except as an empty folder) or is another user's link; StoreIOError if its parent folder is
     missing.
     """
     refuse_link_of_others(out)
@@ -52,7 +52,7 @@ def checked_target(out: str) -> str:
 
 
 class Staging:
-    """A context manager; without `publish` nothing is left."""
+    """A staging folder. A context manager that removes everything without `publish`."""
 
     def __init__(self, out: str) -> None:
         self.target = checked_target(out)
@@ -75,17 +75,17 @@ class Staging:
         remove_folder(self.folder)
 
     def keep(self, attempt: str, name: str, relative: str) -> None:
-        """Move an attempt's file into the export under its own path. StoreIOError."""
+        """Move an attempt's file into the export under its final path. Raises StoreIOError."""
         path = os.path.join(self._export, relative)
         self._folders += make_folders(os.path.dirname(path), durable=False)
         move(os.path.join(self.attempts, attempt, name), path, durable=False)
 
     def path(self, name: str) -> str:
-        """Return a file of the export itself, to be written by the caller."""
+        """Return the path of a file of the export itself, which the caller writes."""
         return os.path.join(self._export, name)
 
     def publish(self) -> None:
-        """Rename it to OUT. RefusedError if OUT was created in the meantime."""
+        """Rename the export to OUT. Raises RefusedError if OUT was created in the meantime."""
         sync_many(self._folders, self._export)
         try:
             publish_folder(self._export, self.target)
@@ -97,7 +97,7 @@ class Staging:
 
 
 def refuse_unseen(path: str) -> None:
-    """Raise StoreIOError where this machine does not see a path that the driver made."""
+    """Raise StoreIOError if this machine does not see a path that the driver created."""
     if not os.path.exists(path):
         raise StoreIOError(f"{path}: does not exist on {socket.gethostname()}; workers and driver "
                            "must see stores and scratch folder (--scratch) under the same paths")

@@ -11,31 +11,33 @@ from rmqctl.scan.frames import BLANK, Batch, Span
 from rmqctl.scan.passed_over import Damage
 
 MAX_NAMED = 200
-"""Damaged places and messages with a bad CRC which are named; all of them are counted."""
+"""Maximum number of damaged places and of messages with a CRC mismatch that are listed; all are
+counted.
+"""
 UNREADABLE, GAP = "unreadable", "gap"
-"""Kinds of missing spans: unreadable, or in no file."""
+"""Kinds of missing spans: unreadable, or not in any file."""
 
 
 @dataclass(slots=True)
 class Faults(Damage):
-    """Ranges of the log without a message, in order: the first ones listed, all counted."""
+    """Ranges of the log without a message, in order; the first are listed, all are counted."""
 
     most: ClassVar[int] = MAX_NAMED
 
 
 @dataclass(slots=True)
 class Tally:
-    """Content of a part of a log, and the messages exported from it. Times in ms (store time),
-    offsets physical.
+    """Counts of a part of a log and of the messages exported from it. Times are store times in ms,
+    offsets are physical.
 
-    ``tail`` are the spans after the last message: whether they are damage or just the unused rest
-    of the log is known when it is known whether messages follow.
+    ``tail`` are the spans after the last message. Only later messages show whether they are damage
+    or the unused end of the log.
     """
 
     messages: int = 0
     rows: int = 0
     replaced: int = 0
-    """Number of messages that a repair put in place of lost ones, or kept damaged."""
+    """Number of fillers, and of damaged messages that a repair kept."""
     bad_crc: int = 0
     bad_crc_at: list[int] = field(default_factory=list)
     damage: Faults = field(default_factory=Faults)
@@ -55,7 +57,7 @@ class Tally:
         self._behind([span for span in batch.spans if span.kind != BLANK])
 
     def exported(self, batch: Batch) -> None:
-        """Take messages that are exported, in physical order."""
+        """Add exported messages, in physical order."""
         self.rows += len(batch)
         ok = batch.crc_ok()
         if not ok.all():
@@ -65,7 +67,7 @@ class Tally:
         self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
 
     def append(self, later: Tally) -> None:
-        """Merge what the range of the log after held."""
+        """Merge the counts of the next range of the log."""
         if later.messages:
             self._settle()
         self.damage.merge(later.damage)

@@ -1,4 +1,4 @@
-"""Export of one range of a log: the work of a task, and its small result."""
+"""Export of a range of a log: the work of a task, and its small result."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ExportRange(FileRange[StoreFile]):
-    """A range of a store: number ``at`` of the store ``store`` (its number), with their names.
+    """Range number ``at`` of the log of store number ``store``.
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
-    ``alone``: the store has no other range. ``buckets``: into how many what ranges set aside is
-    divided. ``served``: (root of the store, topic, queue id) of a file of a compaction log.
+    ``alone``: the store has no other range. ``buckets``: number of buckets for messages set aside.
+    ``served``: (root of the store, topic, queue id) for a file of a compaction log.
     """
 
     store: int
@@ -47,13 +47,13 @@ class ExportRange(FileRange[StoreFile]):
 
     @property
     def origin(self) -> Origin:
-        """Return the origin of its messages."""
+        """Return the origin of the range's messages."""
         return Origin(self.name, self.relative, self.file.base)
 
 
 @dataclass(slots=True)
 class ExportedRange:
-    """The result of a range: it covered the frames of positions ``[first, position)``.
+    """The result of a range, which covered the frames at positions ``[first, position)``.
 
     ``files`` are in the folder ``attempt``; ``values`` are the values of their partitions.
     ``spilled`` are the messages not in a file yet. ``store`` and ``at`` are the range's.
@@ -71,7 +71,7 @@ class ExportedRange:
 
 
 class RangeWalk:
-    """Yield the batches of a range; unreadable bytes are counted and skipped."""
+    """The batches of a range; unreadable bytes are counted and skipped."""
 
     def __init__(self, part: FileRange[StoreFile], tally: Tally) -> None:
         self._part, self._tally = part, tally
@@ -98,7 +98,7 @@ class RangeWalk:
             self.position = part.end
 
     def _served(self, base: int, root: str, topic: str, queue_id: int) -> Iterator[Batch]:
-        """Yield the messages of a compaction log's file that a broker serves."""
+        """Yield the messages of a file of a compaction log that a broker serves."""
         rows = CompactedRows(Store(root, [], Sizes()), topic, queue_id)
         with closing(rows.log):
             yield from rows.batches(base, base + self._part.end)
@@ -110,7 +110,7 @@ class RangeWalk:
 
 
 def chosen(spec: Export, batch: Batch) -> Batch:
-    """Return the messages of a batch which are to be exported."""
+    """Return the messages of a batch that are exported."""
     if not spec.conditions:
         return batch
     page = filtered(BatchPage(batch), spec.conditions)
@@ -119,11 +119,11 @@ def chosen(spec: Export, batch: Batch) -> Batch:
 
 
 _AT_ONCE = 32
-"""Messages whose bodies are decoded before what came of them is written: values may be large."""
+"""Number of messages that are decoded before they are written: decoded values may be large."""
 
 
 def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
-    """Yield a batch in parts of bounded size, where bodies are decoded."""
+    """Yield a batch in parts of bounded size if bodies are decoded, else unchanged."""
     if spec.decoding is None or len(batch) <= _AT_ONCE:
         yield batch
         return
@@ -132,7 +132,9 @@ def portions(spec: Export, batch: Batch) -> Iterator[Batch]:
 
 
 def export_range(spec: Export, folder: str, part: Any) -> ExportedRange:
-    """Export a `ExportRange` into a new folder of this attempt below ``folder``. WriteError."""
+    """Export an `ExportRange` into a new folder of this attempt below ``folder``. Raises
+    WriteError.
+    """
     from rmqctl.export.sink import Sink
 
     assert isinstance(part, ExportRange)

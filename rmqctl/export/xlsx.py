@@ -1,4 +1,4 @@
-"""Messages as an Excel workbook, for people: one sheet, times as times, cells that fit."""
+"""Messages as an Excel workbook, for people: one sheet, times as dates, cells that fit."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from rmqctl.export.spec import Export
 from rmqctl.scan.columns import dict_column
 
 MAX_ROWS = (1 << 20) - 1
-"""Rows a sheet has room for, besides its header."""
+"""Maximum rows of a sheet, besides its header."""
 MAX_CELL = 32_767
-"""Characters a cell has room for."""
+"""Maximum characters of a cell."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -2_208_988_800_000, 253_402_300_799_999
-"""Epoch ms that Excel has a date for: 1900 to 9999."""
+"""Epoch ms that Excel can show as a date: 1900 to 9999."""
 _EXACT = 1 << 53
-"""Numbers in a sheet are floating point."""
+"""Maximum integer in a cell: numbers in a sheet are floating point."""
 _CUT = "… (cut)"
 
 
 class XlsxFile:
-    """Rows go to the disk as they come. ``cut``: cells that were too long. RefusedError for more
-    rows than a sheet has.
+    """A workbook that writes rows to disk as they come. ``cut``: number of cells that were too
+    long. Raises RefusedError for more rows than a sheet can contain.
     """
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
@@ -78,7 +78,9 @@ class XlsxFile:
             sheet.write_string(row, column, text)
 
     def _local(self, value: int) -> datetime | None:
-        """The time in the zone, which a cell does not say; None for what Excel has no date for."""
+        """Return the time in the zone, which a cell does not store; None if Excel has no date for
+        it.
+        """
         if not _FIRST <= value <= _LAST - 86_400_000:
             return None
         moment = (_EPOCH + timedelta(milliseconds=int(value))).astimezone(self._zone)
@@ -92,11 +94,11 @@ class XlsxFile:
 
 
 class _Moment(int):
-    """Epoch ms that represent a time."""
+    """Epoch ms in a column of times."""
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return a column as what a cell can show."""
+    """Return the values of a column in the form that a cell can show."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return [None if value is None else _Moment(value)
@@ -115,7 +117,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
 
 
 def _shown(body: bytes) -> str:
-    """Text as it is, anything else as hexadecimal digits."""
+    """Return a text body unchanged, any other body as hexadecimal digits."""
     try:
         return body.decode()
     except UnicodeDecodeError:
