@@ -31,7 +31,7 @@ from rmqctl.store.store import Sizes, Store
 
 MIN_SIZE, MAX_SIZE = 64 << 20, 512 << 20
 """Bytes of a range, unless the number of ranges is given."""
-BUCKET, LEAST_BUCKET, MOST_BUCKETS = 256 << 20, 4 << 20, 1024
+BUCKET, MIN_BUCKET, MAX_BUCKETS = 256 << 20, 4 << 20, 1024
 """Bytes of a log per bucket of messages that ranges set aside; smaller buckets for idle workers,
 and their maximum number.
 """
@@ -134,8 +134,8 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
     text = name.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     # Use enough buckets to keep idle workers busy when ranges are merged.
     total = sum(ends)
-    planned.buckets = max(1, min(max(total // BUCKET, min(jobs, total // LEAST_BUCKET)),
-                                 MOST_BUCKETS))
+    planned.buckets = max(1, min(max(total // BUCKET, min(jobs, total // MIN_BUCKET)),
+                                 MAX_BUCKETS))
     # A worker gets pieces and not the store, so each piece carries the names it needs.
     parts = [part for file, used in zip(planned.files, ends, strict=True)
              for part in cuts(file, 0, used, file.size, size)]

@@ -37,7 +37,7 @@ NARROW = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_
 BRIEF = (*NARROW[:-2], "offset_msg_id", "unique_key", *NARROW[-2:])
 """Columns for people if no fields were named; `NARROW` on a terminal without space for ids."""
 _WIDE_COLUMNS = 150
-_PREVIEW, _LEAST_PREVIEW = 64, 16
+_MAX_PREVIEW, _MIN_PREVIEW = 64, 16
 _OTHER_COLUMNS = 130
 """Approximate width of the brief columns without the body on a terminal."""
 
@@ -210,5 +210,5 @@ def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> 
 def _preview(out: Output) -> int:
     """Return how many bytes of a body fit into the rest of a terminal line."""
     if out.format != "table":
-        return _PREVIEW
-    return min(max(out.human().width - _OTHER_COLUMNS, _LEAST_PREVIEW), _PREVIEW)
+        return _MAX_PREVIEW
+    return min(max(out.human().width - _OTHER_COLUMNS, _MIN_PREVIEW), _MAX_PREVIEW)

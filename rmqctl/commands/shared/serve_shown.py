@@ -30,7 +30,7 @@ with two such names at once.
 _FRESH_S = 1.0
 _PATIENCE_S = 10.0
 _RETRY_S = 0.01
-_MOST_CLIENTS, _LONGEST_HEAD = 64, 8 << 10
+_MAX_CLIENTS, _MAX_HEAD = 64, 8 << 10
 """Maximum number of clients that request metrics at a time, and bytes of a request."""
 _HEAD_LINES = 18
 """Lines of the screen besides the rows of groups, topics and clients."""
@@ -240,11 +240,11 @@ class _Metrics:
     async def serve(self, bound: socket.socket) -> None:
         """Answer requests until cancelled."""
         async with await asyncio.start_server(
-                self._answer, sock=bound, limit=_LONGEST_HEAD) as http:
+                self._answer, sock=bound, limit=_MAX_HEAD) as http:
             await http.serve_forever()
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if len(self._clients) >= _MOST_CLIENTS:
+        if len(self._clients) >= _MAX_CLIENTS:
             first = next(iter(self._clients))
             del self._clients[first]
             first.transport.abort()

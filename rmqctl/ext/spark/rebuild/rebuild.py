@@ -49,7 +49,7 @@ from rmqctl.store.store import Store
 FOLDER = "pipeline"
 """The folder in the scratch folder for spools and what tasks make."""
 _STEP = 8 << 20
-_SMALLEST, _LARGEST = 16 << 20, 1 << 30
+_MIN_RANGE, _MAX_RANGE = 16 << 20, 1 << 30
 _TASKS_PER_JOB = 4
 _MAX_GROUPS = 1024
 _READING = 0.7
@@ -99,7 +99,7 @@ def default_range_size(size: int, jobs: int) -> int:
     """Bytes of log for each task: some tasks for each worker, none too small or too large."""
     wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP
-    return max(_SMALLEST, min(_LARGEST, -(-wished // step) * step))
+    return max(_MIN_RANGE, min(_MAX_RANGE, -(-wished // step) * step))
 
 
 class _Share:
