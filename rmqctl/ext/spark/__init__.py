@@ -1,8 +1,8 @@
 """Read and process stores with Apache Spark. The only package that imports pyspark.
 
-Where the package is installed, or in PYTHONPATH, Spark finds the data source ``rocketmq`` by
-itself, unless the path of Python contains a space. In other sessions, call `register`, or import
-this package while the session is active.
+If the package is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` by itself,
+unless the path of Python contains a space. In other sessions, call `register`, or import this
+package while the session is active.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 
 def register(spark: SparkSession) -> None:
-    """Make the data source ``rocketmq`` known to a session; harmless when it is already.
+    """Register the data source ``rocketmq`` in a session; registering it again is harmless.
 
-    UnsupportedError with a PySpark that has no Python data sources.
+    Raises UnsupportedError for a PySpark without Python data sources.
     """
     from rmqctl.ext.spark.versions import require_source
 

@@ -1,8 +1,8 @@
-"""Spark's Python daemon with our modules loaded before it forks its workers.
+"""Spark's Python daemon, with rmqctl's modules loaded before it forks its workers.
 
-``spark.python.daemon.module``: only where the package is installed or the driver's (``local[N]``).
-Workers then start without importing anything, and the collection of garbage which Spark runs
-after every task has next to nothing to look at.
+``spark.python.daemon.module`` is set only if the package is installed or the driver's is used
+(``local[N]``). Workers then start without importing anything, and the garbage collection that Spark
+runs after every task is almost free.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import gc
 
 
 def load() -> None:
-    """Imports what tasks use, then sets it aside from garbage collection."""
+    """Import the modules that tasks use, and exempt them from garbage collection."""
     import numpy  # noqa: F401
     import pyarrow.compute  # noqa: F401
 

@@ -1,8 +1,8 @@
-"""Find what a query's optimised plan needs of the tables: columns, and conditions on rows.
+"""Needs of a query, from its optimised plan: columns of the tables, and conditions on rows.
 
-Spark prunes no columns of a Python data source, and the filters that it hands to one stay with the
-relation when that is scanned again for another part of the query. So both are read from the plan
-here and become part of the relation itself: a schema and load options.
+Spark does not prune columns of a Python data source, and filters that it passes to the source stay
+with the relation when another part of the query scans it again. So this module reads both from the
+plan and makes them part of the relation itself: a schema and load options.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ _SCAN = "DataSourceV2ScanRelation"
 _THROUGH = ("Filter",)
 _ENDS = ("Project", "Aggregate")
 _NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTERelationRef")
-"""Leaves of a plan that read nothing of a store."""
+"""Leaves of a plan that do not read a store."""
 _SIGNS = {"EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
           "LessThan": "<", "LessThanOrEqual": "<="}
 _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
 _IN_MS = "unix_millis(store_timestamp)"
 _LIMITS = {"store_timestamp": ("since", "until", 0, 1000), _IN_MS: ("since", "until", 0, 1),
            "physical_offset": ("startPhy", "endPhy", 1, 1)}
-"""Column -> (option of the least value, option of the greatest, number added to the latter, how
-many of a literal's units are one of the option's: Spark's times are in µs).
+"""Column -> (option for the least value, option for the greatest, number added to the greatest,
+units of a literal per unit of the option: Spark's times are in µs).
 """
 _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
@@ -41,10 +41,10 @@ class Scans:
     conditions: list[list[Any]] = field(default_factory=list)
 
     def options(self, table: str, given: Mapping[str, str]) -> dict[str, str]:
-        """Return load options for the conditions that they state exactly.
+        """Return load options for the conditions that options express exactly.
 
-        Only of a table that is scanned once: a second scan may need the rows that the first one
-        leaves out. Options in ``given`` stay as they are.
+        Only for a table that is scanned once: a second scan may need rows that the first omits.
+        Options in ``given`` are not overridden.
         """
         if len(self.conditions) != 1:
             return {}
@@ -57,14 +57,13 @@ class Scans:
 
 
 class _UnknownLeafError(Exception):
-    """A leaf of the plan that may read anything."""
+    """Raised for a leaf of the plan that may read anything."""
 
 
 def needs(plan: Any) -> dict[str, Scans] | None:
-    """Return what the scans need by the source's option ``table``; None when it cannot be
-    determined.
+    """Return the needs of the scans by the source's option ``table``; None if unknown.
 
-    ``plan`` is an optimised logical plan (Java). A table that is missing in the answer was
+    ``plan`` is an optimised logical plan (Java). A table that is missing in the result was
     optimised away.
     """
     scans: dict[str, Scans] = {}
@@ -79,8 +78,8 @@ def _visit(node: Any, above: set[int] | None, conditions: list[Any],
            scans: dict[str, Scans]) -> None:
     """Collect the scans below a node.
 
-    ``above``: ids of the columns that are seen from above, None for all; ``conditions`` hold for
-    all rows of the node's output.
+    ``above``: ids of the columns that nodes above use, None for all; ``conditions`` hold for all
+    rows of the node's output.
     """
     name = node.getClass().getSimpleName()
     if name == _SCAN:
@@ -126,9 +125,7 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
 
 
 def _options_of(condition: Any, table: str) -> Iterator[tuple[str, str]]:
-    """Yield the options that state a condition exactly: none for anything but a column against
-    literals.
-    """
+    """Yield the options that express a condition exactly, if it compares a column with literals."""
     kind = condition.getClass().getSimpleName()
     if kind in ("In", "InSet"):
         column = _column(condition.children().head())
@@ -150,7 +147,7 @@ def _options_of(condition: Any, table: str) -> Iterator[tuple[str, str]]:
 
 
 def _listed(condition: Any, kind: str) -> list[Any]:
-    """Return the literals of an IN; one None in it where an element is something else."""
+    """Return the literals of an IN; None for an element that is not a literal."""
     if kind == "InSet":
         return [_plain(value) for value in _items(condition.hset())]
     return [_literal(child) for child in _items(condition.list())]
@@ -169,7 +166,7 @@ def _literal(node: Any) -> Any:
 
 
 def _plain(value: Any) -> str | int | None:
-    """Return a text or an integer of Java's; None for a null and all else."""
+    """Return the text or integer of a Java literal; None for a null and any other type."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):
@@ -179,7 +176,7 @@ def _plain(value: Any) -> str | int | None:
 
 
 def _bounds(column: str, sign: str, values: list[Any]) -> Iterator[tuple[str, Any]]:
-    """Yield (option, its value): a set of texts or numbers, or a limit."""
+    """Yield (option, value); a value is a set of texts or numbers, or a limit."""
     if column in _EQUALS and sign == "=":
         yield _EQUALS[column], set(values)
     if column not in _LIMITS or len(values) != 1 or not isinstance(values[0], int):
@@ -199,7 +196,9 @@ def _text(wanted: Any, *, moment: bool) -> str:
 
 
 def _moment(millis: int) -> str:
-    """The time as a text that does not depend on the number of its digits; nothing out of range."""
+    """Return the time as a text whose meaning does not depend on its number of digits; "" if it is
+    out of range.
+    """
     try:
         return datetime.fromtimestamp(millis // 1000, UTC).replace(
             microsecond=millis % 1000 * 1000).isoformat()
@@ -208,7 +207,7 @@ def _moment(millis: int) -> str:
 
 
 def _reads_back(table: str, name: str, text: str, wanted: Any) -> bool:
-    """Return whether the option's text means the condition that it was made for, and no other."""
+    """Return whether the option's text is parsed as the condition that it was created for."""
     try:
         read = Options.of({"table": table, "path": "/", name: text}).filters
     except UsageError:

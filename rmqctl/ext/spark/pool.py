@@ -1,10 +1,9 @@
-"""A pool of Spark's: tasks are worked on by executors, results come back to the driver in order.
+"""A pool on Spark: executors run the tasks, and the driver receives the results in order.
 
-Small tasks share a Spark task (`packed`); a result is one pickled value, which the Java side passes
-on without looking at it. The function and the tasks are sent once (broadcast). Spark tries a task
-again that failed and takes one result of each. It is an RDD job and no ``mapInArrow``: the same
-work in the same worker processes, without the SQL engine, whose first query takes 2 to 3 s longer
-to start.
+Small tasks share a Spark task (`packed`); a result is a pickled value, which the Java side passes
+on unread. The function and the tasks are sent once (broadcast). Spark repeats a failed task and
+uses one result of each. The job is an RDD job, not ``mapInArrow``: it does the same work in the
+same worker processes without the SQL engine, whose first query starts 2 to 3 s later.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 Watch = Callable[[int, int], None]
-"""(tasks done, tasks in all, as far as they are known)"""
+"""Called with (tasks done, known tasks)."""
 STORE = 1 << 20
-"""Bytes that a task counts whose size is not known: a small store."""
+"""Weight in bytes of a task of unknown size: a small store."""
 POLL = 0.1
-"""Seconds between two looks."""
+"""Seconds between two checks of the progress."""
 _PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
 """The last line of a Python traceback."""
 _SIGNS = (
@@ -52,8 +51,8 @@ _SIGNS = (
 class SparkPool:
     """A `rmqctl.store.log.ranges.Pool` on a Spark session.
 
-    ``jobs``: how many tasks the cluster works on at a time. ``watch`` hears of tasks done.
-    ``kernels``: kernels used by tasks so far (`rmqctl.kernel.name`).
+    ``jobs``: number of tasks that the cluster runs at a time. ``watch`` is called with the tasks
+    done. ``kernels``: kernels used by tasks so far (`rmqctl.kernel.name`).
     """
 
     def __init__(self, spark: SparkSession, watch: Watch | None = None) -> None:
@@ -62,7 +61,7 @@ class SparkPool:
         self.kernels: set[str] = set()
 
     def run(self, work: Callable[[T], R], tasks: Iterable[T]) -> Iterator[tuple[T, R]]:
-        """See `Pool.run`. Interrupted, the Spark job is cancelled."""
+        """Run the tasks (see `Pool.run`); an interrupt cancels the Spark job."""
         all_tasks = list(tasks)
         if not all_tasks:
             return
@@ -93,7 +92,9 @@ class SparkPool:
 
     def _collected(self, context: SparkContext, worker: _Worker, packs: list[range]) -> list[
             bytes]:
-        """Run the job in a thread, so that this one can show progress and be interrupted."""
+        """Run the job in another thread, so that this thread can show progress and be
+        interrupted.
+        """
         # A job group can be cancelled from another thread.
         count = packs[-1].stop
         group = new_group()
@@ -134,17 +135,18 @@ class SparkPool:
 
 
 class _Failed:
-    """An error that a task's work ended with, to be raised by the driver."""
+    """An error in a task, which the driver raises."""
 
     def __init__(self, error: RmqctlError) -> None:
         self.error = error
 
 
 class _Worker:
-    """The function that runs on an executor: task numbers in, pickled results of their kernels out.
+    """The function that runs on an executor: it gets task numbers and yields pickled (kernel,
+    result).
 
-    Relative paths mean there what they mean at the driver, if its folder is there, too. ``roots``:
-    places to mount.
+    It runs in the driver's folder, if that exists on the executor, so that relative paths mean the
+    same. ``roots``: URLs to mount.
     """
 
     def __init__(self, sent: Any, folder: str, secrets: dict[str, str],
@@ -179,14 +181,14 @@ class _Worker:
 
 @runtime_checkable
 class Weighed(Protocol):
-    """A task with the approximate number of bytes it reads."""
+    """A task with the approximate number of bytes that it reads."""
 
     @property
     def weight(self) -> int: ...
 
 
 def weight(task: Any) -> int:
-    """About how many bytes a task reads: a range's, with what opening its file costs."""
+    """Return the approximate bytes that a task reads, including the cost of opening a file."""
     if isinstance(task, FileRange | VerifyRange):
         return max(task.end - task.start, 0) + OPENING
     if isinstance(task, Weighed):
@@ -195,10 +197,10 @@ def weight(task: Any) -> int:
 
 
 def packed(weights: Sequence[int], jobs: int) -> list[range]:
-    """Cut tasks, by their weights, into runs that are one task of Spark each.
+    """Return consecutive runs of tasks; each run becomes one task of Spark.
 
-    Four for each job while they weigh little: starting a task of Spark costs as much as reading
-    megabytes. A run ends at `MIN_SIZE` bytes.
+    If tasks are small, there are four runs for each job: starting a task of Spark costs as much as
+    reading megabytes. A run ends at `MIN_SIZE` bytes.
     """
     enough = min(MIN_SIZE, max(sum(weights) // (4 * jobs), 1))
     packs, start, held = [], 0, 0
@@ -241,7 +243,7 @@ def new_group() -> str:
 def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
     """Return (tasks done, tasks in all) of the stages of a group's jobs that have begun.
 
-    One that Spark skips, because an earlier job has done it, never begins.
+    A stage that Spark skips, because an earlier job has done it, never begins.
     """
     status, done, count = context.statusTracker(), 0, 0
     for job in status.getJobIdsForGroup(group):
@@ -258,7 +260,7 @@ def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
 def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
     """Report to ``watch`` the tasks of all Spark jobs of this thread.
 
-    Running jobs are cancelled when this is left by an exception.
+    Cancels running jobs if the block ends with an exception.
     """
     context, group, over = spark.sparkContext, new_group(), threading.Event()
 

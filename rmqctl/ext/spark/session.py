@@ -1,8 +1,8 @@
 """A quiet Spark session: on this machine, or on an existing cluster.
 
-Spark's log goes to a file, which is named if something fails and removed otherwise. Workers get the
+Spark's log goes to a file, which is named after a failure and removed otherwise. Workers get the
 package (``rmqctl``) and its kernel from the driver; its dependencies (numpy, pyarrow, isal,
-construct) must be installed for the Python that runs them.
+construct) must be installed for their Python.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PACKAGE = Path(__file__).resolve().parents[2]
 _COMPANION = "pyspark_rocketmq"
 _SOURCES = (".py", ".pyx", ".pxi", ".toml")
 _TRIES = 4
-"""Times a task is tried, on one machine as on a cluster."""
+"""Number of times a task is tried, on one machine or on a cluster."""
 _LOCAL = re.compile(r"local(\[(\*|\d+)(?:\s*,\s*(\d+))?\])?$")
 _MASTERS = ("spark://", "yarn", "k8s://", "local-cluster[")
 NO_JAVA = ("Spark needs Java 17 or newer, but no Java was found: install a JRE (on Debian: apt "
@@ -51,7 +51,9 @@ appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
 
 
 def workers_of(master: str) -> int | None:
-    """Return how many tasks ``local[...]`` works on at a time; None for a cluster. UsageError."""
+    """Return the number of tasks that ``local[...]`` runs at a time; None for a cluster. Raises
+    UsageError.
+    """
     match = _LOCAL.match(master.strip())
     if match is None:
         if not master.startswith(_MASTERS):
@@ -68,11 +70,11 @@ def workers_of(master: str) -> int | None:
 @contextlib.contextmanager
 def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
             log: str | None = None) -> Iterator[SparkSession]:
-    """A Spark session, stopped at the end.
+    """Yield a Spark session, which is stopped at the end.
 
-    ``conf`` are Spark's own settings and win. ``log``: where Spark's messages go; by default a
-    file that is removed unless something fails. UnsupportedError without Java, JobError when
-    the session does not come up; both name what to do. MissingExtraError. RefusedError,
+    ``conf`` are Spark's own settings and take precedence. ``log``: file for Spark's messages; by
+    default a file that is removed unless something fails. Raises UnsupportedError without Java,
+    JobError if the session does not start, both with the remedy; MissingExtraError; RefusedError,
     StoreIOError for the log.
     """
     require("pyspark", "pyarrow")
@@ -110,7 +112,7 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
 
 @contextlib.contextmanager
 def _logging_to(file: str) -> Iterator[None]:
-    """Send what py4j and pyspark log on the Python side (a traceback at Ctrl-C) there, too."""
+    """Write the Python log of py4j and pyspark (a traceback at Ctrl-C) to the log file, too."""
     handler = logging.FileHandler(file, delay=True)
     logging.getLogger().addHandler(handler)
     try:
@@ -121,15 +123,16 @@ def _logging_to(file: str) -> Iterator[None]:
 
 
 def log_of(spark: Any) -> str | None:
-    """Return the file with Spark's own messages."""
+    """Return the file for Spark's own messages."""
     log: str | None = getattr(spark, "rmqctl_log", None)
     return log
 
 
 def package_zip(folder: str) -> str:
-    """This package as one archive, for workers which have not installed it.
+    """Return this package as an archive, for workers that have not installed it.
 
-    With the source of the kernel, by which a compiled one is known to be of this package.
+    It contains the source of the kernel, which proves that a compiled kernel belongs to this
+    package.
     """
     target = os.path.join(folder, "rmqctl.zip")
     with zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -215,7 +218,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
 
 
 def _show_package() -> None:
-    """Lets Spark's Python processes on this machine find the package where it is not installed."""
+    """Let Spark's Python processes on this machine find the package if it is not installed."""
     root = str(PACKAGE.parent)
     folders = [folder for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     if root not in folders:

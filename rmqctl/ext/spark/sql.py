@@ -1,5 +1,5 @@
-"""A query over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
-and, of those that have a tier, ``tiered_messages``.
+"""Queries over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
+and, of stores with a tier, ``tiered_messages``.
 
 Only the views that a query names are created, and only the columns and rows that its optimised plan
 needs are read (`plan_needs`): a view has all columns, unused ones are typed nulls.
@@ -55,10 +55,11 @@ _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
 
 def query(spark: SparkSession, stores: Sequence[str], text: str, *,
           options: Mapping[str, str] | None = None) -> DataFrame:
-    """The answer of a query, not computed yet; only what it needs of the stores will be read.
+    """Return the result of a query, not computed yet; it will read only what it needs of the
+    stores.
 
-    ``options`` are further ones of the data source. UsageError with Spark's message for an invalid
-    query (statements that change data are refused).
+    ``options`` are further options of the data source. Raises UsageError with Spark's message for
+    an invalid query, and for statements that change data.
     """
     given = dict(options or {})
     register(spark)
@@ -80,8 +81,8 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
 
 
 def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
-    """Return the number of damaged ranges in the logs of each store: answers about messages lack
-    what was there. Reads the logs once, without bodies.
+    """Return the number of damaged ranges in the logs of each store, whose messages a query does
+    not see. Reads the logs once, without bodies.
     """
     register(spark)
     with spark_errors(spark):
@@ -93,7 +94,7 @@ def damaged(spark: SparkSession, stores: Sequence[str]) -> dict[str, int]:
 
 
 def _columns(table: str, text: str) -> StructType:
-    """Return the columns of a view; ``record`` is among them where the query names it."""
+    """Return the columns of a view, with ``record`` only if the query names it."""
     struct = spark_schema.default(table)
     for column in schema.ONLY_ASKED:
         if column in schema.columns(table) and says(text, column):
@@ -103,7 +104,9 @@ def _columns(table: str, text: str) -> StructType:
 
 def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: Mapping[str, str],
                struct: StructType, needed: set[str] | None) -> None:
-    """The view of a table with the columns ``struct``; of ``needed`` None all of them are read."""
+    """Create the view of a table with the columns ``struct``; only ``needed`` columns are read
+    (None: all).
+    """
     from pyspark.sql.functions import col, lit
     from pyspark.sql.types import StructType
 
@@ -120,8 +123,8 @@ def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: M
 
 
 def _check(spark: Any, text: str) -> bool:
-    """Return whether a text is a statement that only shows something; UsageError if it changes
-    it.
+    """Return whether a text is a statement that only shows something. Raises UsageError if it
+    changes data.
     """
     from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 
@@ -147,9 +150,10 @@ def _check(spark: Any, text: str) -> bool:
 
 
 def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the rows as they come, as JSON-ready mappings.
+    """Yield the rows, as they come, as mappings for JSON.
 
-    Binary becomes base64, timestamps and dates ISO-8601, a second column of one name ``name_2``.
+    Binary becomes base64, timestamps and dates become ISO-8601, a second column ``name`` becomes
+    ``name_2``.
     """
     names = distinct(frame.columns)
     changes = [converter(field.dataType) for field in frame.schema.fields]
@@ -167,8 +171,8 @@ def columns(frame: DataFrame) -> list[str]:
 def write(frame: DataFrame, out: str, form: FileFormat) -> None:
     """Write the rows as a folder of files, complete or not at all.
 
-    CSV has maps, lists and structures as JSON and binary as base64, as JSON has. RefusedError when
-    ``out`` is there already; StoreIOError.
+    In CSV, maps, lists and structures are JSON and binary is base64, as in JSON. Raises
+    RefusedError if ``out`` exists; StoreIOError.
     """
     with Staging(out) as staging, spark_errors(frame.sparkSession):
         flat_frame = flat(frame) if form == "csv" else frame
@@ -180,7 +184,7 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
 
 
 def flat(frame: DataFrame) -> DataFrame:
-    """Return the columns as CSV can hold them: structures as JSON, binary as base64."""
+    """Return the columns in a form for CSV: structures as JSON, binary as base64."""
     from pyspark.sql import functions, types
 
     selected = []
@@ -195,7 +199,7 @@ def flat(frame: DataFrame) -> DataFrame:
 
 
 def _settle(folder: str) -> None:
-    """Force all files to the disk; leaves out what Hadoop puts beside them for itself."""
+    """Flush all files to disk; delete Hadoop's own files beside them."""
     for where, _, files in os.walk(folder, topdown=False):
         for name in files:
             path = os.path.join(where, name)
@@ -213,7 +217,9 @@ def _settle(folder: str) -> None:
 
 
 def converter(kind: DataType) -> Convert | None:
-    """Return what makes a value of a type JSON-ready; None where it is already."""
+    """Return the function that converts values of a type for JSON; None if they need no
+    conversion.
+    """
     from pyspark.sql import types
 
     if isinstance(kind, types.BinaryType):
@@ -276,7 +282,9 @@ def spark_errors(spark: SparkSession) -> Iterator[None]:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """Ctrl-C or SIGTERM after an error: pyspark tidies up after them and fails at it."""
+    """Return the interruption (Ctrl-C, SIGTERM) behind an error: after one, pyspark fails to clean
+    up and raises another error.
+    """
     while error is not None:
         if not isinstance(error, Exception):
             return error
@@ -301,7 +309,7 @@ def _error(error: Exception, log: str | None) -> BaseException:
 
 
 def _causes(error: Any) -> Iterator[tuple[str, str]]:
-    """Yield (SQL state or nothing, message) of what Java says, and of its causes."""
+    """Yield (SQL state or "", message) of a Java exception and its causes."""
     from py4j.java_gateway import is_instance_of
     from pyspark import SparkContext
 
@@ -314,7 +322,7 @@ def _causes(error: Any) -> Iterator[tuple[str, str]]:
 
 
 def _sentence(text: str) -> str:
-    """Spark's message on one line: without the plan and the query it repeats, with the place."""
+    """Return Spark's message on one line, with the position but without the plan and the query."""
     sentences: list[str] = []
     for line in text.strip().splitlines():
         words = line.strip()

@@ -1,7 +1,7 @@
 """Verify many stores on a pool: small ones in one task each, large ones in ranges.
 
-Findings and texts are those of `rmqctl.checks.verify.verify`: ranges return the same values, which
-are merged in log order with their seams checked.
+Findings and texts are those of `rmqctl.checks.verify.verify`: the results of ranges are merged in
+log order, and the seams between them are checked.
 """
 
 from __future__ import annotations
@@ -20,17 +20,19 @@ from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Sizes, Store
 
 WHOLE = 256 << 20
-"""Bytes of log up to which a store is one task, where there are several stores."""
+"""Maximum bytes of log for which a store is one task, if there are several stores."""
 
 
 def store_size(root: str, dirs: Sequence[str] = ()) -> int:
-    """Bytes of a store's log. NotAStoreError, StoreIOError."""
+    """Return the bytes of a store's log. Raises NotAStoreError, StoreIOError."""
     with Store.open(root, dirs) as store:
         return sum(file.size for file in store.log.files)
 
 
 def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
-    """Bytes of log of all stores; of several, one that cannot be opened fails later, by itself."""
+    """Return the bytes of log of all stores. Of several stores, one that cannot be opened counts 0
+    and fails later.
+    """
     total = 0
     for root in roots:
         try:
@@ -43,7 +45,7 @@ def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
 
 def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = ()) -> list[
         dict[str, Any]]:
-    """Return what would be read: a row per store with its files, bytes and ranges.
+    """Return what would be read: a row per store with its files, bytes and ranges. Raises
     NotAStoreError.
     """
     rows = []
@@ -65,9 +67,9 @@ def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most
                   dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[JudgedStore]:
     """Yield the verdicts in the order of the stores, each with at most ``most`` findings listed.
 
-    ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` what is given of
-    the brokers' configuration. ``options.ranges`` cuts every store into that many ranges. A store
-    that cannot be judged does not stop the others.
+    ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` the given sizes
+    of the brokers' configuration. ``options.ranges`` divides every store into that many ranges. A
+    store that cannot be judged does not stop the others.
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
              and _bytes(root, dirs) <= WHOLE]
@@ -86,7 +88,7 @@ def _bytes(root: str, dirs: Sequence[str]) -> int:
 
 def _judged(options: VerifyOptions, most: int, dirs: Sequence[str], sizes: Sizes | None,
             pool: Pool | None, root: str) -> JudgedStore:
-    """One store: with a pool in ranges, else here and now."""
+    """Verify a store: in ranges on the pool, or in this thread without a pool."""
     try:
         with Store.open(root, dirs, sizes) as store:
             run = Verification(store, replace(options, jobs=1), pool=pool)

@@ -1,4 +1,4 @@
-"""Say which PySpark does what, before something of it is missed in the middle of a job."""
+"""Features of PySpark versions, checked before a job needs them."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ import re
 from rmqctl.errors import UnsupportedError
 
 JOBS = (3, 5)
-"""From this PySpark on the jobs run (`pipeline stats`, `export`, `verify`, `rebuild`)."""
+"""First version of PySpark that runs the jobs (`pipeline stats`, `export`, `verify`, `rebuild`)."""
 SOURCE = (4, 0)
-"""From here on the data source `rocketmq` and `pipeline sql`: Python data sources came with it."""
+"""First version with Python data sources: the data source `rocketmq` and `pipeline sql`."""
 LIMITS = (4, 2)
 """First version that passes a stream's limit: `maxBytesPerTrigger`."""
 COUNTS_WITHOUT_COLUMNS = (4, 1)
@@ -18,7 +18,7 @@ TESTED = "4.0 to 4.3"
 
 
 def installed() -> tuple[int, int]:
-    """Return major and minor number of the PySpark that is imported; (0, 0) if it has none."""
+    """Return the major and minor version of the imported PySpark; (0, 0) if it has none."""
     import pyspark
 
     match = re.match(r"(\d+)\.(\d+)", pyspark.__version__)
@@ -31,14 +31,14 @@ def has_source() -> bool:
 
 
 def require_jobs() -> None:
-    """Raise UnsupportedError where jobs cannot run."""
+    """Raise UnsupportedError if jobs cannot run."""
     if installed() < JOBS:
         raise UnsupportedError(f"PySpark {_text(installed())} is too old: jobs need "
                                f"{_text(JOBS)} or newer; the local engine needs no PySpark")
 
 
 def require_source() -> None:
-    """Raise UnsupportedError where there are no Python data sources."""
+    """Raise UnsupportedError without Python data sources."""
     if not has_source():
         raise UnsupportedError(f"PySpark {_text(installed())} has no Python data sources: the data "
                                f"source rocketmq and pipeline sql need PySpark {TESTED}; `rmqctl "

@@ -1,1 +1,1 @@
-"""Rebuild consume queues and index of many stores on any pool, and publish them as repairs are."""
+"""Rebuild consume queues and index of stores on any pool, and publish them like other repairs."""

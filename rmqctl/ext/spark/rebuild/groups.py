@@ -1,8 +1,8 @@
-"""The group of queues of a row, and the columns of a group's segment in a spool.
+"""Groups of queues, and the columns of a group's segment in a spool.
 
-A group holds whole queues, chosen by a hash of topic and queue id, so that each can be written
-apart from the others. A message that was dispatched to further queues goes to the groups of all of
-them, with only the rows of each.
+A group contains complete queues, chosen by a hash of topic and queue id, so that each group can be
+written separately. A message that was dispatched to further queues goes to the groups of all of
+them, each with its own rows only.
 """
 
 from __future__ import annotations
@@ -30,33 +30,37 @@ _LMQ = props.LMQ_PREFIX.encode()
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """``count`` groups of queues; with ``topic`` (and ``queue``) only these queues are in any."""
+    """A division into ``count`` groups of queues; with ``topic`` (and ``queue``), only of these
+    queues.
+    """
 
     count: int
     topic: str | None = None
     queue: int | None = None
     lmq: bool = False
-    """True if further queues with a light queue's name have the queue id 0."""
+    """Whether further queues with an LMQ's name have the queue id 0."""
 
     @property
     def index(self) -> int:
-        """The number of the index, which no group of queues has."""
+        """Return the number of the index, which no group of queues has."""
         return self.count
 
     @property
     def left_out(self) -> int:
-        """The number of unneeded rows."""
+        """Return the number for rows that are not needed."""
         return self.count + 1
 
     def of(self, key: QueueKey) -> int:
-        """The group of a queue. Rows no folder can be made for are kept: they are counted."""
+        """Return the group of a queue. Rows whose folder cannot be created are kept, to be
+        counted.
+        """
         if is_queue_name(key[0]) and not wants(self.topic, self.queue, key):
             return self.left_out
         return zlib.crc32(os.fsencode(f"{key[0]}\0{key[1]}")) % self.count
 
 
 class Splitter:
-    """Splits what a deriver derived, batch after batch with one numbering of topics."""
+    """Splits the results of a deriver by group, batch after batch, with one numbering of topics."""
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping
@@ -89,7 +93,7 @@ class Splitter:
                                        further_rows)
 
     def _further(self, derived: Derived) -> tuple[Further, Array] | None:
-        """Return the further rows that a dispatcher would look at, and the group of each."""
+        """Return the further rows that a dispatcher would use, and the group of each."""
         rows = derived.further
         if rows is None:
             return None
@@ -107,7 +111,7 @@ class Splitter:
 
 
 def _joined(some: list[Derived]) -> Derived:
-    """Several batches as one. The columns of the index are left out."""
+    """Return several batches as one, without the columns of the index."""
     if len(some) == 1:
         return some[0]
     starts = np.cumsum([0, *(len(piece) for piece in some)])
@@ -137,7 +141,9 @@ def _joined(some: list[Derived]) -> Derived:
 
 def _columns(derived: Derived, which: Array, further: Further | None,
              further_rows: Array | None) -> Columns:
-    """The columns of the messages ``which`` (ascending), with the further rows ``further_rows``."""
+    """Return the columns of the messages ``which`` (ascending), with the further rows
+    ``further_rows``.
+    """
     topics, topic = _used(derived.topics, derived.topic[which])
     first, count = (None, None) if derived.inner is None else (
         derived.inner[0][which], derived.inner[1][which])
@@ -155,7 +161,7 @@ def _columns(derived: Derived, which: Array, further: Further | None,
 
 
 def rows_of(columns: list[Array | None]) -> Derived:
-    """Return what a dispatcher of the group's queues takes, out of a segment."""
+    """Return the input of a dispatcher of the group's queues, from a segment."""
     data, lengths = columns[:2]
     topic, queue_id, queue_offset, physical, size, when, tags = map(there, columns[2:9])
     first, count, names, name_lengths, message, name, offset = columns[9:]
@@ -168,14 +174,16 @@ def rows_of(columns: list[Array | None]) -> Derived:
 
 
 def there(column: Array | None) -> Array:
-    """Return a column that no segment of its kind leaves out."""
+    """Return a column that every segment of its kind has. Raises InternalError without it."""
     if column is None:
         raise InternalError("a column is missing from a spool")
     return column
 
 
 def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | None:
-    """(place, store time) of each message and (message, hash) of each key, in index order."""
+    """Return the (place, store time) of each message and the (message, hash) of each key, in index
+    order; None without keys.
+    """
     starts = np.cumsum([0, *(len(piece) for piece in some)])
     keys = [(piece.key_row + start, piece.key_hash)
             for start, piece in zip(starts.tolist(), some, strict=False)
@@ -188,7 +196,7 @@ def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | No
 
 
 def _used(texts: list[bytes], number: Array) -> tuple[list[bytes], Array]:
-    """Only the texts that are used, and their numbers there."""
+    """Return only the texts that are used, and the numbers renumbered for them."""
     count = np.bincount(number, minlength=len(texts))
     used = np.flatnonzero(count)
     new: Array = np.zeros(len(texts), np.int64)

@@ -1,7 +1,7 @@
-"""The index written by several tasks: each writes some files, which follow from the entries' count.
+"""Writing the index in several tasks: the number of entries determines the files of each task.
 
-An index file takes a fixed number of entries, so the start of each file follows from the number of
-all entries. A file needs only the end of the file before it.
+An index file contains a fixed number of entries, so the number of entries determines where each
+file starts. A file depends only on the end of the file before.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ from rmqctl.scan.frames import Array
 
 MAX_PENDING = 1 << 21
 _BEFORE = "0" * 17
-"""The name of a file that only says where the one before ended; it is taken away at the end."""
+"""Name of a file that only records where the file before ended; it is deleted at the end."""
 
 Segment = tuple[Array, Array, Array, Array]
-"""(place, store time) of each message and (message, hash) of each key, in index order."""
+"""A part of the log: (place, store time) of each message and (message, hash) of each key, in index
+order.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """Index files to write: entries ``[start, stop)`` of the log (None: to the end). The first ones
-    go after entries of expired messages.
+    """The task to write index files with entries ``[start, stop)`` of the log (None: to the end).
+    The first entries follow those of expired messages.
     """
 
     expired: Expired
@@ -42,12 +44,12 @@ class Index:
 
 
 def shape_of(settings: Settings) -> Shape:
-    """Return how the settings lay out an index file."""
+    """Return the shape of an index file with these settings."""
     return Shape(settings.index_slots, settings.index_max)
 
 
 def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list[Index]:
-    """At most ``most`` tasks for that many entries of the log."""
+    """Return at most ``most`` tasks for ``entries`` entries of the log."""
     capacity = shape.capacity
     cuts: list[int] = []
     if capacity > 0:
@@ -61,10 +63,10 @@ def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list
 
 def write_index(settings: Settings, log_min: int, index_task: Index, segments: Iterable[Segment],
                 key_row: int, scratch: Scratch) -> int:
-    """Write the files of a task into ``scratch``; the index timestamp at their end.
+    """Write the files of a task into ``scratch``; return the index timestamp at their end.
 
-    ``segments`` of the log in order, from the one whose first entry is number ``key_row``: see
-    `begin`. StoreIOError.
+    ``segments`` of the log are in order, from the segment whose first entry is number ``key_row``
+    (see `begin`). Raises StoreIOError.
     """
     shape = shape_of(settings)
     index.seed(index_task.expired, shape, log_min, scratch)
@@ -95,7 +97,7 @@ def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iter
         tuple[tuple[int, int], Segment]]:
     """Yield (place and store time of the entry before the task's first, the task's segments).
 
-    Messages without keys belong to the entry before them, those of the beginning to the first.
+    Messages without keys belong to the entry before them; at the beginning, to the first entry.
     """
     before = 0, 0
     for physical, when, row, key_hash in segments:
@@ -120,8 +122,8 @@ def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iter
 
 
 def begin(keys: Sequence[int], index_task: Index) -> tuple[int, int]:
-    """Return (how many of the leading spools, with that many keys each, a task does not need, the
-    number of the first entry after them).
+    """Return (number of leading spools that a task does not need, number of the first entry after
+    them). ``keys``: number of keys of each spool.
     """
     key_row = 0
     for number, count in enumerate(keys):
@@ -132,7 +134,7 @@ def begin(keys: Sequence[int], index_task: Index) -> tuple[int, int]:
 
 
 def _lay_before(scratch: Scratch, shape: Shape, before: tuple[int, int]) -> None:
-    """A full file before the first one, of which only the end is known."""
+    """Create a full file before the first file, of which only the end is known."""
     physical, store_timestamp = before
     header = HeaderRecord(store_timestamp, store_timestamp, physical, physical, 0,
                           shape.max_entries)

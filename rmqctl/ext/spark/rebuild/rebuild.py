@@ -1,11 +1,11 @@
 """Rebuild consume queues and index from the log on a pool of workers, as files in the scratch
-folder: the same bytes as `rmqctl.repair.rebuild.rebuild.rebuild` writes.
+folder, with the same bytes as `rmqctl.repair.rebuild.rebuild.rebuild`.
 
-First every range of the log is read by a task that spools what it derived, by group of queues; then
-tasks write the queues of a group, or some index files, out of the spools in log order. The driver
-only checks the seams between ranges, keeps count, and moves folders. Stores and scratch folder must
-be seen by all workers under the same paths; spools take some 60 bytes of the scratch folder's disk
-for each message, until the end.
+First, a task for each range of the log spools the derived rows by group of queues. Then tasks write
+the queues of a group, or some index files, from the spools in log order. The driver only checks the
+seams between ranges, adds up counts, and moves folders. All workers must see stores and scratch
+folder under the same paths; until the end, spools use about 60 bytes per message on the scratch
+folder's disk.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from rmqctl.store.log.ranges import Pool, in_order, split
 from rmqctl.store.store import Store
 
 FOLDER = "pipeline"
-"""The folder in the scratch folder for spools and what tasks make."""
+"""Folder in the scratch folder for spools and the output of tasks."""
 _STEP = 8 << 20
 _MIN_RANGE, _MAX_RANGE = 16 << 20, 1 << 30
 _TASKS_PER_JOB = 4
 _MAX_GROUPS = 1024
 _READING = 0.7
-"""The part of the work that reading the log counts for."""
+"""Share of the work that reading the log accounts for."""
 
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  partitions: int | None = None) -> Plan:
-    """Return the plan that makes consumequeues and index of a store right, as `plan_recover` makes
-    it with ``options.only`` of these two; the work is done on ``pool``. ``partitions``: into how
-    many ranges the log is cut. Raises what `plan_recover` raises.
+    """Return the plan that repairs consume queues and index of a store, as `plan_recover` does with
+    ``options.only`` of these two; the work is done on ``pool``. ``partitions``: number of ranges of
+    the log. Raises the errors of `plan_recover`.
     """
     range_size = None if partitions is None else max(1, -(-log_bytes(root, options) // partitions))
     making = partial(rebuild_on, pool, range_size=range_size)
@@ -73,12 +73,12 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
                progress: Callable[[int], None] | None = None,
                batch_topics: Collection[str] = frozenset(), log_end: int | None = None,
                range_size: int | None = None, groups: int | None = None) -> Rebuilt:
-    """See `rmqctl.repair.rebuild.rebuild.rebuild`; but what an interrupted run made is not used
-    again.
+    """Rebuild like `rmqctl.repair.rebuild.rebuild.rebuild`, but without reusing the files of an
+    interrupted run.
 
-    ``range_size``: bytes of log for each task (by default what suits log and pool); ``groups``:
-    into how many tasks the queues are divided. Neither changes a byte of what comes out.
-    StoreIOError also where a worker does not see what the driver sees.
+    ``range_size``: bytes of log for each task (by default depending on log and pool); ``groups``:
+    number of tasks for the queues. Neither changes the result. Raises StoreIOError also if a worker
+    does not see the driver's files.
     """
     rebuild = _PoolRebuild(pool, parts, root, settings, scratch,
                            wanted_parts(only, topic, settings), topic, queue,
@@ -87,8 +87,8 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
 
 
 def log_bytes(root: str, options: RecoverOptions) -> int:
-    """Bytes of a store's log. StoreIOError, NotAStoreError; UnsupportedError for a store of a
-    layout that nothing is planned for, before Spark is started.
+    """Return the bytes of a store's log. Raises StoreIOError, NotAStoreError; before Spark is
+    started, UnsupportedError for a layout that cannot be rebuilt.
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
         store.layout.require_writable(root, options.writes, made_anew=True)
@@ -96,14 +96,14 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 
 
 def default_range_size(size: int, jobs: int) -> int:
-    """Bytes of log for each task: some tasks for each worker, none too small or too large."""
+    """Return the bytes of log for each task: some tasks for each worker, within limits."""
     wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP
     return max(_MIN_RANGE, min(_MAX_RANGE, -(-wished // step) * step))
 
 
 class _Share:
-    """Tells of progress: reading the log is the first part of the bytes, writing the rest."""
+    """Progress of a rebuild: reading the log is the first share of the bytes, writing the rest."""
 
     def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:
         self._progress, self._total, self._reported, self._read = progress, total, 0, 0
@@ -123,7 +123,7 @@ class _Share:
 
 
 class _PoolRebuild:
-    """One rebuild on a pool."""
+    """A rebuild on a pool."""
 
     def __init__(self, pool: Pool, parts: Sequence[LogPart], root: str, settings: Settings,
                  scratch: Scratch, wanted: frozenset[str], topic: str | None, queue: int | None,
@@ -181,7 +181,9 @@ class _PoolRebuild:
     # -- reading ----------------------------------------------------------------------------------
 
     def _read(self, range_size: int | None, share: _Share) -> Spooled:
-        """Spool the log. The sum of all; the names of the spools go into the manifest."""
+        """Spool the log, write the names of the spools to the manifest, and return the sum of all
+        results.
+        """
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
         total = Spooled()
@@ -200,7 +202,7 @@ class _PoolRebuild:
         return total
 
     def _check_spool(self, spooled: Spooled) -> None:
-        """Raise StoreIOError where the driver does not see what a worker wrote."""
+        """Raise StoreIOError if the driver does not see a worker's spool."""
         path = os.path.join(self._folder, spooled.spool)
         try:
             size = os.stat(path).st_size
@@ -219,7 +221,7 @@ class _PoolRebuild:
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
     def _write(self, indexes: list[Index], share: _Share) -> list[TaskOutput]:
-        """Return the results of the tasks, of the index first."""
+        """Return the results of the tasks; those of the index come first."""
         tasks: list[QueueGroup | Index] = [*indexes, *self._group_tasks()]
         outcomes: list[TaskOutput] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
@@ -243,7 +245,9 @@ class _PoolRebuild:
             yield QueueGroup(number, tuple(seeds.get(number, ())))
 
     def _take(self, outcome: TaskOutput) -> None:
-        """Move a task's files to their place in the rebuild: complete queues, or index files."""
+        """Move a task's files to their final paths in the scratch folder: complete queues, or index
+        files.
+        """
         for kind in DERIVED:
             top = os.path.join(self._folder, outcome.folder, kind)
             if kind == INDEX:
@@ -269,7 +273,9 @@ def _add(total: Spooled, spooled: Spooled) -> None:
 
 
 def _refuse_blind(refused: Sequence[str]) -> None:
-    """No plan is made of half a view: a worker went on without a file the system refused it."""
+    """Raise the error of a worker that continued without a file it could not read: no plan is made
+    from a partial view.
+    """
     if refused:
         raise StoreIOError(refused[0])
 

@@ -1,8 +1,8 @@
-"""Spool files of a rebuild: what the tasks that read the log hand to the tasks that write queues.
+"""Spool files of a rebuild, passed from tasks that read the log to tasks that write queues.
 
-A spool is a sequence of segments, each of one group and made of numeric columns, and after them a
-directory of the segments. It lives for one run on one kind of machine, so columns are in the
-machine's byte order.
+A spool is a sequence of segments of numeric columns, each of one group, followed by a directory of
+the segments. It exists for one run on one kind of machine, so columns are in the machine's byte
+order.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 Columns = Sequence[Array | None]
-"""One-dimensional columns of int64 or uint8; None for one that is left out."""
+"""One-dimensional columns of int64 or uint8; None for a missing column."""
 
 _END = struct.Struct("<8sQQ")
 _MAGIC = b"RMQSPOOL"
@@ -32,9 +32,9 @@ _INT32 = np.iinfo(np.int32)
 
 
 class SpoolWriter:
-    """A new spool file in ``folder``, whose name no other attempt has. StoreIOError.
+    """A new spool file in ``folder``, under a unique name. Methods raise StoreIOError.
 
-    The folder is not made: where it is missing, this machine does not see what the driver sees.
+    The folder is not created: if it is missing, this machine does not see the driver's files.
     """
 
     def __init__(self, folder: str) -> None:
@@ -60,7 +60,7 @@ class SpoolWriter:
         self._position += length
 
     def finish(self) -> int:
-        """Write the directory and close the file; its size."""
+        """Write the directory and close the file; return its size."""
         table = np.array(self._directory, np.int64).reshape(-1, 3)
         end = _END.pack(_MAGIC, len(table), self._position)
         parts: list[bytes | memoryview] = [end]
@@ -77,7 +77,9 @@ class SpoolWriter:
 
 
 def segments(path: str, group: int, count: int) -> Iterator[list[Array | None]]:
-    """The segments of a group in a spool, in order, each of ``count`` columns. StoreIOError."""
+    """Yield the segments of a group in a spool, in order, each of ``count`` columns. Raises
+    StoreIOError.
+    """
     with FileSource(path) as source:
         table = _directory(source, path)
         for _, position, length in table[table[:, 0] == group].tolist():
@@ -118,7 +120,7 @@ def _columns(raw: bytes, count: int, path: str) -> list[Array | None]:
 
 
 def _narrow(column: Array) -> Array:
-    """Numbers in half the bytes, where they fit."""
+    """Return the numbers in half the bytes if they fit."""
     if column.dtype != np.int64 or not len(column):
         return column
     if int(column.min()) < _INT32.min or int(column.max()) > _INT32.max:
@@ -138,7 +140,7 @@ def texts_to_columns(texts: Sequence[bytes]) -> tuple[Array, Array]:
 
 
 def texts_of(data: Array | None, lengths: Array | None) -> list[bytes]:
-    """Return the texts again."""
+    """Return the texts from their columns."""
     if data is None or lengths is None:
         return []
     raw, texts, position = data.tobytes(), [], 0

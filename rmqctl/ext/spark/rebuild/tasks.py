@@ -1,7 +1,7 @@
-"""The tasks of a rebuild: those that read the log, and those that write queues and index.
+"""Tasks of a rebuild: reading the log, and writing queues and index.
 
-A task may run more than once, and anywhere: its files have a new name each time, below the scratch
-folder, and count only once the driver has the name.
+A task may run more than once and on any worker: its files have a new name each time, below the
+scratch folder, and count only after the driver has received the name.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ MAX_HELD = 32 << 20
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """Settings common to all tasks of a rebuild. ``folder`` is below the scratch folder, for spools
-    and the files made from them. ``rows`` and ``settings.message_index`` say what to rebuild.
+    """Settings of all tasks of a rebuild. ``folder``, below the scratch folder, is for spools and
+    the files written from them. ``rows`` and ``settings.message_index`` select what to rebuild.
     """
 
     root: str
@@ -61,7 +61,7 @@ class Job:
 
     @property
     def manifest(self) -> str:
-        """The file that lists the spools which count, in log order."""
+        """Return the path of the manifest, which lists the valid spools in log order."""
         return os.path.join(self.folder, "spools")
 
 
@@ -70,10 +70,10 @@ class Job:
 
 @dataclass(slots=True)
 class Spooled(LogSummary):
-    """Result of a range of the log: a `DerivedRange` without its columns, which are in ``spool``.
+    """Result for a range of the log: a `DerivedRange` without its columns, which are in ``spool``.
 
-    ``logics``: store time of the last message with a row, 0 without any. ``keys``: how many index
-    entries the spool has.
+    ``logics``: store time of the last message with a row, 0 without one. ``keys``: number of index
+    entries in the spool.
     """
 
     first: int = 0
@@ -86,7 +86,9 @@ class Spooled(LogSummary):
 
 
 def spool(job: Job, part: FileRange[LogPart]) -> Spooled:
-    """Derive what a range points to, and spool it by group. StoreIOError."""
+    """Derive the rows and index entries of a range, and spool them by group. Raises
+    StoreIOError.
+    """
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)
         try:
@@ -103,7 +105,7 @@ def spool(job: Job, part: FileRange[LogPart]) -> Spooled:
 
 
 class _Sink:
-    """Gathers batches, so that segments are long."""
+    """Collects batches, so that segments are long."""
 
     def __init__(self, job: Job, writer: SpoolWriter) -> None:
         self._job, self._writer = job, writer
@@ -150,7 +152,9 @@ def _arrays(derived: Derived) -> Iterator[Array]:
 
 @dataclass(frozen=True, slots=True)
 class QueueGroup:
-    """A group of queues to write. ``batches``: what `rebuild_seed.expired_batches` found of it."""
+    """The task to write a group of queues. ``batches``: its batch queue files of
+    `expired_batches`.
+    """
 
     number: int
     batches: tuple[tuple[StoreFile, int], ...] = ()
@@ -158,7 +162,7 @@ class QueueGroup:
 
 @dataclass(slots=True)
 class TaskOutput:
-    """Output of a task below ``folder`` (a name in the job's folder); counts as in `Rebuilt`."""
+    """Output of a task in ``folder`` (a name in the job's folder); counts as in `Rebuilt`."""
 
     folder: str
     gaps: int = 0
@@ -171,7 +175,8 @@ class TaskOutput:
 
 
 def make(job: Job, task: QueueGroup | Index) -> TaskOutput:
-    """Write the queues of a group, or the index, out of the spools in log order. StoreIOError."""
+    """Write the queues of a group, or the index, from the spools in log order. Raises StoreIOError.
+    """
     refuse_unseen(job.manifest)
     name = uuid.uuid4().hex
     try:
@@ -218,7 +223,7 @@ def _make_index(job: Job, index_task: Index, scratch: Scratch) -> TaskOutput:
 
 
 def _spools(job: Job) -> list[tuple[str, int]]:
-    """Return (name, index keys) of the spools that count, in log order."""
+    """Return (name, index keys) of the spools in the manifest, in log order."""
     try:
         with open(job.manifest, encoding="ascii") as listed:
             return [(name, int(keys)) for name, keys in map(str.split, listed)]

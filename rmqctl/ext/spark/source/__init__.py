@@ -1,5 +1,5 @@
-"""The data source ``rocketmq``: the tables of stores for Spark, read where they are.
+"""The data source ``rocketmq``: the tables of stores for Spark, read in place.
 
-`source.RocketMQ` is what Spark registers. The tables and their rows are those of `rmqctl.sql`;
-`tiered` has those of tiers. `stream` follows stores; `write` makes one of a DataFrame.
+Spark registers `source.RocketMQ`. The tables and their rows are those of `rmqctl.sql`; `tiered`
+reads those of tiers. `stream` follows stores; `write` creates a store from a DataFrame.
 """

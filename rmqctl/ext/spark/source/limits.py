@@ -1,4 +1,4 @@
-"""Limits of a stream's batch, as Spark passes them; stand-ins for PySpark without limits.
+"""Limits of a stream's batch, as Spark passes them, and replacements for a PySpark without limits.
 
 PySpark 4.0 and 4.1 ask a stream for its end without a start or a limit.
 """
@@ -24,13 +24,13 @@ else:
         )
     except ImportError:
         class ReadLimit:
-            """A limit."""
+            """Base class of limits."""
 
         class ReadAllAvailable(ReadLimit):
-            """None."""
+            """No limit."""
 
         class ReadMaxBytes(ReadLimit):
-            """At most that many bytes."""
+            """A maximum number of bytes."""
 
             def __init__(self, max_bytes: int) -> None:
                 self.max_bytes = max_bytes

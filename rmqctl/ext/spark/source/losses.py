@@ -1,7 +1,7 @@
 """Refuse to read stores that are known to have lost messages, as Spark's Kafka source does.
 
-`refuse_losses` runs in the driver before anything is read, `refuse_damage` in a task where the log
-is damaged. `failOnDataLoss` is true by default.
+`refuse_losses` runs in the driver before anything is read, `refuse_damage` in a task that reads
+damage. `failOnDataLoss` is true by default.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ SWITCH = "failOnDataLoss"
 
 
 def refuse_losses(options: Options) -> None:
-    """Raise StoreIOError when a store that is read as messages or frames has lost some.
+    """Raise StoreIOError if a store that is read as messages or frames has lost some.
 
-    Nothing is examined with ``failOnDataLoss=false``, nor for other tables.
+    Does nothing with ``failOnDataLoss=false``, or for other tables.
     """
     if not options.fail_on_loss or options.table not in (MESSAGES, FRAMES):
         return
@@ -33,7 +33,7 @@ def refuse_losses(options: Options) -> None:
 
 
 def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[str]:
-    """Yield a sentence for each store of which messages are known to be missing."""
+    """Yield a sentence for each store with messages that are known to be missing."""
     for path in paths:
         with Store.open(vfs.abspath(path), log_folders) as store:
             lost = missing(store, damaged=False).total
@@ -44,13 +44,13 @@ def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[st
 
 
 def damage_text(path: str, span: Span) -> str:
-    """Return a sentence for a place of a log file that holds no message where there was one."""
+    """Return a sentence for a place in a log file where a message is lost."""
     why = f" ({span.reason})" if span.reason else ""
     what = ("zeros before other messages" if span.kind == ZERO else f"a damaged record{why}")
     return f"{path}: {what} at physical offset {span.offset}: {span.length:,} bytes are not read"
 
 
 def refuse_damage(path: str, span: Span) -> None:
-    """Raise StoreIOError for a damaged place of a log file."""
+    """Raise StoreIOError for a damaged place in a log file."""
     raise StoreIOError(f"{damage_text(path, span)}. Run `rmqctl doctor` to see what can be "
                        f"repaired, or set {SWITCH}=false to read what is left")

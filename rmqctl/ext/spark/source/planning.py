@@ -1,4 +1,4 @@
-"""Partitions of stores and tiers: `rmqctl.sql.planning`, and tiers."""
+"""Partitions of stores (`rmqctl.sql.planning`) and tiers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ from rmqctl.sql.schema import TIERED_MESSAGES
 def plan(options: Options, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the pieces of each partition; a partition may have none.
 
-    ``filters`` are all conditions, also those of ``options``. NotAStoreError, StoreIOError.
+    ``filters`` are all conditions, including those of ``options``. Raises NotAStoreError,
+    StoreIOError.
     """
     return partitions(_items(options, filters), options, cores)
 
 
 def estimate(options: Options) -> tuple[int, int]:
-    """Return (partitions, bytes in them) of a reading with these options, without push-down."""
+    """Return (partitions, bytes in them) of a read with these options, without push-down."""
     items = _items(options, options.filters)
     return len(partitions(items, options, None)), sum(item.weight for item in items)
 

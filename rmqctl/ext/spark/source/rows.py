@@ -1,7 +1,7 @@
-"""Rows of a DataFrame as messages to be stored: intact records as they were, or messages to be put.
+"""Rows of a DataFrame as messages to be stored: recorded messages unchanged, or new messages.
 
-Rows are checked where they are read, by many tasks; what comes out is what the one writer of the
-log takes without looking at columns again.
+Many tasks read and check the rows; the single writer of the log uses their output without looking
+at columns again.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 
 
 def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
-    """Return whether rows with these columns are stored as recorded. UsageError for impossible
-    combinations.
+    """Return whether rows with these columns are stored as recorded. Raises UsageError for
+    impossible combinations.
 
-    ``asked``: what the user wants; None: as recorded if the columns allow it.
+    ``asked``: the user's choice; None: as recorded if the columns allow it.
     """
     valid = {*MESSAGE_COLUMNS, *_IGNORED}
     if strange := [name for name in names if name not in valid]:
@@ -77,7 +77,9 @@ def put_schema(names: Sequence[str]) -> pa.Schema:
 
 
 def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
-    """The columns of a batch in the types of a schema. RefusedError for a row that is not one."""
+    """Return the columns of a batch in the types of a schema. Raises RefusedError for an invalid
+    row.
+    """
     arrays = []
     for field in schema:
         array = _cast(batch.column(field.name), field)
@@ -104,18 +106,18 @@ def _cast(array: pa.Array, field: pa.Field) -> pa.Array:
 
 
 class RecordRows:
-    """Makes records of rows and checks each as the engine would."""
+    """Converts rows to records, and checks each as the engine would."""
 
     def __init__(self, names: Sequence[str], settings: Settings) -> None:
         self._settings = settings
         self._raw = RECORD in names
         self._names = [name for name in (*RECORDED, *_RECORD_TOO) if name in names]
         self.batch_topics: set[str] = set()
-        """Topics with inner batches, which go to batch consumequeues."""
+        """Topics with inner batches, which go to batch consume queues."""
 
     def columns(self, batch: pa.RecordBatch) -> tuple[np.ndarray[Any, np.dtype[np.int64]],
                                                       pa.Array]:
-        """Return (recorded physical offsets, -1 where none is given; the records). RefusedError."""
+        """Return (recorded physical offsets, -1 if not given; the records). Raises RefusedError."""
         records = self._stored(batch) if self._raw else self._assembled(batch)
         places, raws = [], []
         for record, raw in records:
@@ -215,9 +217,9 @@ def _host(text: str) -> Host:
 
 
 def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
-    """Return the rows of a batch of `put_schema` as what reaches the put path. RefusedError.
+    """Return the rows of a batch of `put_schema` as input of the put path. Raises RefusedError.
 
-    ``prepare`` does what a broker does to the properties of a client's message.
+    ``prepare`` changes properties as a broker changes those of a client's message.
     """
     names = [name for name in batch.schema.names if name in _PUT]
     columns = [batch.column(name).to_pylist() for name in names]
@@ -234,7 +236,9 @@ def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
 
 
 def _prepared(rows: Sequence[dict[str, Any]], prepare: Preparer) -> list[str]:
-    """The properties string of each row. RefusedError names the topic of the first without any."""
+    """Return the properties string of each row. Raises RefusedError with the topic of the first row
+    without one.
+    """
     properties = [_properties(row) for row in rows]
     try:
         return prepare.many(properties)

@@ -1,7 +1,7 @@
-"""Rows passed from tasks to one writer: sorted runs in files, merged in bounded memory.
+"""Rows passed from tasks to a single writer: sorted runs in files, merged in bounded memory.
 
-A run is an Arrow IPC stream whose first two columns, ``key`` and ``position``, give the order of
-all rows of a job; no two rows have both in common. Runs are in a folder which the driver and all
+A run is an Arrow IPC stream whose first two columns, ``key`` and ``position``, determine the order
+of all rows of a job; no two rows have the same pair. Runs are in a folder that the driver and all
 executors see; only runs whose names a task returned count.
 """
 
@@ -23,13 +23,13 @@ KEY, POSITION = "key", "position"
 RUN_BYTES = 64 << 20
 BATCH_BYTES = 1 << 20
 FAN_IN = 64
-"""Runs that are open at a time."""
+"""Maximum number of runs that are open at a time."""
 Place = tuple[int, int]
-"""(key, position): rows are put in this order."""
+"""(key, position): the order of rows."""
 
 
 class SortedRun(NamedTuple):
-    """A run: the name of its file, its first and last place."""
+    """A sorted run: the name of its file, its first and last place."""
 
     name: str
     first: Place
@@ -42,7 +42,7 @@ def spool_schema(payload: pa.Schema) -> pa.Schema:
 
 
 class Spooler:
-    """Takes the rows of one task in any order, in batches of the schema, and writes runs."""
+    """Writer of runs from the rows of a task, which come in any order, in batches of the schema."""
 
     def __init__(self, folder: str, schema: pa.Schema, run_bytes: int = RUN_BYTES) -> None:
         self._folder, self._schema, self._run_bytes = folder, schema, run_bytes
@@ -51,7 +51,7 @@ class Spooler:
         self._runs: list[SortedRun] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Raise StoreIOError when the run that becomes full cannot be written."""
+        """Add rows; write a run when enough are collected. Raises StoreIOError."""
         if batch.num_rows:
             self._held.append(batch)
             self._size += batch.nbytes
@@ -59,7 +59,7 @@ class Spooler:
                 self._write()
 
     def finish(self) -> list[SortedRun]:
-        """Return the runs that hold everything that was added."""
+        """Write the last run; return all runs."""
         if self._held:
             self._write()
         return self._runs
@@ -77,7 +77,7 @@ def _numbers(rows: pa.Table | pa.RecordBatch, name: str) -> np.ndarray[Any, np.d
 
 
 def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """In batches that are small enough to have one of each of many runs in memory."""
+    """Yield the rows in batches small enough to have a batch of each of many runs in memory."""
     count = max(1, int(rows.num_rows * BATCH_BYTES / max(rows.nbytes, 1)))
     for start in range(0, rows.num_rows, count):
         yield from rows.slice(start, count).combine_chunks().to_batches()
@@ -103,7 +103,7 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
 
 
 class _Cursor:
-    """The merge's position in one run."""
+    """The position of the merge in a run."""
 
     def __init__(self, folder: str, run: SortedRun) -> None:
         self.path = os.path.join(folder, run.name)
@@ -122,7 +122,7 @@ class _Cursor:
         return StoreIOError(f"cannot read the rows saved in {self.path}: {error}")
 
     def advance(self) -> None:
-        """The next batch."""
+        """Read the next batch."""
         try:
             self._batch = next(self._batches, None)
         except (OSError, pa.ArrowInvalid) as error:
@@ -136,7 +136,7 @@ class _Cursor:
 
     @property
     def place(self) -> Place | None:
-        """The next row's place; None after the last."""
+        """Return the place of the next row; None after the last row."""
         if self._batch is None:
             return None
         return int(self._keys[self._at]), int(self._positions[self._at])
@@ -160,7 +160,7 @@ class _Cursor:
 
 
 def merged(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of all runs in order of their places, in batches. StoreIOError."""
+    """Yield the rows of all runs in order of their places, in batches. Raises StoreIOError."""
     runs = sorted(runs, key=lambda run: (run.first, run.name))
     while _most_open(runs) > FAN_IN:
         groups = [runs[first:first + FAN_IN] for first in range(0, len(runs), FAN_IN)]
@@ -176,7 +176,7 @@ def _joined(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Sorted
 
 
 def _most_open(runs: Sequence[SortedRun]) -> int:
-    """Return how many runs, sorted by their start, are over each other at most."""
+    """Return the maximum number of overlapping runs; they are sorted by their start."""
     ends: list[Place] = []
     most = 0
     for run in runs:

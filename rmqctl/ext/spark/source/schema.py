@@ -1,4 +1,4 @@
-"""The columns of the tables as Spark sees them."""
+"""Columns of the tables as Spark sees them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def default(table: str, body: bool = True) -> StructType:
-    """Return the schema of a table for which none was given."""
+    """Return the default schema of a table."""
     from pyspark.sql.types import StructType
 
     return StructType([spark_field(field) for name, field in columns(table, body).items()
@@ -33,11 +33,11 @@ def spark_field(field: pa.Field) -> StructField:
 
 
 def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema, list[str]]:
-    """Return (the Arrow schema that Spark expects, the names of our columns) for a requested
-    schema.
+    """Return (the Arrow schema that Spark expects, the names of the table's columns) for a
+    requested schema.
 
-    Names count without regard to case, as they do for Spark. UsageError names the columns which do
-    not exist or have other types.
+    Names ignore case, as in Spark. Raises UsageError with the columns that do not exist or have
+    other types.
     """
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 

@@ -1,10 +1,10 @@
 """The data source ``rocketmq``: ``spark.read.format("rocketmq").option("table", ...).load(PATH)``.
 
 Spark creates these objects in its own Python processes, pickles them and reads on executors, so
-they contain plain values only. Spark does not prune columns: name few with ``.schema("topic string,
-...")``. The reader takes no filters from Spark, whatever the session's settings are: Spark (4.1 to
-4.3) keeps the filters that a reader has taken with the relation, so that a frame used twice with
-other conditions misses rows. Conditions that shall leave bytes unread are load options.
+they contain only plain values. Spark does not prune columns: select few with ``.schema("topic
+string, ...")``. The reader accepts no filters from Spark, whatever the session's settings are:
+Spark (4.1 to 4.3) keeps accepted filters with the relation, so a frame that is used twice with
+different conditions would miss rows. To skip bytes, pass conditions as load options.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rmqctl.sql.reader import Piece, TableReader
 
 
 class RocketMQ(DataSource):
-    """RocketMQ stores: tables ``messages``, ``frames``, ``consumequeue``, ``index``; their tiers:
-    ``tiered_messages``.
+    """The data source: tables ``messages``, ``frames``, ``consumequeue``, ``index`` of stores, and
+    ``tiered_messages`` of their tiers.
     """
 
     @classmethod
@@ -60,7 +60,7 @@ class RocketMQ(DataSource):
 
 
 class Partition(InputPartition):
-    """The pieces one task reads."""
+    """The pieces that a task reads."""
 
     def __init__(self, pieces: list[Piece]) -> None:
         super().__init__(pieces)
@@ -68,7 +68,7 @@ class Partition(InputPartition):
 
 
 class SourceReader(DataSourceReader):
-    """Plans in the driver, reads on executors."""
+    """A reader that plans in the driver and reads on executors."""
 
     def __init__(self, options: Options, asked: StructType) -> None:
         self.options, self.filters = options, options.filters

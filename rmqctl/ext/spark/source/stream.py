@@ -1,8 +1,8 @@
 """``spark.readStream.format("rocketmq")``: follows stores that are being written, exactly once.
 
-An offset is, for each store, the physical offset of a frame border: everything before it was
-read. Borders are found by walking on from the last one, so no task ever has to look for the start
-of a record. What a batch holds follows from its two offsets and the logs alone.
+An offset of the stream is, for each store, the physical offset of a frame border: everything before
+it was read. Each border is found by walking on from the last border, so no task ever searches for
+the start of a record. The two offsets of a batch and the logs alone determine its rows.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from rmqctl.store.store import Store
 
 Offset = dict[str, int]
 LOOK_AGAIN = 1.0
-"""Seconds between two looks for stores that are new."""
+"""Seconds between two searches for new stores."""
 _NEVER = 1 << 40
 """A step larger than any file: ``splitSize`` 0, complete files."""
 _log = logging.getLogger(__name__)
@@ -50,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class StreamPartition(InputPartition):
-    """The messages of one store between two borders of one file."""
+    """The messages of a store between two borders of a file."""
 
     store: str
     file: str
@@ -62,7 +62,7 @@ class StreamPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Plans batches in one process of the driver, which lives as long as the query."""
+    """A reader that plans batches in a process of the driver, which lives as long as the query."""
 
     def __init__(self, given: Mapping[str, str], asked: StructType) -> None:
         self._options = Options.of(given, FOLLOWING)
@@ -93,7 +93,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # -- Spark's side, in the driver ----------------------------------------------------------
 
     def initialOffset(self) -> Offset:  # noqa: N802  # Spark's name
-        """Return where a query without a checkpoint starts: the option ``startingOffsets``."""
+        """Return where a query without a checkpoint starts, by the option ``startingOffsets``."""
         logs = self._current_logs(now=True)
         if strange := sorted(self._start.named() - logs.keys()):
             raise UsageError(f"startingOffsets contains {', '.join(strange)}, not one of the "
@@ -112,10 +112,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: Offset | None = None,  # noqa: N802
                      limit: ReadLimit | None = None) -> Offset:
-        """Return how far a batch from ``start`` on can go. A store that is new begins at its start.
+        """Return the end of a batch that begins at ``start``. A new store is read from its start.
 
-        PySpark 4.0 and 4.1 do not say where a batch starts: then it continues from where the last
-        answer ended, at first from the last file in use, whose start is a border.
+        PySpark 4.0 and 4.1 do not pass the start of a batch: then it continues from the end of the
+        last batch, at first from the last file in use, whose start is a border.
         """
         if start is None:
             start = {store: self._ends.get(store, log.last_file())
@@ -136,9 +136,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._ends)
 
     def _share(self, reached: Offset, most: int) -> None:
-        """Go on in all stores by ``most`` bytes together, each by an equal part as far as it can.
+        """Advance all stores by ``most`` bytes in total, each by an equal share if it has as much.
 
-        At least one frame is taken where there is one at all; whose it is goes round.
+        If there is any frame, at least one is included; the stores take turns.
         """
         going = sorted(reached.keys() & self._logs.keys())
         self._turn = (self._turn + 1) % max(len(going), 1)
@@ -158,7 +158,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             going = further
 
     def _go(self, reached: Offset, store: str, most: int | None, *, least: bool = True) -> int:
-        """Move one store's offset; the bytes that were gained."""
+        """Advance a store's offset; return the bytes gained."""
         start = reached[store]
         limit = None if most is None else start + most
         if self._target is not None:
@@ -174,9 +174,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxBytes(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Note the current ends of the logs; a record that is being written gets a moment to be
-        completed.
-        """
+        """Record the current ends of the logs; wait a moment for a record that is being written."""
         logs = self._current_logs(now=True)
         target = {store: log.advance(log.last_file()) for store, log in logs.items()}
         if any(log.torn for log in logs.values()):
@@ -186,7 +184,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = target
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """The parts of a batch, cut at borders; they follow from the offsets and the logs."""
+        """Return the parts of a batch, divided at borders, which offsets and logs determine."""
         parts: list[InputPartition] = []
         logs = self._current_logs()
         for store, stop in sorted(end.items()):
@@ -202,12 +200,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return parts
 
     def commit(self, end: Offset) -> None:
-        """Nothing is kept for a batch, so nothing has to be given up."""
+        """Do nothing: no resources are kept for a batch."""
 
     # -- the stores ---------------------------------------------------------------------------
 
     def _current_logs(self, *, now: bool = False) -> dict[str, GrowingLog]:
-        """Return the stores that are there, searched once a second."""
+        """Return the logs of the existing stores, searched at most once a second."""
         clock = time.monotonic()
         if now or self._looked is None or clock - self._looked >= LOOK_AGAIN:
             self._looked = clock
@@ -227,7 +225,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._logs
 
     def _lose(self, text: str) -> None:
-        """Fail for messages that a query can no longer read, or continue with a warning."""
+        """Report messages that a query can no longer read: raise StoreIOError, or log a warning
+        without ``failOnDataLoss``.
+        """
         if self._options.fail_on_loss:
             raise StoreIOError(f"{text}; set {SWITCH}=false to continue anyway")
         _log.warning("%s; the query continues", text)
@@ -245,10 +245,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 class _Following(TableReader):
-    """Reads between two borders, without a search for records."""
+    """A reader between two borders, which never searches for records."""
 
     def part(self, part: StreamPartition, lose: Callable[[str], None]) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a part; ``lose`` hears of a file that has expired."""
+        """Yield the rows of a part; ``lose`` is called for an expired file and for damage."""
         piece = part.piece
         base = piece.file.base
         # A file can expire between planning and reading.

@@ -1,11 +1,12 @@
 """Read tiers: units of consume queues, or ranges of commit logs, and their messages.
 
-A unit points to just one message, so pieces of units need no seams: any cut between two units is
-one. Commit logs are walked only for messages that no unit points to (``orphans=include``).
+A unit points to exactly one message, so pieces of units need no seams: every position between two
+units is a seam. Commit logs are walked only for messages that no unit points to
+(``orphans=include``).
 
-A message counts if its unit points to it and its own fields agree: its offset, its size and its
-queue offset, and topic and queue are those of the folder. If planned files are gone, the job ends
-and names them; files added since are not read.
+A message counts if its unit points to it, its own offset, size and queue offset match, and topic
+and queue are those of the folder. If planned files are missing, the job fails and names them; files
+added since are not read.
 """
 
 from __future__ import annotations
@@ -37,15 +38,15 @@ from rmqctl.sql.seams import PlannedSource, Seams, shrank, walk_range
 
 _BLOCK_UNITS = 1 << 14
 _HOLE = 64 << 10
-"""Bytes between two messages that are rather read with them than jumped over."""
+"""Maximum bytes between two messages that are read with them instead of skipped."""
 _SIZE = layout.field(Message, "total_size")
 _PHYSICAL = layout.field(Message, "physical_offset")
 
 
 @dataclass(frozen=True, slots=True)
 class TierQueue:
-    """The queue that pieces belong to. ``root`` is where the tier is, for any process; folders are
-    relative to it. ``log``: (start, end) of what the commit log's segments had at planning.
+    """The queue of pieces. ``root`` is the path of the tier for any process; folders are relative
+    to it. ``log``: (start, end) of the commit log's segments at planning.
     """
 
     store: str
@@ -61,7 +62,7 @@ class TierQueue:
 
 @dataclass(frozen=True, slots=True)
 class TierPiece:
-    """Numbers ``[start, end)`` of a segment: what they count, its two kinds say."""
+    """A range ``[start, end)`` of a segment: of units or bytes, depending on the kind of piece."""
 
     queue: TierQueue
     segment: Segment
@@ -70,12 +71,12 @@ class TierPiece:
 
     @property
     def constants(self) -> dict[str, str | int]:
-        """Return the columns with one value for all its rows, except the file."""
+        """Return the columns with one value for all rows, except the file."""
         return {"store": self.queue.store, "cluster": self.queue.cluster,
                 "broker": self.queue.broker}
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (commit log segment, messages that are in it) of a piece. StoreIOError."""
+        """Yield (commit log segment, messages in it) of a piece. Raises StoreIOError."""
         queue = self.queue
         own = Filters(frozenset((queue.topic.encode("utf-8", "surrogateescape"),)),
                       frozenset((queue.queue_id,)))
@@ -89,25 +90,29 @@ class TierPiece:
 
 
 class UnitPiece(TierPiece):
-    """Messages of the units ``[start, end)`` of a consume queue segment (numbers in the file)."""
+    """Messages of the units ``[start, end)`` of a consume queue segment (unit numbers in the
+    file).
+    """
 
     def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
         return _led_to(reader, self)
 
 
 class RecordPiece(TierPiece):
-    """The records of a commit log segment that begin in ``[start, end)``, two cuts anywhere."""
+    """The records of a commit log segment that begin in ``[start, end)``, two arbitrary
+    positions.
+    """
 
     def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
         return _walked(reader, self)
 
 
 TierItem = tuple[int, Callable[[int, int], TierPiece]]
-"""(bytes of it, what makes a piece of a range of them)."""
+"""(bytes, function that returns a piece for a range of them)."""
 
 
 def has_tier(path: str) -> bool:
-    """Return whether a path is a tier, or a store that has one. StoreIOError."""
+    """Return whether a path is a tier, or a store that contains one. Raises StoreIOError."""
     try:
         Tier.open(path).close()
     except NotAStoreError:
@@ -116,7 +121,9 @@ def has_tier(path: str) -> bool:
 
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
-    """Return the stores and tiers that a table is read from: all, if none has a tier."""
+    """Return the paths that a table is read from: those with a tier for tables of tiers; all paths
+    if none has one.
+    """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
 
@@ -124,8 +131,8 @@ def holding(table: str, paths: Sequence[str]) -> list[str]:
 
 
 def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]:
-    """Yield the pieces of the tier ``path``. NotAStoreError; StoreIOError for unreadable parts:
-    their messages would be missing.
+    """Yield the pieces of the tier ``path``. Raises NotAStoreError; StoreIOError for unreadable
+    parts, whose messages would be missing.
     """
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
         for problem in tier.problems:
@@ -147,7 +154,8 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """Yield pieces weighed by the bytes of their messages, as if all were of one size."""
+    """Yield pieces weighted by the bytes of their messages, as if all messages had the same size.
+    """
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
     of_log = sum(segment.usable for segment in flat.commit_log.segments)
     of_rows = sum(segment.usable for segment in segments)
@@ -184,7 +192,7 @@ def _record_item(queue: TierQueue, segment: Segment) -> TierItem:
 
 
 def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
-    """Return the commit log, which has all that it had at planning."""
+    """Return the commit log. Raises StoreIOError if it has lost bytes since planning."""
     log = FlatFile.open(reader, queue.log_folder)
     now = {segment.base: segment for segment in log.segments if segment.usable}
     for start, end in queue.log:
@@ -215,7 +223,7 @@ def _led_to(reader: Reader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]:
 
 
 class _Units:
-    """The messages of some units, read in runs of messages that follow each other."""
+    """The messages of units, read in runs of neighbouring messages."""
 
     def __init__(self, reader: Reader, log: FlatFile, units: Array, first: int) -> None:
         self._reader, self._log = reader, log
@@ -260,14 +268,13 @@ class _Units:
                 yield self._behind_coda(segment, int(rows[row]))
 
     def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
-        """Return whether a message, or a coda, of which a unit says it is so large is worth
-        reading.
-        """
+        """Return whether a message (or coda) of the size in its unit is worth reading."""
         head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
 
     def _proven(self, batch: Batch, good: Array, rows: Array) -> Batch:
-        """The messages ``good`` of a batch whose size and queue offset are those of their units."""
+        """Return those messages ``good`` of a batch whose size and queue offset match their units.
+        """
         records = batch.select(good)
         units = rows[good]
         keep = records.column("total_size") == self.size[units]
@@ -286,9 +293,10 @@ class _Units:
 
 
 def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tuple[int, int]]:
-    """Ranges of units of one segment, in order and near to each other, of about 2 MiB.
+    """Yield ranges of units of a segment whose messages are in order, near each other, and about 2
+    MiB in total.
 
-    A unit whose message would extend past its segment comes alone.
+    A unit whose message would extend past its segment is a range of its own.
     """
     if not len(offset):
         return
@@ -323,7 +331,9 @@ def _walked(reader: Reader, piece: RecordPiece) -> Iterator[tuple[str, Batch]]:
 
 
 class _Proof:
-    """A record is proven when the unit of its queue offset points to just its place and size."""
+    """Proof by consume queue: the unit at a record's queue offset points to its exact position and
+    size.
+    """
 
     def __init__(self, units: FlatFile) -> None:
         self._units = units

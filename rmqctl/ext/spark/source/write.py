@@ -1,9 +1,9 @@
 """``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
 
-Tasks check their rows and spool them, sorted, into a folder beside the target which the driver and
-all executors have to see; the commit has one engine put them, in order, into a store in that
-folder, and publishes it by one rename: before that no store exists, after it the store is complete
-and on disk. A failure before the rename leaves nothing at the target.
+Tasks check their rows and spool them, sorted, to a folder beside the target, which the driver and
+all executors must see. The commit puts them in order, with one engine, into a store in that folder
+and publishes the store by one rename: before it no store exists, after it the store is complete and
+on disk. A failure before the rename leaves nothing at the target.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ _SWITCHES = {"appendCrc": "append_properties_crc", "lmq": "lmq",
 _TEXTS = {"brokerVersion": "version", "cluster": "cluster"}
 OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_TEXTS,
            "diskWatermark")
-"""The options of writing, with names and meanings of ``rmqctl init``."""
+"""Options for writing, with the names and meanings of ``rmqctl init``."""
 _POSITIONS = 1 << 40
-"""Rows a partition may have."""
+"""Maximum rows of a partition."""
 STAGING = ".rmqctl-write-"
 _STORE = "store"
 _log = logging.getLogger(__name__)
@@ -64,17 +64,17 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Spooled(WriterCommitMessage):
-    """Rows spooled by one task."""
+    """The rows that a task spooled."""
 
     runs: tuple[SortedRun, ...]
     batch_topics: frozenset[str]
 
 
 class StoreWriter(DataSourceArrowWriter):
-    """Writes the rows of a DataFrame with ``schema`` as a new store.
+    """A writer of the rows of a DataFrame with ``schema`` to a new store.
 
-    ``options`` are the data source's; ``path`` says where the store is to be. What cannot be
-    (columns, options, a place that is taken) is refused here, before any task runs.
+    ``options`` are the data source's; ``path`` is the path of the new store. Invalid columns,
+    options and paths are refused here, before any task runs.
     """
 
     def __init__(self, schema: StructType, options: Mapping[str, str]) -> None:
@@ -97,7 +97,7 @@ class StoreWriter(DataSourceArrowWriter):
         make_folders(self._staging, durable=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """On an executor: spools the rows of one partition."""
+        """Spool the rows of a partition, on an executor."""
         context = TaskContext.get()
         position = (context.partitionId() if context is not None else 0) * _POSITIONS
         refuse_unseen(self._staging)
@@ -117,7 +117,7 @@ class StoreWriter(DataSourceArrowWriter):
         return Spooled(tuple(spooler.finish()), frozenset(rows.batch_topics))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when all tasks are done: makes the store and publishes it."""
+        """Create and publish the store, on the driver, after all tasks."""
         spooled = [message for message in messages if isinstance(message, Spooled)]
         make_store(self._target, self._staging,
                    [run for message in spooled for run in message.runs],
@@ -126,7 +126,7 @@ class StoreWriter(DataSourceArrowWriter):
         remove_folder(self._staging)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """On the driver, when something failed: nothing was published, so nothing is lost."""
+        """Remove the spools, on the driver, after a failure; nothing was published."""
         remove_folder(self._staging)
 
 
@@ -152,11 +152,12 @@ def refuse_existing(target: str) -> None:
 def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.Schema,
                settings: Settings, *, batch_topics: Iterable[str] = (),
                keep_queue_offsets: bool = False) -> int:
-    """Make the store from the rows of all runs and publish it; the number of messages.
+    """Create the store from the rows of all runs and publish it; return the number of messages.
 
-    Rows with a column ``record`` are stored as recorded, others are put. Queue offsets that do not
-    continue in their queue are made new unless ``keep_queue_offsets``; a warning counts them.
-    RefusedError when the store may not take a row, StoreIOError; then nothing is published.
+    Rows with a column ``record`` are stored as recorded, other rows are put as new messages. Queue
+    offsets that do not continue their queue are replaced unless ``keep_queue_offsets``; a warning
+    counts them. Raises RefusedError for a row that the store cannot contain, and StoreIOError; then
+    nothing is published.
     """
     refuse_existing(target)
     root = os.path.join(staging, _STORE)
@@ -185,7 +186,7 @@ def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.
 
 
 def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[list[Message]]:
-    """Messages in the numbers in which the engine takes them best."""
+    """Yield messages in batches of the best size for the engine."""
     prepare = ingest.Preparer(settings, ingest.unique_ids())
     group: list[Message] = []
     size = 0
