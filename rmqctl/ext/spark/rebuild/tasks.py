@@ -175,7 +175,8 @@ class TaskOutput:
 
 
 def make(job: Job, task: QueueGroup | Index) -> TaskOutput:
-    """Write the queues of a group, or the index, from the spools in log order. Raises StoreIOError.
+    """Write the queues of a group, or the index, from the spools in log order. Raises
+    StoreIOError.
     """
     refuse_unseen(job.manifest)
     name = uuid.uuid4().hex

@@ -154,7 +154,8 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """Yield pieces weighted by the bytes of their messages, as if all messages had the same size.
+    """Yield pieces weighted by the bytes of their messages, as if all messages had the same
+    size.
     """
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
     of_log = sum(segment.usable for segment in flat.commit_log.segments)
@@ -273,7 +274,8 @@ class _Units:
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
 
     def _proven(self, batch: Batch, good: Array, rows: Array) -> Batch:
-        """Return those messages ``good`` of a batch whose size and queue offset match their units.
+        """Return those messages ``good`` of a batch whose size and queue offset match their
+        units.
         """
         records = batch.select(good)
         units = rows[good]
