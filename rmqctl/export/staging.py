@@ -43,7 +43,7 @@ def checked_target(out: str) -> str:
             raise RefusedError(f"{out}: already exists; name a new folder (nothing is ever "
                                "replaced or added to)")
     except OSError as error:
-        raise StoreIOError.from_oserror(error, out, "look into") from None
+        raise StoreIOError.from_oserror(error, out, "read") from None
     parent = os.path.dirname(target)
     if not os.path.isdir(parent):
         raise StoreIOError(f"{parent}: no such directory; cannot create {os.path.basename(target)} "

@@ -306,4 +306,4 @@ def _readable(troubles: Iterable[Trouble]) -> None:
     for trouble in troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable and (vfs.isdir(trouble.path) or name.isdigit()):
-            raise StoreIOError(f"cannot look at {trouble.path}: {trouble.reason}")
+            raise StoreIOError(f"cannot read {trouble.path}: {trouble.reason}")

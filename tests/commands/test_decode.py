@@ -96,7 +96,7 @@ def test_code_is_taken_from_the_command_line_only() -> None:
     param = cast(Any, SimpleNamespace(name="decode"))
     for source in ("ENVIRONMENT", "DEFAULT_MAP"):
         for value in ("python:a.b", "gzip+python:a.b"):
-            with pytest.raises(UsageError, match="from the command line only"):
+            with pytest.raises(UsageError, match="only be given on the command line"):
                 _by_hand(given(source), param, value)
         assert _by_hand(given(source), param, "json") == "json"
     assert _by_hand(given("COMMANDLINE"), param, "python:a.b") == "python:a.b"

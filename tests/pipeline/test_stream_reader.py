@@ -261,7 +261,7 @@ def test_where_a_query_starts(tmp_path, text, first):
     ({"startingOffsets": "[1]"}, "JSON object"),
     ({"startingOffsets": '{"/x": -1}'}, "expected a physical offset, earliest or latest"),
     ({"startingOffsets": '{"/x": true}'}, "expected a physical offset, earliest or latest"),
-    ({"startingOffsets": '{"/x": 5}'}, "not one of the stores"),
+    ({"startingOffsets": '{"/x": 5}'}, "no such store: /x"),
     ({"maxBytesPerTrigger": "0"}, "must be at least 1"),
     ({"maxBytesPerTrigger": "x"}, "invalid size"),
     ({"table": "frames"}, "only messages"),

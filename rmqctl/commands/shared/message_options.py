@@ -54,8 +54,8 @@ def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) 
     source = ctx.get_parameter_source(param.name or "")
     if value is not None and "python:" in value and (
             source is None or source.name != "COMMANDLINE"):
-        raise UsageError(f"--decode {value}: python: runs code, and so is taken from the command "
-                         "line only")
+        raise UsageError(f"--decode {value}: python: runs code and can only be given on the "
+                         "command line")
     return value
 
 

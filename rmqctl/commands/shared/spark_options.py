@@ -164,8 +164,8 @@ def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str],
         return arguments, text
     *stores, text = arguments
     if not any(char.isspace() for char in text.strip()) or os.path.lexists(text):
-        raise UsageError(f"no query: the last argument ({text}) is not one; put the query in "
-                         "quotes, or pass --file")
+        raise UsageError(f"no query: the last argument is {text}; put the query in quotes, or pass "
+                         "--file")
     return stores, text
 
 

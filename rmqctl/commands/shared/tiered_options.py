@@ -109,8 +109,8 @@ class TierOptions(OptionGroup):
                 owner for _, owner in tier.found.indexes}
             if self.broker not in brokers:
                 tier.close()
-                raise UsageError(f"{tier.name} contains nothing of a broker {self.broker}; brokers "
-                                 f"in it: {', '.join(sorted(brokers)) or 'none'}")
+                raise UsageError(f"{tier.name} contains nothing of broker {self.broker}; its "
+                                 f"brokers: {', '.join(sorted(brokers)) or 'none'}")
         return tier
 
 

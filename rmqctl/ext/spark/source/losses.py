@@ -40,7 +40,7 @@ def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[st
             if lost:
                 yield f"{path}: {lost:,} messages of the log are lost"
             elif any(store.log.gaps()):
-                yield f"{path}: commitlog files are missing between others"
+                yield f"{path}: the log has a gap: commitlog files are missing"
 
 
 def damage_text(path: str, span: Span) -> str:

@@ -202,7 +202,8 @@ def _magic(given: str | None, topic: bytes) -> int:
     for magic, name in VERSIONS.items():
         if name == given:
             return magic
-    raise RefusedError(f"column magic: {given!r} is not one of {', '.join(VERSIONS.values())}")
+    raise RefusedError(f"column magic: expected one of {', '.join(VERSIONS.values())}, got "
+                       f"{given!r}")
 
 
 @lru_cache(maxsize=8192)

@@ -96,8 +96,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where a query without a checkpoint starts, by the option ``startingOffsets``."""
         logs = self._current_logs(now=True)
         if strange := sorted(self._start.named() - logs.keys()):
-            raise UsageError(f"startingOffsets contains {', '.join(strange)}, not one of the "
-                             f"stores: {', '.join(logs)}")
+            raise UsageError(f"startingOffsets: no such store: {', '.join(strange)}; the stores "
+                             f"are {', '.join(logs)}")
         # What was lost before the end of a log concerns only who reads from before it.
         early = [store for store in logs if self._start.of(store) != "latest"]
         for text in losses(early, self._options.log_folders):

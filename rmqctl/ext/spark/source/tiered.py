@@ -137,7 +137,7 @@ def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
         for problem in tier.problems:
             if problem.unreadable:
-                raise StoreIOError(f"cannot look at {tier.reader.where(problem.path)}: "
+                raise StoreIOError(f"cannot read {tier.reader.where(problem.path)}: "
                                    f"{problem.reason}")
         for flat in tier.queues():
             if filters.takes_topic(flat.name.topic) and filters.takes_queue(flat.name.queue_id):
