@@ -48,18 +48,18 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
     for position in islice(_candidates(source, start, end), most):
         if position < done:
             continue
-        one = _shifted_at(source, position, end, name)
+        candidate = _shifted_at(source, position, end, name)
         expected = shifted[-1].queue_offset + 1 if shifted else None
-        if one is None or (one.queue_offset > last + 1 and position if expected is None
-                           else one.queue_offset != expected):
+        if candidate is None or (candidate.queue_offset > last + 1 and position if expected is None
+                                 else candidate.queue_offset != expected):
             continue
-        origins = {one.says - source.base}
+        origins = {candidate.says - source.base}
         if shifted:
-            origins.add(one.says - source.base + shifted[-1].position - shifted[-1].says)
+            origins.add(candidate.says - source.base + shifted[-1].position - shifted[-1].says)
         if position == done or any(origin <= done and _repeats(source, origin, position)
                                    for origin in origins):
-            shifted.append(one)
-            done = position + one.size
+            shifted.append(candidate)
+            done = position + candidate.size
     return shifted
 
 

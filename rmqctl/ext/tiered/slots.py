@@ -69,15 +69,15 @@ class Slots:
         if before is None or after is None or len(doubtful) >= _MOST_DOUBTFUL:
             return []
         frames = [self._record(place, size) for place, size in doubtful]
-        found = Damaged(start, end, doubtful,
-                        [-1 if frame is None else frame.queue_offset for frame in frames],
-                        before.queue_offset, after.queue_offset)
-        if found.has_one_slot:
-            if found.is_one_record(self._log.read(*found.tail)):
+        damaged = Damaged(start, end, doubtful,
+                          [-1 if frame is None else frame.queue_offset for frame in frames],
+                          before.queue_offset, after.queue_offset)
+        if damaged.has_one_slot:
+            if damaged.is_one_record(self._log.read(*damaged.tail)):
                 batch.spans = [replace(span, doubtful=()) for span in batch.spans]
             return []
         whole = all(frame is not None and frame.crc_ok for frame in frames)
-        return doubtful if whole and found.are_messages(self._least) else []
+        return doubtful if whole and damaged.are_messages(self._least) else []
 
     def _before(self, start: int) -> Record | None:
         """Return the message that ends where a range starts; a coda may be between."""

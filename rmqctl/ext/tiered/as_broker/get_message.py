@@ -179,8 +179,8 @@ def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
     messages: list[Fetched] = []
     size, after = 0, offset
     for queue_offset in range(offset, offset + limits.count):
-        known, fetched = cache.look(queue.name, queue_offset)
-        if not known:
+        is_cached, fetched = cache.look(queue.name, queue_offset)
+        if not is_cached:
             break
         after = queue_offset + 1
         if fetched is None or (matching is not None and not (

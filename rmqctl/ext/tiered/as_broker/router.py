@@ -46,8 +46,8 @@ class Strategy(IntEnum):
         try:
             return cls[name.upper().replace("-", "_")]
         except KeyError:
-            known = ", ".join(strategy.name.lower().replace("_", "-") for strategy in cls)
-            raise UsageError(f"unknown strategy {name!r}; valid: {known}") from None
+            valid = ", ".join(strategy.name.lower().replace("_", "-") for strategy in cls)
+            raise UsageError(f"unknown strategy {name!r}; valid: {valid}") from None
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,13 +41,13 @@ class AppendFile:
 
     def _take(self, last: Segment, entries: dict[int, SegmentEntry]) -> None:
         self.path, self.base, self.size = last.path, last.base, last.size
-        known = entries.get(last.base)
-        if known is None:
+        entry = entries.get(last.base)
+        if entry is None:
             self._created = self._now()
             return
-        self._created = known.create_timestamp
+        self._created = entry.create_timestamp
         if self.size:
-            self.begin, self.until = known.begin_timestamp, known.end_timestamp
+            self.begin, self.until = entry.begin_timestamp, entry.end_timestamp
 
     @property
     def end(self) -> int:

@@ -118,8 +118,8 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
         cluster = cluster or identity.cluster
     if broker is None:
         if len(brokers) != 1:
-            known = f"several ({', '.join(sorted(brokers))})" if brokers else "none yet"
-            raise UsageError(f"pass the broker's brokerName with --broker: {tier.name} has {known}")
+            owned = f"several ({', '.join(sorted(brokers))})" if brokers else "none yet"
+            raise UsageError(f"pass the broker's brokerName with --broker: {tier.name} has {owned}")
         broker = next(iter(brokers))
     cluster = cluster or DEFAULT_CLUSTER
     for name in (cluster, broker):
@@ -140,10 +140,10 @@ def same_message(local: LocalQueue) -> TagsOf:
     place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
 
     def tags(queue_offset: int, raw: bytes) -> int | None:
-        known, unit = local.raw(queue_offset), local.row(queue_offset)
-        if known is None or unit is None:
+        record, unit = local.raw(queue_offset), local.row(queue_offset)
+        if record is None or unit is None:
             return None
-        if raw[:place.start] != known[:place.start] or raw[place.stop:] != known[place.stop:]:
+        if raw[:place.start] != record[:place.start] or raw[place.stop:] != record[place.stop:]:
             return None
         codes, lost = local.tags(np.array([tuple(unit)], consume_queue.dtype()))
         return computed_tags(raw) if lost else int(codes[0])

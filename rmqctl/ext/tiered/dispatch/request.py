@@ -151,9 +151,9 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
         return request, target, []
     # A tier outside of the store may have metadata of its own.
     if os.path.realpath(tier) != os.path.realpath(os.path.join(request.store, names.TIER_FOLDER)):
-        with closing(target.open()) as known:
-            path = _own_metadata(tier, request.store, known)
-            brokers = known.metadata.brokers
+        with closing(target.open()) as opened:
+            path = _own_metadata(tier, request.store, opened)
+            brokers = opened.metadata.brokers
         if path is not None:
             broker = request.broker or (brokers.pop() if len(brokers) == 1 else None)
             note = (f"{tier} uses the metadata in {path}, and {names.LOCAL_INDEX_FOLDER} beside "
@@ -182,10 +182,10 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
                                f"{os.path.join(request.store, 'tieredstore')}")
 
 
-def _own_metadata(tier: str, store: str, known: Tier) -> str | None:
+def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
     """Return the metadata in ``config/`` of a tier outside the store if it is the tier's, or None.
 
-    It is the tier's if a dispatch began it there, or if the store's own metadata (``known``) is of
+    It is the tier's if a dispatch began it there, or if the store's own metadata (``opened``) is of
     another tier, whose only map it is: of a tier in the store, or of one elsewhere, since ``tier``
     is still empty.
     """
@@ -193,7 +193,7 @@ def _own_metadata(tier: str, store: str, known: Tier) -> str | None:
     path = os.path.join(folder, names.METADATA_NAME)
     if os.path.isdir(folder):
         return path
-    in_use = any(entry.size for tables in known.metadata.segments.values()
+    in_use = any(entry.size for tables in opened.metadata.segments.values()
                  for table in tables.values() for entry in table.values())
     inside = os.path.join(store, names.TIER_FOLDER)
     return path if in_use and (_is_tier(inside) or not _is_tier(tier)) else None

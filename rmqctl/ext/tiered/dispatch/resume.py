@@ -122,15 +122,15 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
     """
     loose = []
     for flat in (queue.consume_queue, queue.commit_log):
-        known = metadata.segments[flat.kind].get(queue.name.path, {})
+        entries = metadata.segments[flat.kind].get(queue.name.path, {})
         gap = next(flat.gaps(), None)
         if gap is None:
             continue
         number = flat.segments.index(gap[1])
         behind = flat.segments[number:]
-        before = known.get(gap[0].base)
+        before = entries.get(gap[0].base)
         if ((before is None or before.size <= gap[0].size)
-                and all(segment.base not in known or not known[segment.base].size
+                and all(segment.base not in entries or not entries[segment.base].size
                         for segment in behind)):
             loose += behind
             del flat.segments[number:]
@@ -193,10 +193,10 @@ def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _T
     """Go through the commit log after ``last`` (place and end of a message, None: all of it): which
     messages continue the queue, and where the last intact frame ends.
     """
-    known = bool(queue.consume_queue.segments)
+    has_units = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)
     end = log.start if last is None else last[1]
-    tail = _Tail(queue.commit_offset if known else -1, end)
+    tail = _Tail(queue.commit_offset if has_units else -1, end)
     slots = Slots(log, queue.name, last)
     for segment in log.segments:
         if segment.end <= end or not segment.usable:
@@ -246,8 +246,8 @@ def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: 
                now: Callable[[], int], tail: _Tail) -> None:
     """Append the units of messages that had none."""
     flat = FlatFile.open(writer, queue.consume_queue.folder)
-    known = metadata.segments[names.CONSUME_QUEUE].get(queue.name.path, {})
-    file = AppendFile(writer, queue.name, flat, limit, known, now)
+    entries = metadata.segments[names.CONSUME_QUEUE].get(queue.name.path, {})
+    file = AppendFile(writer, queue.name, flat, limit, entries, now)
     rows = np.array(tail.rows, ROW)
     if file.path is None:
         file.start((tail.next - len(rows)) * UNIT_SIZE)
@@ -286,9 +286,9 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
     """Make metadata say of a queue's segments what their files are; how many entries changed."""
     changed = 0
     for flat in (queue.commit_log, queue.consume_queue):
-        known = metadata.segments[flat.kind].get(queue.name.path, {})
+        entries = metadata.segments[flat.kind].get(queue.name.path, {})
         for segment in flat.segments:
-            entry = known.get(segment.base)
+            entry = entries.get(segment.base)
             if (entry is not None and entry.size == segment.usable
                     and (not segment.usable or NEVER not in (entry.begin_timestamp,
                                                              entry.end_timestamp))):
@@ -297,7 +297,7 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
             entry = entry or SegmentEntry(queue.name.path, names.KINDS.index(flat.kind),
                                           segment.base, create_timestamp=now)
             new = replace(entry, size=segment.usable, begin_timestamp=begin, end_timestamp=end)
-            if known.get(segment.base) != new:
+            if entries.get(segment.base) != new:
                 metadata.put_segment(new)
                 changed += 1
     return changed

@@ -124,10 +124,10 @@ def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
     defaults; notes).
     """
     given = dict(request.given)
-    known, _ = recall(tier.reader)
-    if given.get("index_slots") is None and "index_slots" not in known:
+    recorded, _ = recall(tier.reader)
+    if given.get("index_slots") is None and "index_slots" not in recorded:
         given["index_slots"] = tier.known_slots()
-    if given.get("index_max") is None and "index_max" not in known:
+    if given.get("index_max") is None and "index_max" not in recorded:
         with LocalIndex(tier.local_index_folder, given.get("index_slots")) as local:
             if local.files:
                 shape = local.files[-1].shape

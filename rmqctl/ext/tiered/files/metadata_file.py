@@ -118,7 +118,7 @@ def writable_around(root: str, metadata: str | None) -> list[str]:
         around.append(os.path.join(home, names.LOCAL_INDEX_FOLDER))
     # A link beside the tier names no folder in its user's stead.
     return around if metadata is not None else [
-        each for each in around if os.path.realpath(each) == each]
+        folder for folder in around if os.path.realpath(folder) == folder]
 
 
 def exists(path: str) -> bool:

@@ -66,12 +66,12 @@ def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings,
     """Return (settings, notes): the given settings, else the noted ones, else a broker's
     defaults.
     """
-    known, notes = recall(reader)
-    values = {**known, **{name: value for name, value in given.items() if value is not None}}
+    recorded, notes = recall(reader)
+    values = {**recorded, **{name: value for name, value in given.items() if value is not None}}
     for name in _REMEMBERED:
-        if name in known and values[name] != known[name]:
-            notes.append(f"{name.replace('_', ' ')}: {values[name]}, was {known[name]}; applies to "
-                         "files written from now on")
+        if name in recorded and values[name] != recorded[name]:
+            notes.append(f"{name.replace('_', ' ')}: {values[name]}, was {recorded[name]}; applies "
+                         "to files written from now on")
     return TierSettings(**values), notes
 
 
@@ -98,8 +98,8 @@ def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
 
 def remember(writer: TierWriter, settings: TierSettings) -> None:
     """Note the settings for later runs, where they are not noted already."""
-    known, _ = recall(writer)
+    recorded, _ = recall(writer)
     wanted = {name: getattr(settings, name) for name in _REMEMBERED}
-    if known != wanted:
+    if recorded != wanted:
         text = json.dumps({"format": _FORMAT, **wanted}, indent=2) + "\n"
         writer.replace(PLACE, text.encode())

@@ -84,9 +84,9 @@ def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: 
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)
-    known = _known(reader, metadata, cluster, broker, file)
-    if known is not None:
-        return known
+    earlier = _known(reader, metadata, cluster, broker, file)
+    if earlier is not None:
+        return earlier
     place = _next_place(reader, metadata, cluster, broker, ahead or ())
     compacted = compact(file)
     is_there = bool(place.there) and _is_there(reader, place, compacted)

@@ -119,9 +119,10 @@ class OpenIndexFile:
         for number, items in self._read(source, start):
             slot = slots_of(items["key_hash"], self.shape.slots)
             previous = link(slot, heads, number).previous
-            known = previous > 0
+            has_previous = previous > 0
             stands = items["previous"]
-            if ((stands != previous) & known).any() or (stands[~known] >= start).any():
+            if ((stands != previous) & has_previous).any() or (
+                    stands[~has_previous] >= start).any():
                 return False
         in_use = heads > 0
         return bool((heads[in_use] == self._heads[in_use]).all()
@@ -321,13 +322,13 @@ def link(slot: Array, heads: Array, number: int) -> Links:
     before: Array = np.empty(len(slot), np.int32)
     before[1:] = order[:-1]
     before += np.int32(number)
-    known = heads[touched]
-    before[first] = known
+    old_heads = heads[touched]
+    before[first] = old_heads
     previous: Array = np.empty(len(slot), np.int32)
     previous[order] = before
     last = np.append(first[1:], len(slot))[:len(first)] - 1
     heads[touched] = order[last] + number
-    return Links(order, by_slot, first, touched, int((known == 0).sum()), previous)
+    return Links(order, by_slot, first, touched, int((old_heads == 0).sum()), previous)
 
 
 def _order(slot: Array) -> Array:

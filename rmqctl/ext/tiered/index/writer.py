@@ -53,8 +53,8 @@ class IndexWriter(Closing):
         self._clock, self._after, self._oldest = clock, after, oldest
         self._has_lost = has_slot(shape.slots)
         durable.make_folders(folder)
-        known = self._timestamps()
-        self._file = self._opened(known[-1] if known else self._fresh(0))
+        timestamps = self._timestamps()
+        self._file = self._opened(timestamps[-1] if timestamps else self._fresh(0))
 
     def _timestamps(self) -> list[int]:
         return sorted(int(name) for name in local_names(self.folder)
@@ -158,8 +158,8 @@ class IndexWriter(Closing):
         Later files are moved aside. False, without changes, if the position no longer exists.
         StoreIOError; an interrupted rewind is done again.
         """
-        known = self._timestamps()
-        if timestamp not in known:
+        timestamps = self._timestamps()
+        if timestamp not in timestamps:
             return False
         target = self._file if timestamp == self._file.timestamp else self._opened(timestamp)
         if not 0 <= items <= target.items:
@@ -170,7 +170,7 @@ class IndexWriter(Closing):
             self._file.close()
             self._file = target
             aside = AsideFolder(os.path.dirname(os.path.abspath(self.folder)))
-            for later in reversed([later for later in known if later > timestamp]):
+            for later in reversed([later for later in timestamps if later > timestamp]):
                 aside.move(os.path.abspath(self._path(later)))
         target.rewind(items)
         return True

@@ -92,8 +92,8 @@ class IndexFiles(Closing):
                 self.errors.append(file)
                 continue
             entry = entries.get(file.base)
-            known = entry is not None and entry.begin_timestamp != NEVER
-            key = entry.begin_timestamp if known and entry is not None else file.timestamp
+            has_times = entry is not None and entry.begin_timestamp != NEVER
+            key = entry.begin_timestamp if has_times and entry is not None else file.timestamp
             self.files.append(Keyed(key, owner, file))
 
     def _add_local(self, tier: Tier, owner: str, slots: int | None,
@@ -246,10 +246,10 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
     answer = KeyAnswer()
     queues = _Queues(tier, topic, broker)
     newest: list[tuple[tuple[int, int, int, str], Record]] = []
-    known: set[tuple[str, int, int]] = set()
+    places: set[tuple[str, int, int]] = set()
     for owner, item in _all_items(files, topic, key, report):
         # The message of the item, unless another one pointed to it.
-        if (owner, item.queue_id, item.commit_log_offset) in known:
+        if (owner, item.queue_id, item.commit_log_offset) in places:
             continue
         try:
             queue, record = queues.record(owner, item)
@@ -267,17 +267,17 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
             continue
         place = queue.name.broker, item.queue_id, item.commit_log_offset
         entry = (record.store_timestamp, -item.queue_id, record.queue_offset, place[0]), record
-        if place in known:
+        if place in places:
             continue
         # The newest ones, in a heap with the oldest of them on top.
         if len(newest) < most:
             heapq.heappush(newest, entry)
         elif entry[0] > newest[0][0]:
             (_, number, _, gone_owner), gone = heapq.heapreplace(newest, entry)
-            known.discard((gone_owner, -number, gone.physical_offset))
+            places.discard((gone_owner, -number, gone.physical_offset))
         else:
             continue
-        known.add(place)
+        places.add(place)
     answer.records = [record for _, record in sorted(newest, key=lambda entry: (
         entry[0][0], -entry[0][1], entry[0][2]))]
     return answer
@@ -353,8 +353,8 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     _errors(files, report)
     answer = KeyAnswer()
     # A broker without an entry for the topic does not search the index.
-    known = tier.metadata.topics.get(topic)
-    if known is None:
+    topic_entry = tier.metadata.topics.get(topic)
+    if topic_entry is None:
         report(Problem("note", f"topic {topic} is not in the metadata: a broker finds none of its "
                        "messages in the tier"))
         return answer
@@ -363,7 +363,7 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     for item in items_as_broker(files, topic, key, most, begin, end, report):
         # The item has the lower half of the id, a broker compares it with the whole.
         owned = queues.of(owner, item.queue_id)
-        if item.topic_id != known.topic_id or not owned:
+        if item.topic_id != topic_entry.topic_id or not owned:
             continue
         queue = owned[0]
         # A broker reads whatever bytes the item names, so check the size and decode them.

@@ -98,12 +98,12 @@ def segments(tier: Tier, broker: str | None = None, topic: str | None = None) ->
 def segments_of(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Row]:
     """Yield the rows of one flat file, by base offset."""
     entries = dict(tier.metadata.segments[flat.kind].get(name.path, {}))
-    known = tier.metadata_path is not None and tier.metadata_error is None
+    has_metadata = tier.metadata_path is not None and tier.metadata_error is None
     rows = []
     for number, segment in enumerate(flat.segments):
         entry = entries.pop(segment.base, None)
         after = flat.segments[number + 1] if number + 1 < len(flat.segments) else None
-        state = _state(segment, after, entry, known)
+        state = _state(segment, after, entry, has_metadata)
         rows.append(_row(name.broker, name.topic, name.queue_id, flat.kind, segment, entry, state,
                          flat.reader.where(segment.path)))
     rows += [_row(name.broker, name.topic, name.queue_id, flat.kind, None, entry, NO_FILE, None)
@@ -112,7 +112,7 @@ def segments_of(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Row]:
 
 
 def _state(segment: Segment, after: Segment | None, entry: meta.SegmentEntry | None,
-           known: bool) -> str:
+           has_metadata: bool) -> str:
     if not segment.name_ok:
         return BAD_NAME
     if after is not None and segment.base + segment.size < after.base:
@@ -121,7 +121,7 @@ def _state(segment: Segment, after: Segment | None, entry: meta.SegmentEntry | N
         return SHORT
     if after is not None and segment.base + segment.size > after.base:
         return OVERLAP
-    if known and entry is None and segment.size:
+    if has_metadata and entry is None and segment.size:
         return NO_METADATA
     if entry is not None and entry.size < segment.size:
         return STALE

@@ -195,8 +195,8 @@ def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Ite
     row = run[0]
     if run[1] - row != 1 or int(rows["position"][row]) != start:
         return
-    said, size = int(rows["queue_offset"][row]), int(rows["size"][row])
-    again = np.flatnonzero(rows["queue_offset"][:row] == said)
+    own_offset, size = int(rows["queue_offset"][row]), int(rows["size"][row])
+    again = np.flatnonzero(rows["queue_offset"][:row] == own_offset)
     if len(again) and int(rows["size"][again[-1]]) == size:
         return  # it was uploaded again
     yield Lost(first, first + 1, start, start + size, range(row, row + 1), row + 1)
@@ -269,7 +269,7 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
     raw = log.read(start, min(stop - start, MOST_BODY))
     candidates = _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end)
     # One that takes all there is before one that leaves a rest.
-    for candidate in sorted(candidates, key=lambda known: len(known) != stop - start):
+    for candidate in sorted(candidates, key=lambda data: len(data) != stop - start):
         position = start - segment.base
         differs = [byte for byte in range(len(candidate)) if candidate[byte] != raw[byte]]
         if differs:
@@ -353,21 +353,21 @@ def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[
     behind = int(np.searchsorted(rows["position"], stop))
     beside = (log.record_at(int(place)) for place in rows["position"][
         max(0, behind - _MOST_BESIDE):behind + _MOST_BESIDE] if not start <= place < stop)
-    known = witness.extents(start, stop, [record for record in beside if record is not None])
+    extents = witness.extents(start, stop, [record for record in beside if record is not None])
     gaps: list[tuple[int, int]] = []
     position = start
-    for place, size in [*known, (stop, 0)]:
+    for place, size in [*extents, (stop, 0)]:
         if place < position or place + size > stop:
             return []
         if place > position:
             gaps.append((position, place - position))
         position = place + size
-    left = count - len(known)
-    if not known or left < len(gaps) or (left and len(gaps) not in (1, left)):
+    left = count - len(extents)
+    if not extents or left < len(gaps) or (left and len(gaps) not in (1, left)):
         return []
     if len(gaps) == 1:
         gaps = _shares(left, gaps[0][0], gaps[0][0] + gaps[0][1])
-    places = sorted([*known, *gaps])
+    places = sorted([*extents, *gaps])
     return places if len(places) == count and all(
         size >= message.MIN_SIZE for _, size in places) else []
 

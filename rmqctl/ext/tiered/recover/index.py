@@ -213,7 +213,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
 
 
 def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
-                   ids: Mapping[str, int], known: Known,
+                   ids: Mapping[str, int], indexed: Known,
                    damage: IndexDamage | None = None) -> RowFile:
     """Return the items (`LOST`) that messages lack; ``damage`` gets all that they should have."""
     missing = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
@@ -223,14 +223,14 @@ def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue
         for batch, rows in messages_with_units(queue, offsets):
             if damage is not None and keys is not None:
                 damage.take_messages(keys, batch, rows)
-            missing.append(_unknown(_items(batch, rows, queue.name, topic_id), known))
+            missing.append(_unknown(_items(batch, rows, queue.name, topic_id), indexed))
         for shifted in recovered.shifted:
             if shifted.position not in offsets:
                 continue
             items = _item(queue, shifted.position, shifted.size, topic_id)
             if damage is not None:
                 damage.take_lost(number, items)
-            missing.append(_unknown(items, known))
+            missing.append(_unknown(items, indexed))
     return missing
 
 
@@ -245,14 +245,16 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
     return younger.mapped()
 
 
-def _holes(out: RecoveredIndex, known: set[int], shape: fmt.Shape) -> Iterator[tuple[int, int]]:
+def _holes(out: RecoveredIndex, bases_before: set[int],
+           shape: fmt.Shape) -> Iterator[tuple[int, int]]:
     """Yield (base, items) of files that are missing in front of others, as far as they are files of
-    the same ``shape``; ``known`` are bases that once had one.
+    the same ``shape``. ``bases_before``: bases of files that existed before.
     """
     present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
-    position = min([*known, *(base for base, _ in present[:1])], default=0)
+    position = min([*bases_before, *(base for base, _ in present[:1])], default=0)
     for start, end in present:
-        bases = sorted({position, *(base for base in known if position < base < start), start})
+        bases = sorted({position, start,
+                        *(base for base in bases_before if position < base < start)})
         for base, following in pairwise(bases):
             room = following - base - shape.items_at - (
                 fmt.TAIL_SIZE if shape.old else 0)
@@ -293,10 +295,10 @@ def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
     return items
 
 
-def _unknown(items: Array, known: Known) -> Array:
+def _unknown(items: Array, indexed: Known) -> Array:
     """Return those that are in no index file."""
-    lost: Array = items[~known.has(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
-                                         items["offset"]))]
+    lost: Array = items[~indexed.has(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
+                                           items["offset"]))]
     return lost
 
 
@@ -344,11 +346,11 @@ class Known:
         """Return whether there is an item of each (bool)."""
         if self._count:
             self._flush()
-        known: Array = np.zeros(len(wanted), bool)
+        matches: Array = np.zeros(len(wanted), bool)
         for run in self._runs:
             row = np.minimum(np.searchsorted(run, wanted), len(run) - 1)
-            known |= run[row] == wanted
-        return known
+            matches |= run[row] == wanted
+        return matches
 
 
 def times_of(file: IndexFile) -> tuple[int, int, int]:

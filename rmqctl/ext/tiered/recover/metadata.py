@@ -115,9 +115,9 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
     for path, segments in present.items():
         for segment in segments:
             old = table.get(path, {}).get(segment.base)
-            known = old or (spare.segments[kind].get(path, {}).get(segment.base)
-                            if spare else None)
-            entry = _entry(path, number, segment, known, now, moved=path in moved)
+            earlier = old or (spare.segments[kind].get(path, {}).get(segment.base)
+                              if spare else None)
+            entry = _entry(path, number, segment, earlier, now, moved=path in moved)
             if entry == old:
                 continue
             if old is None:
@@ -190,17 +190,17 @@ def _sample(file: IndexFile, samples: dict[int, list[tuple[int, int, int, int]]]
         for _, items in file.blocks():
             ids = items["topic_id"]
             for topic_id in np.unique(ids).tolist():
-                known = samples.get(topic_id)
-                if known is None:
+                sample = samples.get(topic_id)
+                if sample is None:
                     if len(samples) >= _IDS or topic_id < 0:
                         continue
-                    known = samples[topic_id] = []
-                if len(known) >= _SAMPLES:
+                    sample = samples[topic_id] = []
+                if len(sample) >= _SAMPLES:
                     continue
                 rows = np.flatnonzero(ids == topic_id)
-                step = max(1, len(rows) // (_SAMPLES - len(known)))
-                for item in items[rows[::step]][:_SAMPLES - len(known)].tolist():
-                    known.append((item[0], item[2], item[3], item[4]))
+                step = max(1, len(rows) // (_SAMPLES - len(sample)))
+                for item in items[rows[::step]][:_SAMPLES - len(sample)].tolist():
+                    sample.append((item[0], item[2], item[3], item[4]))
     except (FormatError, StoreIOError):
         return
 

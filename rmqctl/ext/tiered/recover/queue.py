@@ -91,16 +91,17 @@ class RecoveredQueue(Changes):
     ambiguous: int = 0
 
 
-def recover_queue(queue: FlatQueue, folder: str, known: Iterable[int], most: int, *,
+def recover_queue(queue: FlatQueue, folder: str, entry_bases: Iterable[int], most: int, *,
                   drop_orphans: bool, keep_ambiguous: bool = False,
                   changes: bool = True) -> RecoveredQueue:
-    """Plan for one queue. ``folder`` (of the scratch) is for the new files; ``known`` are bases of
-    consume queue files that metadata has, ``most`` the units in a file. ``keep_ambiguous``: intact
-    records that may be messages or are in a body are messages. Without ``changes`` it is only
-    examined. StoreIOError.
+    """Plan the recovery of a queue, with its new files in ``folder`` (of the scratch).
+
+    ``entry_bases``: bases of consume queue files in the metadata. ``most``: the number of units in
+    a file. ``keep_ambiguous``: keep intact records that may be in a body as messages. Without
+    ``changes`` the queue is only examined. Raises: StoreIOError.
     """
     return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
-                         changes=changes).run(known, most)
+                         changes=changes).run(entry_bases, most)
 
 
 class QueueRecovery:
@@ -113,7 +114,7 @@ class QueueRecovery:
         self._out = RecoveredQueue(queue.name, refs=os.path.join(folder, "refs"))
         make_folders(folder, durable=False)
 
-    def run(self, known: Iterable[int], most: int) -> RecoveredQueue:
+    def run(self, entry_bases: Iterable[int], most: int) -> RecoveredQueue:
         """Plan, in the order in which the steps are carried out. StoreIOError."""
         out, queue = self._out, self._queue
         # Names: one file for each base, the others are moved aside.
@@ -137,7 +138,8 @@ class QueueRecovery:
         if self._changes:
             units.fill(before=not self._drop, behind=not self._drop)
         # The files of the consume queue.
-        files = unit_files(units.runs, rows.segments, map(units.kept, rows.segments), known, most)
+        files = unit_files(units.runs, rows.segments, map(units.kept, rows.segments), entry_bases,
+                           most)
         if not self._changes:
             files = [file for file in files if file.segment is not None]
         end = self._write_units(units, files)
@@ -367,7 +369,7 @@ class QueueRecovery:
     def _write_file(self, units: Units, place: UnitFile, refs: IO[bytes]) -> int:
         path = os.path.join(self._folder, f"units-{place.base}")
         segment, queue_offset = place.segment, place.start
-        reach, changed, begin, end, known = 0, False, NEVER, NEVER, True
+        reach, changed, begin, end, all_stored = 0, False, NEVER, NEVER, True
         wrong, added = units.counts.wrong, units.counts.made
         # The units, a block at a time; where they point goes to ``refs``.
         with open(path, "wb") as file:
@@ -381,7 +383,7 @@ class QueueRecovery:
                 if inside.any():
                     reach = max(reach, int(ends[inside].max()))
                 low, high, all_known = units.times(queue_offset, block)
-                known &= all_known
+                all_stored &= all_known
                 if low != NEVER:
                     begin = min(begin, low)
                     end = high if end == NEVER else max(end, high)
@@ -391,7 +393,7 @@ class QueueRecovery:
         if not self._changes:
             size = segment.usable - segment.usable % UNIT_SIZE if segment else size
         self._out.consume_queue.append(RecoveredSegment(
-            place.base, size, begin, end, segment.mtime_ms if segment else None, known=known))
+            place.base, size, begin, end, segment.mtime_ms if segment else None, known=all_stored))
         # What there is to do, and why.
         if not self._changes or (segment is not None and segment.name_ok and not changed
                                  and segment.size == size):

@@ -155,10 +155,10 @@ class _Recovery:
         total = sum(segment.size for queue in self._queues for segment in queue.commit_log.segments)
         with watch("reading the commit logs", total) as done:
             for number, queue in enumerate(self._queues):
-                known = tables.get(queue.name.path) or spare.get(queue.name.path) or {}
+                entries = tables.get(queue.name.path) or spare.get(queue.name.path) or {}
                 folder = os.path.join(self._folder, f"queue-{number}")
                 recovered.append(recover_queue(
-                    queue, folder, known, most, drop_orphans=self._options.drop_orphans,
+                    queue, folder, entries, most, drop_orphans=self._options.drop_orphans,
                     keep_ambiguous=self._options.keep_ambiguous, changes="queues" in parts))
                 remove_file(os.path.join(folder, "rows"))
                 if "index" not in parts:

@@ -86,13 +86,13 @@ class Survey:
     @property
     def damaged(self) -> int:
         """Bytes that are neither message nor coda."""
-        return sum(one.damaged for one in self.segments)
+        return sum(segment.damaged for segment in self.segments)
 
     def in_the_way(self) -> list[Segment]:
         """Segments without a message that begin before the file in front of them ends."""
-        return [two.segment for one, two in pairwise(self.segments)
-                if one.segment.size > one.segment.usable and two.segment.usable
-                and not two.messages and two.damaged]
+        return [after.segment for before, after in pairwise(self.segments)
+                if before.segment.size > before.segment.usable and after.segment.usable
+                and not after.messages and after.damaged]
 
     def times(self, start: int, end: int) -> tuple[int, int]:
         """The least and largest store time of messages within ``[start, end)`` of the log."""
@@ -143,16 +143,16 @@ class MessageRows:
 
 
 class _Reading:
-    def __init__(self, queue: FlatQueue, found: Survey) -> None:
-        self._name, self._found = queue.name, found
-        self._slots = Slots(found.log, queue.name)
+    def __init__(self, queue: FlatQueue, survey: Survey) -> None:
+        self._name, self._survey = queue.name, survey
+        self._slots = Slots(survey.log, queue.name)
         self._messages = MessageRows(queue.name)
         self._last = -1
         """The queue offset of the last row."""
 
     def segment(self, about: SegmentSurvey) -> Iterator[Array]:
         """Yield the rows of a segment, in parts; fills ``about``."""
-        with self._found.log.walk(about.segment) as walk:
+        with self._survey.log.walk(about.segment) as walk:
             yield from self._rows_of(walk, about)
 
     def _rows_of(self, walk: Walk, about: SegmentSurvey) -> Iterator[Array]:
@@ -164,7 +164,7 @@ class _Reading:
                     waiting = None
                 yield self._rows(batch, about)
             for span in batch.spans:
-                self._found.doubtful += span.doubtful
+                self._survey.doubtful += span.doubtful
                 if waiting is None:
                     waiting = span
                 else:  # spans follow each other without a message between
@@ -175,23 +175,23 @@ class _Reading:
 
     def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
         """Return the rows of a batch's messages that count."""
-        found = self._found
+        survey = self._survey
         rows, own = self._messages.of(batch)
         # Those that end before the next segment begins, and are the queue's.
         good = rows["position"] + rows["size"] <= about.segment.end
         about.beyond += int(len(batch) - good.sum())
-        found.foreign += int((good & ~own).sum())
+        survey.foreign += int((good & ~own).sum())
         good &= own
         offset = rows["queue_offset"]
         crc = batch.crc_ok().astype(bool)
         if not crc.all():
-            found.bad_crc += int((good & ~crc).sum())
+            survey.bad_crc += int((good & ~crc).sum())
             # With a damaged body those whose queue offset fits: it is believed then.
             before = np.concatenate([np.array([self._last], np.int64), offset[:-1]])
             good &= crc | (offset == before + 1)
         good &= offset >= 0
-        for row in np.flatnonzero(~good)[:_MOST_SPANS - len(found.odd)].tolist():
-            found.odd.append((int(rows["position"][row]), int(rows["size"][row])))
+        for row in np.flatnonzero(~good)[:_MOST_SPANS - len(survey.odd)].tolist():
+            survey.odd.append((int(rows["position"][row]), int(rows["size"][row])))
         kept: Array = rows[good]
         if len(kept):
             self._last = int(kept["queue_offset"][-1])
@@ -207,12 +207,12 @@ class _Reading:
         times = rows["store_time"].copy()
         times[moved] = gather_int(batch.data, batch.start[good][moved] + _QUIRK_AT, "i8")
         # What came before had none that were moved.
-        known = about.quirk or (about.begin, about.end)
-        about.quirk = _widened(known if about.messages > len(rows) else (NEVER, NEVER), times)
+        span = about.quirk or (about.begin, about.end)
+        about.quirk = _widened(span if about.messages > len(rows) else (NEVER, NEVER), times)
 
     def _damaged(self, source: Source, about: SegmentSurvey, span: Span) -> Iterator[Array]:
         """Rows of messages that are in a span at another place than they say."""
-        surveyed = self._found
+        surveyed = self._survey
         start, length = span.offset, min(span.end, about.segment.end) - span.offset
         if length <= 0:
             return
@@ -239,13 +239,13 @@ class _Reading:
             yield rows
 
 
-def _joined(one: Span, other: Span) -> str:
-    return one.kind if one.kind == other.kind else DAMAGED
+def _joined(span: Span, other: Span) -> str:
+    return span.kind if span.kind == other.kind else DAMAGED
 
 
-def _widened(known: tuple[int, int], times: Array) -> tuple[int, int]:
+def _widened(span: tuple[int, int], times: Array) -> tuple[int, int]:
     low, high = int(times.min()), int(times.max())
-    return (low, high) if known[0] == NEVER else (min(known[0], low), max(known[1], high))
+    return (low, high) if span[0] == NEVER else (min(span[0], low), max(span[1], high))
 
 
 # -- a part of a block that is there twice --------------------------------------------------------
@@ -291,7 +291,7 @@ class Overlaid(Changed):
         return self._below.source(path, base)
 
 
-def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
+def close_up(survey: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
     """Take out of segments a part of a block which was written again after it (tiered.md §8.4):
     without it, units, index items and the next segment match the log.
 
@@ -300,10 +300,10 @@ def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
     and what is there may stay; in an earlier one the end of the file is after the start of the
     next, where nothing can point to it. StoreIOError.
     """
-    log, files = found.log, {}
+    log, files = survey.log, {}
     segments = []
     for segment in log.segments:
-        twice = _written_twice(found, segment) if segment is not log.segments[-1] else None
+        twice = _written_twice(survey, segment) if segment is not log.segments[-1] else None
         if twice is None:
             segments.append(segment)
             continue
@@ -316,27 +316,27 @@ def close_up(found: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
     return replace(log, reader=Overlaid(log.reader, files), segments=segments), files
 
 
-def _written_twice(found: Survey, segment: Segment) -> tuple[int, int] | None:
+def _written_twice(survey: Survey, segment: Segment) -> tuple[int, int] | None:
     """Return ``[start, end)`` of the part in the file that is there twice, or None, or without it
     the file would have another length than it should.
     """
     if not segment.name_ok:
         return None
-    shifted = [one for one in found.shifted if segment.base <= one.position < segment.end]
-    if not shifted or {one.position - one.says for one in shifted} != {
+    shifted = [moved for moved in survey.shifted if segment.base <= moved.position < segment.end]
+    if not shifted or {moved.position - moved.says for moved in shifted} != {
             segment.size - segment.usable}:
         return None
     start, end = shifted[0].says - segment.base, shifted[0].position - segment.base
     return (start, end) if 0 <= start < end else None
 
 
-def correct_offsets(found: Survey, files: dict[str, str]) -> None:
+def correct_offsets(survey: Survey, files: dict[str, str]) -> None:
     """Make the messages of new files say where they are: those written after the part that was
     there twice. They are no longer ``shifted``. StoreIOError.
     """
     left = []
-    for shifted in found.shifted:
-        segment = found.log.segment_of(shifted.position)
+    for shifted in survey.shifted:
+        segment = survey.log.segment_of(shifted.position)
         path = files.get(segment.path) if segment is not None else None
         if segment is None or path is None:
             left.append(shifted)
@@ -347,7 +347,7 @@ def correct_offsets(found: Survey, files: dict[str, str]) -> None:
                 file.write(shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big"))
         except OSError as error:
             raise failed(error, path, "write to") from None
-    found.shifted = left
+    survey.shifted = left
 
 
 def copy_ranges(reader: Reader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:

@@ -87,8 +87,8 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
         low, high = max(start - 1, 0), min(start + _BLOCK + 1, len(rows))
         times = np.clip(rows["store_time"][low:high].astype(np.int64), -_FAR, _FAR)
         before, own, behind = times[:-2], times[1:-1], times[2:]
-        known = (before >= rules.EARLIEST) & (behind >= rules.EARLIEST)
-        odd = known & rules.stored_at_odd_time(before, own, behind)
+        have_times = (before >= rules.EARLIEST) & (behind >= rules.EARLIEST)
+        odd = have_times & rules.stored_at_odd_time(before, own, behind)
         astray = (before <= behind) & ((own < before - _SLACK) | (own > behind + _SLACK))
         for row in np.flatnonzero(odd | astray).tolist():
             first, last = sorted((int(before[row]), int(behind[row])))

@@ -391,15 +391,15 @@ class UnitFile:
 
 
 def unit_files(runs: Iterable[Run], segments: Sequence[Segment], sound_runs: Iterable[Run],
-               known: Iterable[int], most: int) -> list[UnitFile]:
+               entry_bases: Iterable[int], most: int) -> list[UnitFile]:
     """Return the files for ``runs``. ``sound_runs``: the units that count of each segment;
-    ``known``: bases that metadata has; ``most``: units in a file.
+    ``entry_bases``: bases of files in the metadata; ``most``: units in a file.
     """
     # Files begin where one is, and where metadata had one, unless that is within one there is.
     present = {run.start: (segment, run) for segment, run in zip(segments, sound_runs, strict=True)}
     filled = [run for _, run in present.values() if run.start < run.end]
     starts = set(present)
-    starts.update(base // UNIT_SIZE for base in known if base % UNIT_SIZE == 0 and not any(
+    starts.update(base // UNIT_SIZE for base in entry_bases if base % UNIT_SIZE == 0 and not any(
         run.start < base // UNIT_SIZE < run.end for run in filled))
     ordered = sorted(starts)
     # A run is cut at these, and where a file is full.

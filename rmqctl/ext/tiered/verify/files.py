@@ -77,9 +77,9 @@ def _about(name: QueueName, flat: FlatFile, segment: Segment, structure_: str, c
 
 def foreign(tier: Tier) -> set[str]:
     """Brokers with files in this tier whose metadata is another one: each broker has its own."""
-    known = tier.metadata
-    named = known.brokers | {path.split("/")[0] for table in known.segments.values()
-                             for path in table}
+    tables = tier.metadata
+    named = tables.brokers | {path.split("/")[0] for table in tables.segments.values()
+                              for path in table}
     brokers = {name.broker for name, _ in flat_files(tier)}
     return brokers - named if brokers & named else set()
 
@@ -144,33 +144,34 @@ def _backup(path: str) -> Iterator[Finding]:
 
 
 def _topics(tier: Tier, path: str, others: set[str]) -> Iterator[Finding]:
-    known = tier.metadata
+    tables = tier.metadata
     # Topic ids must be unique and not above the serial number.
     owners: dict[int, str] = {}
-    for topic in sorted(known.topics.values(), key=lambda entry: (entry.topic_id, entry.topic)):
+    for topic in sorted(tables.topics.values(), key=lambda entry: (entry.topic_id, entry.topic)):
         if topic.topic_id in owners:
             yield Finding("tiered-metadata-entry", METADATA, f"topics {owners[topic.topic_id]!r} "
                           f"and {topic.topic!r} share the id {topic.topic_id}", path,
                           topic=topic.topic)
         owners.setdefault(topic.topic_id, topic.topic)
-        if topic.topic_id > known.serial:
+        if topic.topic_id > tables.serial:
             yield Finding("tiered-metadata-entry", METADATA, f"topic ID {topic.topic_id} is above "
-                          f"the serial number {known.serial}: it will be assigned again", path,
+                          f"the serial number {tables.serial}: it will be assigned again", path,
                           topic=topic.topic)
     # Every queue folder needs an entry of its topic and queue, with the right broker.
     for queue in tier.queues():
         name = queue.name
         if name.broker in others:
             continue
-        if name.topic not in known.topics or name.queue_id not in known.queues.get(name.topic, {}):
-            lacking = "topic" if name.topic not in known.topics else "queue"
+        if name.topic not in tables.topics or (
+                name.queue_id not in tables.queues.get(name.topic, {})):
+            lacking = "topic" if name.topic not in tables.topics else "queue"
             yield Finding("tiered-metadata-entry", METADATA, f"its {lacking} has no metadata "
                                                              "entry: a broker does not see "
                                                              "it", queue.commit_log.reader.where(
                               queue.commit_log.folder.rpartition("/")[0]),
                           topic=name.topic, queue_id=name.queue_id)
             continue
-        broker = known.queues[name.topic][name.queue_id].broker_name
+        broker = tables.queues[name.topic][name.queue_id].broker_name
         if broker != name.broker and len(list(tier.queues(name.topic, name.queue_id))) == 1:
             yield Finding("tiered-metadata-entry", METADATA, "the queue's entry is of broker "
                           f"{broker!r}", path, topic=name.topic, queue_id=name.queue_id)
@@ -215,10 +216,10 @@ def _missing(kind: str, where: str, entry: meta.SegmentEntry, file: str) -> Find
     parts = where.split("/")
     queue = parts[-2:] if len(parts) > 2 and parts[-1].isdigit() and kind != names.INDEX else None
     topic, queue_id = (queue[0], int(queue[1])) if queue else (None, None)
-    said = f"{kind} segment {names.build_segment(entry.base_offset)} of {where} is missing"
+    detail = f"{kind} segment {names.build_segment(entry.base_offset)} of {where} is missing"
     if entry.status == meta.DELETED or not entry.size:
-        return Finding("tiered-oddity", METADATA, f"{said}; in the metadata it is "
+        return Finding("tiered-oddity", METADATA, f"{detail}; in the metadata it is "
                        + ("deleted" if entry.size else "empty"), file,
                        topic=topic, queue_id=queue_id)
-    return Finding("tiered-segment-missing", METADATA, f"{said}; {entry.size} bytes were committed",
-                   file, entry.base_offset, entry.size, topic, queue_id, position=None)
+    return Finding("tiered-segment-missing", METADATA, f"{detail}; {entry.size} bytes were "
+                   "committed", file, entry.base_offset, entry.size, topic, queue_id, position=None)

@@ -41,11 +41,11 @@ def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int
 
 
 def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
-           known: IsKnown | None = None,
+           baseline: IsKnown | None = None,
            progress: Progress | None = None) -> VerifyResult[Coverage]:
     """Return the verdict on a store, with that on the tier in it; the first ``most`` findings."""
     theirs = without_empty_advice(tier, verdict(
-        Verification(tier, beside=store, progress=progress), most, known))
+        Verification(tier, beside=store, progress=progress), most, baseline))
     lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
     return replace(own, ok=own.ok and theirs.ok, already_lost=lost,
                    findings=(*own.findings, *theirs.findings)[:most],
@@ -61,13 +61,13 @@ def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLo
         0).coverage.as_dict())
 
 
-def without_empty_advice(tier: Tier, found: VerifyResult[C]) -> VerifyResult[C]:
+def without_empty_advice(tier: Tier, judged: VerifyResult[C]) -> VerifyResult[C]:
     """Return a verdict whose findings name no repair of the tier that changes nothing."""
-    if any(one.is_trouble and is_of_a_tier(one.next) for one in found.findings):
+    if any(finding.is_trouble and is_of_a_tier(finding.next) for finding in judged.findings):
         from rmqctl.ext.tiered.recover.recover import changes_nothing
 
         if changes_nothing(tier):
-            return replace(found, findings=tuple(
-                replace(one, next=f"rmqctl explain {one.category}") if is_of_a_tier(one.next)
-                else one for one in found.findings))
-    return found
+            return replace(judged, findings=tuple(
+                replace(finding, next=f"rmqctl explain {finding.category}")
+                if is_of_a_tier(finding.next) else finding for finding in judged.findings))
+    return judged

@@ -92,16 +92,17 @@ class Items:
         topic = items["topic_id"].astype(np.int64)
         code = code_of(topic, items["queue_id"].astype(np.int64))
         row = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
-        known = self._codes[row] == code
-        if not known.all():
-            self._unknown(tally, topic[~known], items["queue_id"][~known].astype(np.int64))
+        is_known_queue = self._codes[row] == code
+        if not is_known_queue.all():
+            self._unknown(tally, topic[~is_known_queue],
+                          items["queue_id"][~is_known_queue].astype(np.int64))
         # Those of expired messages are counted.
         number = self._numbers[row]
         offset = items["commit_log_offset"].astype(np.int64)
-        gone = known & (offset >= 0) & (offset < self._starts[number])
+        gone = is_known_queue & (offset >= 0) & (offset < self._starts[number])
         tally.expired += int(gone.sum())
         # The others wait for the messages.
-        rows = np.flatnonzero(known & ~gone)
+        rows = np.flatnonzero(is_known_queue & ~gone)
         hashed = folded(items["key_hash"][rows])
         self.has_empty |= bool((hashed == self._empties[number[rows]]).any())
         out: Array = np.zeros(len(rows), ITEM)
@@ -116,13 +117,13 @@ class Items:
         """
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
         for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
-            known = self._queues.get(topic_id)
-            if known is None and (0 <= topic_id <= self._serial or topic_id == fmt.NO_TOPIC):
+            queue_ids = self._queues.get(topic_id)
+            if queue_ids is None and (0 <= topic_id <= self._serial or topic_id == fmt.NO_TOPIC):
                 tally.removed += count
-            elif known is not None and queue in known:
+            elif queue_ids is not None and queue in queue_ids:
                 tally.expired += count
             elif len(tally.unknown) < MOST_EXPLAINED:
-                tally.unknown[f"unknown topic ID {topic_id}" if known is None else
+                tally.unknown[f"unknown topic ID {topic_id}" if queue_ids is None else
                               f"missing queue {queue} of topic ID {topic_id}"] += count
             else:
                 tally.unknown["further missing queues"] += count

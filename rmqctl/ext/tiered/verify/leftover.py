@@ -233,8 +233,8 @@ class Left:
             return
         parts = []
         if count:
-            again = sum(bool(check.seen.has(one, 1)[0])
-                        for one in loose.queue_offset[free & ~late].tolist())
+            again = sum(bool(check.seen.has(queue_offset, 1)[0])
+                        for queue_offset in loose.queue_offset[free & ~late].tolist())
             parts.append(f"{plural(count, 'complete message')} ({again} written again later, "
                          f"{int(late.sum())} not yet in the consume queue)")
         if garbage:

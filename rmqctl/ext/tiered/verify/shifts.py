@@ -130,12 +130,14 @@ class Shifts:
         start = spans[first].offset
         length = min(spans[behind - 1].end, start + _SEARCHED, segment.end) - start
         with self._log.source(segment) as source:
-            found = find_shifted(source, start - segment.base, length, self._check.queue.name,
-                                 queue_offset - 1, most=_MOST_TRIED)
-        units = self._check.units.at(np.array([one.queue_offset for one in found], np.int64))
-        for row, one in enumerate(found):
+            messages = find_shifted(source, start - segment.base, length, self._check.queue.name,
+                                    queue_offset - 1, most=_MOST_TRIED)
+        units = self._check.units.at(np.array([shifted.queue_offset for shifted in messages],
+                                              np.int64))
+        for row, shifted in enumerate(messages):
             says = int(units.offset[row]), int(units.size[row])
-            if one.says < one.position and says == (one.says, one.size) and (
+            if shifted.says < shifted.position and says == (shifted.says, shifted.size) and (
                     units.tags_code[row] != GUESSED) and not (
-                    self._check.seen.has(one.queue_offset, 1)[0]):
-                self._shifts.setdefault(segment.base, Counter())[one.position - one.says] += 0
+                    self._check.seen.has(shifted.queue_offset, 1)[0]):
+                shifts = self._shifts.setdefault(segment.base, Counter())
+                shifts[shifted.position - shifted.says] += 0

@@ -146,8 +146,8 @@ class Units:
     def at(self, queue_offset: Array) -> UnitColumns:
         """Return the units of queue offsets (int64), in any order."""
         count = len(queue_offset)
-        known: Array = np.zeros(count, bool)
-        columns = UnitColumns(known, *(np.full(count, -1, np.int64) for _ in range(3)))
+        is_there: Array = np.zeros(count, bool)
+        columns = UnitColumns(is_there, *(np.full(count, -1, np.int64) for _ in range(3)))
         inside = np.flatnonzero((queue_offset >= self.first) & (queue_offset < self.end))
         if not len(inside):
             return columns

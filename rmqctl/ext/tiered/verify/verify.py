@@ -124,8 +124,8 @@ class Verification:
         options = self.options
         queues = [queue for queue in self.tier.queues(broker=broker)
                   if queue.name.cluster == cluster]
-        known = Metadata() if broker in files.foreign(self.tier) else self.tier.metadata
-        items = Items(queues, known, self.coverage)
+        tables = Metadata() if broker in files.foreign(self.tier) else self.tier.metadata
+        items = Items(queues, tables, self.coverage)
         try:
             if options.wants(INDEX):
                 yield from self._index_files(cluster, broker, items)
@@ -341,11 +341,11 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
         reader.close()
 
 
-def verdict(run: Verification, most: int, known: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Run a verification to its end and keep the first ``most`` findings; with ``known`` it is ok
-    when it finds nothing new.
+def verdict(run: Verification, most: int, baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
+    """Run a verification to its end and keep the first ``most`` findings. With a ``baseline`` it is
+    ok if all findings are in it.
     """
-    first, counts = first_findings(run.findings(), most, known)
+    first, counts = first_findings(run.findings(), most, baseline)
     lost = TierLosses.of(run.coverage.as_dict()).already if run.options.wants(LOG) else None
     return VerifyResult(run.tier.name, run.ok or nothing_new(counts), first, counts,
                         replace(run.coverage), tuple(run.checked), already_lost=lost)
