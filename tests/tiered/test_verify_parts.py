@@ -108,7 +108,7 @@ def test_units_by_queue_offset(tmp_path: Path, seed: int) -> None:
         found = units.at(np.array(wanted, np.int64))
         for at, number in enumerate(wanted):
             unit = flat.unit(number) if 1000 <= number < 1300 else None
-            assert bool(found.known[at]) == (unit is not None)
+            assert bool(found.exists[at]) == (unit is not None)
             if unit is not None:
                 assert (found.offset[at], found.size[at], found.tags_code[at]) == unit
         blocks = [(start, len(rows)) for start, rows in units.blocks()]
@@ -129,7 +129,7 @@ def test_units_around_a_missing_segment(tmp_path: Path) -> None:
         units = Units(flat)
         assert [(start, len(rows)) for start, rows in units.blocks()] == [(0, 10), (20, 10)]
         found = units.at(np.arange(0, 40))
-        assert np.flatnonzero(found.known).tolist() == [*range(10), *range(20, 30)]
+        assert np.flatnonzero(found.exists).tolist() == [*range(10), *range(20, 30)]
 
 
 def test_two_tears(tmp_path: Path) -> None:

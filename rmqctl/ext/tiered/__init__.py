@@ -1,1 +1,1 @@
-"""Tiered storage: reads, verifies, writes and recovers what a broker moves out of its store."""
+"""Tiered storage: read, verify, write and recover the files that a broker keeps in a tier."""

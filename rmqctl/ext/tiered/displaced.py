@@ -1,4 +1,4 @@
-"""Messages of a tiered queue that are at another place than they say (tiered.md §8.4)."""
+"""Messages of a tiered queue whose physicalOffset is not where they are (tiered.md §8.4)."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ _WINDOW = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """A message: ``position`` is where it is, ``says`` what its own field has (both logical
-    offsets).
-    """
+    """A message at ``position`` whose physicalOffset field is ``says`` (both logical offsets)."""
 
     position: int
     says: int
@@ -34,14 +32,13 @@ class Shifted:
 
 def find_shifted(source: Source, start: int, length: int, name: QueueName,
                  last: int, *, most: int | None = None) -> list[Shifted]:
-    """Return the messages of a queue in a damaged range (positions in ``source``), in their order.
+    """Return the messages of a queue in a damaged range (positions in ``source``), in order.
 
-    They prove themselves by lengths, body CRC, topic and queue, and by their queue offsets: the
-    first continues after ``last`` or repeats what was there (or begins the file: then what was
-    before may be hidden by it), each further one continues. A sender can put all that into a
-    message body, so each begins where the range or the message before it ends, or repeats the bytes
-    before it, of which the first were written before the damage. ``most``: the number of candidates
-    to try.
+    A message counts if its lengths, body CRC, topic, queue and queue offset are right: the first
+    continues after ``last`` or repeats an earlier offset (or begins the file), each further one
+    continues. A sender can put all that into a body. So a message must also start where the range
+    starts or the message before it ends, or repeat the bytes before it, the first of which were
+    written before the damage. ``most``: the number of candidates to try.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length
@@ -64,7 +61,7 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
 
 
 def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
-    """Return where things that look like the head of a message begin."""
+    """Yield the positions of bytes that look like the header of a message."""
     overlap = _HEAD.size - 1
     while start < end:
         data = source.read(start, min(_WINDOW, end - start))
@@ -76,8 +73,8 @@ def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def _repeats(source: Source, start: int, position: int) -> bool:
-    """Return whether the bytes at a position begin with all bytes before it from ``start`` on: a
-    block that was written again after a part of itself.
+    """Return whether the bytes ``[start, position)`` are repeated at ``position``: a block was
+    written again after a part of itself.
     """
     length = position - start
     return 0 <= start < position and all(
@@ -87,7 +84,7 @@ def _repeats(source: Source, start: int, position: int) -> bool:
 
 
 def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
-    """Return the message of a queue at a position, wherever it says it is, or None."""
+    """Return the message of a queue at a position, whatever its physicalOffset, or None."""
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None

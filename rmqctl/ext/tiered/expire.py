@@ -1,7 +1,7 @@
 """Expire segments of a tier as a broker does, without its defects (tiered.md §13).
 
-From the start of each queue's commit log, segments are removed all of whose messages are too old,
-but never the last segment. Consume queue files are removed if all of their units point to removed
+Segments whose messages are all too old are removed from the start of each queue's commit log, but
+never the last segment. Consume queue files are removed if all of their units point to removed
 segments, index files by the newest time of their items. Nothing is deleted: a plan moves the files
 aside.
 """
@@ -26,12 +26,12 @@ from rmqctl.repair.plan import Changes, Plan, Replace
 
 HOUR = 3_600_000
 _AHEAD = 24 * HOUR
-"""Metadata with times of messages this much newer than now is ignored."""
+"""Metadata with message times this far in the future (ms) is ignored."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueExpired:
-    """A queue of which something goes: its first queue offset before and after."""
+    """A queue that loses files: its first queue offset before and after."""
 
     topic: str
     queue_id: int
@@ -45,8 +45,8 @@ class QueueExpired:
 
 @dataclass(slots=True)
 class Expiry:
-    """The plan; the queues of which something goes; ``bytes`` are the lengths of all files that
-    go, ``files`` their number by kind.
+    """A plan and the queues that lose files. ``bytes``: total size of the removed files; ``files``:
+    their number by kind.
     """
 
     plan: Plan
@@ -56,7 +56,7 @@ class Expiry:
 
     @property
     def messages(self) -> dict[str, int]:
-        """Return how many messages of each topic go."""
+        """Number of expired messages by topic."""
         messages: dict[str, int] = {}
         for queue in self.queues:
             messages[queue.topic] = messages.get(queue.topic, 0) + max(queue.after - queue.before,
@@ -66,9 +66,10 @@ class Expiry:
 
 def expire(tier: Tier, scope: Scope, now: int, older_than: int,
            topic: str | None = None) -> Expiry:
-    """The plan that removes expired files of one broker. ``now`` in epoch ms, ``older_than`` in ms:
-    the age of expired messages, unless a topic has its own reserve time. With ``topic`` only files
-    of that topic, and no index files. RefusedError if metadata is unreadable; StoreIOError.
+    """Plan the removal of a broker's expired files. ``now`` in epoch ms, ``older_than`` in ms: the
+    age of expired messages, unless a topic has its own reserve time. With ``topic`` only files of
+    that topic, and no index files.
+    Raises: RefusedError if metadata is unreadable; StoreIOError.
     """
     return _Expiring(tier, scope, now, older_than, topic).run()
 
@@ -130,7 +131,7 @@ class _Expiring:
     # -- queues -----------------------------------------------------------------------------------
 
     def _limit(self, topic: str) -> tuple[int, str]:
-        """Return (the time before which messages of a topic expire, why)."""
+        """Return (the time before which messages of a topic expire, the reason)."""
         entry = self._metadata.topics.get(topic) if self._metadata is not None else None
         if entry is not None and entry.reserve_time > 0:
             return (self._now - entry.reserve_time * HOUR,
@@ -141,7 +142,7 @@ class _Expiring:
         limit, age = self._limit(queue.name.topic)
         log, rows = queue.commit_log, queue.consume_queue
         gone = []
-        # The log's head, up to the first segment with a message that is young enough.
+        # The segments before the first one with a message that is young enough.
         for segment in log.segments[:-1]:
             entry = self._entry(names.COMMIT_LOG, queue.name.path, segment.base)
             if not self._is_old(queue, segment, entry, limit):
@@ -149,15 +150,15 @@ class _Expiring:
             gone.append(segment)
         start = log.segments[len(gone)].base if log.segments else 0
         units = []
-        # The units of it. What an earlier expiry left behind goes, too; what points to nothing for
-        # other reasons does not.
+        # Their units, and those that an earlier expiry left. Units that point to nothing for
+        # other reasons stay.
         for segment in rows.segments[:-1] if log.segments else ():
             if not self._leads_before(queue, segment, start):
                 break
             units.append(segment)
         if not gone and not units:
             return
-        # As steps, and where the queue begins then.
+        # The steps, and the new start of the queue.
         before = queue.min_offset
         for segment in units:
             self._take(segment, names.CONSUME_QUEUE, queue.name.path, "its messages have expired")
@@ -183,8 +184,8 @@ class _Expiring:
 
     def _is_old(self, queue: FlatQueue, segment: Segment, entry: meta.SegmentEntry | None,
                 limit: int) -> bool:
-        """Return whether all messages of a segment are older. Metadata is trusted if it denies
-        that; before a segment is removed its messages are read.
+        """Return whether all messages of a segment are older than ``limit``. Metadata may show that
+        they are not; a segment is only removed after its messages were read.
         """
         if not segment.usable:
             return True
@@ -223,7 +224,7 @@ class _Expiring:
                 self._plan.notes.append(f"{flat.reader.where(segment.path)}: not a readable index "
                                         "file; it and the files after it are kept")
                 return
-            # No bytes: its name may be that of the next one.
+            # An empty file may have the name of the next one.
             if not segment.size or newest >= limit:
                 return
             self._take(segment, names.INDEX, path,

@@ -1,8 +1,8 @@
-"""A flat file: the segments of one queue and kind, read as one run of bytes (tiered.md §2). And a
-queue of a tier, which has two of them: its consume queue and its commit log (§3, §4).
+"""Flat files and queues of a tier. A flat file is the segments of one queue and kind, read as one
+run of bytes (tiered.md §2); a queue has two, its consume queue and its commit log (§3, §4).
 
-Bounds are the broker's: the consume queue says what there is, the commit log's first message what
-of it is still there. Everything is read by position; nothing is kept but the bounds.
+Bounds are the broker's: the consume queue defines the queue's end, the commit log's first message
+which offsets are expired. Everything is read by position; only the bounds are kept.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
 _QUEUE_OFFSET = layout.field(message.Message, "queue_offset")
 BLOCK_UNITS = 1 << 16
-"""Units read at once by loops over all of them."""
+"""Units read at once by loops over a whole queue."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A segment file. ``size`` is the file's; ``usable`` are its bytes before the next segment
-    begins. ``name_ok``: the hash in its name is right.
+    """A segment file of ``size`` bytes, of which ``usable`` are before the start of the next
+    segment. ``name_ok``: the hash in its name is right.
     """
 
     path: str
@@ -58,10 +58,10 @@ class Segment:
 
 @dataclass(slots=True)
 class FlatFile:
-    """Segments in the order of their base offsets. ``folder`` is below the tier root.
+    """Segments in the order of their base offsets. ``folder`` is relative to the tier root.
 
-    ``strange``: names in the folder that are no segment's. ``witness`` returns independent
-    knowledge of the messages' offsets (`rmqctl.ext.tiered.tier.with_witness`).
+    ``strange``: names in the folder that are not segment names. ``witness`` returns independent
+    evidence of the messages' offsets (`rmqctl.ext.tiered.tier.with_witness`).
     """
 
     reader: Reader
@@ -73,7 +73,7 @@ class FlatFile:
 
     @classmethod
     def open(cls, reader: Reader, folder: str) -> FlatFile:
-        """The segments in a folder. StoreIOError. What has no segment's name is ``strange``."""
+        """Open the segments in a folder. Raises: StoreIOError."""
         kind = folder.rpartition("/")[2]
         strange, entries = [], []
         for entry in reader.list(folder):
@@ -102,13 +102,13 @@ class FlatFile:
         return self.segments[-1].end if self.segments else 0
 
     def gaps(self) -> Iterator[tuple[Segment, Segment]]:
-        """Neighbours of which the first ends before the second begins."""
+        """Yield pairs of neighbours with a gap between them."""
         for before, after in pairwise(self.segments):
             if before.end < after.base:
                 yield before, after
 
     def segment_of(self, offset: int) -> Segment | None:
-        """Return the segment with a logical offset in it; None in a gap and outside."""
+        """Return the segment that contains a logical offset; None in a gap or outside."""
         behind = bisect_right(self.segments, offset, key=lambda segment: segment.base)
         # Empty segments may share a base with the one that holds the bytes.
         for segment in reversed(self.segments[:behind]):
@@ -119,8 +119,9 @@ class FlatFile:
         return None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Up to ``length`` bytes at a logical offset, over borders of segments; fewer at a gap or
-        the end. StoreIOError.
+        """Return up to ``length`` bytes at a logical offset, across segments; fewer at a gap or the
+        end.
+        Raises: StoreIOError.
         """
         parts = []
         while length > 0:
@@ -137,10 +138,10 @@ class FlatFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_as_broker(self, offset: int, length: int, further: int = 0) -> bytes:
-        """A range as a broker reads it: from the segment that has its start, and the next one.
+        """Read a range as a broker does: from the segment that contains its start, and the next.
 
-        Up to ``further`` bytes more where they are there. FormatError where nothing is.
-        StoreIOError.
+        Append up to ``further`` bytes if they exist.
+        Raises: FormatError if there is nothing to read; StoreIOError.
         """
         number = next((n for n in range(len(self.segments) - 1, -1, -1)
                        if self.segments[n].base <= offset), None)
@@ -159,9 +160,10 @@ class FlatFile:
         return data
 
     def record_at(self, offset: int, size: int | None = None) -> message.Record | None:
-        """Return the record at a logical offset, wherever it says it is, or None.
+        """Return the record at a logical offset, whatever its physicalOffset, or None.
 
-        ``size``: only one of that size. StoreIOError.
+        With ``size`` only a record of that size.
+        Raises: StoreIOError.
         """
         from rmqctl.scan.resync import MAX_RECORD
 
@@ -178,7 +180,7 @@ class FlatFile:
 
     @contextmanager
     def source(self, segment: Segment) -> Iterator[Source]:
-        """A segment as something to walk over, with what else is known of it. StoreIOError."""
+        """Open a segment as a `Source`, with its witness. Raises: StoreIOError."""
         source = self.reader.source(segment.path, segment.base)
         try:
             if self.witness is not None:
@@ -189,8 +191,9 @@ class FlatFile:
 
     @contextmanager
     def walk(self, segment: Segment, start: int = 0, *, cut: bool = False) -> Iterator[Walk]:
-        """Return the walk over a segment from position ``start`` on. With ``cut``, bytes past the
-        start of the next segment are not messages. StoreIOError.
+        """Open a walk over a segment from position ``start``. With ``cut``, ignore bytes past the
+        start of the next segment.
+        Raises: StoreIOError.
         """
         from rmqctl.scan.walk import Walk
 
@@ -200,8 +203,8 @@ class FlatFile:
             yield Walk(source, start, segment.usable)
 
     def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
-        """Return the messages in a segment from position ``start`` on, and spans of other bytes.
-        StoreIOError.
+        """Yield the messages of a segment from position ``start``, and spans of other bytes.
+        Raises: StoreIOError.
         """
         with self.walk(segment, start) as walk:
             yield from walk
@@ -220,12 +223,12 @@ class QueueName:
 
     @property
     def path(self) -> str:
-        """Return the folder as metadata names it."""
+        """The queue's path in the metadata."""
         return names.metadata_path(self.broker, self.topic, self.queue_id)
 
 
 class FlatQueue:
-    """One queue. ``problems`` are in words what could not be read of its folders."""
+    """A queue of a tier."""
 
     def __init__(self, name: QueueName, commit_log: FlatFile, consume_queue: FlatFile) -> None:
         self.name = name
@@ -240,18 +243,18 @@ class FlatQueue:
 
     @property
     def commit_offset(self) -> int:
-        """The exclusive end of what may be read: intact units of the consume queue."""
+        """Queue offset after the last complete unit (exclusive end)."""
         return self.consume_queue.end // UNIT_SIZE
 
     @property
     def min_offset(self) -> int:
-        """A broker's min offset: of the units, or of the first message that is still there."""
+        """A broker's min offset: that of the first unit or of the first message, the larger."""
         return max(self.cq_start, self.first_message_offset())
 
     def first_message_offset(self) -> int:
-        """Queue offset in the first message of the commit log; -1 without a message.
+        """Return the queue offset in the first message of the commit log; -1 without a message.
 
-        As a broker: bytes 20 to 27 of the first segment, whatever they are.
+        Like a broker, read bytes 20 to 27 of the first segment without a check.
         """
         if self._first is None:
             raw = self.commit_log.read(self.commit_log.start + _QUEUE_OFFSET.offset,
@@ -266,15 +269,16 @@ class FlatQueue:
         return UNIT.decode(data) if len(data) == UNIT_SIZE else None
 
     def units(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """Up to ``count`` units from a queue offset on, as a structured array (field names of
+        """Return up to ``count`` units from a queue offset, as a structured array (fields of
         `rmqctl.formats.tiered.units.Unit`); fewer at a gap or the end.
         """
         data = self.consume_queue.read(start * UNIT_SIZE, count * UNIT_SIZE)
         return UNIT.array(data)
 
     def raw(self, unit: UnitRecord) -> bytes:
-        """Return the bytes that a unit points to, without a coda record in front, as a broker does;
-        FormatError if they are missing or not a message of that size and offset.
+        """Return the bytes that a unit points to, without a coda record before them, as a broker
+        does.
+        Raises: FormatError if they are missing or the unit is invalid.
         """
         if unit.size < message.MIN_SIZE or unit.commit_log_offset < 0:
             raise FormatError("the unit does not point to a message",
@@ -290,10 +294,10 @@ class FlatQueue:
         return data[:unit.size]
 
     def record(self, queue_offset: int) -> message.Record:
-        """Return the message of a queue offset, checked by its own fields.
+        """Return the message of a queue offset after a check of its size and queue offset.
 
-        FormatError (with the offset) if it is missing, or contains another offset, size or queue
-        offset. Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`.
+        Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`.
+        Raises: FormatError (with the offset) if the message is missing or different.
         """
         unit = self.unit(queue_offset)
         if unit is None:

@@ -1,4 +1,4 @@
-"""Intact records in the damage of a queue's log, judged by its queue offsets
+"""Intact records in damaged ranges of a queue's log, judged by their queue offsets
 (`rmqctl.scan.damage.one_queue`).
 """
 
@@ -21,8 +21,8 @@ _MOST_DOUBTFUL = 10_000
 
 
 class Slots:
-    """For walks over the segments of a queue's commit log, in their order, each from its start; the
-    first one may begin after a record, ``last`` (place, end).
+    """Judge of the records after damage, for walks over the segments of a queue's commit log in
+    order, each from its start. The first walk may begin after a record, ``last`` (place, end).
     """
 
     def __init__(self, log: FlatFile, name: QueueName,
@@ -35,8 +35,9 @@ class Slots:
         """Place and end of the last record."""
 
     def batches(self, walk: Walk) -> Iterator[Batch]:
-        """Yield the batches of a walk. Doubtful records in their spans stay doubtful if the slots
-        do not decide; records that the slots prove are in a separate batch. StoreIOError.
+        """Yield the batches of a walk. Doubtful records in their spans stay doubtful if the queue
+        offsets do not decide; records that they prove come in a separate batch.
+        Raises: StoreIOError.
         """
         for batch in walk:
             self._remember(batch)
@@ -60,7 +61,7 @@ class Slots:
             self._last = place, place + int(batch.column("total_size")[-1])
 
     def _settle(self, batch: Batch) -> list[tuple[int, int]]:
-        """Return (place, size) of the doubtful records that are messages; the rejected ones are no
+        """Return (place, size) of the doubtful records that are messages; rejected records are no
         longer doubtful.
         """
         start, end = batch.spans[0].offset, batch.spans[-1].end
@@ -90,7 +91,7 @@ class Slots:
         return self._record(place, end - place)
 
     def _record(self, place: int, size: int | None = None) -> Record | None:
-        """Return the queue's message at a place."""
+        """Return the queue's message at a place, or None."""
         record = self._log.record_at(place, size)
         if record is None or record.physical_offset != place:
             return None

@@ -1,7 +1,7 @@
 """A tier opened read-only: queues, uploaded and local index files, metadata (tiered.md §1, §17.1).
 
-Files take precedence over metadata: a broker's copy of sizes may be stale, and is often lost first.
-Unreadable parts become problems in words; the rest is read.
+Files take precedence over metadata, which may be stale and is often lost first. Unreadable parts
+become problems in words; the rest is read.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ class Found:
 
     @property
     def owners(self) -> set[tuple[str, str]]:
-        """(cluster, broker) of all that is there."""
+        """(cluster, broker) of all queues and index files."""
         return {(name.cluster, name.broker) for name in self.queues} | set(self.indexes)
 
 
 class Tier(Closing):
     """A tier root. Use as a context manager.
 
-    ``metadata_path``: the file that is used, None where none was found; ``metadata`` its content,
-    empty where it cannot be read (``metadata_error`` says why). ``broker_root``: the broker's
-    local root, which has ``config/`` and ``tiered_index_file/``; None where it is not known.
+    ``metadata_path``: the metadata file, or None if there is no such file. ``metadata``: its
+    content, empty if it cannot be read (``metadata_error`` is the reason). ``broker_root``: the
+    broker's local root, with ``config/`` and ``tiered_index_file/``; None if it is unknown.
     """
 
     def __init__(self, reader: Reader, metadata_path: str | None, broker_root: str | None) -> None:
@@ -74,7 +74,7 @@ class Tier(Closing):
 
     @classmethod
     def open(cls, root: str, metadata: str | None = None) -> Tier:
-        """Return the tier at a folder (or URL). NotAStoreError where nothing of a tier is there."""
+        """Open the tier in a folder or at a URL. Raises: NotAStoreError, UsageError."""
         root = tier_root(root)
         reader = open_reader(root)
         path = find_metadata(root) if metadata is None else metadata
@@ -108,7 +108,7 @@ class Tier(Closing):
 
     @property
     def found(self) -> Found:
-        """All folders, examined once."""
+        """Queues and index files of all folders, which are examined once."""
         if self._found is None:
             self._found = _look(self.reader)
             for name, queue in self._found.queues.items():
@@ -120,7 +120,7 @@ class Tier(Closing):
         return self.found.problems
 
     def unreadable(self, topic: str | None = None) -> Iterator[str]:
-        """Return which folders on the way to a topic (None: to any) could not be read, in words."""
+        """Yield, in words, the unreadable folders on the path to a topic (None: to any topic)."""
         for problem in self.problems:
             if problem.unreadable and (topic is None or problem.path.split("/")[2:3] in (
                     [], [topic])):
@@ -136,9 +136,9 @@ class Tier(Closing):
                 yield queue
 
     def queue(self, topic: str, queue_id: int, broker: str | None = None) -> FlatQueue | None:
-        """One queue, or None. UsageError where several brokers have it.
-
-        StoreIOError where a folder that it may be in cannot be read.
+        """Return a queue, or None.
+        Raises: UsageError if several brokers have it; StoreIOError if a folder that may
+        contain it cannot be read.
         """
         queues = list(self.queues(topic, queue_id, broker))
         for problem in () if queues else self.problems:
@@ -153,15 +153,15 @@ class Tier(Closing):
         return queues[0] if queues else None
 
     def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
-        """Yield (broker, its uploaded index files)."""
+        """Yield (broker, uploaded index files)."""
         for (_, owner), flat in sorted(self.found.indexes.items()):
             if broker in (None, owner):
                 yield owner, flat
 
     @property
     def local_index_folder(self) -> str | None:
-        """The broker's folder of index files that are not uploaded; None where not known or not
-        there.
+        """The broker's folder of index files that are not uploaded; None if it is unknown or
+        missing.
         """
         if self.broker_root is None:
             return None
@@ -169,7 +169,7 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """The number of hash slots of the uploaded files, for files that do not contain theirs."""
+        """Return the hash slots of the uploaded files, for files that do not contain them."""
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
                 if isinstance(file, IndexFile) and file.form == COMPACTED:
@@ -198,7 +198,7 @@ def index_folder(cluster: str, broker: str) -> str:
 
 def with_witness(queue: FlatQueue,
                  items: Callable[[], KnownItems] | None = None) -> FlatQueue:
-    """The queue, whose units and the broker's index items serve as witnesses after damage."""
+    """Make units and the broker's index items the witness of a queue; return the queue."""
     def witness() -> Witness:
         from rmqctl.ext.tiered.witness import QueueWitness
 
@@ -209,7 +209,7 @@ def with_witness(queue: FlatQueue,
 
 
 def _whole(path: str) -> bytes:
-    """Return a file, or one at a URL. OSError, StoreIOError."""
+    """Return the content of a file or URL. Raises: OSError, StoreIOError."""
     if not behind_url(path):
         with vfs.open_bytes(path) as file:
             return file.read()

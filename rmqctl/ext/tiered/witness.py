@@ -1,7 +1,7 @@
-"""Offsets of messages, known from the units of a queue and the index items of its broker.
+"""Offsets of messages by the units of a queue and the index items of its broker.
 
-This is the tier's counterpart of `rmqctl.store.log.witness`: consulted only after damage in a
-commit log, since nothing in a message's body has a unit or an index item of its own.
+This is the tier's counterpart of `rmqctl.store.log.witness`. It is consulted only after damage in a
+commit log: a frame in a message's body has neither a unit nor an index item.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
 _PAGE = 1 << 15
 _MOST_CODAS = 100
-"""Units of a page that are checked for a coda where they point."""
+"""Units of a page whose targets are checked for a coda."""
 _SIGN = 1 << 31
 _MOST_READ = 16 << 20
-"""Bytes of a record that is read as evidence."""
+"""Largest record (bytes) that is read as evidence."""
 _NEAR = 64
 """Messages before a segment that show queue offsets."""
 
@@ -43,7 +43,7 @@ _NEAR = 64
 class KnownItems:
     """The index items of a broker, uploaded or not, by queue id; read on demand.
 
-    ``folder`` of the uploaded files in the tier, ``local_folder`` of the others on this machine.
+    ``folder``: the uploaded files, in the tier. ``local_folder``: the others, on this machine.
     """
 
     def __init__(self, reader: Reader, folder: str, local_folder: str | None) -> None:
@@ -53,7 +53,7 @@ class KnownItems:
         """Layout of the items in each page of a file, and the queue ids in it."""
 
     def of(self, queue_id: int) -> Pages:
-        """(offset in the commit log, key hash) of the items with a queue id, of all topics."""
+        """Return (offset in the commit log, key hash) of a queue id's items, of all topics."""
         pages = Pages()
         for _, read in self._of(queue_id):
             pages.add(partial(_items, read, queue_id))
@@ -61,9 +61,9 @@ class KnownItems:
 
     def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
             tuple[int, int, IndexedKey]]:
-        """Yield (offset in the commit log, size, key) of the items with a queue id, of all topics,
-        that point to some places (ascending). ``stored``: the store times (ms) of the messages
-        there; an item computed from such a time has that time.
+        """Yield (offset in the commit log, size, key) of the items of a queue id, of all topics,
+        that point to one of ``places`` (ascending). ``stored``: the store times (ms) of the
+        messages there; an item computed from such a time gets that time.
         """
         for file, read in self._of(queue_id):
             items, begin, old = read(), file.timestamp, file.shape.old
@@ -77,7 +77,7 @@ class KnownItems:
                 yield int(item["commit_log_offset"]), int(item["size"]), IndexedKey(
                     int(item["key_hash"]),
                     time if diff == seconds else begin + diff * (1 if old else 1000),
-                    # Newer brokers have 0 for what is a little older than the file (PR #10471).
+                    # Newer brokers write 0 for a message a little older than the file (PR #10471).
                     is_begin=not diff and begin - time < LONG_AGO * 1000)
 
     def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
@@ -130,15 +130,15 @@ def _block(file: IndexFile, first: int) -> Array:
 def _items(read: Callable[[], Array], queue_id: int) -> Pair:
     items = read()
     items = items[items["queue_id"] == queue_id]
-    # A negative hash is negated, by newer brokers its sign bit is cleared: the local index does
-    # the former, so what the latter makes of the same key counts as well.
+    # Older brokers and the local index negate a negative hash, newer brokers clear its sign bit:
+    # return both for each key.
     code = items["key_hash"].astype(np.int64)
     place = items["commit_log_offset"].astype(np.int64)
     return np.concatenate([place, place]), np.concatenate([code, _SIGN - code])
 
 
 class QueueWitness:
-    """The `rmqctl.scan.source.Witness` of a queue's commit log; offsets are those of the tier."""
+    """The `rmqctl.scan.source.Witness` of a queue's commit log; offsets are the tier's."""
 
     largest_record = LARGEST_RECORD
 
@@ -151,9 +151,7 @@ class QueueWitness:
         self._kept: dict[int, int] = {}
 
     def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
-        """From now on frames (place, size) with unknown status are messages, too; whether any is
-        new.
-        """
+        """Count undecided frames (place, size) as messages; return whether any is new."""
         before = len(self._kept)
         self._kept.update(frames)
         self._rows = None
@@ -179,7 +177,7 @@ class QueueWitness:
         return self._keys.within(start, end)
 
     def times(self, records: Mapping[int, Record]) -> dict[int, list[IndexedKey]]:
-        """The index items that point to messages, by offset: their keys and times."""
+        """Return the keys and times of the index items that point to ``records``, by offset."""
         by_place: dict[int, list[IndexedKey]] = {}
         if self._items is None or not records:
             return by_place
@@ -194,8 +192,8 @@ class QueueWitness:
 
     def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
         """Return (place, size) of the messages in ``[start, end)`` of the log that have index
-        items, in their order. The items of the messages ``beside`` show the queue's topic id; empty
-        if they do not.
+        items, in order. The items of the messages ``beside`` show the queue's topic id; without
+        it the result is empty.
         """
         hashes = {record.physical_offset: (record.total_size, key_hashes(record))
                   for record in beside}
@@ -213,7 +211,7 @@ class QueueWitness:
         return sorted(places.get(topics.pop(), ())) if len(topics) == 1 else []
 
     def confirms(self, record: Record) -> bool | None:
-        """A commit log holds messages of its queue, and no others."""
+        """Return False for a message of another queue: a commit log contains only its own."""
         if record.topic != self._topic or record.queue_id != self._queue.name.queue_id:
             return False
         entry = self.entry_of(record)
@@ -308,8 +306,8 @@ class QueueWitness:
             return NOTHING
 
     def _valid(self, units: Array) -> Pair:
-        """Return (place, size) of units that may point to a message; where a coda is in front of
-        it, the place after that. None of those that `tiered recover` guessed: they prove nothing.
+        """Return (place, size) of units that may point to a message. If a coda precedes the
+        message, its place is after the coda. Units that `tiered recover` guessed prove nothing.
         """
         place = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)

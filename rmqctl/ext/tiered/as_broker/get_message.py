@@ -1,8 +1,8 @@
-"""A pull from a tier: what a broker's fetcher answers for a queue offset (tiered.md §9.2, §9.3).
+"""Pulls from a tier, answered as a broker's fetcher does (tiered.md §9.2, §9.3).
 
-Statuses, next offsets and limits are 5.3.3's. Two defects are left out: a message that cannot be
-split out of a read-ahead does not shift the following ones or block a consumer forever, and a
-failed read returns OFFSET_FOUND_NULL also with the cache.
+Statuses, next offsets and limits are those of 5.3.3, without two of its defects: a message that
+cannot be split out of a read-ahead neither shifts the following ones nor blocks a consumer forever,
+and a failed read returns OFFSET_FOUND_NULL also with the cache.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """``min`` and ``max`` are the queue's bounds, ``next_offset`` where a consumer continues.
-
-    ``trouble`` says in words why nothing could be read, where that is so.
+    """Answer to a pull. ``min`` and ``max``: the queue's bounds. ``next_offset``: where a consumer
+    continues. ``trouble``: the reason, in words, why nothing could be read.
     """
 
     status: str
@@ -56,9 +55,10 @@ class GetResult:
 
 
 class Matching:
-    """A consumer's tags, ``A || B`` (one of them) or ``*`` (any). UsageError for an empty text.
+    """A consumer's tag expression: ``A || B``, or ``*`` for any.
 
-    A broker stops at the code and leaves tags that share it to the client; here they are left out.
+    A broker compares hash codes only and leaves the tags to the client; here both are compared.
+    Raises: UsageError for an empty expression.
     """
 
     def __init__(self, expression: str) -> None:
@@ -66,7 +66,7 @@ class Matching:
         self._codes = {javahash.tags_code(tag) & _CODE_BITS for tag in self.tags}
 
     def by_code(self, tags_code: int) -> bool:
-        """Return a broker compares the lower half of the code."""
+        """Return whether the lower half of a tags code matches, as a broker compares it."""
         return ALL in self.tags or tags_code & _CODE_BITS in self._codes
 
     def by_message(self, data: bytes) -> bool:
@@ -81,9 +81,9 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """A broker's settings: units and bytes of one read (``readAheadMessageCountThreshold`` and
-    ``…SizeThreshold``), bytes of one answer (``maxTransferBytesOnMessageInMemory``), and the
-    read-ahead for a request for a single message (pop).
+    """A broker's settings: units and bytes of a read (``readAheadMessageCountThreshold`` and
+    ``…SizeThreshold``), bytes of an answer (``maxTransferBytesOnMessageInMemory``), and units of
+    the read-ahead for a single message (pop).
     """
 
     count: int = 4096
@@ -97,7 +97,7 @@ DEFAULT_LIMITS = Limits()
 
 def get(queue: FlatQueue | None, offset: int, count: int, *, matching: Matching | None = None,
         cache: ReadAhead | None = None, limits: Limits = DEFAULT_LIMITS) -> GetResult:
-    """The answer for one pull of up to ``count`` messages. Never raises for what is on disk."""
+    """Answer a pull of up to ``count`` messages. Damage never raises."""
     if queue is None:
         return GetResult(NO_QUEUE, offset)
     try:
@@ -123,7 +123,7 @@ def _filtered(result: GetResult, matching: Matching | None) -> GetResult:
     return GetResult(FOUND if matched else NO_MATCH, result.next_offset, result.min, result.max,
                      matched)
 
-# -- what is read ahead ---------------------------------------------------------------------------
+# -- read-ahead -----------------------------------------------------------------------------------
 
 class Fetched(NamedTuple):
     """A message as stored in the tier; ``offset`` is its offset in the queue's commit log."""
@@ -135,9 +135,9 @@ class Fetched(NamedTuple):
 
 
 class ReadAhead:
-    """Result of the last read, by queue offset; None means that no message can be split out there.
+    """Messages of the last read, by queue offset; None if no message can be split out there.
 
-    A broker keeps the results of many reads for 15 s; a client that pulls one queue after the
+    A broker keeps the results of many reads for 15 s, but a client that pulls one queue after the
     other, from front to back, never asks for an earlier result.
     """
 
@@ -198,7 +198,7 @@ def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
 
 def _read(queue: FlatQueue, offset: int, count: int,
           limits: Limits) -> tuple[GetResult, list[Fetched | None]]:
-    """Return (the answer, messages by offset): one read of units, one of the range they span."""
+    """Read units, then the range they span; return (the answer, messages by offset)."""
     least, most = queue.min_offset, queue.commit_offset
     try:
         units = _units(queue, offset, min(count, most - offset, limits.count))
@@ -222,7 +222,7 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
            limits: Limits) -> Iterator[Fetched | None]:
-    """Yield the message of each unit that the read covers; None where nothing says which."""
+    """Yield the message of each unit that the read covers; None if it cannot be split out."""
     flat = queue.commit_log
     first = units[0].commit_log_offset
     if units[-1].commit_log_offset < first:
@@ -236,10 +236,10 @@ def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
     if length > max(limits.size, MAX_RECORD):
         raise FormatError(f"the unit of queue offset {offset} has an invalid size: {length} bytes",
                           file=flat.reader.where(flat.folder), offset=first, path="size")
-    # A coda in front of the last message moves it after the range: read that much further.
+    # A coda before the last message shifts it beyond the range: read that much more.
     data = flat.read_as_broker(first, length, CODA_SIZE)
     limit = min(length, len(data))
-    # Each message by its place in what was read.
+    # Split the messages by their places in the data.
     for number, unit in enumerate(units[:covered]):
         start = unit.commit_log_offset - first
         if start + unit.size > limit:  # here a broker stops splitting, and continues after the read

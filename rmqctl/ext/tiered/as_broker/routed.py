@@ -1,5 +1,5 @@
-"""Read a local store and its tier as one: a selection, pulled as a consumer would, and the messages
-with a key (tiered.md §11).
+"""Read a local store and its tier together: a selection, pulled as by a consumer, and messages with
+a key (tiered.md §11).
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ def routed_queues(router: Router, topic: str) -> list[int]:
 
 def routed_pages(router: Router, topic: str, wanted: Selection,
                  report: Report = lambda _problem: None) -> Iterator[Page]:
-    """Yield the selected messages, queue after queue. The source of each range is a note, a range
-    in neither store damage.
+    """Yield the selected messages, queue after queue. Report the source of each range as a note,
+    and a range in neither store as damage.
     """
     queues = [queue_id for queue_id in routed_queues(router, topic)
               if wanted.queue_id in (None, queue_id)]
@@ -49,7 +49,7 @@ def routed_pages(router: Router, topic: str, wanted: Selection,
 
 
 class _Reading:
-    """One queue, pull by pull."""
+    """Reading of a queue, pull by pull."""
 
     def __init__(self, router: Router, topic: str, queue_id: int, wanted: Selection,
                  report: Report) -> None:
@@ -58,7 +58,7 @@ class _Reading:
         self.name = f"{topic}/{queue_id}"
         self._runs: list[tuple[str, int, int]] = []
         self._faults = 0
-        # Who asks for few, and takes what comes, is not given more.
+        # Pull no more messages than the selection needs.
         plain = wanted.count is not None and not wanted.conditions()
         self._pull = min(wanted.count or 1, MAX_COUNT) if plain else MAX_COUNT
 
@@ -117,7 +117,7 @@ class _Reading:
                 self._runs.append((answer.side, answer.records[0].queue_offset, last))
 
     def _gone(self, first: int, end: int) -> None:
-        """Report a range in neither store: expired at the start of the queue, else a loss."""
+        """Report a range in neither store: expired at the queue's start, else a gap."""
         if self._runs:
             self._report(Problem("gap", f"{self.name}: queue offsets {first} to {end - 1} are in "
                                  "neither store: the tier ends before the local store begins"))
@@ -133,8 +133,8 @@ class _Reading:
 
 @dataclass(slots=True)
 class RoutedKey:
-    """``local`` and ``tier`` are the messages of each, in this order; ``answer`` what the tier's
-    index had besides, None where the tier was not asked.
+    """Messages with a key in the ``local`` store and in the ``tier``. ``answer``: the complete
+    answer of the tier's index, None if the tier was not asked.
     """
 
     local: list[Record] = field(default_factory=list)
@@ -153,14 +153,14 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                report: Report = lambda _problem: None) -> RoutedKey:
     """Return the messages with a key, those of the local store first.
 
-    The tier is searched before the local store's first message. ``as_broker``: in 5.3.3's window
-    (without its end), under every strategy, with hash collisions; else a message in both is
-    returned once.
+    The tier is searched for messages older than the local store's first one. ``as_broker``: search
+    5.3.3's window (without its end) under every strategy, and keep hash collisions; otherwise a
+    message in both is returned once.
     """
     both = RoutedKey()
     strategy, earliest = router.strategy, router.local.earliest_time()
     forced = strategy is Strategy.FORCE
-    # The local store, for what of the window it may have.
+    # The local store, for its part of the window.
     if not forced and end >= earliest:
         local = lookup.by_key(router.local.view, topic, key, begin=begin, end=end, most=most,
                               raw=as_broker or raw, kind=kind, report=report)
@@ -174,7 +174,7 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                 most=left, broker=router.broker, report=report)
             both.tier = both.answer.records
         return both
-    # Or for what is before the local store's first message.
+    # Or for messages older than the local store's first one.
     last = end if forced or earliest < 0 else min(end, earliest - 1)
     if strategy is Strategy.DISABLE or left <= 0 or begin > last:
         return both

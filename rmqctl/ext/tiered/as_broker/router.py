@@ -1,7 +1,7 @@
-"""A local store and its tier as one: the choice of the source, and the combination of answers.
+"""A local store and its tier together: choice of the source and combination of the answers.
 
 The rules are those of 5.3.3's TieredMessageStore (tiered.md §9.1, §9.4, §10, §11). A broker knows
-which part of its log is in memory; here that is an argument, see `LocalSide`.
+which part of its log is in memory; here that is an argument of `LocalSide`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Side = Literal["local", "tier"]
 
 
 class Strategy(IntEnum):
-    """``tieredStorageLevel``: each includes the tests of those before it."""
+    """``tieredStorageLevel``: a level includes the tests of the lower levels."""
 
     DISABLE = 0
     NOT_IN_DISK = 1
@@ -42,7 +42,7 @@ class Strategy(IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Strategy:
-        """By its name, also as ``not-in-disk``. UsageError."""
+        """Return a strategy by its name, also as ``not-in-disk``. Raises: UsageError."""
         try:
             return cls[name.upper().replace("-", "_")]
         except KeyError:
@@ -52,8 +52,8 @@ class Strategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutedGet:
-    """A pull's answer and its source. ``passed_over``: messages that are missing or damaged, of
-    which the first ``expired`` are gone from the local log; ``trouble``: why a tier could not be
+    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages; the
+    first ``expired`` of them are expired in the local log. ``trouble``: why the tier could not be
     read.
     """
 
@@ -83,8 +83,8 @@ class RoutedTime:
 class LocalSide:
     """The local store of a broker, queried as 5.3.3 does.
 
-    ``in_memory_from``: the physical offset from which on the log counts as in memory, which is
-    invisible from outside; None: nothing is in memory.
+    ``in_memory_from``: the physical offset from which the log counts as in memory, which cannot be
+    seen from outside. None: nothing is in memory.
     """
 
     def __init__(self, view: View, in_memory_from: int | None = None) -> None:
@@ -114,7 +114,7 @@ class LocalSide:
         return None if unit is None else (unit.physical_offset, unit.size)
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """A queue's min offset; 0 if the queue does not exist, since a broker then creates it."""
+        """Return a queue's min offset; 0 if it does not exist, since a broker then creates it."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return 0
@@ -123,19 +123,17 @@ class LocalSide:
         return self.view.bounds(queue).first
 
     def holds(self, topic: str, queue_id: int, offset: int) -> bool:
-        """Return whether the log contains the message; without an entry, its physical offset counts
-        as 0.
+        """Return whether the log contains the message (a broker's checkInStoreByConsumeOffset).
 
-        A broker's checkInStoreByConsumeOffset.
+        Without an entry the physical offset counts as 0.
         """
         unit = self.unit(topic, queue_id, offset)
         least = -1 if self.is_empty else self.view.store.log.min_offset
         return (0 if unit is None else unit[0]) >= least
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int) -> bool:
-        """Return whether ``[offset, offset + count]`` is in one file of the log, and in memory.
-
-        A broker's checkInMemByConsumeOffset.
+        """Return whether ``[offset, offset + count]`` is in a single log file and in memory (a
+        broker's checkInMemByConsumeOffset).
         """
         first = self.unit(topic, queue_id, offset)
         if first is None or self.in_memory_from is None:
@@ -159,8 +157,8 @@ class LocalSide:
         return get_locally(self.view, topic, queue_id, offset, count)
 
     def rows(self, topic: str, queue_id: int, offset: int, answer: Answer) -> int:
-        """Return the number of messages expected in an answer: the offsets it covers, or for a
-        batch queue or a compacted topic, whose offsets are sparse, the returned rows.
+        """Return the number of messages expected in an answer: the offsets it covers, or the
+        returned rows for a batch queue or a compacted topic, whose offsets are sparse.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0
@@ -175,7 +173,7 @@ class LocalSide:
         return self._compaction[1]
 
     def expired(self, topic: str, queue_id: int, offset: int, count: int) -> int:
-        """Return how many rows from an offset on point before the first file of the log."""
+        """Return how many rows from an offset point before the first file of the log."""
         least = self.view.store.log.min_offset
         for queue_offset in range(offset, offset + count):
             unit = self.unit(topic, queue_id, queue_offset)
@@ -184,9 +182,7 @@ class LocalSide:
         return count
 
     def records(self, topic: str, queue_id: int, offsets: Iterable[int]) -> tuple[Record, ...]:
-        """Return the records at an answer's physical offsets; those that do not prove themselves
-        are left out.
-        """
+        """Return the intact records at an answer's physical offsets."""
         compacted = self._compacted(topic, queue_id)
         log = self.view.store.log if compacted is None else compacted.log
         records = tuple(record for record in map(log.record_at, offsets) if record is not None)
@@ -199,7 +195,7 @@ class LocalSide:
 
 
 class Router:
-    """Answers of a broker that has ``local`` and ``tier``. ``broker`` where a tier has several."""
+    """Answers of a broker with ``local`` and ``tier``. ``broker``: for a tier of several."""
 
     def __init__(self, local: LocalSide, tier: Tier, strategy: Strategy = Strategy.NOT_IN_DISK, *,
                  broker: str | None = None) -> None:
@@ -208,16 +204,16 @@ class Router:
         self._last: tuple[tuple[str, int], FlatQueue | None] | None = None
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
-        """Return the tier's queue; UsageError where several brokers have it."""
+        """Return the tier's queue. Raises: UsageError if several brokers have it."""
         key = topic, queue_id
         if self._last is None or self._last[0] != key:
             self._last = key, self.tier.queue(topic, queue_id, self.broker)
         return self._last[1]
 
-    # -- who answers ------------------------------------------------------------------------------
+    # -- choice of the source ---------------------------------------------------------------------
 
     def side(self, topic: str, queue_id: int, offset: int, count: int = 1) -> Side:
-        """fetchFromCurrentStore: choose the source of ``count`` messages from an offset on."""
+        """Choose the source of ``count`` messages from an offset (fetchFromCurrentStore)."""
         if self.strategy is Strategy.FORCE:
             return "tier"
         queue = self.queue(topic, queue_id)
@@ -233,7 +229,7 @@ class Router:
     # -- by queue offset --------------------------------------------------------------------------
 
     def get(self, topic: str, queue_id: int, offset: int, count: int = MAX_COUNT) -> RoutedGet:
-        """The answer to a pull without a filter. StoreIOError if the local queue is unreadable."""
+        """Answer a pull without a filter. Raises: StoreIOError if the local queue is unreadable."""
         queue = self.queue(topic, queue_id)
         own = (queue.name.cluster, queue.name.broker) if queue is not None else (None, None)
         if is_filtered(topic, *own) or self.side(topic, queue_id, offset, count) == "local":
@@ -256,10 +252,10 @@ class Router:
 
     def pulls(self, topic: str, queue_id: int, offset: int | None = None,
               count: int = MAX_COUNT) -> Iterator[tuple[int, RoutedGet]]:
-        """Yield (the offset asked for, the answer) as a consumer gets them, up to the queue's end.
+        """Yield (requested offset, answer) as a consumer gets them, up to the queue's end.
 
-        Without ``offset`` from the queue's first on. Where nobody can answer a broker's consumer
-        hangs; here it continues after that range.
+        Start at the queue's first offset if ``offset`` is None. Skip ranges that neither store can
+        answer, at which a consumer of a broker hangs.
         """
         queue_offset = self.min_offset(topic, queue_id) if offset is None else offset
         while True:
@@ -268,7 +264,7 @@ class Router:
             if answer.status in (get_message.OVERFLOW_ONE, get_message.OVERFLOW_BADLY,
                                  get_message.NO_MESSAGE, get_message.NO_QUEUE):
                 return
-            # The tier's max is not the queue's: after it the local store is asked.
+            # The tier's max is not the queue's: the local store has the rest.
             if (answer.next_offset <= queue_offset and answer.side == "local"
                     and queue_offset >= answer.max):
                 return
@@ -278,7 +274,7 @@ class Router:
                 queue_offset = max(answer.next_offset, queue_offset + 1)
 
     def _behind(self, topic: str, queue_id: int, queue_offset: int, end: int) -> int:
-        """The first offset after ``queue_offset`` with an answer; what has none is one range."""
+        """Return the first offset after ``queue_offset`` with an answer, by bisection."""
         def is_answered(offset: int) -> bool:
             return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL
 
@@ -295,7 +291,7 @@ class Router:
         return low
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue's first offset in either."""
+        """Return the queue's first offset in the local store and the tier, the smaller."""
         queue = self.queue(topic, queue_id)
         least = self.local.min_offset(topic, queue_id)
         if queue is None or queue.min_offset < 0:
@@ -308,8 +304,9 @@ class Router:
                 as_broker: bool = False) -> RoutedTime | None:
         """Return the queue offset at a store time; None if the queue does not exist.
 
-        ``as_broker``: 5.3.3's own search, and its local store asked for the lower boundary always.
-        FormatError where a broker's search fails.
+        ``as_broker``: search as 5.3.3 does, which always asks its local store for the lower
+        boundary.
+        Raises: FormatError if a broker's search fails.
         """
         queue = self.queue(topic, queue_id)
         forced = self.strategy is Strategy.FORCE
@@ -340,13 +337,13 @@ class Router:
 
 def tier_only(queue: FlatQueue | None, offset: int, count: int = MAX_COUNT,
               matching: Matching | None = None) -> RoutedGet:
-    """Return a pull answered by a tier alone, with read-ahead as a broker has it."""
+    """Answer a pull from a tier alone, with a broker's read-ahead."""
     pulled = get_message.get(queue, offset, count, matching=matching, cache=ReadAhead())
     return _tier_get(pulled, offset, -1)
 
 
 def _tier_get(pulled: GetResult, offset: int, local_min: int) -> RoutedGet:
-    # Only ever lowered: a larger max would have consumers start again at the tier's end.
+    # Only lowered: with a larger max consumers would start again at the tier's end.
     least = min(pulled.min, local_min) if local_min >= 0 else pulled.min
     records = []
     for fetched in pulled.messages:

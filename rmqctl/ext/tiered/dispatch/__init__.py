@@ -1,3 +1,3 @@
-"""Uploads what a local store has to a tier, in windows of its log, as a broker does; completes what
-a killed run left.
+"""Upload messages of a local store to a tier as a broker does, in windows of its log, and complete
+uploads of a killed run.
 """

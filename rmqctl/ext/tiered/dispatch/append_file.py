@@ -1,6 +1,6 @@
-"""A flat file that grows: appended to its last segment, rolled where a broker rolls (§2).
+"""Append to the last segment of a flat file, with a new segment where a broker begins one (§2).
 
-What is appended is in the files at once and in the metadata only when it was made to last.
+Appended data is in the files at once, and in the metadata only after it was committed.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from rmqctl.scan.frames import Array
 
 
 class AppendFile:
-    """The end of a flat file. ``limit``: the most bytes of a segment.
+    """The end of a flat file. ``limit``: the maximum size of a segment (bytes).
 
-    ``entries`` are the metadata entries of its segments; `changes` returns the changed ones,
-    `dirty` the paths appended to.
+    ``entries``: the metadata entries of its segments; `changes` returns the changed ones, `dirty`
+    the paths appended to.
     """
 
     def __init__(self, writer: TierWriter, owner: QueueName, flat: FlatFile, limit: int,
@@ -55,7 +55,7 @@ class AppendFile:
         return self.base + self.size
 
     def start(self, base: int) -> None:
-        """Begin a segment at a logical offset; the file is made, empty."""
+        """Begin a segment at a logical offset and create its file."""
         owner = self.owner
         path = names.segment_path(owner.cluster, owner.broker, owner.topic, owner.queue_id,
                                   self.kind, base)
@@ -71,22 +71,23 @@ class AppendFile:
         self._note()
 
     def roll(self) -> None:
-        """End the segment; the next one begins after it."""
+        """End the segment and begin the next one after it."""
         self.start(self.end)
 
     def is_old(self, interval: int, least: int, now: int) -> bool:
-        """Return whether a broker rolls the segment for its age, before a group commit (§2)."""
+        """Return whether a broker rolls the segment for its age before a group commit (§2)."""
         return (self.begin != NEVER and self.begin + interval < now and self.size >= least
                 and self.size > 0)
 
     def append(self, data: Part, ends: Array, times: Array) -> None:
-        """Append records back to back: ``ends`` is the place in ``data`` after each, ``times``
-        their store times. None is longer than the limit. StoreIOError.
+        """Append the records in ``data``: ``ends`` are the positions after them, ``times`` their
+        store times. No record is larger than the limit.
+        Raises: StoreIOError.
         """
         view = memoryview(data)
         first = 0
         while first < len(ends):
-            # The records from ``first`` on that the segment has room for; rolled where for none.
+            # The records from ``first`` that fit into the segment; if none fits, roll.
             begin = int(ends[first - 1]) if first else 0
             stop = int(np.searchsorted(ends, begin + self.limit - self.size, "right"))
             if stop <= first:

@@ -1,8 +1,8 @@
-"""The sweep of dispatch: once through the local log, window by window, for all queues together.
+"""The sweep of dispatch: one pass over the local log, window by window, for all queues together.
 
-What a queue has in a window becomes a block: its records are joined after each other, given their
-place in the tiered commit log, and every one has to prove itself as the record it will be. Small
-blocks of several queues are made in one go.
+The records of a queue in a window become a block: they are copied back to back, get their offsets
+in the tiered commit log, and are checked in their new form. Small blocks of several queues are
+built together.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
 
 WINDOW = 16 << 20
-"""Bytes of the log that are gone through at a time."""
+"""Bytes of the log that are processed at a time."""
 _NEAR = 1 << 17
-"""Bytes between two records that are rather read than jumped over."""
+"""A gap (bytes) between two records that is read rather than skipped."""
 _TOGETHER = 4 << 20
-"""Bytes of small blocks that are made in one go."""
+"""Bytes of small blocks that are built together."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
 _TOTAL = layout.field(message.Message, "total_size")
 
@@ -37,8 +37,8 @@ _TOTAL = layout.field(message.Message, "total_size")
 class Block:
     """Messages of one queue as the tier has them, back to back in ``data``.
 
-    ``offset`` is the first one's queue offset, ``base`` its tiered offset; ``end`` is the place
-    after each in ``data``.
+    ``offset``: the first message's queue offset. ``base``: its tiered offset. ``end``: the
+    positions after the messages in ``data``.
     """
 
     queue: LocalQueue
@@ -50,7 +50,7 @@ class Block:
     tags: Array
     batch: Batch
     group_starts: list[int] = field(default_factory=list)
-    """The messages with which a broker's group commits begin."""
+    """The first messages of a broker's group commits."""
 
     def __len__(self) -> int:
         return len(self.end)
@@ -61,17 +61,17 @@ class Block:
 
     @property
     def begin(self) -> Array:
-        """The tiered offset of each message."""
+        """The tiered offsets of the messages."""
         begins: Array = self.base + self.end - self.size
         return begins
 
     @property
     def times(self) -> Array:
-        """Store times (ms), read where they really are."""
+        """The real store times (ms), unlike those a broker reads after an IPv6 born host."""
         return self.batch.column("store_timestamp")
 
     def head(self, count: int) -> Block:
-        """Return the first messages only."""
+        """Return a block of the first ``count`` messages."""
         keep = slice(0, count)
         return Block(self.queue, self.offset, self.base, self.data, self.end[keep],
                      self.size[keep], self.tags[keep], self.batch.select(keep), self.group_starts)
@@ -86,7 +86,7 @@ class Taken:
     rows: Array
 
     def cut(self, good: int, reason: str) -> None:
-        """Only the first rows can be uploaded; why."""
+        """Keep the first ``good`` rows; ``reason``: why the others cannot be uploaded."""
         physical = int(self.rows["physical_offset"][good])
         self.queue.stop(self.first + good, f"physical offset {physical}: {reason}")
         self.rows = self.rows[:good]
@@ -94,7 +94,7 @@ class Taken:
 
 @dataclass(slots=True)
 class Cut:
-    """A window of the log, which begins at ``start``, and the space for the records cut from it."""
+    """A window of the log, from ``start``, and a buffer for the records cut from it."""
 
     log: memoryview
     start: int
@@ -102,12 +102,12 @@ class Cut:
     used: int = 0
 
     def joined(self, rows: Array) -> tuple[Array, memoryview]:
-        """Return (sizes, the records of rows back to back)."""
+        """Return (sizes, the records that ``rows`` point to, back to back)."""
         size = rows["size"].astype(np.int64)
         start = rows["physical_offset"].astype(np.int64) - self.start
         total = int(size.sum())
         end = self.used + total
-        if end > len(self.room):  # damaged rows claim more than there is
+        if end > len(self.room):  # damaged rows claim more than the window has
             part = memoryview(bytearray(total))
         else:
             part, self.used = self.room[self.used:end], end
@@ -121,13 +121,13 @@ class Cut:
 
 
 def blocks_of(taken: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
-    """The blocks of a window that are not empty; ``place``: the tiered offset of a queue's next."""
+    """Yield the non-empty blocks of a window; ``place`` returns a queue's next tiered offset."""
     for group in _groups(taken):
         yield from (block for block in _blocks(group, cut, place) if len(block))
 
 
 def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
-    """Neighbours that are made together: small ones only."""
+    """Yield groups of neighbours to build together: only small blocks are grouped."""
     group: list[Taken] = []
     size = 0
     for taken_rows in taken:
@@ -142,9 +142,9 @@ def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
 
 
 def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
-    """Yield the blocks of some rows, as far as the records are what the rows say.
+    """Yield the blocks of a group, up to the first record of each that does not match its row.
 
-    The records are joined first: then what follows finds them in the processor's cache. If all
+    The records are joined first, so the next steps find them in the processor's cache. If all
     records of a group are right, a single check shows it.
     """
     bases = [place(taken.queue) for taken in group]
@@ -156,15 +156,15 @@ def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) ->
     last = np.cumsum(counts)
     first = last - counts
     shift = np.repeat(np.array(bases) - begin[first], counts)
-    """From a place in the data to the tiered offset."""
-    # What each record says of its place: the local one, then the one it will have.
+    """Difference between the position in the data and the tiered offset."""
+    # The physicalOffset of each record: the local one, then the tiered one.
     records = np.frombuffer(data, np.uint8)
     places = begin + _PHYSICAL.offset
     ok = gather_int(records, places, "i8") == rows["physical_offset"]
     _scatter(data, places, begin + shift)
-    batch, proven = examine(records, shift, begin)  # the record as it will be proves itself
+    batch, proven = examine(records, shift, begin)  # checked in the new form
     ok &= proven
-    # None reaches over into another queue's block.
+    # No record may reach into another queue's block.
     ok &= gather_int(records, begin + _TOTAL.offset, "i4") <= np.repeat(end[last - 1],
                                                                          counts) - begin
     offsets = np.arange(len(rows)) + np.repeat([taken.first for taken in group] - first, counts)
@@ -175,7 +175,7 @@ def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) ->
                                                    counts)).all()
         and (batch.column("queue_offset") == offsets).all() and batch.crc_ok().all())
     if right:
-        batch.column("store_timestamp")  # so it is not cut out for each
+        batch.column("store_timestamp")  # so it is not computed for each block
     for taken, base, low, high in zip(group, bases, first.tolist(), last.tolist(), strict=True):
         begins, ends = int(begin[low]), int(end[high - 1])
         part = batch.select(slice(low, high))
@@ -196,7 +196,7 @@ def _tags(taken: Taken, batch: Batch) -> Array:
 
 
 def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
-    """Return the records of a queue, up to the first that is not what its row says."""
+    """Return the records of a queue, up to the first that does not match its row."""
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
     if good < count:  # columns of what is no record mean nothing
@@ -213,8 +213,8 @@ def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
 
 
 def _tests(taken: Taken, batch: Batch) -> list[tuple[str, Array]]:
-    """Return what every record must pass, and what to say of one that does not; the first
-    counts.
+    """Return (reason to refuse a record, records that pass) of each test. The first failed test of
+    a record counts.
     """
     queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
@@ -239,7 +239,7 @@ def _has_topic(batch: Batch, topic: bytes) -> Array:
 
 
 def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
-    """Return whether the first messages are of the first topic, and so on."""
+    """Return whether the first ``counts[0]`` messages have the first topic, and so on."""
     raw = [topic.encode("utf-8", "surrogateescape") for topic in topics]
     lengths = np.array([len(topic) for topic in raw])
     wanted = np.repeat(lengths, counts)
@@ -257,13 +257,13 @@ def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
 
 
 def _bytes_at(data: Array, position: Array, width: int) -> Array:
-    """Return (uint8 [places, width]) the bytes at some places, as far as they are inside."""
+    """Return the bytes at positions (uint8 [positions, width]), clipped to the data."""
     raw: Array = gather(data, position, width).view(np.uint8).reshape(-1, width)
     return raw
 
 
 def _scatter(data: memoryview, position: Array, values: Array) -> None:
-    """Write big-endian numbers of eight bytes at places of a buffer."""
+    """Write big-endian eight-byte numbers at positions of a buffer."""
     width = _PHYSICAL.size
     window: Array = np.ndarray((len(data) - width + 1,), f"V{width}", data, strides=(1,))
     window[position] = values.astype(">i8").view(f"V{width}")
@@ -272,10 +272,11 @@ def _scatter(data: memoryview, position: Array, values: Array) -> None:
 # -- the sweep ------------------------------------------------------------------------------------
 
 class Sweep:
-    """Go through the rest of some queues; `windows` yields blocks, a window at a time.
+    """A pass over the pending messages of queues; `windows` yields blocks, a window at a time.
 
-    ``place`` says at which tiered offset a queue continues. What cannot be uploaded stops its queue
-    (`LocalQueue.fault`); the others continue. StoreIOError where the log cannot be read.
+    ``place`` returns the tiered offset at which a queue continues. A message that cannot be
+    uploaded stops its queue (`LocalQueue.fault`); the others continue.
+    Raises: StoreIOError if the log cannot be read.
     """
 
     def __init__(self, log: CommitLog, queues: Sequence[LocalQueue],
@@ -285,8 +286,8 @@ class Sweep:
         self._buffers = BufferPool()
 
     def windows(self) -> Iterator[Iterator[Block]]:
-        """For each window its blocks, which are made as they are asked for; take all of them
-        before the next window.
+        """Yield the blocks of each window. They are built on demand: take all of them before the
+        next window.
         """
         # Order the queues by the place of their next message in the log.
         heap = []
@@ -297,7 +298,7 @@ class Sweep:
         heapq.heapify(heap)
         while heap:
             start = heap[0][0]
-            # A queue whose next message is in no file stops; the other queues continue.
+            # A queue whose next message is in no log file stops; the others continue.
             place = self._log.locate(start)
             if place is None:
                 queue = self._queues[heapq.heappop(heap)[1]]
@@ -331,13 +332,13 @@ class Sweep:
             return
         rows = np.concatenate([queue_taken.rows for queue_taken in taken])
         self._read(source, start, rows)
-        # Damaged rows may claim far more than a window has: that is joined elsewhere, if at all.
+        # Damaged rows may claim far more than a window contains: `joined` copies those elsewhere.
         room = min(int(rows["size"].sum(dtype=np.int64)), self._window + MAX_RECORD)
         cut = Cut(self._buffer, start, self._buffers.take(room))
         yield from blocks_of(taken, cut, self._place)
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:
-        """Fill the buffer so that the records are at their places minus ``start``."""
+        """Fill the buffer with the records, at their offsets minus ``start``."""
         physical = rows["physical_offset"].astype(np.int64)
         order = np.argsort(physical, kind="stable")
         physical = physical[order]
@@ -352,5 +353,5 @@ class Sweep:
         for begin, other in zip(begins, ends, strict=True):
             part = view[begin - start:other - start]
             done = source.read_into(part, begin - source.base)
-            if done < len(part):  # it was shortened meanwhile: no record proves itself in zeros
+            if done < len(part):  # the file was truncated meanwhile: zeros are no record
                 part[done:] = bytes(len(part) - done)

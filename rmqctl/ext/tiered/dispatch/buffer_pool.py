@@ -1,7 +1,7 @@
 """Reusable memory for large pieces of data.
 
-On many machines (virtual ones above all) a fresh page costs more than filling it, so data that is
-created and dropped window by window is kept in a few buffers.
+On many machines (above all virtual ones) a fresh page costs more than filling it, so the data of
+all windows is kept in a few buffers.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ _ROUND = 1 << 20
 
 
 class BufferPool:
-    """Gives out memory. A buffer comes back by itself with its last view, from any thread."""
+    """A pool of buffers. A buffer returns when its last view is dropped, in any thread."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []
 
     def take(self, size: int) -> memoryview:
-        """Return writable memory of ``size`` bytes; it contains data of an earlier use."""
+        """Return writable memory of ``size`` bytes. It may contain data of an earlier use."""
         buffer = None
         while self._free and buffer is None:
             returned = self._free.pop()
@@ -29,7 +29,7 @@ class BufferPool:
             # Private: shared pages would not be counted as this process's own.
             buffer = mmap.mmap(-1, max(-(-size // _ROUND), 1) * _ROUND,
                                flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        # Views keep the lease alive, and not the buffer: so it tells when the last one is gone.
+        # Views keep the lease alive, not the buffer, so its end shows when the last view is gone.
         lease = (ctypes.c_char * size).from_buffer(buffer)
         weakref.finalize(lease, self._free.append, buffer)
         return memoryview(lease).cast("B")

@@ -1,8 +1,8 @@
-"""Dispatch: what a broker uploads to a tier, from a local store that no broker runs on (§7).
+"""Dispatch: upload what a broker would, from a local store on which no broker runs (§7).
 
-`Dispatch.prepare` looks at every queue and completes what an earlier run left half done, `run`
-uploads. The local log is read once, in windows; while one is appended and made to last (`Stages`)
-the next one is read. The local store is only read.
+`Dispatch.prepare` examines every queue and completes the uploads of an interrupted run, `run`
+uploads. The local log is read once, in windows: the next one is read while another is appended and
+committed (`Stages`). The local store is only read.
 """
 
 from __future__ import annotations
@@ -65,10 +65,11 @@ class DispatchOptions:
 
 
 class Dispatch:
-    """One run. ``open_writer`` returns a writer of the tier; two are used, one by each half.
+    """A run. ``open_writer`` returns a writer of the tier; two are used, for commit logs and for
+    consume queues.
 
-    ``broker_root``: on whose file system metadata is staged; ``clock`` returns ms; ``advance`` is
-    called with the processed bytes; ``stopping`` returns between two windows whether to end there.
+    ``broker_root``: the folder in which metadata is staged. ``clock`` returns ms. ``advance`` is
+    called with the processed bytes. ``stopping`` is called between windows: True ends the run.
     """
 
     def __init__(self, store: Store, tier: Tier, open_writer: Callable[[], TierWriter],
@@ -87,15 +88,15 @@ class Dispatch:
         self._log_writer, self._rows_writer = open_writer(), open_writer()
 
     def close(self) -> None:
-        """Give the files back."""
+        """Close the files."""
         self._log_writer.close()
         self._rows_writer.close()
 
     # -- what there is to do ----------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Decide about each queue; complete and create files; save the metadata. StoreIOError,
-        RefusedError (metadata that would lose something when it is written again).
+        """Decide about each queue; complete and create files; save the metadata.
+        Raises: StoreIOError; RefusedError for metadata that cannot be saved without a loss.
         """
         self._refuse_metadata()
         remember(self._rows_writer, self.settings)
@@ -127,8 +128,8 @@ class Dispatch:
         self._refuse_unknown(where)
 
     def _refuse_unknown(self, where: str) -> None:
-        """Refuse lost or outdated metadata: topics would get other ids, and the index items of one
-        topic would belong to another. The metadata is saved before any message is uploaded.
+        """Refuse lost or outdated metadata: topics would get other ids, and the index items of a
+        topic would belong to another. Metadata is saved before any message is uploaded.
         """
         broker = self.options.cluster, self.options.broker
         # Looked at apart: what the tier itself remembers is to be what is there after `prepare`.
@@ -164,11 +165,11 @@ class Dispatch:
         outcome.start = outcome.end = current
         if current == local.end and (not tiered and self.options.start.time is None):
             return
-        # Metadata knows topic and queue, and of no files that are gone.
+        # Enter topic and queue in the metadata, and remove entries of missing files.
         enter_queue(self.metadata, name, self._now())
         if not tiered:
             self._forget_gone(flat)
-        # The files that are appended to: a broker does not open a queue without them.
+        # Create the files to append to: a broker does not open a queue without them.
         local.seek(current)
         log, rows = (self._append_file(writer, name, file) for writer, file in (
             (self._log_writer, flat.commit_log), (self._rows_writer, flat.consume_queue)))
@@ -191,14 +192,14 @@ class Dispatch:
                        self.metadata.segments[flat.kind].get(name.path, {}), self._now)
 
     def _restart(self, flat: FlatQueue) -> None:
-        """Move a tiered queue's files aside. What the index has of them stays."""
+        """Move a tiered queue's files aside. Their index items stay."""
         self.restarted = True
         for file in (flat.consume_queue, flat.commit_log):
             for segment in file.segments:
                 self._rows_writer.put_aside(segment.path)
 
     def _forget_gone(self, flat: FlatQueue) -> None:
-        """Return what metadata says of files of a queue that begins again, and no longer exist."""
+        """Remove the metadata entries of missing files of a queue that begins again."""
         for file in (flat.commit_log, flat.consume_queue):
             present = {segment.base for segment in file.segments}
             table = self.metadata.segments[file.kind].get(flat.name.path, {})
@@ -208,7 +209,7 @@ class Dispatch:
     # -- uploading --------------------------------------------------------------------------------
 
     def run(self, index: IndexRun | None = None) -> None:
-        """Upload the queues. StoreIOError: committed data stays."""
+        """Upload the queues. Raises: StoreIOError; committed data stays."""
         malloc_tuning.keep_freed_memory()
         malloc_tuning.collect_rarely()
         by_local = {id(upload.local): upload for upload in self.uploads}
@@ -221,7 +222,7 @@ class Dispatch:
                 index.intend(blocks)
             return self._append_all(blocks)
 
-        # Windows go through three stages beside each other: append, commit, index.
+        # Windows pass through three concurrent stages: append, commit, index.
         with Stages(append, commit, index) as stages:
             for window in sweep.windows():
                 blocks = self._to_upload(by_local, window)
@@ -258,16 +259,16 @@ class Dispatch:
         return window
 
     def _cut(self, upload: Upload, block: Block) -> Block:
-        """Return the part of a block to upload; note where group commits begin in it."""
+        """Return the part of a block to upload; note the starts of group commits in it."""
         queue, count = upload.local, len(block)
-        # Not what no segment can hold, nor what follows it.
+        # Stop before a message that is larger than a segment.
         long = block.size > self.settings.commit_log_max
         if long.any():
             count = int(long.argmax())
             queue.stop(block.offset + count,
                        f"the message has {int(block.size[count])} bytes, more than a commit log "
                        f"segment ({self.settings.commit_log_max}): a broker would retry forever")
-        # With --only-due, not the groups a broker would not begin yet.
+        # With --only-due, skip groups that a broker would not begin yet.
         starts = upload.groups.starts(block.size[:count])
         if self.options.only_due:
             times, now = block.times, self._now()
@@ -282,7 +283,7 @@ class Dispatch:
         return block if count == len(block) else block.head(count)
 
     def _append(self, upload: Upload, block: Block) -> None:
-        """Append a block to the commit log, rolled for age before a group as a broker does."""
+        """Append a block to the commit log; roll old segments before a group as a broker does."""
         log, times, view = upload.log, block.times, memoryview(block.data)
         pieces = sorted({0, *block.group_starts})
         for first, last in zip(pieces, [*pieces[1:], len(block)], strict=True):
@@ -306,7 +307,7 @@ class Dispatch:
 
 @dataclass(slots=True)
 class Window:
-    """Data appended to commit logs: blocks, metadata entries and what makes them durable."""
+    """Data appended to commit logs: blocks, metadata entries and a function that commits."""
 
     blocks: Blocks
     entries: list[SegmentEntry] = field(default_factory=list)
@@ -314,10 +315,10 @@ class Window:
 
 
 class Stages:
-    """Three steps, each in a thread of its own: append, commit, index. A context manager.
+    """Three steps, each in its own thread: append, commit, index. A context manager.
 
-    A window goes through them in order, after the one before. If a step fails, no later step
-    begins; `submit` or the end of the context raises the error.
+    Windows pass through them in order. If a step fails, no later step begins; `submit` or the end
+    of the context raises the error.
     """
 
     _AT_ONCE = 1
@@ -330,7 +331,7 @@ class Stages:
         self._under_way: deque[Future[None]] = deque()
 
     def submit(self, blocks: Blocks) -> None:
-        """Begin a window; wait while too many are running."""
+        """Begin a window; wait while too many are in progress."""
         before = self._last
         append, commit, index = self._pools
 
@@ -366,7 +367,7 @@ class Stages:
 
 
 class Committer:
-    """Commits windows in their order: commit log, consume queue, metadata."""
+    """Commit of windows in order: commit log, consume queue, metadata."""
 
     def __init__(self, metadata: Metadata, metadata_path: str, broker_root: str,
                  clock: Callable[[], int]) -> None:
@@ -374,7 +375,7 @@ class Committer:
         self._now = clock
 
     def __call__(self, window: Window) -> None:
-        """Make a window last. StoreIOError: then it is as a killed run leaves it."""
+        """Commit a window. Raises: StoreIOError; the tier is then as after a killed run."""
         window.sync()
         entries = window.entries
         for upload, block in window.blocks:
@@ -397,7 +398,7 @@ class Committer:
             outcome.status = UPLOADED
 
     def _bounds(self, upload: Upload, end: int) -> None:
-        """Save the bounds of a queue, which brokers neither rely on nor always keep up to date."""
+        """Save the bounds of a queue. Brokers neither rely on them nor keep them up to date."""
         name = upload.flat.name
         table = self._metadata.queues[name.topic]
         low = upload.flat.min_offset if upload.flat.commit_offset else upload.outcome.start

@@ -29,13 +29,13 @@ from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array, Batch, examine
 
 _INDEX_BYTES = 1 << 30
-"""So much of commit log is uploaded between two commits of the index: one may write all slots."""
+"""Bytes of commit log between two commits of the index, which may write all slots."""
 _PIECE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFolder:
-    """The broker's index files that are not uploaded, and where they go up to. ``clock``: ms."""
+    """The broker's index files that are not uploaded, and the target of their upload."""
 
     target: Target
     settings: TierSettings
@@ -49,8 +49,8 @@ class IndexFolder:
         return os.path.join(self.target.broker_root, names.LOCAL_INDEX_FOLDER)
 
     def open_writer(self, oldest: int | None = None) -> IndexWriter:
-        """Take new items, of messages from ``oldest`` (store time, ms) on. RefusedError,
-        StoreIOError.
+        """Open a writer for items of messages from ``oldest`` (store time, ms).
+        Raises: RefusedError, StoreIOError.
         """
         newest = max((entry.begin_timestamp
                       for table in self.metadata.segments[names.INDEX].values()
@@ -58,8 +58,9 @@ class IndexFolder:
         return IndexWriter(self.path, self.settings.shape, self.clock, newest, oldest)
 
     def finish_upload(self) -> int:
-        """Take the newest file away where a killed run had already uploaded it; how many files were
-        uploaded with it. StoreIOError.
+        """Remove the newest file if a killed run has uploaded it; return the number of files that
+        were uploaded.
+        Raises: StoreIOError.
         """
         present = [name for name in local_names(self.path) if name not in names.OLD_INDEX_NAMES]
         if not present:
@@ -71,12 +72,12 @@ class IndexFolder:
                 if not compaction.is_uploaded(reader, self.metadata, self.cluster, self.broker,
                                               file):
                     return 0
-        except (FormatError, RefusedError):  # said where the file is written to or uploaded
+        except (FormatError, RefusedError):  # reported when the file is written or uploaded
             return 0
         return self.upload(paths)
 
     def upload(self, paths: Iterable[str]) -> int:
-        """Rearrange and upload files that no longer receive items; how many."""
+        """Compact and upload files that no longer receive items; return their number."""
         broker_root = self.target.broker_root
 
         def save() -> None:
@@ -89,8 +90,8 @@ class IndexFolder:
 
 
 class IndexRun:
-    """Puts the keys of uploaded messages into the index and notes how far it came. `catch_up`
-    comes first, `commit` last.
+    """Indexing of the keys of uploaded messages, with a note of the progress. Call `catch_up`
+    first, `commit` last.
     """
 
     def __init__(self, writer: IndexWriter, progress: IndexProgress) -> None:
@@ -101,17 +102,17 @@ class IndexRun:
         self._noting = Lock()
 
     def catch_up(self, queues: Iterable[tuple[FlatQueue, int]]) -> list[str]:
-        """Index what an earlier run had uploaded and not indexed; return remarks.
+        """Index messages that an earlier run uploaded but did not index; return notes.
 
-        ``queues`` are those of the tier with the ids of their topics.
+        ``queues``: the tier's queues with the ids of their topics.
         """
         by_key = {(queue.name.topic, queue.name.queue_id): (queue, topic_id)
                   for queue, topic_id in queues}
         ends = {key: queue.commit_offset for key, (queue, _) in by_key.items()}
         note, notes = self._progress, []
-        # Which queues lag, unless the note or the index files are not those of the last run.
+        # Find the queues to catch up, if note and index files are those of the last run.
         behind = {key: end for key, end in ends.items() if note.upto.get(key, end) < end}
-        if not note.known:
+        if not note.is_valid:
             behind = {}
         elif not note.is_ours({key: end for key, end in ends.items()
                                if end > by_key[key][0].cq_start}):
@@ -131,7 +132,7 @@ class IndexRun:
                                                queue.name.queue_id)
         if behind:
             self._writer.commit()
-        # From here on all is indexed.
+        # Now all queues are indexed up to their ends.
         note.upto.update(ends)
         note.target.update(ends)
         note.position = self._writer.position()
@@ -148,7 +149,7 @@ class IndexRun:
             self._progress.save()
 
     def put(self, blocks: Blocks) -> None:
-        """Put the keys of messages that are uploaded."""
+        """Add the keys of uploaded messages."""
         if not blocks:
             return
         counts = [len(block) for _, block in blocks]
@@ -166,7 +167,7 @@ class IndexRun:
             self.commit()
 
     def commit(self) -> None:
-        """Make the index last, then the note of it."""
+        """Commit the index, then the note of its progress."""
         self._writer.commit()
         self._since = 0
         with self._noting:
@@ -177,8 +178,8 @@ class IndexRun:
 
 
 def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
-    """Return the messages of queue offsets ``[start, end)`` in the tier, without units that point
-    to no message.
+    """Yield the messages of queue offsets ``[start, end)`` in the tier; skip units that point to no
+    message.
     """
     position = start
     while position < end:
@@ -187,7 +188,7 @@ def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
             return
         begin = units["commit_log_offset"].astype(np.int64)
         stop = begin + units["size"]
-        # A run is together: each message begins where the one before ends.
+        # In a run each message begins where the one before ends.
         cuts = (np.flatnonzero(begin[1:] != stop[:-1]) + 1).tolist()
         for first, last in zip([0, *cuts], [*cuts, len(units)], strict=True):
             yield from _run(queue, begin[first:last], stop[first:last])
@@ -195,7 +196,7 @@ def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
 
 
 def _run(queue: FlatQueue, begin: Array, stop: Array) -> Iterator[Batch]:
-    """The messages at ``begin`` to ``stop`` (tiered offsets), which are together, in pieces."""
+    """Yield the contiguous messages from ``begin`` to ``stop`` (tiered offsets), in pieces."""
     first = 0
     while first < len(begin):
         start = int(begin[first])

@@ -1,7 +1,7 @@
-"""The local side of dispatch: a queue's rows in order, and the reason why some cannot be uploaded.
+"""The local side of dispatch: a queue's rows in order, and why some cannot be uploaded.
 
 The local consume queue decides which messages belong to a queue. Rows are read by physical offset,
-so that all queues together go through the log once.
+so one pass over the log serves all queues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import LAST, first_from
 
 _PAGE = 1024
-"""Rows of a queue that are held at a time."""
+"""Rows of a queue in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,9 +35,9 @@ class Fault:
 
 
 class LocalQueue:
-    """One local queue, read from `seek` on. ``first`` and ``end`` bound it (queue offsets).
+    """A local queue, read from the offset passed to `seek`, with queue offsets ``[first, end)``.
 
-    ``fault``: what ends it before ``end``; it is set when it is come upon.
+    ``fault``: why it stops before ``end``; set when the reading gets there.
     """
 
     def __init__(self, view: View, queue: ConsumeQueue) -> None:
@@ -45,13 +45,13 @@ class LocalQueue:
         self._queue, self._view = queue, view
         bounds = view.bounds(queue)
         self.end = bounds.end
-        if queue.written <= bounds.end:  # rows after a hole are not skipped in silence
+        if queue.written <= bounds.end:  # do not silently skip rows after a hole
             self.end = max(self.end, queue.disk_end)
-        # A broker takes whole files of rows away later than those of the log.
+        # A broker deletes files of rows later than files of the log.
         self.first, expired = bounds.first, view.store.log.min_offset
         if expired > 0:
             self.first = first_from(queue, self.first, self.end, expired, gap=LAST)
-        queue.close()  # there may be more queues than a process may have files
+        queue.close()  # there may be more queues than a process can open files
         self.fault: Fault | None = None
         self._cursor = self.end
         self._rows: Array = np.zeros(0, layout.dtype())
@@ -65,7 +65,7 @@ class LocalQueue:
         return self._cursor
 
     def seek(self, queue_offset: int) -> None:
-        """Go on at a queue offset between ``first`` and ``end``."""
+        """Continue at a queue offset between ``first`` and ``end``."""
         self._cursor, self._next_row, self._behind = queue_offset, 0, 0
         self._rows = self._rows[:0]
 
@@ -76,18 +76,18 @@ class LocalQueue:
         self.finish()
 
     def finish(self) -> None:
-        """Nothing more is given."""
+        """End the queue: return no more rows."""
         self._cursor, self._next_row = self.end, 0
         self._rows = self._rows[:0]
 
     def next_physical(self) -> int | None:
-        """Return where the message of the next row is in the log; None at the end."""
+        """Return the physical offset of the next row's message; None at the end."""
         if self._next_row >= len(self._rows):
             self._load()
         return int(self._rows["physical_offset"][self._next_row]) if len(self._rows) else None
 
     def take(self, limit: int) -> tuple[int, Array]:
-        """(queue offset of the first, rows) of the messages that begin before a physical offset."""
+        """Return (first queue offset, rows) of the messages that begin before a physical offset."""
         first = self._cursor
         parts: list[Array] = []
         while (physical := self.next_physical()) is not None and physical < limit:
@@ -129,7 +129,7 @@ class LocalQueue:
         return f"the consume queue entry points back in the log, to {unit.physical_offset}"
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
-        """Return (tags codes of rows, which of them are in no extension unit that can be read)."""
+        """Return (tags codes of rows, numbers of the rows whose extension unit is unreadable)."""
         codes = rows["tags_code"].astype(np.int64)
         lost: list[int] = []
         for number in np.flatnonzero(codes <= ext.MAX_ADDRESS).tolist():
@@ -145,7 +145,7 @@ class LocalQueue:
         return codes, lost
 
     def row(self, queue_offset: int) -> UnitRecord | None:
-        """One row; None outside of the queue."""
+        """Return a row; None outside of the queue."""
         unit = None
         if self.first <= queue_offset < self.end:
             unit = self._queue.unit(queue_offset)
@@ -153,7 +153,7 @@ class LocalQueue:
         return unit
 
     def raw(self, queue_offset: int) -> bytes | None:
-        """Return the record of a row as it is in the log, or None."""
+        """Return the record of a row from the log, or None."""
         unit = self.row(queue_offset)
         if unit is None or not unit.is_valid or unit == FILLER:
             return None
@@ -162,7 +162,7 @@ class LocalQueue:
 
 
 def computed_tags(raw: bytes) -> int:
-    """Return the tags code a broker computes for a record. FormatError."""
+    """Return the tags code a broker computes for a record. Raises: FormatError."""
     record = message.decode(raw)
     try:
         return layout.tags_code(record.topic.decode("utf-8", "replace"),
@@ -173,7 +173,7 @@ def computed_tags(raw: bytes) -> int:
 
 
 def _sound(rows: Array, behind: int) -> int:
-    """Return how many rows, from the first on, can point to messages back to back."""
+    """Return how many rows, from the first, can point to messages in the order of the log."""
     if not len(rows):
         return 0
     physical, size = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)

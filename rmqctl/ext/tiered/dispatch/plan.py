@@ -1,5 +1,5 @@
-"""Plan of a dispatch for each local queue: where it begins, or why it is skipped, and how its
-messages are grouped into commits (tiered.md §7).
+"""The plan of a dispatch for each local queue: its start, or why it is skipped, and the groups of
+messages that are committed together (tiered.md §7).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqctl.store.store import Store
 
 DEFAULT_CLUSTER = "DefaultCluster"
 BROKERS_START = 120_000
-"""So many ms before now a broker begins a queue it has not tiered yet."""
+"""A broker begins a new queue with messages of this age (ms)."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
 
 UPLOADED, UP_TO_DATE, WAITING = "uploaded", "up to date", "waiting"
@@ -38,8 +38,8 @@ STOPPED, REFUSED, SKIPPED = "stopped", "refused", "skipped"
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcome of a queue. ``start`` and ``end`` are queue offsets, ``messages`` the uploaded
-    messages between them and ``bytes`` their size; ``completed`` counts units of an earlier run.
+    """Outcome of a queue. ``start`` and ``end`` are queue offsets, ``messages`` the number of
+    uploaded messages between them and ``bytes`` their size. ``completed``: units of an earlier run.
     """
 
     topic: str
@@ -64,7 +64,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Upload:
-    """A queue that is uploaded: its local rows and the two flat files that grow."""
+    """A queue to upload: its local rows and the two flat files."""
 
     local: LocalQueue
     flat: FlatQueue
@@ -80,17 +80,17 @@ class Upload:
 
 
 Blocks = list[tuple[Upload, Block]]
-"""Uploaded part of a window."""
+"""The uploaded part of a window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start of a queue that was never tiered: its first local message, or a time."""
+    """Start of a queue that is new to the tier: its first local message, or a time."""
 
     time: int | None = None
 
     def offset(self, view: View, local: LocalQueue) -> int:
-        """Return the queue offset, inside of the local queue."""
+        """Return the queue offset, within the local queue."""
         if self.time is None:
             return local.first
         answer = offset_by_time(view, local.topic, local.queue_id, self.time)
@@ -99,9 +99,8 @@ class Start:
 
 
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
-    """Return (cluster, broker): the given ones, else the only ones in the tier or its metadata.
-
-    UsageError if the broker is unknown.
+    """Return (cluster, broker) as given, else the only ones in the tier or its metadata.
+    Raises: UsageError if the broker is unknown.
     """
     owners = tier.found.owners
     clusters = sorted({owner for owner, name in owners if broker in (None, name)})
@@ -129,14 +128,14 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
 
 
 def flat_queue(reader: Reader, name: QueueName) -> FlatQueue:
-    """Return a queue of a tier, there or not."""
+    """Return a queue of a tier, whether it exists or not."""
     folder = f"{names.cluster_folder(name.cluster)}/{name.path}"
     return with_witness(FlatQueue(name, *(FlatFile.open(reader, f"{folder}/{kind}")
                                           for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))))
 
 
 def same_message(local: LocalQueue) -> TagsOf:
-    """Give the tags code of a tiered record that is the local one of that queue offset."""
+    """Return a function that returns the tags code of a tiered record equal to the local one."""
     place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
 
     def tags(queue_offset: int, raw: bytes) -> int | None:
@@ -153,8 +152,8 @@ def same_message(local: LocalQueue) -> TagsOf:
 
 @dataclass(slots=True)
 class LocalQueues:
-    """(topic, queue id) of the local queues to upload; ``batch``: those with a batch
-    consumequeue, which are not uploaded.
+    """(topic, queue id) of the local queues to upload; ``batch``: queues with a batch consumequeue,
+    which are not uploaded.
     """
 
     queues: list[tuple[str, int]] = field(default_factory=list)
@@ -162,7 +161,9 @@ class LocalQueues:
 
 
 def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str]) -> LocalQueues:
-    """The local queues whose topics a broker tiers. UsageError for a topic that is not there."""
+    """Return the local queues of topics that a broker tiers.
+    Raises: UsageError for a missing topic.
+    """
     wanted = set(topics)
     chosen = LocalQueues()
     for keys, into in ((store.queues, chosen.queues), (store.batch_queues, chosen.batch)):
@@ -182,7 +183,7 @@ def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str])
 
 
 def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None:
-    """(status, reason) of a tiered queue that the local one cannot continue; None: it can."""
+    """Return (status, reason) if the local queue cannot continue the tiered one, else None."""
     if current < local.first:
         return REFUSED, (f"the tier ends at queue offset {current}, the local queue begins at "
                          f"{local.first}: the messages between are gone. A broker would delete the "
@@ -194,11 +195,10 @@ def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None
 
 
 class GroupCommit:
-    """Cut one queue's messages, received in pieces, into the groups that a broker commits together.
+    """Divides a queue's messages, received in pieces, into the groups that a broker commits.
 
-    A group ends before the message with which it would reach the size, or after the count. A
-    message that alone is larger is a separate group; a broker stops there forever (tiered.md §7,
-    12).
+    A group ends before the message with which it would reach the size, or after the count. A single
+    message larger than that is its own group; a broker stops there forever (tiered.md §7, 12).
     """
 
     def __init__(self, settings: TierSettings) -> None:
@@ -207,13 +207,13 @@ class GroupCommit:
         self._bytes = 0
 
     def starts(self, sizes: Array) -> list[int]:
-        """The messages of the next piece with which a group begins. ``sizes``: bytes (int64)."""
+        """Return the first messages of groups in the next piece. ``sizes``: bytes (int64)."""
         most, limit = self._settings.group_commit_count, self._settings.group_commit_size
         until = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
         starts: list[int] = []
         row, count = 0, len(sizes)
         while row < count:
-            if self._count:  # a group is begun: what still goes into it
+            if self._count:  # the messages that complete an unfinished group
                 room = limit - self._bytes + int(until[row])
                 fits = int(np.searchsorted(until, room, "left")) - 1
                 stop = max(row, min(count, row + most - self._count, fits))
@@ -229,8 +229,8 @@ class GroupCommit:
 
 
 def is_due(settings: TierSettings, oldest: int, waiting: int, now: int) -> bool:
-    """Return whether a broker would begin a group: the oldest pending message is old enough (its
-    store time, ms), or more than the count are waiting.
+    """Return whether a broker would begin a group: the ``oldest`` pending message (store time, ms)
+    is old enough, or more messages are ``waiting`` than the group commit count.
     """
     return (oldest + settings.group_commit_timeout < now
             or waiting > settings.group_commit_count)

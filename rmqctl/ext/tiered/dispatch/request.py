@@ -1,4 +1,4 @@
-"""The request, the target, the observer and the result of a dispatch."""
+"""Request, target, observer and result of a dispatch."""
 
 from __future__ import annotations
 
@@ -33,8 +33,7 @@ _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request of a dispatch. ``given`` are settings by the names of `TierSettings`; None: not
-    given.
+    """Request of a dispatch. ``given``: settings by the names of `TierSettings`; None: not given.
 
     ``outside``: folders that links in the tier may point to.
     """
@@ -59,7 +58,7 @@ class Request:
 
 @dataclass(slots=True)
 class Result:
-    """Result of a dispatch. ``items`` were added to the index, ``index_files`` uploaded."""
+    """Result of a dispatch. ``items``: added to the index. ``index_files``: uploaded."""
 
     cluster: str
     broker: str
@@ -72,9 +71,7 @@ class Result:
 
     @property
     def is_fault(self) -> bool:
-        """Return whether a queue could not be uploaded, uploaded data is missing, or verify
-        fails.
-        """
+        """Whether a queue could not be uploaded, uploaded data is missing, or verify fails."""
         return (any(outcome.is_fault for outcome in self.outcomes)
                 or bool(self.checked and (self.checked.problems or self.checked.is_damaged)))
 
@@ -105,7 +102,7 @@ class Watch:
 @dataclass(frozen=True, slots=True)
 class Target:
     """Target of a dispatch: the tier root, its metadata (existing or not), and the broker's local
-    root, which has the index files that are not uploaded.
+    root with the index files that are not uploaded.
     """
 
     tier: str
@@ -113,14 +110,14 @@ class Target:
 
     @property
     def broker_root(self) -> str:
-        """UsageError for metadata at a URL."""
+        """The broker's local root. Raises: UsageError for metadata at a URL."""
         broker_root = broker_root_of(self.metadata_path)
         if broker_root is None:
             raise UsageError("--metadata must be a local file")
         return broker_root
 
     def open(self) -> Tier:
-        """Return the tier, there or not, with this metadata or its backup."""
+        """Open the tier, existing or not, with this metadata or its backup."""
         path: str | None = self.metadata_path
         if not os.path.lexists(self.metadata_path):
             backup = f"{self.metadata_path}.bak"
@@ -132,24 +129,24 @@ class Target:
 def locate(request: Request) -> tuple[Request, Target, list[str]]:
     """Return (the request with the broker's name if the metadata contains it, the target, notes).
 
-    The metadata is the given file; else that of a tier outside the store that has its own; else the
-    store's. RefusedError for a tier in the store's own folders, UsageError if the tier belongs to
-    other metadata.
+    The metadata is the given file, else that of a tier outside the store, else the store's.
+    Raises: RefusedError for a tier in the store's own folders; UsageError if the tier belongs
+    to other metadata.
     """
-    # The root may be the store itself: its tier is then in a folder of the store.
+    # If the root is the store itself, its tier is in a folder of the store.
     if not is_url(request.root) and os.path.realpath(request.root) == os.path.realpath(
             request.store):
         tier = os.path.join(request.root, names.TIER_FOLDER)
     else:
         tier = tier_root(request.root)
     _refuse_inside_store(tier, request)
-    # Given metadata always applies; without any, use the metadata of the store.
+    # Metadata that the user named always applies; the default is the store's.
     if request.metadata is not None:
         return request, Target(tier, request.metadata), []
     target = Target(tier, os.path.join(request.store, "config", names.METADATA_NAME))
     if is_url(tier):
         return request, target, []
-    # A tier outside of the store may have metadata of its own.
+    # A tier outside the store may have its own metadata.
     if os.path.realpath(tier) != os.path.realpath(os.path.join(request.store, names.TIER_FOLDER)):
         with closing(target.open()) as opened:
             path = _own_metadata(tier, request.store, opened)
@@ -160,7 +157,7 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
                     f"it: {target.metadata_path} belongs to another tier (pass --metadata to use "
                     "another file)")
             return replace(request, broker=broker), Target(tier, path), [note]
-    # New metadata is not begun for a tier that has some elsewhere.
+    # Do not begin new metadata for a tier that has metadata elsewhere.
     other = find_metadata(tier)
     if other is not None and not os.path.lexists(target.metadata_path) and os.path.realpath(
             broker_root_of(other) or "") != os.path.realpath(target.broker_root):
@@ -170,7 +167,7 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
 
 
 def _refuse_inside_store(tier: str, request: Request) -> None:
-    """A broker would take clusters' folders among its own for topics or files. RefusedError."""
+    """Raise RefusedError for a folder where a broker would take a cluster for a topic or file."""
     if is_url(tier):
         return
     tier_path = os.path.realpath(tier)
@@ -185,9 +182,9 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
 def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
     """Return the metadata in ``config/`` of a tier outside the store if it is the tier's, or None.
 
-    It is the tier's if a dispatch began it there, or if the store's own metadata (``opened``) is of
-    another tier, whose only map it is: of a tier in the store, or of one elsewhere, since ``tier``
-    is still empty.
+    It is the tier's if a dispatch created it there, or if the store's own metadata (``opened``)
+    belongs to another tier and is its only index: a tier in the store, or one elsewhere, since
+    ``tier`` is still empty.
     """
     folder = os.path.join(tier, "config")
     path = os.path.join(folder, names.METADATA_NAME)
@@ -209,17 +206,17 @@ def _is_tier(folder: str) -> bool:
 
 
 _MOST_FINDINGS, _MOST_LISTED = 1_000, 20
-"""Findings that are held at all, information among them, and that are listed one by one."""
+"""Limits of the findings in memory, informational ones included, and of the listed ones."""
 
 
 # -- what was uploaded is read back ---------------------------------------------------------------
 
 @dataclass(slots=True)
 class Checked:
-    """``messages`` that are equal in the tier and the store; ``problems`` in words.
+    """Result of the check. ``messages``: number of messages that are equal in tier and store.
 
-    ``findings`` of `verify` about all of the broker's part, also older ones; it ``is_damaged`` by
-    any finding worse than a warning.
+    ``problems``: in words. ``findings``: those of `verify` about the broker's part of the tier,
+    also older ones. ``is_damaged``: a finding is worse than a warning.
     """
 
     messages: int = 0
@@ -230,7 +227,7 @@ class Checked:
 
 def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
               advance: Callable[[int], None] = lambda _: None) -> Checked:
-    """Compare every message of a run, and its unit, with the local one. StoreIOError."""
+    """Compare the messages of a run and their units with the local ones. Raises: StoreIOError."""
     view, checked = View(store), Checked()
     # Only queues with uploaded messages are compared, in the range of this run.
     bases: dict[int, int] = {}
@@ -278,7 +275,7 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
 
 def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings,
                advance: Callable[[int], None] = lambda _: None) -> None:
-    """Add what `verify` has to say against a broker's part of a tier."""
+    """Add the findings of `verify` about a broker's part of a tier."""
     from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
 
     result = verdict(Verification(tier, Options(

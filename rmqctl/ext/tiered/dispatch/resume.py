@@ -1,10 +1,9 @@
-"""Complete the queues that a killed upload left unfinished (tiered.md §8.3, §18); for all queues of
-a tier, without its local store, this is ``tiered commit``.
+"""Complete the queues that a killed upload left unfinished (tiered.md §8.3, §18). ``tiered commit``
+does this for all queues of a tier, without its local store.
 
-A torn unit is cut off. Intact messages after the last one in the consume queue that continue the
-queue get units, so nothing is uploaded twice and nothing shifts; a torn message after them is cut
-off. Cut bytes are kept aside. Then the files are flushed, and the metadata is updated to match
-them.
+A torn unit is truncated. Intact messages that continue the queue after the last one with a unit get
+units, so nothing is uploaded twice and nothing shifts; a torn message after them is truncated. The
+truncated bytes are kept aside. Then the files are flushed, and the metadata is updated to match.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ from rmqctl.store.problems import ambiguity
 from rmqctl.store.queue.search import LAST, first_from
 
 TagsOf = Callable[[int, bytes], int | None]
-"""(queue offset, record as the tier has it) -> tags code; None: not this queue's message."""
+"""(queue offset, tiered record) -> tags code; None if it is not this queue's message."""
 
 
 @dataclass(slots=True)
 class Resumed:
-    """Changes of a queue. ``units`` were added; ``cut`` are (file, bytes cut off, where they are
-    kept); ``fault``: why the queue cannot be continued. ``entries`` of metadata changed.
+    """Changes of a queue. ``units``: added. ``cut``: (file, truncated bytes, path of their copy).
+    ``fault``: why the queue cannot be continued. ``entries``: changed metadata entries.
     """
 
     units: int = 0
@@ -58,10 +57,10 @@ class Resumed:
 
 @dataclass(slots=True)
 class _Tail:
-    """End of the commit log after the last message with a unit: ``rows`` (`ROW`) of the messages
-    that continue the queue, ``next`` the queue offset after them (-1 if unknown), and the end of
-    the last intact frame (``whole_to``, logical offset). ``doubtful``: (place, size) of intact
-    records that may be messages or are in a body.
+    """The commit log after the last message with a unit. ``rows``: `ROW`s of the messages that
+    continue the queue. ``next``: queue offset after them (-1 if unknown). ``whole_to``: end of the
+    last intact frame (logical offset). ``doubtful``: (place, size) of intact records that may be
+    messages or in a body.
     """
 
     next: int
@@ -74,17 +73,18 @@ class _Tail:
 
 def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
            now: Callable[[], int], tags_of: TagsOf | None = None) -> Resumed:
-    """Complete one queue; ``limit`` is the largest consume queue segment (bytes), ``now`` in ms.
-    The metadata is changed but not saved.
+    """Complete a queue; ``limit``: the largest consume queue segment (bytes). ``now`` returns ms.
+    Metadata is changed but not saved.
 
-    StoreIOError. A queue that cannot be continued has a ``fault`` and is left as it is.
+    A queue that cannot be continued has a ``fault`` and is not changed.
+    Raises: StoreIOError.
     """
     loose = _unconfirmed(queue, metadata)
     resumed, tail = _examined(queue, tags_of)
     if resumed.fault is not None:
         return resumed
     rows, log = queue.consume_queue, queue.commit_log
-    # Segments that were never committed go, then torn ends.
+    # Remove segments that were never committed, then torn ends.
     for segment in loose:
         moved_to = writer.put_aside(segment.path)
         resumed.cut.append((segment.path, segment.size, moved_to))
@@ -94,7 +94,7 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
         if not moved_to:
             present = writer.size(path) or 0
             resumed.cut[number] = path, size, writer.cut(path, present - size) or ""
-    # The commit log first: a unit never points to what may be gone after a power failure.
+    # The commit log first: units must not point to messages that a power failure may erase.
     for segment in (*log.segments[-2:], *rows.segments[-2:]):
         writer.settle(segment.path)
     if tail.rows:
@@ -106,7 +106,7 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
 
 
 def plan_resume(queue: FlatQueue, metadata: Metadata, tags_of: TagsOf | None = None) -> Resumed:
-    """Return what `resume` would add and cut; nothing is changed but what ``queue`` sees."""
+    """Return what `resume` would add and cut; change only the segments of ``queue``, no file."""
     loose = _unconfirmed(queue, metadata)
     resumed, _ = _examined(queue, tags_of)
     if resumed.fault is None:
@@ -115,10 +115,10 @@ def plan_resume(queue: FlatQueue, metadata: Metadata, tags_of: TagsOf | None = N
 
 
 def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
-    """Remove, from the view of the queue, segments after a gap that metadata does not confirm.
+    """Remove segments after a gap from the view of the queue if metadata does not confirm them.
 
-    After a power failure a segment may have reached the disk and the end of the one before not:
-    nothing in it was ever committed.
+    After a power failure a segment may be on disk and the end of the one before not. Then nothing
+    in it was ever committed.
     """
     loose = []
     for flat in (queue.consume_queue, queue.commit_log):
@@ -138,11 +138,11 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 
 
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]:
-    """Return (the additions and cuts, or why the queue cannot be continued; the data to add)."""
+    """Return (additions and cuts, or why the queue cannot be continued; the data to add)."""
     resumed = Resumed(fault=_damage_inside(queue))
     last: tuple[int, int] | None = None
     if resumed.fault is None:
-        last, resumed.fault = _last_known(queue)
+        last, resumed.fault = _last_message(queue)
     if resumed.fault is not None:
         return resumed, _Tail(-1)
     tail = _tail(queue, last, tags_of or _computed)
@@ -160,7 +160,7 @@ def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]
 
 
 def _damage_inside(queue: FlatQueue) -> str | None:
-    """Return whether a segment that is not the last is not what the next one's base makes it."""
+    """Return, in words, a gap between segments or a segment with an impossible base, or None."""
     for segment, other in queue.consume_queue.gaps():
         return f"units are missing between {segment.name} and {other.name}"
     for segment, other in queue.commit_log.gaps():
@@ -170,8 +170,8 @@ def _damage_inside(queue: FlatQueue) -> str | None:
     return None
 
 
-def _last_known(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
-    """(place and end of the last message that has a unit, None without any; why that cannot be)."""
+def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
+    """Return (place and end of the last message with a unit, or None; why it is invalid)."""
     log = queue.commit_log
     unit = queue.unit(queue.commit_offset - 1) if queue.commit_offset > queue.cq_start else None
     if unit is None:
@@ -190,8 +190,8 @@ def _last_known(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
 
 
 def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _Tail:
-    """Go through the commit log after ``last`` (place and end of a message, None: all of it): which
-    messages continue the queue, and where the last intact frame ends.
+    """Return the messages of the commit log after ``last`` (place and end of a message; None: from
+    the start) that continue the queue, and the end of the last intact frame.
     """
     has_units = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)
@@ -213,7 +213,7 @@ def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _T
 
 
 def _is_torn(queue: FlatQueue, offset: int) -> bool:
-    """Return whether the log ends within a message that begins at an offset, by what that says."""
+    """Return whether the log ends within the message at an offset, by the message's own size."""
     head = queue.commit_log.read(offset, message.START_SIZE)
     return len(head) < message.START_SIZE or (
         message.is_magic(message.magic_at(head))
@@ -244,7 +244,7 @@ def _computed(_: int, raw: bytes) -> int | None:
 
 def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
                now: Callable[[], int], tail: _Tail) -> None:
-    """Append the units of messages that had none."""
+    """Append units for messages without units."""
     flat = FlatFile.open(writer, queue.consume_queue.folder)
     entries = metadata.segments[names.CONSUME_QUEUE].get(queue.name.path, {})
     file = AppendFile(writer, queue.name, flat, limit, entries, now)
@@ -257,7 +257,7 @@ def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: 
 
 
 def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
-    """Return (the bytes of units, the place after each)."""
+    """Return (bytes of units, the position after each)."""
     rows = np.empty(len(offsets), UNIT.dtype())
     rows["commit_log_offset"], rows["size"], rows["tags_code"] = offsets, sizes, tags
     return rows.tobytes(), np.arange(1, len(rows) + 1, dtype=np.int64) * UNIT_SIZE
@@ -266,8 +266,8 @@ def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
 # -- its metadata ---------------------------------------------------------------------------------
 
 def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
-    """Make metadata know topic and queue, without which a broker does not open the files; how many
-    entries are new.
+    """Add metadata entries of topic and queue, without which a broker does not open the files;
+    return the number of new entries.
     """
     changed = 0
     if name.topic not in metadata.topics:
@@ -283,7 +283,7 @@ def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
 
 
 def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
-    """Make metadata say of a queue's segments what their files are; how many entries changed."""
+    """Update metadata of a queue's segments from their files; return the number of changes."""
     changed = 0
     for flat in (queue.commit_log, queue.consume_queue):
         entries = metadata.segments[flat.kind].get(queue.name.path, {})
@@ -304,8 +304,8 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """Return a topic that has messages but no entry: metadata was lost, or is outdated. Its id is
-    in the index, and no other must be assigned. An entry is saved before a message is uploaded.
+    """Return a topic with messages but without an entry: the metadata is lost or outdated. Its id
+    is in the index, so no other may be assigned. Entries are saved before messages are uploaded.
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(
@@ -315,7 +315,7 @@ def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None
 
 
 def _times(queue: FlatQueue, kind: str, segment: Segment) -> tuple[int, int]:
-    """Store times of the first and the last message of a segment that have units."""
+    """Return the store times of the first and last message of a segment that have units."""
     if kind == names.CONSUME_QUEUE:
         first, end = segment.base // UNIT_SIZE, segment.end // UNIT_SIZE
     else:
@@ -339,7 +339,7 @@ def _time(queue: FlatQueue, queue_offset: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """Changes of a queue of a tier."""
+    """A queue of a tier and its changes."""
 
     queue: FlatQueue
     done: Resumed
@@ -357,11 +357,10 @@ class Committed:
 
 def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
                 dry_run: bool = False, outside: Sequence[str] = ()) -> Generator[Committed]:
-    """Complete the queues of a tier one after the other; the metadata is saved at the end.
+    """Complete the queues of a tier one after the other and save the metadata at the end.
     ``outside``: folders that links may point to.
-
-    NotAStoreError, UsageError (no metadata), RefusedError (metadata that would lose something),
-    StoreHeldError, StoreIOError.
+    Raises: NotAStoreError, UsageError (no metadata), RefusedError (metadata that cannot be
+    saved without a loss), StoreHeldError, StoreIOError.
     """
     with Tier.open(root, metadata) as tier:
         path, broker_root, tier_root = tier.metadata_path, tier.broker_root, tier.name
@@ -382,12 +381,12 @@ def commit_tier(root: str, metadata: str | None, clock: Callable[[], int], *,
                 done = resume(writer, queue, tier.metadata, settings.consume_queue_limit, clock)
                 done.entries += enter_queue(tier.metadata, queue.name, clock())
                 yield Committed(queue, done)
-        finally:  # also of what was done before an error
+        finally:  # also after an error, for the queues that are done
             metadata_file.save(path.removesuffix(".bak"), tier.metadata, broker_root)
 
 
 def _refuse(tier: Tier, path: str) -> None:
-    """Raise RefusedError; StoreIOError where a part of the tier cannot be examined."""
+    """Raise RefusedError for outdated metadata, StoreIOError for unreadable parts of the tier."""
     for problem in tier.problems:
         if problem.unreadable:
             raise StoreIOError(problem.reason)

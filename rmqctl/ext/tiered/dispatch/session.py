@@ -1,6 +1,4 @@
-"""A dispatch, or a dry run of it, from a request: names, settings, locks, index, and what came of
-it.
-"""
+"""A dispatch or its dry run, from the request to the result: names, settings, locks, index."""
 
 from __future__ import annotations
 
@@ -55,23 +53,23 @@ from rmqctl.store.store import Store
 
 
 def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = None) -> Result:
-    """Upload. ``clock``: ms. StoreHeldError, StoreIOError, RefusedError, UsageError,
-    NotAStoreError.
+    """Upload messages. ``clock`` returns ms.
+    Raises: StoreHeldError, StoreIOError, RefusedError, UsageError, NotAStoreError.
     """
     watch = watch or Watch()
     with ExitStack() as stack:
-        # Names first: a wrong command makes no folder.
+        # Check names first: a wrong command must not create a folder.
         store = stack.enter_context(
             Store.open(request.store, request.commitlog_dirs, request.sizes))
         request, target, notes = locate(request)
         with closing(target.open()) as tier:
             cluster, broker = broker_of(tier, store, request.cluster, request.broker)
-        # Then the locks; what the tier holds is only believed under them.
+        # Then lock; the content of the tier is only reliable under the locks.
         stack.enter_context(_locked(request, target))
         tier = stack.enter_context(target.open())
         settings, more = _settings(tier, request)
         notes += more
-        # What each queue needs; what an earlier run left half done is completed here.
+        # Examine the queues and complete those that an interrupted run left unfinished.
         options = DispatchOptions(cluster, broker, request.topics, request.start,
                                   request.only_due, request.restart_queue)
         run = Dispatch(store, tier, lambda: open_writer(target.tier), target.metadata_path,
@@ -84,7 +82,7 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
         if run.restarted:
             notes.append("the index still contains items of the restarted queues' old messages: "
                          "`rmqctl tiered recover` removes them")
-        # Messages, and the keys of them.
+        # Upload the messages and index their keys.
         result = Result(cluster, broker, run.outcomes, notes)
         watch.total(sum(file.size for file in store.log.files))
         if request.index:
@@ -93,7 +91,7 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
         else:
             run.run()
         result.stopped = run.stopped
-        # What was uploaded is read back.
+        # Read back the uploaded messages.
         if request.verify_after and not run.stopped:
             try:
                 result.checked = _check(target, store, run, settings, watch)
@@ -105,7 +103,7 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
 
 @contextmanager
 def _locked(request: Request, target: Target) -> Iterator[None]:
-    """Make the folders a dispatch needs and hold them, and the store it reads from."""
+    """Create the folders of a dispatch; lock them and the store it reads."""
     if not is_url(target.tier):
         if os.path.lexists(target.tier) and not os.path.isdir(target.tier):
             raise UsageError(f"{target.tier}: not a folder")
@@ -113,15 +111,15 @@ def _locked(request: Request, target: Target) -> Iterator[None]:
     make_folders(os.path.abspath(target.broker_root))
     config = os.path.dirname(target.metadata_path)
     if os.path.basename(config) == "config" and config != os.path.join(request.store, "config"):
-        make_folders(os.path.abspath(config))  # the next run knows the tier by it
+        make_folders(os.path.abspath(config))  # the next run recognises the tier by it
     with locked(target.tier, target.metadata_path, request.store, metadata=request.metadata,
                 outside=request.outside):
         yield
 
 
 def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
-    """Return (the settings: given, remembered, those of index files that are there, a broker's
-    defaults; notes).
+    """Return (settings, notes). Settings are as given, else as noted, else those of existing index
+    files, else a broker's defaults.
     """
     given = dict(request.given)
     recorded, _ = recall(tier.reader)
@@ -139,10 +137,10 @@ def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
 
 def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFolder,
                     result: Result) -> None:
-    """Upload messages and index files; ``result`` gets the figures and notes."""
+    """Upload messages and index files; add figures and notes to ``result``."""
     result.index_files = folder.finish_upload()
     with folder.open_writer(_oldest(run)) as writer:
-        # A broker's root has one metadata file, and that is of one tier, wherever it was moved.
+        # A broker's root has one metadata file, of one tier, wherever the tier was moved.
         progress = IndexProgress(folder.target.broker_root, f"{result.cluster}/{result.broker}")
         result.notes += progress.load()
         index = IndexRun(writer, progress)
@@ -160,7 +158,7 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
 
 
 def _oldest(run: Dispatch) -> int | None:
-    """The store time of the oldest message that goes up; where none does, of the store's first."""
+    """Return the store time of the oldest message to upload, else of the store's first message."""
     log = run.store.log
     rows = [upload.local.row(upload.outcome.start) for upload in run.uploads]
     records = [log.record_at(row.physical_offset, row.size) for row in rows if row is not None]
@@ -180,12 +178,12 @@ def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int
 # -- reading back ---------------------------------------------------------------------------------
 
 class _StoppedError(Exception):
-    """A request to end, made when writing was finished."""
+    """A request to stop that came after the writing was finished."""
 
 
 def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
            watch: Watch) -> Checked:
-    """Read back what was uploaded and verify the tier. StoreIOError, _StoppedError."""
+    """Read back the uploaded messages and verify the tier. Raises: StoreIOError, _StoppedError."""
     def advance(count: int) -> None:
         watch.advance(count)
         if watch.stopping():
@@ -208,10 +206,9 @@ def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
 # -- dry run --------------------------------------------------------------------------------------
 
 def dry_run(request: Request, clock: Callable[[], int]) -> Result:
-    """Return what a dispatch would upload, from the rows alone: nothing is written and nothing
-    locked.
+    """Return what a dispatch would upload, from the rows alone. Nothing is written or locked.
 
-    With ``only_due`` a due queue counts as a whole. Errors as `dispatch`.
+    With ``only_due`` all messages of a due queue count. Raises as `dispatch`.
     """
     with Store.open(request.store, request.commitlog_dirs, request.sizes) as store:
         request, target, notes = locate(request)
@@ -234,7 +231,7 @@ def dry_run(request: Request, clock: Callable[[], int]) -> Result:
 def _expected_outcome(request: Request, settings: TierSettings, view: View, tier: Tier,
                       name: QueueName, local: LocalQueue, now: int) -> Outcome:
     outcome = Outcome(local.topic, local.queue_id)
-    # Where the queue would continue, or why it would not.
+    # Where the queue would continue, or why not.
     flat = flat_queue(tier.reader, name)
     resumed = plan_resume(flat, tier.metadata, same_message(local))
     tiered = bool(flat.consume_queue.segments)

@@ -17,13 +17,13 @@ from rmqctl.parse_values import is_url
 
 def refuse_noted(root: str, metadata_path: str, metadata: str | None,
                  outside: Sequence[str]) -> None:
-    """Raise RefusedError where metadata, or the index files beside it, is neither in the tier nor
-    beside it, nor named: by ``metadata``, or in one of the folders ``outside``.
+    """Raise RefusedError if the metadata or the index files beside it are outside the tier and the
+    folder that contains it, unless ``metadata`` or one of the folders ``outside`` names them.
     """
     broker_root = broker_root_of(metadata_path) or ""
     around = [] if is_url(root) and metadata is None else writable_around(root, metadata)
     bounds = Bounds(root, [*around, *outside])
-    # The index folder first: the folder that its refusal names has the metadata in it, too.
+    # The index folder first: the folder that its refusal names contains the metadata, too.
     bounds.refuse_links(os.path.join(broker_root, LOCAL_INDEX_FOLDER), metadata_path,
                         f"{metadata_path}.bak")
 
@@ -33,14 +33,14 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
            metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
     """Hold the locks that a writing run needs, against brokers and other rmqctl processes.
 
-    These are the broker's lock in the root that has ``metadata_path`` (``metadata``: as the user
-    named it), rmqctl's lock in the tier's ``root`` (a URL has none), the locks of other stores that
+    These are the broker's lock in the root of ``metadata_path`` (``metadata``: as the user named
+    it), rmqctl's lock in the tier's ``root`` (unless it is a URL), the locks of other stores that
     contain one of the folders ``outside``, and the lock of the store ``source``, which is only
     read, if it has a lock file: on a read-only disk it is enough that no other process holds it.
 
-    Before anything is changed: StoreHeldError; RefusedError for a link, or a note in the tier, that
-    points outside the tier, its metadata and the broker's index files, and into none of the folders
-    ``outside``; StoreIOError.
+    Raises: StoreHeldError; RefusedError for a link, or a note in the tier, that points outside the
+    tier, its metadata, the broker's index files and the folders ``outside``; StoreIOError. Nothing
+    is changed before that.
     """
     broker_root = broker_root_of(metadata_path)
     if broker_root is None:

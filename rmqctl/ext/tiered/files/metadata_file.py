@@ -1,11 +1,11 @@
 """``tieredStoreMetadata.json``: where it is, and how it is written (tiered.md §6).
 
-A broker has it in ``config/`` of its local root, beside ``tiered_index_file/``. A tier that is
-elsewhere has a note of the file it was written with (`NOTE`), which counts in that very folder
-only: in a copy it would point to the original's metadata.
+A broker keeps it in ``config/`` of its local root, beside ``tiered_index_file/``. A tier elsewhere
+has a note of the path of its metadata (`NOTE`). The note is valid only in the folder it was written
+in: in a copy it would point to the original's metadata.
 
-A broker of 5.3.3 writes over the file in place; here there is the old file or the new one at any
-moment, and the one before is kept as ``.bak``.
+A 5.3.3 broker overwrites the file in place. rmqctl replaces it at once and keeps the previous file
+as ``.bak``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.parse_values import is_url
 
 NOTE = ".rmqctl/home.json"
-"""Below the root of a tier in a folder: the path of its metadata."""
+"""Path, relative to the tier root, of the note with the path of the metadata."""
 _MAX_NOTE = 1 << 16
 _IN_BROKER_ROOT = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLDER, "lock",
                    "checkpoint", "abort")
@@ -34,12 +34,12 @@ _IN_BROKER_ROOT = ("config", "commitlog", "consumequeue", names.LOCAL_INDEX_FOLD
 # -- where it is --------------------------------------------------------------------------------
 
 def behind_url(path: str) -> bool:
-    """Return whether a path is a URL of no place that is listed."""
+    """Return whether a path is a URL that is not mounted (`rmqctl.vfs`)."""
     return is_url(path) and not vfs.is_mounted(path)
 
 
 def tier_root(root: str) -> str:
-    """Return the folder itself, or the ``tieredstore`` of a store that was named instead."""
+    """Return ``root``, or its ``tieredstore`` folder if ``root`` is a store."""
     inner = f"{root.rstrip('/')}/{names.TIER_FOLDER}"
     if behind_url(root):
         with closing(open_reader(root)) as reader:
@@ -57,8 +57,8 @@ def tier_root(root: str) -> str:
 
 
 def find_metadata(root: str) -> str | None:
-    """Return the metadata that belongs to a tier root: in ``config/`` of it or of the folder above
-    it, or in it; else the one that is noted_path. Relative to the working folder where ``root`` is.
+    """Return the path of a tier's metadata: in ``config/`` of the root or of the folder above it,
+    or in the root, else as noted. The path is relative to the working folder if ``root`` is.
     """
     remote = behind_url(root)
     relative = not vfs.is_remote(root) and not os.path.isabs(root)
@@ -68,7 +68,7 @@ def find_metadata(root: str) -> str | None:
         for suffix in ("", ".bak"):
             path = os.path.join(folder, names.METADATA_NAME + suffix)
             if behind_url(path):
-                with suppress(StoreIOError):  # who may read a tier need not see what is above it
+                with suppress(StoreIOError):  # the folder above a tier may be unreadable
                     if exists(path):
                         return path
             elif not remote and vfs.isfile(path):
@@ -106,9 +106,10 @@ def broker_root_of(metadata_path: str | None) -> str | None:
 
 
 def writable_around(root: str, metadata: str | None) -> list[str]:
-    """Return what may be written outside a tier in a folder: metadata, its backup, the local index.
+    """Return paths outside a tier that may be written: metadata, its backup, the local index.
 
-    By where the tier is, or by ``metadata`` that the user named: never by what a file says.
+    They follow from the tier's place, or from ``metadata`` that the user named, never from the
+    content of a file.
     """
     path = metadata or os.path.join(os.path.dirname(os.path.realpath(root)), "config",
                                     names.METADATA_NAME)
@@ -116,13 +117,13 @@ def writable_around(root: str, metadata: str | None) -> list[str]:
     around = [path, f"{path}.bak"]
     if home is not None:
         around.append(os.path.join(home, names.LOCAL_INDEX_FOLDER))
-    # A link beside the tier names no folder in its user's stead.
+    # A link beside the tier is not the user's choice of a folder.
     return around if metadata is not None else [
         folder for folder in around if os.path.realpath(folder) == folder]
 
 
 def exists(path: str) -> bool:
-    """Return whether a file or URL exists. StoreIOError."""
+    """Return whether a file or URL exists. Raises: StoreIOError."""
     if not behind_url(path):
         return vfs.lexists(path)
     folder, _, name = path.rpartition("/")
@@ -133,8 +134,8 @@ def exists(path: str) -> bool:
 # -- the note in the tier -------------------------------------------------------------------------
 
 def noted_path(root: str) -> str | None:
-    """The path of the metadata that a tier in a folder was written with, there or not; None where
-    nothing is noted_path, or the note is of another folder. Never raises for what the file holds.
+    """Return the noted path of a tier's metadata, existing or not. None without a note, for a note
+    written in another folder, and for an invalid one.
     """
     try:
         with open(os.path.join(root, NOTE), "rb") as file:
@@ -148,8 +149,8 @@ def noted_path(root: str) -> str | None:
 
 
 def note_path(root: str, metadata_path: str) -> None:
-    """Note in a tier in a folder where its metadata is, unless `find_metadata` finds it anyway.
-    StoreIOError.
+    """Note in a tier the path of its metadata, unless `find_metadata` finds it without a note.
+    Raises: StoreIOError.
     """
     path = find_metadata(root)
     if path is not None and os.path.realpath(path) == os.path.realpath(metadata_path):
@@ -170,8 +171,8 @@ def _folder_identity(root: str) -> list[int]:
 # -- reading and writing --------------------------------------------------------------------------
 
 def load(path: str) -> meta.Metadata | None:
-    """Return the metadata in a file; None if the file does not exist. FormatError for an invalid or
-    empty file, StoreIOError.
+    """Return the metadata in a file; None if the file does not exist.
+    Raises: FormatError for an invalid or empty file; StoreIOError.
     """
     try:
         with vfs.open_bytes(path) as file:
@@ -188,8 +189,8 @@ def load(path: str) -> meta.Metadata | None:
 def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
     """Publish metadata at ``path`` and keep the old file as ``.bak``; False if nothing changed.
 
-    ``broker_root``: on whose file system the new file is staged. StoreIOError; RefusedError for
-    metadata at a URL: a broker has it on its machine.
+    The new file is staged in ``broker_root``.
+    Raises: StoreIOError; RefusedError for metadata at a URL.
     """
     if is_url(path):
         raise RefusedError(f"{path}: cannot write metadata to a URL; copy it to this machine and "

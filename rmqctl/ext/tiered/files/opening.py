@@ -1,4 +1,4 @@
-"""A tier root opened, for reading or for writing."""
+"""Open a tier root for reading or writing."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def open_reader(target: str) -> Reader:
-    """Return a tier root to read from. NotAStoreError without a folder."""
+    """Open a tier root for reading. Raises: NotAStoreError if it is not a folder."""
     if is_url(target) and not vfs.is_mounted(target):
         from rmqctl.files.remote.reader import RemoteReader
 
@@ -28,7 +28,7 @@ def open_reader(target: str) -> Reader:
 
 
 def open_writer(target: str) -> TierWriter:
-    """Return a tier root to write to; made where it is missing. NotAStoreError, StoreIOError."""
+    """Open a tier root for writing; create it if needed. Raises: NotAStoreError, StoreIOError."""
     if is_url(target):
         from rmqctl.ext.tiered.files.remote_writer import RemoteWriter
 

@@ -1,8 +1,8 @@
 """Files of a tier by relative path, opened for reading only.
 
-The shape is that of the drivers brokers have: read a range, size, list;
-`rmqctl.ext.tiered.files.writer` adds create, append and commit. `PosixReader` is a folder of this
-machine; `rmqctl.files.remote.reader` brings the same through fsspec.
+The methods are those of a broker's storage drivers: read a range, size, list.
+`rmqctl.ext.tiered.files.writer` adds create, append and commit. `PosixReader` reads a folder of
+this machine, `rmqctl.files.remote.reader` a URL through fsspec.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ ASIDE = ".rmqctl/tiered"
 
 @runtime_checkable
 class Reader(Protocol):
-    """Files of a tier by path relative to its root, with ``/``. All raise StoreIOError."""
+    """Files of a tier by path relative to its root, with ``/``. All methods raise StoreIOError."""
 
     name: str
     """The root as the user named it."""
 
     def where(self, path: str) -> str:
-        """Return a path in the user's words, for messages."""
+        """Return a path for messages, starting with the root as the user named it."""
 
     def list(self, folder: str) -> list[FolderEntry]:
         """Return the entries of a folder by name; empty if the folder does not exist."""
@@ -36,12 +36,12 @@ class Reader(Protocol):
         """Return the size of a file, or None."""
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Bytes ``[position, position + length)``; fewer only at the end of the file."""
+        """Return bytes ``[position, position + length)``; fewer only at the end of the file."""
 
     def source(self, path: str, base: int = 0) -> Source:
-        """Return the file as something to walk over, its first byte at logical offset ``base``.
+        """Return the file as a `Source` with its first byte at logical offset ``base``.
 
-        To be closed by `close_source`.
+        Close it with `close_source`.
         """
 
     def close(self) -> None: ...
@@ -55,7 +55,7 @@ def close_source(source: Source) -> None:
 
 
 class PosixReader(Closing):
-    """A folder, opened for reading. Holds no descriptors but a few recently used ones."""
+    """Reader of a folder. Keeps a few recently used files open."""
 
     _MOST_OPEN = 32
 

@@ -1,4 +1,4 @@
-"""A tier at a URL that is written to through fsspec.
+"""Writing to a tier at a URL through fsspec.
 
 Object stores have no append. Appended data is therefore kept locally (in memory, or in a temporary
 file if large) until `commit`, which appends it to the file if the driver can, and otherwise writes
@@ -6,9 +6,9 @@ the file again: old and new bytes go to a staged file below `ASIDE`, which then 
 one.
 
 Durability: when a commit returns, the driver has closed the file, with the guarantees of its
-service (an object store has stored the object; a local file has been flushed to disk, its name has
-not). Reads of the same writer see uncommitted data, as with a local folder; other readers see it
-after the commit.
+service (an object store has stored the object; a local file has been flushed to disk, but not its
+name). The writer itself reads uncommitted data, as with a local folder; other readers see it after
+the commit.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _IN_MEMORY = 8 << 20
 _IN_MEMORY_OF_ALL = 64 << 20
 APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
                        "s3a"})
-"""Drivers whose mode "ab" keeps existing bytes. Others may accept it and overwrite them."""
+"""Drivers whose mode "ab" keeps existing bytes. Others may accept the mode and overwrite them."""
 
 
 class _Pending:
-    """Data appended to a file and not committed; ``base`` is the size without it."""
+    """Data appended to a file but not committed. ``base``: size of the file without the data."""
 
     def __init__(self, base: int) -> None:
         self.base, self.length = base, 0
         self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
 
     def add(self, parts: Sequence[Part]) -> int:
-        """Take all the parts or none. OSError."""
+        """Add all parts or nothing. Raises: OSError."""
         self._spool.seek(self.length)
         try:
             added = sum(map(self._spool.write, parts))
@@ -67,7 +67,7 @@ class _Pending:
             yield self.read(position, PIECE)
 
     def out_of_memory(self) -> None:
-        """Put it into a temporary file."""
+        """Move the data to a temporary file."""
         rollover = getattr(self._spool, "rollover", None)
         if rollover is not None:
             rollover()
@@ -77,7 +77,7 @@ class _Pending:
 
 
 class RemoteWriter(RemoteFiles):
-    """A URL that is written to. See the module for what lasts when."""
+    """Writer to a URL. For durability see the module."""
 
     ASIDE = ASIDE
 
@@ -89,7 +89,7 @@ class RemoteWriter(RemoteFiles):
         self._pending: dict[str, _Pending] = {}
         self._torn: set[str] = set()
 
-    # -- reading what is not committed, too ------------------------------------------------------
+    # -- reading, with uncommitted data ----------------------------------------------------------
 
     def list(self, folder: str) -> list[FolderEntry]:
         below = f"{folder}/" if folder else ""
@@ -153,21 +153,21 @@ class RemoteWriter(RemoteFiles):
         self._sizes[path] = pending.base + pending.length
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
-        """Commit at once: a driver cannot prepare it."""
+        """Commit at once: drivers have no deferred commit."""
         for path in paths:
             self.commit(path)
         return lambda: None
 
     def settle(self, path: str) -> None:
-        """Nothing: a file that the driver has closed lasts."""
+        """Do nothing: a file that the driver has closed is durable."""
 
     def _somebody_else(self, path: str, present: int | None, wanted: int) -> RefusedError:
         return RefusedError(f"{self.where(path)}: has {present or 0} bytes, expected {wanted}; "
                             "another process is writing to this tier")
 
     def _add(self, path: str, pending: _Pending) -> None:
-        """Add the pending data to the file; undo what a failure leaves."""
-        self._torn.add(path)  # until it is known to be whole
+        """Add the pending data to the file; after a failure undo the write."""
+        self._torn.add(path)  # until the size of the file was checked
         try:
             if self._appends:
                 self._write(path, pending.pieces(), "ab")
@@ -196,7 +196,7 @@ class RemoteWriter(RemoteFiles):
             yield data
 
     def _shorten(self, path: str, size: int) -> None:
-        """Make a file end at ``size`` if it is longer; its end is lost."""
+        """Truncate a file to ``size`` if it is longer."""
         present = super().size(path)
         if present is not None and present > size:
             self._staged(path, self._committed(path, size))

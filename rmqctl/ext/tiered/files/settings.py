@@ -1,8 +1,8 @@
-"""The configuration a tier is written with: a broker's, remembered in the tier (tiered.md §15).
+"""The broker settings with which a tier is written, noted in the tier (tiered.md §15).
 
-``DIR/.rmqctl/tier.json`` contains the settings given when the tier was first written: files of
-other sizes are not damage, but a broker with other settings rolls them elsewhere, and cannot read
-an index file of other numbers at all.
+``DIR/.rmqctl/tier.json`` contains the settings of the first run that wrote to the tier. Files of
+other sizes are not damage, but a broker with other settings rolls them at other offsets, and cannot
+read an index file with other numbers of slots or items.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rmqctl.formats.tiered import index
 from rmqctl.formats.tiered.units import UNIT_SIZE
 
 PLACE = ".rmqctl/tier.json"
-"""Below the tier root."""
+"""Path of the note, relative to the tier root."""
 _FORMAT = 1
 _MOST = 1 << 62
 _MAX_SIZE = 1 << 16
@@ -27,7 +27,7 @@ _MAX_SIZE = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class TierSettings:
-    """Sizes in bytes, times in ms; the defaults are a broker's of 5.3.3."""
+    """Sizes in bytes, times in ms. The defaults are those of a 5.3.3 broker."""
 
     commit_log_max: int = 1 << 30
     consume_queue_max: int = 104_857_600
@@ -47,25 +47,23 @@ class TierSettings:
 
     @property
     def shape(self) -> index.Shape:
-        """Return what index files look like."""
+        """Numbers of slots and items of an index file."""
         return index.Shape(self.index_slots, self.index_max)
 
     @property
     def consume_queue_limit(self) -> int:
-        """The largest consume queue segment: intact units."""
+        """Largest size of a consume queue segment: complete units."""
         return self.consume_queue_max - self.consume_queue_max % UNIT_SIZE
 
 
 _LEAST = {"commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
           "group_commit_count": 1, "group_commit_size": 1}
 _REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max")
-"""Settings that later runs must keep; the others may differ each time."""
+"""Settings that later runs must keep; the others may differ from run to run."""
 
 
 def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
-    """Return (settings, notes): the given settings, else the noted ones, else a broker's
-    defaults.
-    """
+    """Return (settings, notes): settings as given, else as noted, else a broker's defaults."""
     recorded, notes = recall(reader)
     values = {**recorded, **{name: value for name, value in given.items() if value is not None}}
     for name in _REMEMBERED:
@@ -76,7 +74,7 @@ def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings,
 
 
 def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
-    """Return (noted settings, problems). Never raises for the content of the file."""
+    """Return (noted settings, problems). Invalid content is a problem, not an error."""
     size = reader.size(PLACE)
     if size is None:
         return {}, []
@@ -97,7 +95,7 @@ def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
 
 
 def remember(writer: TierWriter, settings: TierSettings) -> None:
-    """Note the settings for later runs, where they are not noted already."""
+    """Note the settings for later runs, unless they are already noted."""
     recorded, _ = recall(writer)
     wanted = {name: getattr(settings, name) for name in _REMEMBERED}
     if recorded != wanted:

@@ -1,6 +1,6 @@
-"""A tier that is written to: create, append, commit; removed files are kept aside.
+"""Writing to a tier: create, append, commit; removed files are kept aside.
 
-Nothing is deleted here. An incomplete append is undone, so a block is never written after a part of
+Nothing is deleted. An incomplete append is undone, so a block is never written after a part of
 itself (tiered.md §8.4).
 """
 
@@ -19,51 +19,51 @@ from rmqctl.files.remote.reader import failed
 from rmqctl.scan.source import FileSource
 
 _SYNCS = 4
-"""Threads that force files to disk."""
+"""Threads that flush files to disk."""
 _PIECE = 4 << 20
 
 
 @runtime_checkable
 class TierWriter(Reader, Protocol):
-    """A tier that is written to. What `append` takes is safe when `commit` came back, not before.
-    All raise StoreIOError.
+    """Writer to a tier. Appended data is durable only after `commit` has returned. All methods
+    raise StoreIOError.
     """
 
     def create(self, path: str) -> None:
-        """An empty file, its folders too. Nothing happens where it is there."""
+        """Create an empty file and its folders; do nothing if it exists."""
 
     def append(self, path: str, parts: Sequence[Part], position: int) -> int:
-        """Append bytes at ``position``, which must be the end of the appended or committed data.
+        """Append bytes at ``position``, which must be the end of the file, and return their number.
 
-        Returns the number of bytes. After a StoreIOError none of them is in the file.
+        After a StoreIOError the file has its old length.
         """
 
     def commit(self, path: str) -> None:
         """Flush appended data of a file, and its name, to disk."""
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
-        """`commit` of many files, as something to be called once, from any thread.
+        """Return a function that commits many files; call it once, from any thread.
 
-        What is appended after this is not part of it. StoreIOError when it is called.
+        It does not commit data appended later. The function raises StoreIOError.
         """
 
     def settle(self, path: str) -> None:
-        """`commit` of a file that an earlier process wrote to and perhaps did not commit."""
+        """Commit a file that an earlier process wrote to and perhaps did not commit."""
 
     def cut(self, path: str, size: int) -> str | None:
-        """Shorten a file; keep the cut part aside and return its path, or None if nothing was
-        cut.
+        """Truncate a file and keep its end aside; return the path of that part, or None if the file
+        is not longer than ``size``.
         """
 
     def put_aside(self, path: str) -> str:
-        """Move a file aside; its place below `ASIDE`."""
+        """Move a file aside and return its new path, below `ASIDE`."""
 
     def replace(self, path: str, data: bytes) -> None:
-        """Publish a complete file at once, never half of it. The old file is not kept."""
+        """Replace a file atomically. The old file is not kept."""
 
 
 class PosixWriter(PosixReader):
-    """A folder that is written to: by position, and forced to disk by `commit`."""
+    """Writer to a folder: by position, flushed to disk by `commit`."""
 
     _MOST_OPEN = 64
 
@@ -122,10 +122,10 @@ class PosixWriter(PosixReader):
 
         def commit() -> None:
             try:
-                # A file system commits together what is asked for at the same time.
+                # A file system merges flushes that are requested at the same time.
                 under_way = [self._syncing().submit(_sync_all, files[n::_SYNCS])
                              for n in range(min(_SYNCS, len(files)))]
-                wait(under_way)  # nothing is closed while another thread forces it to disk
+                wait(under_way)  # close no file while another thread flushes it
                 for part in under_way:
                     part.result()
                 for folder in folders:
@@ -156,7 +156,7 @@ class PosixWriter(PosixReader):
         return aside
 
     def _copy_end(self, path: str, start: int, aside: str) -> None:
-        """Copy a file from ``start`` on, in pieces: it may be most of a segment."""
+        """Copy a file from ``start`` to its end, in pieces: that may be most of a segment."""
         full = self._full(aside)
         durable.make_folders(os.path.dirname(full))
         fd = durable.open_file(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "create")

@@ -1,1 +1,1 @@
-"""The index files of a tier: read in every form, written, rearranged and uploaded."""
+"""Index files of a tier: read in every form, written, compacted and uploaded."""

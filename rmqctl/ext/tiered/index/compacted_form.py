@@ -1,10 +1,9 @@
-"""The rearranged form of an open index file, as it is uploaded (tiered.md §5.3).
+"""The compacted form of an open index file, in which it is uploaded (tiered.md §5.3).
 
-Items of a slot come together, in the order of its chain: the newest first. Where they go follows
-from counting them by slot, so the file is read from front to back, once to count and once for each
-part of the result. That is what a broker makes of it where each link points to the item before it
-in its slot, which is proven for every item. Memory: 8 bytes for each slot and one part of the
-result.
+The items of a slot are contiguous, in the order of its chain, newest first. Their places follow
+from the number of items per slot, so the file is read sequentially, once to count and once for each
+part of the result. The result equals a broker's if each link points to the item before it in its
+slot, which is checked for every item. Memory: 8 bytes per slot and one part of the result.
 """
 
 from __future__ import annotations
@@ -27,19 +26,19 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 PART_ITEMS = 2_700_000
-"""Items of the result that are in memory at once, 72 MiB; the file is read once for each part."""
+"""Items of the result in memory at once, 72 MiB; the file is read once for each part."""
 _ITEM_SIZE = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
 AT_ONCE = 1 << 17
-"""Slots or items that are worked on together."""
+"""Slots or items processed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
-    """The rearranged form of a file, not yet written.
+    """The compacted form of a file, not yet written; `parts` yields its bytes.
 
-    ``size`` in bytes; ``items`` that it has; ``sound``: the chains point to all items and to
-    nothing else. `parts` gives the bytes in order.
+    ``size`` in bytes; ``items``: their number; ``sound``: the chains of the file contain all items
+    and nothing else.
     """
 
     file: IndexFile
@@ -49,8 +48,8 @@ class Compacted:
     _counts: Array
 
     def parts(self) -> Iterator[memoryview]:
-        """Yield the bytes from front to back; a part is valid until the next is asked for.
-        FormatError, StoreIOError.
+        """Yield the bytes in parts; a part is valid until the next one is requested.
+        Raises: FormatError, StoreIOError.
         """
         if not self.size:
             return
@@ -63,11 +62,11 @@ class Compacted:
 
 
 def compact(file: IndexFile) -> Compacted:
-    """Work out the rearranged form of an open file of 5.2.0 or newer.
+    """Return the compacted form of an open file of 5.2.0 or newer.
 
-    Byte by byte what a broker makes of it (no bytes at all without items); but where its chains are
-    not sound, items are put to the slots of their hashes, newest first, so that none is lost.
-    FormatError where the file is cut short; RefusedError where it is another form.
+    It is identical to a broker's (empty without items). If the chains of the file are damaged,
+    items are put into the slots of their hashes, newest first, so none is lost.
+    Raises: FormatError for a truncated file; RefusedError for another form.
     """
     if file.form == COMPACTED or file.shape.old:
         raise RefusedError(f"{file.where}: only the open format of 5.2.0 and newer can be "
@@ -81,16 +80,15 @@ def compact(file: IndexFile) -> Compacted:
 @contextmanager
 def opened(path: str, slots: int | None = None, max_items: int | None = None) -> Iterator[
         IndexFile]:
-    """An open index file at a path. FormatError (with the file), StoreIOError."""
+    """Open an index file of the open form. Raises: FormatError (with the file), StoreIOError."""
     with FileSource(path) as source:
         yield examine(source.read, source.size, path, status="UNSEALED", slots=slots,
                       max_items=max_items)
 
 
 def write(compacted: Compacted, path: str) -> None:
-    """Write the rearranged form as a new file, which lasts. StoreIOError, also where it exists.
-
-    What was written of it before an error is taken away again.
+    """Write the compacted form to a new file and flush it; after an error delete the file.
+    Raises: StoreIOError, also if the file exists.
     """
     fd = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "make")
     writer = DirectWriter()
@@ -112,8 +110,8 @@ def write(compacted: Compacted, path: str) -> None:
 # -- the bytes ------------------------------------------------------------------------------------
 
 def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
-    """Yield the bytes of all slots, from the number of items of each. An empty slot has the place
-    where the next items go (of 5.1.x: 0).
+    """Yield the bytes of all slots from their numbers of items. An empty slot contains the place
+    of the next slot's items (5.1.x: 0).
     """
     position = shape.items_at
     for first in range(0, shape.slots, AT_ONCE):
@@ -133,7 +131,7 @@ def _counted_items(file: IndexFile, counts: Array, items: int) -> Iterator[memor
     for start in range(0, items, PART_ITEMS):
         end = min(start + PART_ITEMS, items)
         part = room[:end - start]
-        # The slots that have items in this part; of the last one others may come in the next.
+        # The slots with items in this part; the last one may continue in the next part.
         low = int(np.searchsorted(ends, np.int32(start), "right"))
         high = int(np.searchsorted(ends, np.int32(end))) + 1
         last = int(ends[high - 1])
@@ -144,8 +142,8 @@ def _counted_items(file: IndexFile, counts: Array, items: int) -> Iterator[memor
 
 
 def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
-    """Put the items of a block whose slots are in ``[low, high)`` where they belong: the newest of
-    a slot first, before its ``ends``, which are moved. ``part`` begins at the place ``start``.
+    """Put the items of a block with slots in ``[low, high)`` into ``part``, which begins at the
+    place ``start``. Items go before the ``ends`` of their slots, which move: newest first.
     """
     kernel = active()
     if kernel is not None:
@@ -162,7 +160,7 @@ def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array
 
 
 def _shortened(items: Array) -> Array:
-    """Return the first 28 bytes of each item, as one thing."""
+    """Return the first 28 bytes of each item, as single values."""
     view = items.view(np.dtype({"names": ["kept"], "formats": [_ITEM_BYTES], "offsets": [0],
                                 "itemsize": fmt.ITEM.size}))
     shortened: Array = view["kept"]
@@ -172,7 +170,7 @@ def _shortened(items: Array) -> Array:
 # -- chains: what points where, proven for all items at once (§5.2, §5.3) -------------------------
 
 def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
-    """Yield (the first slot, the newest item of it and those that follow), 0 for an empty one."""
+    """Yield (first slot, newest items of it and the following slots), 0 for an empty slot."""
     shape = file.shape
     for first in range(0, shape.slots, AT_ONCE):
         count = min(AT_ONCE, shape.slots - first)
@@ -184,7 +182,7 @@ def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
-    """Yield all items by blocks. FormatError where some are not there."""
+    """Yield all items in blocks. Raises: FormatError if items are missing."""
     expected = 1
     for number, items in file.blocks():
         yield number, items
@@ -195,9 +193,8 @@ def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def counted(file: IndexFile) -> tuple[Array, bool]:
-    """Return the items of each slot (int32), by their hashes; and whether the chains of the file
-    have all of them, newest first: each link points to the item before it in its slot, each slot to
-    its newest.
+    """Return (numbers of items per slot (int32), by their hashes; whether the chains are sound):
+    each link points to the item before it in its slot, each slot to its newest item.
     """
     slots = file.shape.slots
     cells: Array = np.zeros((slots, 2), np.int32)

@@ -1,8 +1,8 @@
-"""Full index files of a broker go up into its tier, rearranged (tiered.md §5.5, §18.6): one file
-(`upload`), several (`upload_files`), or those that are in a broker's local root (`upload_local`).
+"""Compact and upload full index files of a broker (tiered.md §5.5, §18.6): one file (`upload`),
+several (`upload_files`), or those in a broker's local root (`upload_local`).
 
-Segment first, made to last; then metadata; then the local file is moved aside. Killed anywhere in
-between, the next run finds how far it came: nothing is uploaded twice.
+The segment is written and flushed first, then the metadata, then the local file is moved aside. If
+a run is killed in between, the next one continues: nothing is uploaded twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 
 Status = Literal["uploaded", "completed", "known", "empty"]
-"""``completed``: the segment was complete, but missing from the metadata; ``known``: it was in
-it.
+"""``completed``: the segment was complete, but not in the metadata. ``known``: it was in the
+metadata.
 """
 
 Opening = Callable[[str], AbstractContextManager[IndexFile]]
@@ -46,10 +46,10 @@ _INDEX = names.KINDS.index(names.INDEX)
 
 @dataclass(frozen=True, slots=True)
 class Uploaded:
-    """Outcome of a file. ``path`` of its segment below the tier root (empty: no segment).
+    """Outcome of a file. ``path``: its segment, relative to the tier root (empty: no segment).
 
-    ``sound``: its chains contained all of its items (otherwise the items were put into slots by
-    their hashes). ``moved_to``: where an unfinished segment of a killed run was moved.
+    ``sound``: the chains contained all items (otherwise items were put into slots by their hashes).
+    ``moved_to``: new path of an unfinished segment of a killed run.
     """
 
     source: str
@@ -65,7 +65,7 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """Place of a segment; ``there`` is the size of the existing file, or None."""
+    """Place of a segment. ``there``: size of the existing file, or None."""
 
     path: str
     base: int
@@ -76,11 +76,11 @@ def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: 
            now: int, *, ahead: set[int] | None = None) -> Uploaded:
     """Upload one open file as the next INDEX segment and enter it into ``metadata``.
 
-    The segment lasts when this returns; the caller saves the metadata, and only then the local file
-    may go. ``now`` in ms. A file without items is not uploaded. With ``ahead``, the bases that are
-    planned, nothing is written: that is what would be done. RefusedError where tier and metadata do
-    not fit together; FormatError where the file is cut short; StoreIOError, after which a further
-    run completes what is there.
+    The segment is durable when this returns; the caller saves the metadata and then removes the
+    local file. ``now`` in ms. A file without items is not uploaded. With ``ahead``, the bases
+    planned so far, return the plan and write nothing.
+    Raises: RefusedError if tier and metadata do not match; FormatError for a truncated file;
+    StoreIOError, after which another run completes the upload.
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)
@@ -105,9 +105,9 @@ def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: 
 
 def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
            is_there: bool) -> str | None:
-    """Flush the segment to disk; return where the file in its place is kept."""
+    """Write and flush a segment; return the new path of a file that was in its place."""
     if is_there:
-        writer.settle(place.path)  # who wrote it may have been killed before it was forced
+        writer.settle(place.path)  # its writer may have been killed before the flush
         return None
     aside = writer.put_aside(place.path) if place.there else None
     _send(writer, place.path, compacted)
@@ -118,10 +118,8 @@ def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
 def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
                 file: IndexFile) -> bool:
     """Return whether a file's segment is complete in the tier: a run was killed before it removed
-    the file.
-
-    Such a file must not be written to: its items would be uploaded twice. RefusedError,
-    StoreIOError.
+    the file. Items added to such a file would be uploaded twice.
+    Raises: RefusedError, StoreIOError.
     """
     if not file.items:
         return False
@@ -138,8 +136,8 @@ def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: s
                  now: Callable[[], int], save: Callable[[], object]) -> Iterator[Uploaded]:
     """Upload local files, oldest first, and move each below ``broker_root``/.rmqctl/aside.
 
-    ``opening`` opens one (`opened_as` where the shape is known), ``save`` publishes ``metadata``.
-    Files without items go aside, too. Between two files is a safe point.
+    ``opening`` opens a file (`opened_as` for a known shape), ``save`` publishes ``metadata``. Files
+    without items are moved aside, too. It is safe to stop between two files.
     """
     aside = AsideFolder(os.path.abspath(broker_root))
     for path in paths:
@@ -152,7 +150,7 @@ def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: s
 
 
 def opened_as(shape: fmt.Shape) -> Opening:
-    """Open files of this shape."""
+    """Return a function that opens files of this shape."""
     return lambda path: opened(path, shape.slots, shape.max_items)
 
 
@@ -169,7 +167,7 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
 
 def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
            file: IndexFile) -> Uploaded | None:
-    """Return the segment metadata has for this file: a run was killed before the file went away."""
+    """Return the file's segment in the metadata: a run was killed before it removed the file."""
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
             path = _segment_path(cluster, broker, entry.base_offset)
@@ -185,10 +183,10 @@ def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
 
 def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
                 ahead: Collection[int] = ()) -> _Place:
-    """Return the place after the last segment, whose size must be the metadata's.
+    """Return the place after the last segment, whose size must match the metadata.
 
-    An entry of no bytes, which a killed broker leaves, takes no place. Segments in ``ahead`` are
-    only planned.
+    An entry without bytes, which a killed broker leaves, occupies no place. ``ahead``: bases of
+    planned segments.
     """
     last = max(_entries(metadata, broker).values(),
                key=lambda entry: (entry.base_offset + entry.size, entry.base_offset), default=None)
@@ -210,7 +208,7 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
 
 
 def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
-    """Return whether the complete segment was written before."""
+    """Return whether the complete segment is already in its place."""
     if place.there != compacted.size:
         return False
     position = 0
@@ -222,7 +220,7 @@ def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
 
 
 def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
-    """The file there may be a part of this file, or no index file; never that of another one."""
+    """Raise RefusedError if the segment in this place is of another index file."""
     raw = writer.read(place.path, 0, fmt.HEADER.size)
     if len(raw) < fmt.HEADER.size:
         return
@@ -237,7 +235,7 @@ def _send(writer: TierWriter, path: str, compacted: Compacted) -> None:
     writer.create(path)
     parts = compacted.parts()
     position = 0
-    # The header goes with the first slots: it is too short for a write of its own.
+    # The header is too short for a write of its own: write it with the first slots.
     for some in chain([[next(parts), next(parts)]], ([part] for part in parts)):
         position += writer.append(path, some, position)
 
@@ -266,7 +264,7 @@ class LocalFiles:
     notes: list[str] = field(default_factory=list)
 
     def opening(self, path: str) -> AbstractContextManager[IndexFile]:
-        """One of the files. FormatError, StoreIOError."""
+        """Open one of the files. Raises: FormatError, StoreIOError."""
         return opened(path, self.slots, self.max_items)
 
 
@@ -275,7 +273,7 @@ class CompactRequest:
     """Request of a run. ``everything``: also the newest file, as at a clean shutdown.
 
     ``slots`` and ``max_items`` override the values noted in the tier or found in uploaded files.
-    ``cluster`` and ``broker`` are needed where the tier has several, or nothing yet.
+    ``cluster`` and ``broker`` are required if the tier has several or is empty.
     """
 
     root: str
@@ -291,11 +289,12 @@ class CompactRequest:
 
 def upload_local(request: CompactRequest, now: Callable[[], int],
                  note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """Rearrange and upload a broker's local files, one after the other; each is complete when
-    yielded. ``now`` in ms; ``note`` is called with skipped files, in words.
+    """Compact and upload a broker's local files, one after the other; yield each when it is done.
+    ``now`` returns ms; ``note`` is called with skipped files, in words.
 
-    StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError, FormatError,
-    StoreIOError. After any end the next run continues where this one stopped.
+    If a run is interrupted, the next one continues.
+    Raises: StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError,
+    FormatError, StoreIOError.
     """
     malloc_tuning.keep_freed_memory()
     with Tier.open(request.root, request.metadata) as tier:
@@ -316,7 +315,7 @@ def upload_local(request: CompactRequest, now: Callable[[], int],
 
 def plan_local(request: CompactRequest, now: Callable[[], int],
                note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """Return what `upload_local` would do. Changes and locks nothing."""
+    """Yield the outcomes of `upload_local` without changes or locks."""
     with Tier.open(request.root, request.metadata) as tier:
         files = _files(tier, request)
         for text in files.notes:
@@ -329,7 +328,7 @@ def plan_local(request: CompactRequest, now: Callable[[], int],
 
 
 def _known_root(tier: Tier) -> str:
-    """Return the local root of the tier's broker. UsageError where it is not known."""
+    """Return the local root of the tier's broker. Raises: UsageError if it is unknown."""
     if tier.broker_root is None or tier.metadata_path is None:
         raise UsageError(f"{tier.name}: no {names.METADATA_NAME} beside it, so the broker's local "
                          "root is unknown: pass the file with --metadata")
@@ -346,7 +345,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
     if fault:
         raise RefusedError(f"{fault}; run `rmqctl tiered recover` first to repair the metadata")
     cluster, broker = _owner(tier, request)
-    # The broker still appends to the newest file, so it is left unless all are requested.
+    # The broker still appends to the newest file, so it is skipped unless all are requested.
     folder = os.path.join(broker_root, names.LOCAL_INDEX_FOLDER)
     every = local_names(folder)
     old = [name for name in every if name in names.OLD_INDEX_NAMES]
@@ -373,9 +372,7 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
 
 def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
                           present: list[str]) -> list[str]:
-    """Return the files in which an interrupted dispatch has to complete what it had begun.
-    ``owner``: cluster and broker.
-    """
+    """Return the files that an interrupted dispatch must complete; ``owner``: (cluster, broker)."""
     progress = IndexProgress(broker_root, "/".join(owner))
     progress.load()
     ends = {(name.topic, name.queue_id): queue.commit_offset
@@ -386,7 +383,7 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
 
 
 def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
-    """Return the one cluster and broker that the local files can belong to. UsageError."""
+    """Return the cluster and broker of the local files. Raises: UsageError if ambiguous."""
     owners = tier.found.owners
     fitting = sorted((cluster, broker) for cluster, broker in owners
                      if request.cluster in (None, cluster) and request.broker in (None, broker))

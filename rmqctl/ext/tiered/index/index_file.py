@@ -1,7 +1,7 @@
 """An index file of a tier, opened for reading: open or compacted, of any version (tiered.md §5).
 
 Everything is read by position through a function, so the same code reads local files, segments
-of a tier and objects of a store, and tests can count the reads.
+of a tier and objects of an object store, and tests can count the reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _EMPTY_HEADER = fmt.HeaderRecord(fmt.END_MAGIC, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class IndexFile:
-    """One file. ``where`` in the user's words; ``base`` of an uploaded one's segment, else -1."""
+    """An index file. ``where``: path for messages. ``base``: the segment's, or -1 if local."""
 
     where: str
     size: int
@@ -47,23 +47,24 @@ class IndexFile:
 
     @property
     def timestamp(self) -> int:
-        """The file's key in a broker's table: its creation."""
+        """The file's key in a broker's table: its creation time (ms)."""
         return self.header.begin_timestamp
 
     @property
     def items(self) -> int:
-        """Return how many items the header claims (5.1.x numbers them from 0)."""
+        """Number of items by the header (5.1.x numbers them from 0)."""
         return max(self.header.item_count, 0)
 
     def slot_of(self, key_hash: int) -> int:
-        """The slot of a hash; -1 for the one that has none: -2^31, where slots do not divide it."""
+        """Return the slot of a hash; -1 for -2^31, unless the number of slots divides it."""
         slot = key_hash % self.shape.slots
         return slot if key_hash >= 0 or not slot else -1
 
     def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
-        """Yield the items with a hash, newest first; of the slot's items ``most`` are examined.
+        """Yield the items with a hash, newest first; examine at most ``most`` items of the slot.
 
-        FormatError at a slot or link that points outside. Two reads in the compacted form.
+        The compacted form needs two reads.
+        Raises: FormatError for a slot or link that points outside.
         """
         slot = self.slot_of(key_hash)
         if self.form == EMPTY or slot < 0:
@@ -74,8 +75,8 @@ class IndexFile:
                 yield item
 
     def slot_range(self, slot: int) -> fmt.CompactedSlotRecord:
-        """Return where the items of a slot of the compacted form are. FormatError if not in the
-        file.
+        """Return the range of a slot's items in the compacted form.
+        Raises: FormatError if it is not in the file.
         """
         position = self.shape.slot_position(slot)
         extent: fmt.CompactedSlotRecord = self._decoded(fmt.COMPACTED_SLOT, position)
@@ -118,9 +119,9 @@ class IndexFile:
             number, left = item.previous, left - 1
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-        """(number of the first, items) of all items in the order of the file, as structured
-        arrays: `Item` (`rmqctl.formats.tiered.index`) of an open file, `CompactedItem` of a
-        compacted one.
+        """Yield (number of the first item, items) for all items, in the order of the file, as
+        structured arrays: `Item` (`rmqctl.formats.tiered.index`) for an open file, `CompactedItem`
+        for a compacted one.
         """
         first = self._first_number
         for start in range(0, self.items if self.form != EMPTY else 0, BLOCK_ITEMS):
@@ -137,7 +138,7 @@ class IndexFile:
         return 1 if self.form == OPEN and not self.shape.old else 0
 
     def block(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """Up to ``count`` items from the one with ``start`` others before it on; as `blocks`."""
+        """Return up to ``count`` items after the first ``start`` ones; arrays as in `blocks`."""
         unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
         data = self.read(self.shape.items_at + (self._first_number + start) * unit.size,
                          max(0, min(count, self.items - start)) * unit.size)
@@ -157,17 +158,17 @@ class IndexFile:
 
 def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = -1,
             slots: int | None = None, max_items: int | None = None) -> IndexFile:
-    """Return the kind of an index file. FormatError (with the file) for another file.
+    """Open an index file and detect its form.
 
-    ``slots`` and ``max_items`` are what is configured; an open file without items, of other than
-    the default ratio, needs one of them. An uploaded file of no bytes is empty, as is one of its
-    header alone.
+    ``slots`` and ``max_items``: the configured numbers; an open file without items needs one of
+    them unless they have the default ratio. An uploaded file without bytes, or with only a header,
+    is empty. Raises: FormatError (with the file) for another file.
     """
     if size == 0:
         return IndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
     try:
         header = fmt.HEADER.decode(read(0, fmt.HEADER.size))
-        if status == "UNSEALED" and not any(header):  # made, and killed before its header was
+        if status == "UNSEALED" and not any(header):  # killed before the header was written
             return IndexFile(where, size, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read)
         if header.magic not in fmt.MAGICS:
             raise FormatError(f"invalid index magic: {header.magic:08x}", offset=0, path="magic")
@@ -189,7 +190,7 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
 
 
 def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]:
-    """Return the uploaded index files of a broker by base offset; an invalid or unreadable file as
+    """Yield the uploaded index files of a broker by base offset; for an invalid or unreadable file
     its error.
     """
     for segment in flat.segments:
@@ -205,7 +206,7 @@ def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]
 class LocalIndex(Closing):
     """The index files of a broker that are not uploaded, opened together. Context manager.
 
-    ``files`` are the readable ones, oldest first; ``errors`` of the others.
+    ``files``: the readable files, oldest first. ``errors``: those of the other files.
     """
 
     def __init__(self, folder: str | None, slots: int | None = None,
@@ -226,8 +227,9 @@ class LocalIndex(Closing):
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[
                     tuple[str, IndexFile | FormatError | StoreIOError]]:
-    """Yield (path, the file, or its error) of the index files in a broker's local folder, oldest
-    first. They stay open as long as ``sources``. StoreIOError for the folder.
+    """Yield (path, file or error) of the index files in a broker's local folder, oldest first. They
+    stay open as long as ``sources``.
+    Raises: StoreIOError for the folder.
     """
     for name in local_names(folder):
         path = os.path.join(str(folder), name)
@@ -240,8 +242,9 @@ def local_files(folder: str | None, sources: ExitStack, slots: int | None = None
 
 
 def local_names(folder: str | None) -> list[str]:
-    """Return the names of index files in a broker's local folder, oldest first: numbers, as a
-    broker takes them, and the fixed names of 5.1.x. StoreIOError.
+    """Return the names of index files in a broker's local folder, oldest first: numbers that a
+    broker accepts, and the fixed names of 5.1.x.
+    Raises: StoreIOError.
     """
     if folder is None:
         return []

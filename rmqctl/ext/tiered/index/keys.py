@@ -1,8 +1,8 @@
-"""Keys under which a tier's index has messages, in the order of a broker's items (tiered.md §5.4).
+"""Keys of messages in a tier's index, in the order of a broker's items (tiered.md §5.4).
 
-A broker from 5.3.0 on puts the unique key and then the parts of ``KEYS`` into a ``HashSet`` and
-goes through it. By column that is a sort by bucket; what is out of the ordinary (many keys, equal
-ones, characters beyond ASCII, spaces at an end) is worked out message by message.
+Brokers since 5.3.0 put the unique key and then the parts of ``KEYS`` into a ``HashSet`` and iterate
+over it. For columns that is a sort by bucket. Unusual messages (many or equal keys, characters
+beyond ASCII, trailing spaces) are processed one by one.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from rmqctl.scan.frames import Array, Batch
 SEPARATOR = " "
 _CAPACITY = 16
 _SIMPLE_KEYS = 8
-"""So many keys neither let a set grow nor make a bucket of it a tree."""
+"""Up to this many keys a set neither grows nor turns a bucket into a tree."""
 _SPACE, _HIGH = 0x20, 0x80
 _NO_BREAK = frozenset("\u00a0\u2007\u202f")
 _CONTROL = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f ")
 _SEPARATORS = frozenset("\u1680\u2028\u2029\u205f\u3000") | {chr(number) for number in
                                                             range(0x2000, 0x200B)}
 _WHITESPACE = _CONTROL | _SEPARATORS - _NO_BREAK
-"""``Character.isWhitespace`` of Java."""
+"""Characters for which Java's ``Character.isWhitespace`` is true."""
 
 
 class Keys(NamedTuple):
     """The keys of a batch in the order of their items.
 
-    ``row`` (int64, ascending): the message of each; ``key_hash`` (int32): what its item holds.
-    -2^31 is among them where a key has that hash.
+    ``row`` (int64, ascending): the message of each key. ``key_hash`` (int32): the hash in its item,
+    which may be -2^31.
     """
 
     row: Array
@@ -44,17 +44,17 @@ class Keys(NamedTuple):
 
 
 def is_blank(value: str | None) -> bool:
-    """``StringUtils.isBlank``: nothing but what Java calls whitespace."""
+    """Return whether a text has only Java's whitespace (``StringUtils.isBlank``)."""
     return value is None or all(char in _WHITESPACE for char in value)
 
 
 def key_set(unique: str | None, keys: str | None) -> list[str]:
-    """Return the keys of one message, from its properties, in the order of their items."""
+    """Return the keys of a message from its properties, in the order of their items."""
     keys_in_order: dict[str, None] = {}
     if unique is not None and not is_blank(unique):
         keys_in_order[unique] = None
     if keys is not None and not is_blank(keys):
-        # Java leaves out empty parts at the end, and only those.
+        # Java drops empty parts at the end, and only those.
         parts = keys.rstrip(SEPARATOR).split(SEPARATOR)
         keys_in_order.update(dict.fromkeys(parts))
     names = tuple(keys_in_order)
@@ -62,12 +62,12 @@ def key_set(unique: str | None, keys: str | None) -> list[str]:
 
 
 def keys_of(batch: Batch, topic: str) -> Keys:
-    """Return the keys of a batch's messages, which are of one topic."""
+    """Return the keys of a batch's messages, all of one topic."""
     return _keys(text.Properties(batch), np.full(len(batch), topic_hash(topic), np.int64))
 
 
 def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> Keys:
-    """The keys of several batches as of one, each of a topic: much quicker where they are small."""
+    """Return the keys of several batches together, which is much faster if they are small."""
     sharp = np.repeat([topic_hash(topic) for topic in topics], [len(batch) for batch in batches])
     packed = text.joined([text.properties(batch).packed() for batch in batches])
     return _keys(text.Properties(packed), sharp)
@@ -107,13 +107,13 @@ def _keys(properties: text.Properties, sharp: Array) -> Keys:
 
 
 def topic_hash(topic: str) -> int:
-    """Return the Java hash of the topic and the sharp after it, with which every key begins."""
+    """Return the Java hash of the topic followed by ``#``, with which every key begins."""
     return string_hash(fmt.key_text(topic, ""))
 
 
 def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Array, Array, Array],
          count: int) -> Array:
-    """Messages that may have a blank value or a space at the end of their keys (bool)."""
+    """Return which messages may have a blank value or a space after their keys (bool)."""
     odd: Array = np.zeros(count, bool)
     for row, start, _ in (unique, key_places):
         first = data[start]
@@ -124,7 +124,7 @@ def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Arra
 
 
 def _in_buckets(row: Array, own: Array) -> Array:
-    """Return the order of a set's iteration: by message, by bucket, then as the keys were put."""
+    """Return the order of iteration of the sets: by message, by bucket, then by insertion."""
     code = own.astype(np.uint32)
     bucket = (code ^ code >> np.uint32(16)) & np.uint32(_CAPACITY - 1)
     order: Array = np.argsort(row << 4 | bucket.astype(np.int64), kind="stable")
@@ -132,9 +132,9 @@ def _in_buckets(row: Array, own: Array) -> Array:
 
 
 def _repeated(row: Array, own: Array) -> Array:
-    """Keys whose neighbourhood in the set has one with their hash: equal ones, perhaps (bool).
+    """Return which keys share their hash with another key of the bucket (bool): they may be equal.
 
-    Equal keys share a bucket, in which they need not be neighbours, so all of it is examined.
+    Equal keys need not be neighbours in their bucket, so all of it is examined.
     """
     repeated: Array = np.zeros(len(row), bool)
     for step in range(1, min(_SIMPLE_KEYS, len(row))):
@@ -146,7 +146,7 @@ def _repeated(row: Array, own: Array) -> Array:
 
 
 def _item_hash(sharp: Array, own: Array, units: Array) -> Array:
-    """The hash of ``topic#key`` (int32): negated where negative, which leaves -2^31 as it is."""
+    """Return the hash of ``topic#key`` (int32), negated if negative; -2^31 stays negative."""
     power = text.power_table()[units]
     signed = (sharp.astype(np.uint32) * power + own.astype(np.uint32)).view(np.int32)
     hashed: Array = np.abs(signed)

@@ -1,12 +1,11 @@
-"""One open index file that receives items, written durably (tiered.md §5.2).
+"""An open index file that receives items, written durably (tiered.md §5.2).
 
-What is put counts with the next `commit`: items first, then the header that counts them, then the
-slots that point to them, each made to last before the next begins. Killed in between, the file may
-miss ways to its last items; never more, and opening it here finds and repairs that.
+Items count after the next `commit`, which writes the items, then the header with their number, then
+the slots that point to them, and flushes each step before the next. If the process is killed in
+between, at most links to the last items are missing; opening the file repairs them.
 
-Every item points to the one before it in its slot. For a block of items (`link`) that is its
-neighbour after a stable sort by slot, and for the first of each slot what the slot pointed to
-before.
+Every item points to the item before it in its slot. In a block (`link`) that is its neighbour after
+a stable sort by slot; for the first item of a slot it is the old target of the slot.
 """
 
 from __future__ import annotations
@@ -24,29 +23,29 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 LOST_HASH = -(1 << 31)
-"""The one hash code that negating leaves negative."""
+"""The only hash code that is still negative after a negation."""
 _HALF = 16
 BLOCK = 1 << 17
-"""Items that are read at once."""
+"""Items read at once."""
 MOST_PENDING = 1 << 20
-"""The most items that one commit writes: these opening a file has to examine again."""
+"""Maximum of items in a commit: so many must be examined when a file is opened."""
 _KEPT = 1 << 17
-"""Items that are kept in memory, 4 MiB; more are written, and count with the next commit."""
+"""Items kept in memory, 4 MiB; more are written, and count after the next commit."""
 _PAGE = 512
-"""Slots that are written together, 4 KiB."""
+"""Slots of a page, 4 KiB, which is written as a unit."""
 _BRIDGED = 8
-"""Clean pages between two dirty ones that are written along."""
+"""Clean pages between two dirty ones that are written with them."""
 _WRITTEN = 1 << 17
-"""Slots that are written by one call, 1 MiB."""
+"""Slots written by one call, 1 MiB."""
 
 
 class OpenIndexFile:
-    """The file at ``path``, whose name is its ``timestamp``; made where it is missing.
+    """The file at ``path``, whose name is its ``timestamp``; it is created if missing.
 
     ``items``, ``used`` (slots) and ``end_timestamp`` include pending items. Missing links to items
-    are repaired when it is opened. A new file's end is 0, as a broker has it; an existing one's is
-    read from where it is, at 12 (a broker reads it from 4 and so forgets it). RefusedError where
-    the file is not of this shape or no index file.
+    are repaired at opening. A new file's end is 0, as a broker writes it. An existing file's end is
+    read from its place, byte 12 (a broker reads byte 4 and loses it).
+    Raises: RefusedError if it is not an index file of this shape.
     """
 
     def __init__(self, path: str, timestamp: int, shape: fmt.Shape) -> None:
@@ -108,8 +107,8 @@ class OpenIndexFile:
         self._changed = header.magic == 0 or self.used != header.slot_count
 
     def _is_sound(self, source: FileSource) -> bool:
-        """Return whether the slots point to all of the last items that one commit may have written,
-        and their chains have all of these.
+        """Return whether slots and chains contain all of the items that the last commit may have
+        written.
         """
         newest = int(self._heads.max(initial=0))
         if newest != self.items:
@@ -129,7 +128,7 @@ class OpenIndexFile:
                     and (self._heads[~in_use] < start).all())
 
     def _repair(self, source: FileSource) -> None:
-        """Link all items again, which are right whatever points to them."""
+        """Link all items again; the items themselves are right."""
         before, heads = self._heads.copy(), self._heads
         heads[:] = 0
         written = False
@@ -148,7 +147,7 @@ class OpenIndexFile:
 
     def _replace_heads(self, before: Array) -> None:
         self.used = int(np.count_nonzero(self._heads))
-        # What stands on disk may differ from both, in its lower than zero values: harmless.
+        # The values on disk may differ from both where they are negative, which is harmless.
         self._dirty[np.flatnonzero(before != self._heads) // _PAGE] = True
         self._changed = True
 
@@ -164,13 +163,14 @@ class OpenIndexFile:
 
     @property
     def room(self) -> int:
-        """Return how many items can still be put."""
+        """Number of items that still fit."""
         return self.shape.max_items - 1 - self.items
 
     def put(self, rows: Array, latest: int) -> None:
         """Add items (`rmqctl.formats.tiered.index.Item`, in order); ``previous`` is set here.
 
-        ``latest`` is the largest store time among them. StoreIOError where a commit was due.
+        ``latest``: the largest store time among them.
+        Raises: StoreIOError from an automatic commit.
         """
         for start in range(0, len(rows), MOST_PENDING):
             part = rows[start:start + MOST_PENDING]
@@ -193,7 +193,7 @@ class OpenIndexFile:
             self._write_items()
 
     def commit(self) -> None:
-        """Make all that was put last. StoreIOError; then it may be tried again."""
+        """Commit all items. Raises: StoreIOError; then it may be tried again."""
         if not self._changed:
             return
         self._write_items()
@@ -208,7 +208,7 @@ class OpenIndexFile:
         self._dirty[:] = False
 
     def _write_items(self) -> None:
-        """Write items after the counted ones: the header does not count them yet."""
+        """Write items after the committed ones; the header does not count them yet."""
         while self._pending:
             number, rows = self._pending[0]
             durable.write_all(self._fd, raw(rows), self.shape.item_position(number), self.path)
@@ -232,10 +232,10 @@ class OpenIndexFile:
                                   self.shape.slot_position(first), self.path)
 
     def rewind(self, items: int) -> None:
-        """Forget all items after number ``items``, at once and permanently. StoreIOError.
+        """Remove all items after number ``items``, at once and durably.
 
-        The end is the latest that fits what is left: items know their time to the second.
-        ValueError where fewer are committed.
+        The new end time is the latest one that fits the rest: items have their times in seconds.
+        Raises: StoreIOError; ValueError if fewer items are committed.
         """
         if not 0 <= items <= self.items:
             raise ValueError(f"{items} of {self.items} items cannot be kept")
@@ -248,7 +248,7 @@ class OpenIndexFile:
                 newest = int(block["time_diff"].max())
                 most = newest if most is None else max(most, newest)
                 slot = slots_of(block["key_hash"], self.shape.slots)
-                # Of several that go to one place the last stays, which is the newest.
+                # If several values go to the same place, the last one stays, which is the newest.
                 self._heads[slot] = np.arange(number, number + len(block), dtype=np.int32)
         self.items = items
         if most is None:
@@ -264,11 +264,11 @@ class OpenIndexFile:
         descriptor, self._fd = self._fd, -1
         if descriptor >= 0:
             os.close(descriptor)
-            self._heads = self._heads[:0].copy()  # 4 bytes a slot that nobody needs any more
+            self._heads = self._heads[:0].copy()  # free the memory, 4 bytes per slot
 
 
 def raw(rows: Array) -> memoryview:
-    """Return the bytes of a contiguous array, not copied."""
+    """Return the bytes of a contiguous array without a copy."""
     return memoryview(rows.view(np.uint8).data)
 
 
@@ -284,9 +284,10 @@ def _whole(source: FileSource, position: int, length: int) -> bytes:
 class Links(NamedTuple):
     """The chains of a block.
 
-    ``order``: places in the block by slot, then as they came; ``slot``: their slots in this order;
-    ``first``: where in it each slot begins; ``touched``: the slots, ascending; ``fresh``: how many
-    of them were empty; ``previous`` (int32): the item before each, in the order of the block.
+    ``order``: positions in the block by slot, then by arrival. ``slot``: their slots in this order.
+    ``first``: the first position of each slot in it. ``touched``: the slots, ascending. ``fresh``:
+    the number of slots that were empty. ``previous`` (int32): the item before each item, in the
+    order of the block.
     """
 
     order: Array
@@ -298,20 +299,20 @@ class Links(NamedTuple):
 
 
 def slots_of(key_hash: Array, slots: int) -> Array:
-    """Return the slot (int32) of each hash, as items that are in a file have it."""
+    """Return the slots (int32) of hashes that are in items."""
     slot: Array = np.remainder(key_hash.astype(np.int32), np.int32(slots))
     return slot
 
 
 def has_slot(slots: int) -> bool:
-    """Return whether the hash -2^31 has a slot, as it does where the slots divide 2^31."""
+    """Return whether the hash -2^31 has a slot, which is so if ``slots`` divides 2^31."""
     return (1 << 31) % slots == 0
 
 
 def link(slot: Array, heads: Array, number: int) -> Links:
     """Link items ``number``, ``number + 1``, … of these slots (int32) after the ``heads``.
 
-    ``heads`` (int32, 0: empty) has one place for each slot of the file, and is brought up to date.
+    ``heads`` (int32, 0: empty) contains the newest item of each slot of the file, and is updated.
     """
     order = _order(slot)
     by_slot = slot[order]
@@ -332,7 +333,7 @@ def link(slot: Array, heads: Array, number: int) -> Links:
 
 
 def _order(slot: Array) -> Array:
-    """Return a stable sort by slot: numpy sorts 16 bits by counting, so it is done half by half."""
+    """Return a stable sort by slot, in two halves: numpy sorts 16 bits by counting."""
     order: Array = np.argsort((slot & 0xFFFF).astype(np.uint16), kind="stable")
     high = (slot >> _HALF).astype(np.uint16)
     if high.any():

@@ -1,9 +1,9 @@
 """Progress of a tier's index, so that a run can complete the index of a killed dispatch.
 
-A broker keeps no such note, so messages that it had not indexed when it was killed stay unindexed
-(tiered.md §8.3). For each queue the note contains the offset up to which it is indexed, the offset
-up to which this program may have uploaded, and the end of the index files. A queue beyond these
-offsets shows that another program uploaded; then nothing is undone.
+A broker has no such note, so messages that it had not indexed when it was killed stay unindexed
+(tiered.md §8.3). The note contains, for each queue, the offset up to which it is indexed and the
+offset up to which rmqctl may have uploaded, and the end of the index files. A queue that is longer
+shows that another program uploaded; then nothing is undone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmqctl.files.durable import STAGING, make_folders, publish
 from rmqctl.formats.config import config_json
 
 NAME = "tiered-index.json"
-"""In ``.rmqctl`` of the broker's local root."""
+"""Name of the note, in ``.rmqctl`` of the broker's local root."""
 _FORMAT = 1
 Key = tuple[str, int]
 Position = tuple[int, int]
@@ -26,7 +26,7 @@ Position = tuple[int, int]
 
 
 class IndexProgress:
-    """The note. ``upto`` and ``target`` are queue offsets by (topic, queue id)."""
+    """The note. ``upto`` (indexed) and ``target``: queue offsets by (topic, queue id)."""
 
     def __init__(self, broker_root: str, owner: str) -> None:
         self.path = os.path.join(broker_root, STAGING, NAME)
@@ -34,11 +34,11 @@ class IndexProgress:
         self.upto: dict[Key, int] = {}
         self.target: dict[Key, int] = {}
         self.position: Position | None = None
-        self.known = False
-        """True if there was a note that belongs to this tier."""
+        self.is_valid = False
+        """Whether there is a note that belongs to this tier."""
 
     def load(self) -> list[str]:
-        """Read the note; remarks on one that cannot be used."""
+        """Read the note; return why it cannot be used, if so."""
         try:
             with open(self.path, "rb") as file:
                 data = file.read()
@@ -58,22 +58,22 @@ class IndexProgress:
         except (FormatError, ValueError, KeyError, TypeError, AttributeError) as error:
             self.upto, self.target = {}, {}
             return [f"{self.path} cannot be used: {error}"]
-        self.position, self.known = (time, items), True
+        self.position, self.is_valid = (time, items), True
         return []
 
     def is_ours(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether no queue is further than this program may have brought it."""
+        """Return whether no queue is longer than rmqctl may have made it."""
         return all(end <= self.target.get(key, -1) for key, end in ends.items())
 
     def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether this program was interrupted before it had indexed what it uploaded, or
-        began to upload, and no other program uploaded since: its next run completes the index.
+        """Return whether rmqctl was interrupted before it had indexed its uploads, and no other
+        program has uploaded since: its next run completes the index.
         """
-        return (self.known and self.is_ours(ends)
+        return (self.is_valid and self.is_ours(ends)
                 and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))
 
     def save(self) -> None:
-        """Publish the note. StoreIOError."""
+        """Publish the note. Raises: StoreIOError."""
         topics: dict[str, dict[str, list[int]]] = {}
         for (topic, number), done in self.upto.items():
             topics.setdefault(topic, {})[str(number)] = [
@@ -82,7 +82,7 @@ class IndexProgress:
                 "queues": topics}
         make_folders(os.path.dirname(self.path))
         publish(self.path, (json.dumps(note) + "\n").encode(), store=self._broker_root)
-        self.known = True
+        self.is_valid = True
 
 
 def _rows(queues: Any) -> Iterator[tuple[str, int, int, int]]:

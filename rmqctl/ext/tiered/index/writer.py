@@ -1,7 +1,7 @@
-"""The index files of a tier that are not uploaded yet, written as a broker does (§5.4, §5.5).
+"""Write the index files of a tier that are not uploaded yet, as a broker does (§5.4, §5.5).
 
-Only the newest file receives items. It gives way to a new one when the keys of a message would
-fill it; then it is ready to be rearranged and uploaded (`rmqctl.ext.tiered.index.compaction`).
+Only the newest file receives items. When the keys of a message would fill it, a new file begins,
+and the full one can be compacted and uploaded (`rmqctl.ext.tiered.index.compaction`).
 """
 
 from __future__ import annotations
@@ -25,25 +25,23 @@ _SECOND = 1000
 
 
 class IndexWriter(Closing):
-    """The folder ``tiered_index_file`` of a broker's local root, written to. A context manager.
+    """Writer to the folder ``tiered_index_file`` of a broker's local root. A context manager.
 
-    ``shape`` is what is configured; ``clock`` gives the ms that name new files, which are made
-    larger than those of all files here and than ``after``. Without any file the first is created at
-    once, as at a broker's start. Nothing is durable before `commit`, except that files commit by
-    themselves about once in a million items and when they are full. A commit may write all slots (8
-    bytes each), so it is better done for many messages than for few.
+    ``shape``: as configured. ``clock`` returns the ms that name new files; names are larger than
+    those of all existing files and than ``after``. Without any file the first is created at once,
+    as at a broker's startup. Data is durable after `commit`; files also commit by themselves about
+    once per million items and when they are full. A commit may write all slots (8 bytes each), so
+    it should cover many messages.
 
-    With ``oldest`` (ms) files are named not by the clock but by their messages: the first by it,
-    each further one by the oldest message that is to be put. A broker searches a key only in files
-    whose name is in the window asked for, which for messages that left its own store ends with the
-    first message there (§11): it never looks into a file named by the time of a late dispatch.
+    With ``oldest`` (ms) files are named by their messages, not by the clock: the first by
+    ``oldest``, each further one by its oldest message. A broker searches a key only in files whose
+    name is in the requested window, which for expired messages ends with the first message of its
+    own store (§11): it would never search a file named by the time of a late dispatch.
 
-    ``dropped`` counts keys that no item can be made for: those with the hash -2^31, unless the
-    slots divide it (a broker drops them, with the keys of the same message after them; here only
-    they are left out), and messages with more keys than a file holds. Files of 5.1.x (``0000``,
-    ``1111``) are left alone.
-
-    RefusedError where the newest file is of another shape or no index file; StoreIOError.
+    ``dropped``: number of keys without an item. These are keys with the hash -2^31, unless the
+    slots divide it (a broker also drops the following keys of the message), and the keys of
+    messages with more keys than a file can hold. Files of 5.1.x (``0000``, ``1111``) are ignored.
+    Raises: RefusedError if the newest file is not an index file of this shape; StoreIOError.
     """
 
     def __init__(self, folder: str, shape: fmt.Shape, clock: Callable[[], int],
@@ -73,19 +71,19 @@ class IndexWriter(Closing):
     # -- putting ----------------------------------------------------------------------------------
 
     def put(self, batch: Batch, topic: str, topic_id: int, queue_id: int) -> int:
-        """Put the keys of all messages of a batch; how many items that were.
+        """Add the keys of all messages of a batch; return the number of items.
 
-        ``batch.offset`` are the messages' offsets in the tier's commit log. The time of an item is
-        that of the message (a broker reads another field of messages from IPv6 hosts).
+        ``batch.offset``: the messages' offsets in the tier's commit log. The time of an item is the
+        message's real store time (a broker reads another field for IPv6 hosts).
         """
         return self.put_keys(keys_of(batch, topic), batch.offset, batch.column("total_size"),
                              batch.column("store_timestamp"), topic_id, queue_id)
 
     def put_keys(self, keys: Keys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
-        """Put keys that are known already; the other arrays have a place for each message.
+        """Add keys; the other arrays have a value for each message. Return the number of items.
 
-        For many small batches of different queues together. How many items that were.
+        Used for many small batches of different queues together.
         """
         # Unless the slots divide 2^31, the lowest hash has no slot, and a broker drops the key.
         row, key_hash = keys.row, keys.key_hash
@@ -126,14 +124,14 @@ class IndexWriter(Closing):
             self._roll()
 
     def _roll(self) -> None:
-        """The next file. The one before is committed first: only the last may be unfinished."""
+        """Commit the file and begin the next one: only the last file may be unfinished."""
         self._file.commit()
         following = self._opened(self._fresh(self._file.timestamp))
         self._file.close()
         self._file = following
 
     def commit(self) -> None:
-        """Make all items last, and the ways to them. StoreIOError; then it may be tried again."""
+        """Commit all items and their links. Raises: StoreIOError; then it may be tried again."""
         self._file.commit()
 
     # -- where it stands --------------------------------------------------------------------------
@@ -153,10 +151,11 @@ class IndexWriter(Closing):
         return self._file.path
 
     def rewind(self, timestamp: int, items: int) -> bool:
-        """Return to an earlier `position`: later items are forgotten, committed or not.
+        """Return to an earlier `position`: remove later items, committed or not.
 
-        Later files are moved aside. False, without changes, if the position no longer exists.
-        StoreIOError; an interrupted rewind is done again.
+        Later files are moved aside. Return False, without changes, if the position no longer
+        exists. An interrupted rewind can be repeated.
+        Raises: StoreIOError.
         """
         timestamps = self._timestamps()
         if timestamp not in timestamps:
@@ -181,7 +180,7 @@ class IndexWriter(Closing):
 
 
 def _seconds(times: Array, begin: int) -> Array:
-    """Seconds from a file's begin, cut off towards zero, as 32 bits hold them."""
+    """Return seconds from a file's start, truncated towards zero and to 32 bits."""
     diff = times - np.int64(begin)
     return _int32(np.where(diff < 0, -(-diff // _SECOND), diff // _SECOND))
 

@@ -1,3 +1,3 @@
-"""Read a tier and skip damage: messages by queue offset, time and key, selections, counts, and the
-list of its queues, segments and index files.
+"""Read a tier, skipping damage: messages by queue offset, time and key, selections, counts, and
+lists of queues, segments and index files.
 """

@@ -1,9 +1,8 @@
-"""Messages by key in a tier: all that have it, and a broker's answer (tiered.md §11).
+"""Messages of a tier by key: all messages with the key, or a broker's answer (tiered.md §11).
 
-An index item has a hash, an offset and a time that may be off; the message itself proves the rest.
-`by_key` searches every file under both hash rules and keeps messages that really have the key.
-`as_broker` follows 5.3.3 step by step, including the files and messages that it misses and the
-wrong ones that it returns.
+An index item has a hash, an offset and an imprecise time; the message itself has the rest. `by_key`
+searches every file under both hash rules and returns messages that really have the key. `as_broker`
+follows 5.3.3 step by step: it misses the same files and messages and returns the same wrong ones.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from rmqctl.store.query.lookup import KeyType
 
 FOR_EVER = (1 << 63) - 1
 _NAMED = 100
-"""Places of unreadable messages that are kept to be named."""
+"""Limit of the unreadable messages that are listed."""
 
 
 # -- the index files that can answer --------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """An index file with its key in the broker's table: for a broker the time it was made."""
+    """An index file with its key in the broker's table, which is its creation time for a broker."""
 
     key: int
     owner: str
@@ -58,9 +57,9 @@ class Keyed:
 
 @dataclass(slots=True)
 class IndexFiles(Closing):
-    """The index files of a tier that can be read, by ascending key. Context manager.
+    """The readable index files of a tier, by ascending key. Context manager.
 
-    ``errors`` are the others.
+    ``errors``: those of the other files.
     """
 
     files: list[Keyed] = field(default_factory=list)
@@ -70,8 +69,8 @@ class IndexFiles(Closing):
     @classmethod
     def open(cls, tier: Tier, broker: str | None = None, slots: int | None = None,
              max_items: int | None = None) -> Self:
-        """``slots`` and ``max_items`` are for files that do not contain them: the open ones.
-        Without them the slots are those of the uploaded files. Reads the header of each file.
+        """Open the index files and read their headers. ``slots`` and ``max_items``: for files that
+        do not contain them (those not uploaded). Default slots: those of the uploaded files.
         """
         files = cls()
         for owner, flat in tier.indexes(broker):
@@ -110,12 +109,12 @@ class IndexFiles(Closing):
             self.files.append(Keyed(key, owner, file))
 
     def newest_first(self) -> Iterator[Keyed]:
-        """Return all of them."""
+        """Yield all files, the newest first."""
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Yield the files in a broker's table: one for each key, the uploaded one before the local
-        one (which it deletes at startup), the last uploaded before others.
+        """Yield the files in a broker's table, one for each key: the last uploaded file, rather
+        than the local one, which a broker deletes at startup.
         """
         last: int | None = None
         for keyed in self.newest_first():
@@ -129,7 +128,7 @@ class IndexFiles(Closing):
 
 
 def _local_owner(tier: Tier) -> str:
-    """Return the broker the local files belong to; an empty text where nothing says it."""
+    """Return the broker of the local files, or an empty text if it is unknown."""
     named = tier.metadata.brokers
     if len(named) == 1:
         return named.pop()
@@ -140,7 +139,7 @@ def _local_owner(tier: Tier) -> str:
 # -- what really has the key ----------------------------------------------------------------------
 
 class Dangling(NamedTuple):
-    """An index item that points to no message: the queue, the place in its log, and why."""
+    """An index item that points to no message: the queue, the offset in its log, the reason."""
 
     queue_id: int
     offset: int
@@ -149,8 +148,8 @@ class Dangling(NamedTuple):
 
 @dataclass(slots=True)
 class KeyAnswer:
-    """``records`` in the answer's order. ``false_hits``: messages found that do not have the key;
-    ``dangling``: some of the ``unreadable`` items that point to no message.
+    """Answer: ``records`` in order. ``false_hits``: number of messages without the key.
+    ``unreadable``: number of items that point to no message; ``dangling`` are the first of them.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -165,8 +164,8 @@ class KeyAnswer:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
-    """Return whether a message carries a key, as brokers index it: its unique key, or a part of
-    KEYS between single spaces (also the empty part between two of them). ``kind``: one of the two.
+    """Return whether brokers index a message under a key: its unique key, or a part of KEYS between
+    single spaces (also an empty part between two spaces). ``kind``: one of the two.
     """
     properties = props.parse(java_text(record.properties))
     if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:
@@ -178,12 +177,12 @@ def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
 
 
 class _Queues:
-    """The queues of a topic by broker and number; several where clusters share the tier."""
+    """The queues of a topic by broker and number; several if clusters share the tier."""
 
     def __init__(self, tier: Tier, topic: str, broker: str | None) -> None:
         self._found: dict[tuple[str, int], list[FlatQueue]] = {}
         for queue in tier.queues(topic, broker=broker):
-            # An index file whose broker is not known has an empty text for it.
+            # The broker of an index file is an empty text if it is unknown.
             for owner in (queue.name.broker, ""):
                 self._found.setdefault((owner, queue.name.queue_id), []).append(queue)
 
@@ -191,7 +190,7 @@ class _Queues:
         return self._found.get((owner, queue_id), [])
 
     def record(self, owner: str, item: CompactedItemRecord) -> tuple[FlatQueue, Record]:
-        """Return the message of an item, proven, and its queue. FormatError, StoreIOError."""
+        """Return (queue, message) of an item, checked. Raises: FormatError, StoreIOError."""
         last: FormatError | None = None
         for queue in self.of(owner, item.queue_id):
             try:
@@ -202,7 +201,7 @@ class _Queues:
 
 
 def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
-    """Raise FormatError unless the commit log has a message of this size and offset."""
+    """Return the message of an item. Raises: FormatError if size or offset do not match."""
     physical_offset = item.commit_log_offset
     where = queue.commit_log.reader.where(queue.commit_log.folder)
     if not message.MIN_SIZE <= item.size <= MAX_RECORD or physical_offset < 0:
@@ -218,7 +217,7 @@ def _proven(queue: FlatQueue, item: CompactedItemRecord) -> Record:
         if getattr(record, name) != wanted:
             raise FormatError(f"is {getattr(record, name)}, but {wanted} in the index", file=where,
                               offset=physical_offset, path=name)
-    # An item that is damaged may point to a frame in a message's body, which has no unit.
+    # A damaged item may point to a frame in a message's body, which has no unit.
     witness = queue.commit_log.witness
     if witness is not None and not witness().confirms(record):
         around = inside_of(queue, physical_offset)
@@ -239,8 +238,8 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
            kind: KeyType | None = None, report: Report = lambda _problem: None) -> KeyAnswer:
     """Return the messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
 
-    Where there are more than ``most``, the newest. ``raw`` keeps what only shares the hash. What is
-    damaged in an index file is reported, and the search continues.
+    Return the newest if there are more than ``most``. ``raw``: keep messages that only share the
+    hash. Damage of index files is reported, and the search continues.
     """
     _errors(files, report)
     answer = KeyAnswer()
@@ -259,7 +258,7 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
         except StoreIOError as error:
             report(Problem("unreadable", str(error)))
             continue
-        # Whether it is asked for.
+        # Check that it is requested.
         if not begin <= record.store_timestamp <= end:
             continue
         if not raw and (java_text(record.topic) != topic or not has_key(record, key, kind)):
@@ -269,7 +268,7 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
         entry = (record.store_timestamp, -item.queue_id, record.queue_offset, place[0]), record
         if place in places:
             continue
-        # The newest ones, in a heap with the oldest of them on top.
+        # Keep the newest in a heap, with the oldest of them on top.
         if len(newest) < most:
             heapq.heappush(newest, entry)
         elif entry[0] > newest[0][0]:
@@ -285,7 +284,7 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
 
 def _all_items(files: IndexFiles, topic: str, key: str,
                report: Report) -> Iterator[tuple[str, CompactedItemRecord]]:
-    """Yield (broker, item) of every file under each hash a key may have, the newest file first."""
+    """Yield (broker, item) of all files under each possible hash of a key, newest file first."""
     for keyed in files.newest_first():
         for wanted in fmt.both_hashes(topic, key):
             for item in _chain(keyed, wanted, report):
@@ -306,9 +305,9 @@ def _chain(keyed: Keyed, wanted: int, report: Report,
 
 def items_as_broker(files: IndexFiles, topic: str, key: str, most: int, begin: int, end: int,
                     report: Report = lambda _problem: None) -> list[CompactedItemRecord]:
-    """Return what a 5.3.3 broker's index service answers, in the order of its hash map.
+    """Return the items that a 5.3.3 broker's index service returns, in the order of its hash map.
 
-    Only files made in ``[begin, end]`` are examined, whatever their messages' times.
+    Only files created in ``[begin, end]`` are searched, whatever their messages' times.
     """
     table: dict[str, CompactedItemRecord] = {}
     if begin > end:
@@ -344,8 +343,9 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     """Return the messages that a 5.3.3 broker's tier returns for a key, including those of other
     keys.
 
-    A broker also returns bytes that are not messages; here they are ``dangling``, and so is what
-    makes its whole query fail. UsageError for index files of several brokers.
+    A broker also returns bytes that are not messages; here such items are ``dangling``, as are
+    items that make its whole query fail.
+    Raises: UsageError for index files of several brokers.
     """
     if len({keyed.owner for keyed in files.files}) > 1:
         raise UsageError("the tier has index files of several brokers, and a broker reads only its "
@@ -361,7 +361,7 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     queues = _Queues(tier, topic, broker)
     owner = files.files[0].owner if files.files else ""
     for item in items_as_broker(files, topic, key, most, begin, end, report):
-        # The item has the lower half of the id, a broker compares it with the whole.
+        # A broker compares the item's half of the topic id with the complete one.
         owned = queues.of(owner, item.queue_id)
         if item.topic_id != topic_entry.topic_id or not owned:
             continue

@@ -1,8 +1,8 @@
-"""The queue offset at a time in a tier: as a broker answers, and as it should (tiered.md §10).
+"""Queue offsets by time in a tier: correct ones, and a broker's answer (tiered.md §10).
 
 A broker reads bytes 56 to 63 of a message as its store time, which is wrong after an IPv6 born
-host; `as_broker` does that, too. `at_time` reads the real store time, searches the whole queue
-without expired messages, and skips damage.
+host, and so does `as_broker`. `at_time` reads the real store time, searches all messages that are
+not expired, and skips damage.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.store.queue.search import first_stored
 
 Rule = Literal["5.3.3", "5.2.0"]
-"""Upper boundary between two messages: the later one (5.3.3), the earlier one (5.2.0 and the local
-store). Everywhere else they agree, limited to the queue.
+"""Upper boundary of a time between two messages: the later message (5.3.3), or the earlier one
+(5.2.0 and the local store). Otherwise the rules agree.
 """
 
 _STORED = layout.field(message.Message, "store_timestamp", sys_flag=0)
 _PATIENCE = 1024
-"""Unreadable messages that are skipped at one step of the search."""
+"""Limit of the unreadable messages skipped at one step of the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class TieredTime:
-    """``record`` is the message at the offset, if one can be read there."""
+    """A queue offset by time. ``record``: the message there, if it is readable."""
 
     queue_offset: int
     min_offset: int
@@ -43,9 +43,10 @@ class TieredTime:
 
 def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
             rule: Rule = "5.3.3") -> TieredTime:
-    """Return the first message stored at ``when`` (ms) or later; with ``upper`` the last stored
-    then, or what ``rule`` says where none was. The end of the queue where all are older. What
-    cannot be read is skipped. StoreIOError.
+    """Return the first message stored at ``when`` (ms) or later, or the queue's end if all are
+    older. With ``upper``, return the last message stored at that time; if there is none, ``rule``
+    decides. Unreadable messages are skipped.
+    Raises: StoreIOError.
     """
     low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset
 
@@ -64,7 +65,7 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
 
 
 def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
-    """The first offset from ``start`` towards ``end`` with a message; ``start`` if none is near."""
+    """Return the first readable offset from ``start`` to ``end``; ``start`` if it is not near."""
     step = 1 if end > start else -1
     for offset in range(start, max(min(end, start + _PATIENCE), start - _PATIENCE), step):
         record = _record(queue, offset)
@@ -74,7 +75,7 @@ def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | Non
 
 
 def at_offset(queue: FlatQueue, offset: int) -> TieredTime:
-    """Return the state of a queue offset, with the bounds that a broker returns. StoreIOError."""
+    """Return the message at a queue offset and a broker's bounds. Raises: StoreIOError."""
     low, end = queue.min_offset, queue.commit_offset
     return TieredTime(offset, low, end, _record(queue, offset) if low <= offset < end else None)
 
@@ -92,11 +93,12 @@ def _record(queue: FlatQueue, offset: int) -> Record | None:
 # -- as a broker ----------------------------------------------------------------------------------
 
 def as_broker(queue: FlatQueue, metadata: Metadata, when: int, *, upper: bool = False) -> int:
-    """Return what a 5.3.3 broker's tier answers for a store time.
+    """Return the queue offset that a 5.3.3 broker's tier returns for a store time.
 
-    FormatError where it fails: at a message that no longer exists, or at a time in none of the
-    segments and after them all. Segment times come from metadata; of a segment it does not know
-    from the first and last message.
+    Segment times come from metadata, or from the first and last message if the segment has no
+    entry.
+    Raises: FormatError where a broker fails, at a message that no longer exists or a time after
+    all segments.
     """
     low, high = queue.min_offset, queue.commit_offset - 1
     if high == -1 or high < low:
@@ -123,7 +125,7 @@ def _segment_at(queue: FlatQueue, metadata: Metadata, when: int) -> Segment:
             high = middle - 1
         else:
             low = middle + 1
-        # Java's division goes towards zero, so an empty range stays at its lower end.
+        # Java's division rounds towards zero, so an empty range stays at its lower end.
         middle = low + (high - low) // 2 if low <= high else low
     if middle >= len(segments):
         raise FormatError("a broker fails here: the time is after the end of every segment",
@@ -143,8 +145,8 @@ def _in_segment(queue: FlatQueue, segment: Segment, when: int) -> int:
 
 
 def broker_time(queue: FlatQueue, offset: int) -> int:
-    """Return what a broker takes for the store time of a queue offset. FormatError where it
-    fails.
+    """Return the store time of a queue offset as a broker reads it.
+    Raises: FormatError where a broker fails.
     """
     unit = queue.unit(offset)
     flat = queue.commit_log
@@ -161,7 +163,7 @@ def broker_time(queue: FlatQueue, offset: int) -> int:
 
 
 def segment_times(queue: FlatQueue, metadata: Metadata, segment: Segment) -> tuple[int, int]:
-    """Return (begin, end) a broker has of a segment of the consume queue; see `as_broker`."""
+    """Return a broker's (begin, end) times of a consume queue segment; see `as_broker`."""
     entry = metadata.segments[CONSUME_QUEUE].get(queue.name.path, {}).get(segment.base)
     if entry is not None:
         return entry.begin_timestamp, entry.end_timestamp

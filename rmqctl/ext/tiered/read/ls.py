@@ -1,7 +1,7 @@
-"""List the contents of a tier as rows: queues, segments, index files, and files beside metadata;
-and detect the type of a single file of a tier.
+"""List queues, segments, index files and metadata entries of a tier as rows, and detect the kind of
+a single file.
 
-Only names, sizes, headers and the metadata are read, and of a queue its first message's head.
+Only names, sizes, headers, metadata and the first message's header of each queue are read.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ OK, EMPTY_FILE, STALE, SHORT, NO_METADATA, NO_FILE, GAP, OVERLAP, BAD_NAME = (
     "ok", "empty", "stale-metadata", "short", "no-metadata", "no-file", "gap", "overlap",
     "bad-name")
 STATES = (OK, EMPTY_FILE, STALE, NO_METADATA, OVERLAP, NO_FILE, SHORT, GAP, BAD_NAME)
-"""States of a segment, the harmless ones first."""
+"""States of a segment, harmless ones first."""
 
 QUEUE_COLUMNS = ("cluster", "broker", "topic", "queue_id", "min_offset", "commit_offset",
                  "cq_start", "commit_log_start", "commit_log_end", "commit_log_segments",
@@ -44,7 +44,7 @@ INDEX_COLUMNS = ("broker", "status", "form", "begin_timestamp", "end_timestamp",
 
 
 def queues(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """Yield a row per queue. None in place of unreadable values."""
+    """Yield a row per queue, with None for unreadable values."""
     for queue in tier.queues(topic, broker=broker):
         name = queue.name
         segments = [*segments_of(tier, name, queue.commit_log),
@@ -72,7 +72,7 @@ def _min_offset(queue: FlatQueue) -> int | None:
 
 
 def segments(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """Yield a row per segment, of a file or only of the metadata; index segments last."""
+    """Yield a row per segment, in files or only in the metadata; index segments last."""
     seen: set[tuple[str, str]] = set()
     for queue in tier.queues():
         for flat in (queue.commit_log, queue.consume_queue):
@@ -146,13 +146,13 @@ def _row(broker: str, topic: str, queue_id: int | None, kind: str, segment: Segm
 
 
 def _time(value: int) -> int | None:
-    """Return a timestamp; None where it was never set."""
+    """Return a timestamp; None if it was never set."""
     return None if value == NEVER else value
 
 
 def index_files(tier: Tier, broker: str | None = None, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[Row]:
-    """Yield a row per index file: uploaded ones by base offset, then the others, oldest first."""
+    """Yield a row per index file: uploaded files by base offset, then the others, oldest first."""
     for owner, flat in tier.indexes(broker):
         for number, file in enumerate(uploaded(flat)):
             yield _index_row(owner, file, flat.reader.where(flat.segments[number].path))
@@ -197,9 +197,8 @@ _HEAD = 4096
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind by path and content; None if only `store.dump` can report its damage.
-
-    NotAStoreError for a file of another kind: `rmqctl dump` is for those.
+    """Return the kind of a file by path and content; None if only `store.dump` can report damage.
+    Raises: NotAStoreError for a file that is not of a tier.
     """
     from rmqctl.scan.source import FileSource
 

@@ -1,8 +1,8 @@
-"""Messages of a queue in a tier: all, one after another, over damage and holes; or a single one by
-queue offset or by a place in its commit log.
+"""Messages of a queue in a tier: all in order, across damage and gaps, or a single message by queue
+offset or by its offset in the commit log.
 
-Where a pull follows a broker's rules (`rmqctl.ext.tiered.as_broker.get_message`), this shows
-everything that proves itself, and what does not as a value with its place.
+A pull follows a broker's rules (`rmqctl.ext.tiered.as_broker.get_message`). This module returns all
+intact messages, and a `Fault` for the others.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rmqctl.store.query.lookup import record_around
 from rmqctl.store.queue.search import first_from
 
 UNITS = 4096
-"""Units that are read at once."""
+"""Units read at once."""
 SPAN = 4 << 20
-"""Bytes of commit log that are read at once, unless one message is larger."""
+"""Bytes of commit log read at once, unless a message is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """``count`` queue offsets from ``queue_offset`` on that point to no message.
+    """A run of ``count`` queue offsets from ``queue_offset`` that point to no message.
 
-    ``file`` in the user's words; ``offset`` is logical: of the queue's commit log, or in bytes of
-    its consume queue. ``unreadable``: the system refused the read, so the content is unknown.
+    ``file``: path for messages. ``offset``: logical offset in the queue's commit log or consume
+    queue. ``unreadable``: a read failed, so the content is unknown.
     """
 
     queue_offset: int
@@ -52,9 +52,9 @@ class Fault:
 
 
 def held_from(queue: FlatQueue) -> int:
-    """Return the first queue offset whose message is not expired: by the units, found by bisection.
+    """Return the first queue offset whose message is not expired, by a bisection of the units.
 
-    Unlike the broker's min offset it does not depend on the first message being intact.
+    Unlike a broker's min offset it does not depend on the first message.
     """
     start = queue.commit_log.start
     return first_from(queue, queue.cq_start, queue.commit_offset, start) if start else (
@@ -63,10 +63,10 @@ def held_from(queue: FlatQueue) -> int:
 
 def messages(queue: FlatQueue, start: int | None = None, end: int | None = None, *,
              span: int = SPAN) -> Iterator[Record | Fault]:
-    """The messages of the queue offsets ``[start, end)`` in order, and the faults between them.
+    """Yield the messages of the queue offsets ``[start, end)`` and the faults between them.
 
-    Without ``start`` from the first that is not expired. Memory is bounded by `UNITS` and ``span``.
-    Never raises for what is on disk.
+    Default ``start``: the first message that is not expired. Memory is bounded by `UNITS` and
+    ``span``. Damage never raises.
     """
     # Expired messages cannot be read, so they are not part of the range.
     stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
@@ -91,7 +91,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
         # A short portion ends at a gap between segments: continue after the gap.
         if len(units) < wanted:
             beyond = min(_next_unit(queue, queue_offset), stop)
-            if beyond == queue_offset and not units:  # it went away meanwhile
+            if beyond == queue_offset and not units:  # the file was deleted meanwhile
                 beyond += 1
             if beyond > queue_offset:
                 flat = queue.consume_queue
@@ -102,9 +102,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
 
 
 def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
-    """Return the first queue offset from ``queue_offset`` on with an intact unit; the end where
-    none is.
-    """
+    """Return the first queue offset from ``queue_offset`` with a complete unit, or the end."""
     for segment in queue.consume_queue.segments:
         if segment.end > queue_offset * UNIT_SIZE and segment.usable:
             first = max(-(-segment.base // UNIT_SIZE), queue_offset)
@@ -112,7 +110,7 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
                 try:
                     exists = queue.unit(number) is not None
                 except StoreIOError:
-                    exists = True  # whoever reads it gets the error
+                    exists = True  # the reader gets the error
                 if exists:
                     return number
     return queue.commit_offset
@@ -120,8 +118,8 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
 
 def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
            span: int, before: int | None) -> Iterator[Record | Fault]:
-    """Units in runs whose messages are back to back: one read for each run. ``before``: where the
-    message of the unit before ends.
+    """Read the messages of ``units``, with one read for each contiguous run. ``before``: the end of
+    the previous unit's message.
     """
     first_unit = 0
     while first_unit < len(units):
@@ -143,7 +141,7 @@ def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
 
 
 def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault | None:
-    """Return the fault of a unit that points into another message, to a frame in its body."""
+    """Return the fault of a unit that points to a frame in another message's body, or None."""
     place = unit.commit_log_offset
     try:
         around = inside_of(queue, place, queue_offset)
@@ -159,13 +157,14 @@ def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault |
 
 
 def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
-    """Return the message in which a place of the commit log is, unless it starts there; None where
-    that cannot be determined. ``queue_offset``: that of the unit which points there. StoreIOError.
+    """Return the message that contains a place of the commit log; None if it starts there or is
+    unknown. ``queue_offset``: that of the unit that points there.
+    Raises: StoreIOError.
     """
     segment = queue.commit_log.segment_of(place)
     if segment is None or segment.base == place:
         return None
-    # Where the unit before points to what ends here, a message begins.
+    # If the message of the unit before ends here, a message begins here.
     before = None if queue_offset is None else queue.unit(queue_offset - 1)
     if before is not None and _end(before) == place:
         return None
@@ -193,7 +192,7 @@ def _run(queue: FlatQueue, first: int, units: Sequence[UnitRecord]) -> Iterator[
 
 
 def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> Record | None:
-    """Return the message at a position of the bytes read, if it is intact."""
+    """Return the message at a position of ``data`` if it is intact, else None."""
     if is_coda(data, position):
         position += CODA_SIZE
     if unit.size < message.MIN_SIZE or position + unit.size > len(data):
@@ -207,7 +206,7 @@ def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> R
 
 
 def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fault:
-    """Return the message of one queue offset, or its fault."""
+    """Return the message of a queue offset, or its fault."""
     flat = queue.commit_log
     offset = unit.commit_log_offset
     segment = flat.segment_of(offset) if offset >= 0 else None
@@ -233,7 +232,9 @@ def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> Fa
 # -- single messages ------------------------------------------------------------------------------
 
 def at_offset(queue: FlatQueue, offset: int) -> Record | str:
-    """Return the message of a queue offset, or the reason why it cannot be read. StoreIOError."""
+    """Return the message of a queue offset, or the reason why it cannot be read.
+    Raises: StoreIOError.
+    """
     unit = queue.unit(offset)
     if unit is None:
         span = (f"the tier has {queue.cq_start} to {queue.commit_offset - 1}"
@@ -251,8 +252,9 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
 
 
 def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
-    """Return the message that starts at an offset of the commit log, or contains it with
-    ``around``; else the reason as text. StoreIOError.
+    """Return the message that starts at an offset of the commit log, or with ``around`` the message
+    that contains it; else the reason as text.
+    Raises: StoreIOError.
     """
     flat = queue.commit_log
     segment = flat.segment_of(place)
@@ -266,7 +268,7 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
         return f"a coda record ({CODA_SIZE} bytes, written by 5.1 and 5.2) is at {place}"
     record = flat.record_at(place)
     if record is not None and record.physical_offset == place:
-        # Who sends a message can put a record into its body, but gives it no unit of the queue.
+        # A sender can put a record into a message body, but such a record has no unit.
         unit = queue.unit(record.queue_offset)
         if unit is not None and (unit.commit_log_offset, unit.size) == (
                 place, record.total_size) and inside_of(queue, place, record.queue_offset) is None:

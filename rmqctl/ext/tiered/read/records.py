@@ -1,4 +1,4 @@
-"""The records of a tier, for `recover --from`: those of all its queues that prove themselves."""
+"""The intact records of all queues of a tier, for `recover --from`."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from rmqctl.repair.sources.records import Unused
 
 
 def records(root: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (place in words, bytes) of each record; its physical offset is that of its queue's
-    commit log. ``unused`` receives damage. NotAStoreError, StoreIOError.
+    """Yield (place in words, bytes) of each record. Its physical offset is that in its queue's
+    commit log. ``unused`` receives damage.
+    Raises: NotAStoreError, StoreIOError.
     """
     with Tier.open(root) as tier:
         for problem in tier.problems:

@@ -1,7 +1,7 @@
 """A selection of messages from a tier, page by page, for `tiered read`.
 
 In a tier each queue has its own log, so queues come one after another, by number. Read errors are
-reported through a callback while reading continues.
+reported through a callback, and the reading continues.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmqctl.store.queue.rows import CLOCK_SLACK
 PAGE = 512
 """Messages of a page."""
 PAGE_BYTES = 4 << 20
-"""A page ends with the message that reaches this."""
+"""A page ends with the message that reaches this size."""
 _NAMED = 10
 """Faults of a queue that are reported one by one."""
 
@@ -31,8 +31,8 @@ _NAMED = 10
 def pages(tier: Tier, wanted: Selection, broker: str | None = None,
           report: Report = lambda _problem: None,
           advance: Callable[[int], None] = lambda _bytes: None) -> Iterator[Page]:
-    """Yield the selected messages. Of ``wanted`` the offsets by ``from_phy`` and ``to_phy`` are
-    those of the queue's tiered commit log.
+    """Yield the selected messages. ``wanted.from_phy`` and ``to_phy`` are offsets in the queue's
+    tiered commit log.
     """
     unreadable(tier, wanted.topic, report)
     queue_pages = (page for queue in tier.queues(wanted.topic, wanted.queue_id, broker)
@@ -41,13 +41,13 @@ def pages(tier: Tier, wanted: Selection, broker: str | None = None,
 
 
 def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
-    """Tell which folders on the way to a topic could not be read."""
+    """Report the unreadable folders on the path to a topic."""
     for reason in tier.unreadable(topic):
         report(Problem("unreadable", reason))
 
 
 def counted(unfiltered: Iterable[Page], wanted: Selection) -> Iterator[Page]:
-    """Return the part of the pages that fulfils the conditions, up to the count."""
+    """Yield the messages that meet the conditions, up to the count."""
     conditions = wanted.conditions()
     yield from limited((filtered(page, conditions) for page in unfiltered), wanted.count)
 
@@ -65,7 +65,7 @@ def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,
 
 
 def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]:
-    """Return the queue offsets to read, narrowed by the requested times; None: all."""
+    """Return the queue offsets to read, narrowed by the requested times; None: unlimited."""
     start, end = wanted.from_offset, None
     if wanted.since is not None:
         start = max(start or 0, at_time(queue, wanted.since - CLOCK_SLACK).queue_offset)
@@ -85,7 +85,7 @@ def _records(messages_: Iterable[Record | Fault], faults: FaultReport,
 
 
 def gathered(records: Iterable[Record]) -> Iterator[Page]:
-    """Records in pages of bounded size."""
+    """Yield records in pages of bounded size."""
     page: list[Record] = []
     size = 0
     for record in records:
@@ -99,7 +99,7 @@ def gathered(records: Iterable[Record]) -> Iterator[Page]:
 
 
 class FaultReport:
-    """Tells the first faults of a queue one by one, and of the others how many they are."""
+    """Report of the first faults of a queue one by one, and of the number of the others."""
 
     def __init__(self, queue: str, report: Report) -> None:
         self._queue, self._report = queue, report

@@ -1,7 +1,7 @@
 """Counts and bytes of the messages in a tier, by queue, broker, day and more.
 
-Messages are those a unit of the consume queue points to; what no unit points to is counted apart.
-Sums are made by `scan.aggregate`, as for a local log.
+Messages without a unit of the consume queue are counted separately. Sums are computed by
+`scan.aggregate`, as for a local log.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """The counting: ``by`` as `groupings.GROUPINGS`; store times in ms, inclusive."""
+    """What to count: ``by`` as in `groupings.GROUPINGS`; store times in ms, inclusive."""
 
     by: str = "topic"
     broker: str | None = None
@@ -39,9 +39,9 @@ class Query:
 
 @dataclass(slots=True)
 class Figures:
-    """``brokers``: the sums of each. ``orphans`` are intact messages that no unit points to;
-    ``bytes_other`` are codas and all other bytes outside of messages. ``is_whole``: all could be
-    read.
+    """Sums of a tier, by broker in ``brokers``. ``orphans``: intact messages without a unit.
+    ``bytes_other``: codas and all other bytes outside of messages. ``is_whole``: everything was
+    readable.
     """
 
     brokers: dict[str, Aggregate] = field(default_factory=dict)
@@ -57,10 +57,10 @@ class Figures:
 
 def collect(tier: Tier, query: Query, *, apart: bool = False,
             progress: Progress | None = None) -> Figures:
-    """All figures. ``apart``: the sums of each broker for itself, else one under the name ``""``.
+    """Count the messages. ``apart``: sums by broker; else there is one, under the name ``""``.
 
-    What cannot be read is a problem in words; the rest is counted. Where there are too many
-    groups the logs are read twice (`Aggregate`).
+    Unreadable parts are problems in words; the rest is counted. With too many groups the logs are
+    read twice (`Aggregate`).
     """
     figures = _pass(tier, query, {}, apart, progress)
     full = {name: aggregate.candidates

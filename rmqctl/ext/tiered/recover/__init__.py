@@ -1,1 +1,1 @@
-"""A broker's part of a tier recovered from its own files: a plan for the executor of repairs."""
+"""Plan the recovery of a broker's part of a tier from its own files."""

@@ -1,9 +1,9 @@
 """Queue offsets whose records in a queue's commit log are damaged: their bytes, the repairable
-fields, and the target of their units, so that later messages keep their queue offsets.
+fields, and the targets of their units, so that later messages keep their queue offsets.
 
-A broker uploads all messages of a queue (tiered.md §7), so between two intact messages the log has
-exactly the records of the queue offsets between. A broker skips a unit whose record has no magic or
-another size than the unit (§9.2), and continues at the next one.
+A broker uploads all messages of a queue (tiered.md §7). So the bytes between two intact messages
+are exactly the records of the queue offsets between them. A broker skips a unit whose record has no
+magic or a size other than the unit's (§9.2), and continues at the next one.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ from rmqctl.scan.source import BytesSource, Source
 _MOST_STRAYS, _MOST_BESIDE = 8, 8
 _MOST_HEAD = 1 << 16
 _MOST_TURNED = 8
-"""Bits that a topic may differ in from the queue's and still be taken for it."""
+"""Limit of the flipped bits in a topic that is corrected to the queue's topic."""
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Lost:
-    """Queue offsets ``[first, end)`` whose records are incomplete: they are the bytes ``[start,
-    stop)`` of the log. ``rows`` are the survey's rows in this range with another queue offset;
-    ``before`` is the number of the row after them.
+    """Queue offsets ``[first, end)`` whose records are damaged: the bytes ``[start, stop)`` of the
+    log. ``rows``: the survey's rows in this range with a wrong queue offset. ``before``: the number
+    of the row after them.
     """
 
     first: int
@@ -59,24 +59,24 @@ class Lost:
 
 @dataclass(slots=True)
 class Damaged:
-    """``mended``: pieces by the segment's path. ``units``: what points to damaged bytes (`ROW`), by
-    number of the row in front of which it comes; ``bounds`` are (queue offset, first byte, end) of
-    the damaged bytes of each, in order.
+    """Repairs of a queue's damage. ``mended``: pieces by the segment's path. ``units``: `ROW`s that
+    point to damaged bytes, with the number of the row before which they belong. ``bounds``: (queue
+    offset, first byte, end) of their damaged bytes, in order.
     """
 
     mended: dict[str, list[Piece]] = field(default_factory=dict)
     units: list[tuple[int, Array]] = field(default_factory=list)
     bounds: list[tuple[int, int, int]] = field(default_factory=list)
     shared: list[tuple[int, int]] = field(default_factory=list)
-    """Queue offsets ``[first, end)`` of records between which no border is known."""
+    """Queue offsets ``[first, end)`` of adjacent records with unknown borders."""
 
 
 def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
-    """Return what to do for the queue offsets that no intact message has. StoreIOError."""
+    """Return the repairs for the queue offsets without an intact message. Raises: StoreIOError."""
     result = Damaged()
     for lost in lost_offsets(surveyed):
         first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
-        # Records that can be repaired, from the front, then from the back.
+        # Repair records from the front, then from the back.
         first, pieces = _mend_front(surveyed.log, name, first, end, pieces, result)
         end, pieces = _mend_back(surveyed.log, name, first, end, pieces, result)
         if first < end and pieces and 0 < lost.before < len(surveyed.rows):
@@ -94,8 +94,8 @@ def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
 
 
 def _show_first(surveyed: Survey, result: Damaged) -> None:
-    """Return where the log begins with bytes that stay damaged: a broker reads the bytes at its
-    queue offset as the queue's first one (§2), and would not return messages before it.
+    """Correct the queue offset field of a damaged first record if it is too large: a broker takes
+    it for the queue's first offset (§2), and returns no messages before it.
     """
     rows, log = surveyed.rows, surveyed.log
     segment = log.segment_of(log.start)
@@ -111,14 +111,14 @@ def _show_first(surveyed: Survey, result: Damaged) -> None:
 
 
 def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
-    """Return where in the log queue offsets are missing between intact messages, in its order."""
+    """Yield the ranges of the log in which queue offsets are missing, in order."""
     rows, log = surveyed.rows, surveyed.log
     if not len(rows):
         return
     limits = [0, *breaks(rows["queue_offset"]).tolist(), len(rows)]
     runs = list(pairwise(limits))
     number = 0
-    # In front of the first message: a damaged one, or one that says another queue offset.
+    # Before the first message: a damaged one, or one with a wrong queue offset.
     position, first = int(rows["position"][0]), int(rows["queue_offset"][0])
     if position > log.start and first and len(log.segments) and position <= log.segments[0].end:
         yield Lost(first - 1, first, log.start, position, range(0), 0)
@@ -148,7 +148,7 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
             continue
         number = best[0]
         yield best[1]
-    # After the last message: as many as there may be.
+    # After the last message: as many as fit.
     last = len(rows) - 1
     first, start = int(rows["queue_offset"][last]) + 1, int(rows["position"][last]
                                                             + rows["size"][last])
@@ -158,7 +158,7 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
 
 
 def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, following: int) -> bool:
-    """Return whether a run can be right where ``following`` is."""
+    """Return whether ``run`` and ``following`` can both be right."""
     rows, last = surveyed.rows, runs[run][1] - 1
     return _between(surveyed, int(rows["position"][last] + rows["size"][last]),
                     int(rows["queue_offset"][last]) + 1, runs, run + 1, following) is not None
@@ -166,8 +166,8 @@ def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, follow
 
 def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tuple[int, int]],
              stray: int, following: int) -> Lost | None:
-    """Return the loss from the byte ``start`` up to the run ``following``, if possible: the runs
-    from ``stray`` on are single messages with a wrong queue offset.
+    """Return the loss from the byte ``start`` up to the run ``following``, or None if they do not
+    fit. The runs from ``stray`` to it are single messages with a wrong queue offset.
     """
     rows = surveyed.rows
     before = runs[following][0]
@@ -190,7 +190,7 @@ def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tup
 
 
 def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Iterator[Lost]:
-    """Yield the last message of the log, where it says another queue offset than the next one."""
+    """Yield the last message of the log if it does not have the next queue offset."""
     rows = surveyed.rows
     row = run[0]
     if run[1] - row != 1 or int(rows["position"][row]) != start:
@@ -198,12 +198,12 @@ def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Ite
     own_offset, size = int(rows["queue_offset"][row]), int(rows["size"][row])
     again = np.flatnonzero(rows["queue_offset"][:row] == own_offset)
     if len(again) and int(rows["size"][again[-1]]) == size:
-        return  # it was uploaded again
+        return  # uploaded twice
     yield Lost(first, first + 1, start, start + size, range(row, row + 1), row + 1)
 
 
 def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
-    """Return (start, end, whether it is one record) of the bytes of lost records, in order."""
+    """Return (start, end, whether it is a single record) of the bytes of lost records, in order."""
     log, rows = surveyed.log, surveyed.rows
     extents = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
     extents += [(start, size) for start, size in surveyed.odd if lost.start <= start < lost.stop]
@@ -230,7 +230,7 @@ def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
                 pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
                     int, list[tuple[int, int, bool]]]:
-    """Mend records from the first piece on: (the first queue offset that is left, pieces)."""
+    """Repair records from the first piece; return (first unrepaired queue offset, pieces left)."""
     pieces = list(pieces)
     while pieces and first < end:
         start, stop, is_record = pieces[0]
@@ -246,7 +246,7 @@ def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
 def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
                pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
                    int, list[tuple[int, int, bool]]]:
-    """The same from the last piece back: (the end of the queue offsets that are left, pieces)."""
+    """Repair records from the last piece back; return (end of unrepaired offsets, pieces left)."""
     pieces = list(pieces)
     while len(pieces) > 1 and first < end - 1:
         start, stop, _ = pieces[-1]
@@ -259,8 +259,8 @@ def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
 
 def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
           result: Damaged, *, to_end: bool) -> int:
-    """Add the pieces that repair the record at ``start``, which ends at ``stop`` at the latest
-    (``to_end``: exactly there); return its size, or 0 if nothing proves it.
+    """Add the pieces that repair the record at ``start``, which ends at or before ``stop``
+    (``to_end``: at ``stop``); return its size, or 0 if no repair is proven.
     """
     segment = log.segment_of(start)
     if segment is None or not segment.name_ok or stop - start < message.MIN_SIZE or (
@@ -268,7 +268,7 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
         return 0
     raw = log.read(start, min(stop - start, MOST_BODY))
     candidates = _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end)
-    # One that takes all there is before one that leaves a rest.
+    # Prefer a candidate that uses all bytes.
     for candidate in sorted(candidates, key=lambda data: len(data) != stop - start):
         position = start - segment.base
         differs = [byte for byte in range(len(candidate)) if candidate[byte] != raw[byte]]
@@ -282,8 +282,8 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
 
 def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,
                 to_end: bool) -> Iterator[bytes]:
-    """Return what the record may have been: as the local salvage has it, but that its queue, its
-    queue offset and its place are known.
+    """Yield what the record may have been, by the rules of the local salvage; its queue, queue
+    offset and place are known here.
     """
     source = BytesSource(raw, start)
     topic = os.fsencode(name.topic)
@@ -295,7 +295,7 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
         for bent, size in bent_heads(source, 0, fixed, version, len(raw), (stored, room)):
             if to_end and size != room:
                 continue
-            # Its size needs a second witness, or to be one bit off.
+            # The size must be confirmed, or wrong by a single bit.
             if size not in (stored, room) and (size ^ stored).bit_count() != 1:
                 continue
             # The record must be intact with this size, and its topic must have the right length.
@@ -318,8 +318,8 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
 # -- what stays damaged ---------------------------------------------------------------------------
 
 def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop: int) -> Array:
-    """Rows for the queue offsets from ``first`` on whose records are bytes (place, size) in front
-    of ``stop``; each has a size that a broker does not take for a record's.
+    """Return rows for the queue offsets from ``first``, whose records are the bytes (place, size)
+    before ``stop``. The sizes differ from those in the bytes, so a broker skips the rows.
     """
     units: Array = np.zeros(len(places), ROW)
     rows = surveyed.rows
@@ -327,7 +327,7 @@ def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop
     for number, (place, length) in enumerate(places):
         size = min(length, MOST)
         head = surveyed.log.read(place, CODA_SIZE + message.START_SIZE)
-        if message.magic_at(head) == CODA_MAGIC:  # a broker takes what is after it
+        if message.magic_at(head) == CODA_MAGIC:  # a broker reads the record after it
             head = head[CODA_SIZE:]
         if message.is_magic(message.magic_at(head)) and message.total_size_at(head) == size:
             size -= 1
@@ -336,15 +336,15 @@ def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop
 
 
 def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (place, size) of equal parts; none where they are too small for a record."""
+    """Return (place, size) of equal parts, or nothing if they are too small for records."""
     share = (stop - start) // count
     return [(start + number * share, share) for number in range(
         count if share >= message.MIN_SIZE else 0)]
 
 
 def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (place, size) of each of that many records by their index items: what no item points
-    to must be one record each, or all of it one range. Empty where that cannot be determined.
+    """Return (place, size) of ``count`` records by their index items. The bytes without items must
+    be one record per gap, or a single gap. Empty if that cannot be determined.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None
@@ -373,7 +373,7 @@ def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[
 
 
 def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) -> Array:
-    """Return the rows of a survey with others between them, in a new file. StoreIOError."""
+    """Return the rows of a survey with ``units`` inserted, in a new file. Raises: StoreIOError."""
     rows = surveyed.rows
     try:
         with open(path, "wb", buffering=1 << 20) as file:
@@ -389,7 +389,7 @@ def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) 
 
 
 class Patched(Changed):
-    """With ``pieces`` ({path: ascending}) laid over files."""
+    """A reader with ``pieces`` ({path: ascending}) laid over files."""
 
     def __init__(self, below: Reader, pieces: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(below)

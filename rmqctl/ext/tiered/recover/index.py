@@ -1,4 +1,4 @@
-"""The uploaded index of a broker's tier recovered: damaged files go, lost items come in new ones
+"""Recover the index of a broker's tier: move damaged files aside, add files with the missing items
 (tiered.md §5, §12, §17.6).
 """
 
@@ -35,7 +35,7 @@ from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 
 _OVERLAP = 600_000
-"""Queues are uploaded one after the other: items of index files are so far (ms) out of order."""
+"""How far (ms) items of index files are out of order: queues are uploaded one by one."""
 _BLOCK = 1 << 20
 _FEW = 1 << 14
 _MISSING = "missing index items"
@@ -43,9 +43,9 @@ _MISSING = "missing index items"
 
 @dataclass(slots=True)
 class RecoveredIndex(Changes):
-    """Plan of the index, and its future segments. ``files`` are the readable ones, uploaded or not;
-    ``unread`` says why local ones cannot be read, ``broken`` are local ones (path, reason) with
-    other content. ``gone``: base offsets of files that are moved aside.
+    """Plan of the index, and its future segments. ``files``: the readable files, uploaded or not.
+    ``unread``: reasons why local files are unreadable. ``broken``: (path, reason) of local files
+    with other content. ``gone``: base offsets of files that are moved aside.
     """
 
     files: list[IndexFile] = field(default_factory=list)
@@ -56,16 +56,17 @@ class RecoveredIndex(Changes):
 
     @property
     def end(self) -> int:
-        """Return where the next segment begins."""
+        """Logical offset at which the next segment begins."""
         return max((segment.base + segment.size for segment in self.segments), default=0)
 
 
 def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, SegmentEntry], *,
          changes: bool) -> RecoveredIndex:
-    """Return the index files that are there. With ``changes`` those that are damaged, and empty
-    ones that metadata does not know as a broker leaves them, are to be moved aside. StoreIOError.
+    """Examine the index files. With ``changes`` plan to move aside damaged files, and empty files
+    unless metadata shows that a broker left them.
+    Raises: StoreIOError.
     """
-    # Those that are not uploaded.
+    # Local files, not uploaded.
     out = RecoveredIndex()
     out.files.extend(local.files)
     for error in local.errors:
@@ -75,7 +76,7 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
             out.unread.append(str(error))
     if flat is None:
         return out
-    # The uploaded ones: one for each base; empty, sound or damaged.
+    # Uploaded files, one per base: empty, intact or damaged.
     flat, wrong = split_names(flat)
     for segment in wrong if changes else ():
         out.move_aside(segment.path, segment.size, "another file is in its place")
@@ -108,9 +109,9 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
 
 
 def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> int:
-    """Return the store time before which items may have expired: if the first file does not begin
-    at 0, and metadata has none before it. Files overlap in time, so items as old as the first
-    remaining one may have been in a deleted file.
+    """Return the store time before which items may have expired: that of the first file, if it does
+    not begin at 0 and metadata has no file before it. Files overlap in time, so items as old as
+    those of the first file may have been in a deleted one.
     """
     first = min(out.segments, key=lambda segment: segment.base, default=None)
     if first is None or not first.base or any(base < first.base
@@ -121,7 +122,7 @@ def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> 
 
 def _recovered_segment(file: IndexFile, segment: Segment,
                        entry: SegmentEntry | None) -> RecoveredSegment:
-    """A broker uses the end time in the header, or the one it has seen itself: both stay."""
+    """Keep the end time of the entry: a broker uses that of the header, or its own."""
     end, low, high = times_of(file)
     quirk = None
     if entry is not None and entry.begin_timestamp == file.timestamp and (
@@ -138,7 +139,7 @@ def _damaged(reason: str) -> str:
 
 def discard(out: RecoveredIndex, flat: FlatFile | None,
             damaged: Sequence[tuple[IndexFile, str]]) -> None:
-    """Move damaged files aside that can be understood."""
+    """Plan to move damaged files aside whose layout is valid."""
     segments = {segment.base: segment for segment in split_names(flat)[0].segments} if flat else {}
     for file, reason in damaged:
         out.files.remove(file)
@@ -150,14 +151,14 @@ def discard(out: RecoveredIndex, flat: FlatFile | None,
         out.segments = [segment for segment in out.segments if segment.base != file.base]
         if segment.name_ok:
             out.move_aside(segment.path, segment.size, _damaged(reason))
-        elif flat is not None:  # its renaming is planned
+        elif flat is not None:  # replace the planned renaming
             target = f"{flat.folder}/{names.build_segment(file.base)}"
             out.steps = [step for step in out.steps if step.target != target]
             out.actions = [action for action in out.actions if action.target != target]
 
 
 def discard_broken(out: RecoveredIndex) -> None:
-    """Move local files aside that cannot be understood."""
+    """Plan to move local files aside whose layout is invalid."""
     for path, reason in out.broken:
         out.move_aside(os.path.abspath(path), os.path.getsize(path), _damaged(reason))
 
@@ -166,14 +167,16 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
             queues: Sequence[tuple[FlatQueue, RecoveredQueue]], metadata: Metadata,
             scope: tuple[str, str], shape: fmt.Shape, folder: str,
             entries: Mapping[int, SegmentEntry]) -> None:
-    """Move damaged files aside, and add files with the items that messages should have and have
-    not. ``queues`` come with what they will be; ``metadata`` has the topics' ids, ``scope`` is
-    cluster and broker, ``entries`` what metadata had of the index. Where a file is gone a new one
-    takes its place, if there are as many items again. StoreIOError.
+    """Plan to move damaged files aside and to add files with the missing items of messages.
+
+    ``queues``: each with its recovered state. ``metadata``: with the topics' ids. ``scope``:
+    cluster and broker. ``entries``: metadata entries of the index. A new file takes the place of a
+    missing one if there are enough items.
+    Raises: StoreIOError.
     """
     make_folders(folder, durable=False)
     ids = {topic: entry.topic_id for topic, entry in metadata.topics.items()}
-    # Which items are missing, and so which files are damaged; without these more are missing.
+    # Missing items show which files are damaged; without these files more items are missing.
     damage = IndexDamage(out.files, [queue for queue, _ in queues], metadata,
                          lambda number: _offsets(queues[number][1]))
     try:
@@ -188,8 +191,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
     lost = _since(missing, expired_before(out, entries), folder)
     if not len(lost):
         return
-    # Where new files go: into the place of one that is gone while there are as many items, then
-    # after the last.
+    # Place new files where files are missing, while there are enough items, then after the last.
     used = {file.timestamp for file in out.files}
     bases: list[int] = []
     counts: list[int] = []
@@ -215,7 +217,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
 def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
                    ids: Mapping[str, int], indexed: Known,
                    damage: IndexDamage | None = None) -> RowFile:
-    """Return the items (`LOST`) that messages lack; ``damage`` gets all that they should have."""
+    """Return the missing items (`LOST`) of messages; ``damage`` receives all expected items."""
     missing = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
     for number, (queue, recovered) in enumerate(queues):
         offsets, topic_id = _offsets(recovered), ids[queue.name.topic]
@@ -235,7 +237,7 @@ def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue
 
 
 def _since(missing: RowFile, since: int, folder: str) -> Array:
-    """Return the items that are not older than ``since``."""
+    """Return the items stored at ``since`` (ms) or later."""
     if not since:
         return missing.mapped()
     younger = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
@@ -247,8 +249,8 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
 
 def _holes(out: RecoveredIndex, bases_before: set[int],
            shape: fmt.Shape) -> Iterator[tuple[int, int]]:
-    """Yield (base, items) of files that are missing in front of others, as far as they are files of
-    the same ``shape``. ``bases_before``: bases of files that existed before.
+    """Yield (base, items) of files missing before others, if they had the same ``shape``.
+    ``bases_before``: bases of files that existed before.
     """
     present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
     position = min([*bases_before, *(base for base, _ in present[:1])], default=0)
@@ -265,14 +267,14 @@ def _holes(out: RecoveredIndex, bases_before: set[int],
 
 
 def _offsets(recovered: RecoveredQueue) -> Array:
-    """Return where a queue's units will point (int64 [units], ascending)."""
+    """Return the future targets of a queue's units (int64 [units], ascending)."""
     offsets = np.fromfile(recovered.refs, np.int64)
     offsets.sort()
     return offsets
 
 
 def _item(queue: FlatQueue, position: int, size: int, topic_id: int) -> Array:
-    """Return the items of a message that does not say where it is."""
+    """Return the items of a message with a wrong physicalOffset."""
     record = message.decode(queue.commit_log.read(position, size))
     pairs = props.parse(record.properties.decode("utf-8", "replace"))
     hashes = [fmt.key_hash(queue.name.topic, key) for key in key_set(
@@ -283,7 +285,7 @@ def _item(queue: FlatQueue, position: int, size: int, topic_id: int) -> Array:
 
 
 def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
-    """Return the items of a batch's messages, of its ``rows``."""
+    """Return the items of the messages ``rows`` (bool) of a batch."""
     keys = keys_of(batch, name.topic)
     indexed = rows[keys.row] & (keys.key_hash != LOST_HASH)
     row = keys.row[indexed]
@@ -296,7 +298,7 @@ def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
 
 
 def _unknown(items: Array, indexed: Known) -> Array:
-    """Return those that are in no index file."""
+    """Return the items that are in no index file."""
     lost: Array = items[~indexed.has(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
                                            items["offset"]))]
     return lost
@@ -306,9 +308,9 @@ def _unknown(items: Array, indexed: Known) -> Array:
 
 LOST = np.dtype([("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"),
                  ("size", "i4"), ("store_time", "i8")])
-"""An item to be made; ``offset`` in the queue's commit log."""
+"""A missing item; ``offset`` is that in the queue's commit log."""
 MOST_ITEMS = 1 << 20
-"""Items of a file that is made: a broker finds more in several small ones than in one large one."""
+"""Items of a new file: a broker finds more in several small files than in a large one."""
 _RUN = 1 << 22
 
 
@@ -318,7 +320,7 @@ def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> A
 
 
 class Known:
-    """The items of index files. ``folder`` is for the runs. FormatError, StoreIOError."""
+    """The items of index files, as sorted runs in ``folder``. Raises: FormatError, StoreIOError."""
 
     def __init__(self, folder: str, files: Iterable[IndexFile] = ()) -> None:
         self._folder = folder
@@ -329,7 +331,7 @@ class Known:
             self.add(file)
 
     def add(self, file: IndexFile) -> None:
-        """All items of a file. FormatError, StoreIOError."""
+        """Add all items of a file. Raises: FormatError, StoreIOError."""
         for _, items in file.blocks():
             self._waiting.append(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
                                        items["commit_log_offset"]))
@@ -343,7 +345,7 @@ class Known:
         self._waiting, self._count = [], 0
 
     def has(self, wanted: Array) -> Array:
-        """Return whether there is an item of each (bool)."""
+        """Return whether an item exists for each identity (`mixed`) in ``wanted`` (bool)."""
         if self._count:
             self._flush()
         matches: Array = np.zeros(len(wanted), bool)
@@ -354,9 +356,9 @@ class Known:
 
 
 def times_of(file: IndexFile) -> tuple[int, int, int]:
-    """Return (the largest store time of a file's items, the least and the greatest it may be): what
-    the header says, unless items are later (a broker that opens a file again loses it, tiered.md
-    §5.1). FormatError, StoreIOError.
+    """Return (largest store time of a file's items, its lower and upper bound). The time is the
+    header's unless items are later: a broker loses it when it reopens a file (tiered.md §5.1).
+    Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp
     times = Times()
@@ -370,7 +372,7 @@ def times_of(file: IndexFile) -> tuple[int, int, int]:
 
 
 def end_of(file: IndexFile) -> int:
-    """Return the largest store time of a file's items. FormatError, StoreIOError."""
+    """Return the largest store time of a file's items. Raises: FormatError, StoreIOError."""
     return times_of(file)[0]
 
 
@@ -378,9 +380,10 @@ def end_of(file: IndexFile) -> int:
 
 def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
                 counts: Sequence[int] = ()) -> Iterator[tuple[str, int, int, int]]:
-    """Yield (path, bytes, begin, end) of the compacted files that hold all of ``lost`` (`LOST`), by
-    time. ``used`` are the begins that other files have; ``counts`` the items of the first files, no
-    more than there are. StoreIOError.
+    """Write compacted files with all items ``lost`` (`LOST`), by time; yield (path, bytes, begin,
+    end). ``used``: start times of other files. ``counts``: numbers of items of the first files, not
+    more than there are.
+    Raises: StoreIOError.
     """
     # Divide the items by time; every file has fewer items than its limit.
     order = np.argsort(lost["store_time"], kind="stable")
@@ -397,12 +400,12 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
         while begin in used:
             begin += -1 if begin > 0 else 1
         used.add(begin)
-        # Its items cannot say a time that is 68 years away, and the header is as they are.
+        # Items cannot have a time 68 years away, so the header is limited like them.
         step = 1 if shape.old else 1000
         newest = begin + int(time_difference(times - begin, shape.old).max()) * step
         last = int(times[-1])
         last = last if newest <= last < newest + step else max(newest, -1 << 63)
-        # Write the file and return what its name and metadata need.
+        # Write the file; its name and metadata need these values.
         path = os.path.join(folder, f"index-{number}")
         try:
             with open(path, "wb") as file:
@@ -415,9 +418,9 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
 
 def _bytes(lost: Array, rows: Array, shape: fmt.Shape, begin: int,
            end: int) -> Iterator[bytes | memoryview]:
-    """A file of the items ``lost[rows]`` from front to back; a part is valid until the next."""
+    """Yield a file of the items ``lost[rows]`` in parts, each valid until the next one."""
     slot = lost["key_hash"][rows].astype(np.int64) % shape.slots
-    # Slots ascending, in a slot the newest first.
+    # Order by slot, and in a slot the newest item first.
     rows = rows[len(rows) - 1 - np.argsort(slot[::-1], kind="stable")]
     counts = np.bincount(slot, minlength=shape.slots)
     used = shape.slots if shape.old else int((counts > 0).sum())

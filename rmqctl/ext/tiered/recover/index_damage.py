@@ -1,9 +1,9 @@
-"""Damaged index files of a tier, by their content and where their items point (tiered.md §5, §17.3
-I): what `tiered verify` finds in them, compared with the future queues.
+"""Find damaged index files of a tier by their content and their items' targets (tiered.md §5, §17.3
+I), with the checks of `tiered verify`, against the recovered queues.
 
-Items of expired messages and removed topics are not damage, nor is what versions leave behind. Nor
-are items whose messages are lost: only items that an intact message contradicts, or that are in the
-place of a key's missing item.
+Items of expired messages and removed topics are not damage, nor are differences between versions,
+nor items whose messages are lost. Damage is an item that an intact message contradicts, or one in
+the place of a key's missing item.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rmqctl.scan.frames import Array, Batch, gather_int
 
 
 class IndexDamage(Items):
-    """Collect index files, then the keys of all messages that units will point to; then return the
-    damaged files. Must be closed.
+    """Collects index files, then the keys of all messages with a future unit; then `damaged`
+    returns the damaged files. Must be closed.
 
-    ``queues`` are the broker's, by the number that the other functions get; ``offsets`` returns the
-    log offsets that a queue's units will point to, ascending.
+    ``queues``: the broker's queues, by the number that the methods receive. ``offsets`` returns the
+    future targets of a queue's units, ascending.
     """
 
     def __init__(self, files: Iterable[IndexFile], queues: Sequence[FlatQueue],
@@ -56,7 +56,7 @@ class IndexDamage(Items):
                 self._reasons[file.where] = reason
 
     def _form(self, file: IndexFile) -> str | None:
-        """Return the fault of a file itself."""
+        """Return the fault of a file's own structure, or None."""
         name = os.path.basename(file.where)
         if (file.status == "UNSEALED" and name not in OLD_INDEX_NAMES and file.size
                 and int(name) != file.timestamp):
@@ -71,20 +71,20 @@ class IndexDamage(Items):
         return None
 
     def collector(self, number: int) -> MessageKeys:
-        """Take the keys of one queue's messages."""
+        """Return a collector for the keys of a queue's messages."""
         return MessageKeys(self.keys, number, self.queues[number].name.topic,
                            empty_too=self.has_empty)
 
     @staticmethod
     def take_messages(keys: MessageKeys, batch: Batch, rows: Array) -> None:
-        """The messages of a batch whose ``rows`` (bool) units point to."""
+        """Add the messages ``rows`` (bool) of a batch, which have units."""
         keys.add(text.Properties(batch), rows, batch.offset, batch.column("total_size"),
                  batch.column("queue_offset"),
                  gather_int(batch.data, batch.start + ENGINE_TIME, "i8"),
                  batch.column("store_timestamp"))
 
     def take_lost(self, number: int, items: Array) -> None:
-        """Return keys as items of the index (`index.LOST`)."""
+        """Add keys in the form of index items (`index.LOST`)."""
         out: Array = np.zeros(len(items), KEY)
         out["mark"] = marks(np.full(len(items), number, np.int64), items["offset"], items["size"],
                             folded(items["key_hash"]))
@@ -93,8 +93,8 @@ class IndexDamage(Items):
         self.keys.add(out)
 
     def damaged(self, lacking: Array) -> list[tuple[IndexFile, str]]:
-        """Return the damaged files with their faults. ``lacking``: the hashes of keys without an
-        item. StoreIOError.
+        """Return the damaged files and their faults. ``lacking``: hashes of keys without an item.
+        Raises: StoreIOError.
         """
         self._lacking = np.unique(folded(lacking))
         for finding in self.findings():
@@ -109,7 +109,7 @@ class IndexDamage(Items):
                 yield from self._astray(file)
 
     def _astray(self, file: IndexFile) -> Iterator[Finding]:
-        """Return whether an item of a queue that there is not is one that is lacking."""
+        """Yield the first item of a missing queue that has the hash of a key without an item."""
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])
             odd = ~np.isin(codes, self._codes) & np.isin(folded(items["key_hash"]), self._lacking)
@@ -138,7 +138,7 @@ class IndexDamage(Items):
         return replace(finding, severity=WARNING)
 
     def _is_ours(self, queue: int, item: fmt.CompactedItemRecord) -> bool:
-        """Return whether an item without a message is at fault, not the message."""
+        """Return whether an item without a message is damaged, rather than the message."""
         if self._is_whole(queue, item.commit_log_offset):
             return True
         offsets = self._offsets(queue)
@@ -148,7 +148,7 @@ class IndexDamage(Items):
         return bool(np.isin(folded(np.array([item.key_hash])), self._lacking)[0])
 
     def _is_whole(self, number: int, offset: int) -> bool:
-        """Return whether an intact message that a unit points to is there."""
+        """Return whether ``offset`` is in an intact message with a unit."""
         offsets, log = self._offsets(number), self.queues[number].commit_log
         row = int(np.searchsorted(offsets, offset, "right")) - 1
         if row < 0 or offset >= log.end:
@@ -164,8 +164,9 @@ class IndexDamage(Items):
 
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
-    """Yield (messages, those of the queue's topic which units point to (bool)) of a queue's commit
-    log. ``offsets``: where its units point, ascending. StoreIOError.
+    """Yield (batch, messages of the queue's topic that have units (bool)) of a queue's commit log.
+    ``offsets``: targets of its units, ascending.
+    Raises: StoreIOError.
     """
     topic = os.fsencode(queue.name.topic)
     if not len(offsets):
@@ -176,7 +177,7 @@ def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batc
         for batch in queue.commit_log.batches(segment):
             if not len(batch):
                 continue
-            # A unit may point to the coda in front of its message (§3).
+            # A unit may point to the coda before its message (§3).
             rows = _among(batch.offset, offsets) | _among(batch.offset - CODA_SIZE, offsets)
             if rows.any():
                 rows &= text.topics(batch).equal(topic)
@@ -190,8 +191,9 @@ def _among(values: Array, offsets: Array) -> Array:
 
 
 def slot_counts(flat: FlatFile | None) -> list[int]:
-    """Return the numbers of hash slots by which the uploaded files are laid out, damaged ones
-    included: the items of the first slot are right after all slots. StoreIOError.
+    """Return the numbers of hash slots of the uploaded files, damaged ones included: the items of
+    the first slot follow the last slot.
+    Raises: StoreIOError.
     """
     unit, counts = fmt.COMPACTED_SLOT, []
     for segment in flat.segments if flat is not None else ():

@@ -1,8 +1,8 @@
-"""``tieredStoreMetadata.json`` from what the files of a tier say (tiered.md §6, §17.6).
+"""Rebuild ``tieredStoreMetadata.json`` from the files of a tier (tiered.md §6, §17.6).
 
-What was there and is right stays: topic ids, reserve times, times of creation. Entries of files
-that are gone go, and entries of files that have none come. Which topic an index item's topic id
-means, where metadata does not say it, is found by asking the messages.
+Correct values stay: topic ids, reserve times, creation times. Entries of missing files are removed,
+and entries of files without one are added. If metadata lacks a topic's id, the messages that index
+items point to show it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, T
 from rmqctl.formats.tiered.units import NEVER
 
 _SAMPLES = 64
-"""Items of an id that are examined."""
+"""Limit of the items of an id that are examined."""
 _ENOUGH = 8
-"""Number of agreeing items after which no more are read."""
+"""Number of agreeing items that is enough."""
 _IDS = 1 << 16
-"""Ids that are counted; a damaged file may claim any number of them."""
+"""Limit of the counted ids; a damaged file may contain any number of them."""
 
 
 @dataclass(slots=True)
@@ -48,7 +48,7 @@ class Changes:
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
                index_ids: Mapping[str, int], now: int) -> tuple[Metadata, Changes]:
     """Return a copy of ``old`` in which every topic has an entry: its own, that of ``spare`` (a
-    backup), with the id that index items have of it (``index_ids``), or with the next one.
+    backup), or a new one with the id in the index (``index_ids``) or the next id.
     """
     new, changes = old.copy(), Changes()
     new.old, new.faults = False, []
@@ -75,7 +75,7 @@ def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
 def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
                     queues: Sequence[RecoveredQueue], indexes: Sequence[RecoveredSegment],
                     changes: Changes, now: int) -> None:
-    """Brings the entries of a broker's queues and segments to what the files are."""
+    """Update the entries of a broker's queues and segments from the files."""
     tables: dict[str, dict[str, list[RecoveredSegment]]] = {kind: {} for kind in names.KINDS}
     moved: set[str] = set()
     for queue in queues:
@@ -97,10 +97,10 @@ def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
 def _segments(new: Metadata, spare: Metadata | None, number: int,
               present: Mapping[str, Sequence[RecoveredSegment]], moved: set[str],
               changes: Changes, now: int, prefix: str) -> None:
-    """The entries of one kind of segment, of the paths that begin with ``prefix``."""
+    """Update the entries of a kind of segment, for paths that begin with ``prefix``."""
     kind = names.KINDS[number]
     table = new.segments[kind]
-    # Entries of files that are gone.
+    # Remove entries of missing files.
     for path in list(table):
         if not path.startswith(prefix):
             continue
@@ -111,7 +111,7 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
         changes.add("segments without a file removed", len(gone))
         if not table[path]:
             del table[path]
-    # Entries of those that are there.
+    # Update entries of existing files.
     for path, segments in present.items():
         for segment in segments:
             old = table.get(path, {}).get(segment.base)
@@ -131,12 +131,12 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
 
 def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry | None,
            now: int, *, moved: bool) -> SegmentEntry:
-    """``moved``: there are messages of which a broker takes other bytes for the store time."""
+    """Return a segment's entry; ``moved``: a broker reads other bytes as some store times."""
     if old is None:
         created = segment.mtime_ms if segment.mtime_ms is not None else now
         begin, end = segment.begin, segment.end
-        if not segment.known and begin == NEVER and segment.size:
-            begin = end = created  # what expired: a broker that sees none deletes it at once
+        if not segment.all_times and begin == NEVER and segment.size:
+            begin = end = created  # expired: a broker deletes a segment without times at once
         return SegmentEntry(path, number, segment.base, size=segment.size, create_timestamp=created,
                             begin_timestamp=begin, end_timestamp=end)
     begin, end = segment.begin, segment.end
@@ -144,7 +144,7 @@ def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry 
     same = old.size == segment.size and old.begin_timestamp != NEVER
     if segment.quirk == before or (moved and same):
         begin, end = before
-    elif not segment.known and old.begin_timestamp != NEVER:
+    elif not segment.all_times and old.begin_timestamp != NEVER:
         begin = min(begin, old.begin_timestamp)
         end = old.end_timestamp if end == NEVER else max(end, old.end_timestamp)
     return replace(old, size=segment.size, begin_timestamp=begin, end_timestamp=end)
@@ -154,8 +154,8 @@ def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry 
 
 def count_topic_ids(files: Iterable[IndexFile],
                     queues: Iterable[FlatQueue]) -> dict[str, dict[int, int]]:
-    """Return {topic: {id: items of it whose message has such a key}}. What cannot be read does not
-    count.
+    """Return {topic: {id: number of items whose message has the key}}. Unreadable items and
+    messages do not count.
     """
     samples: dict[int, list[tuple[int, int, int, int]]] = {}
     for file in files:

@@ -1,5 +1,5 @@
-"""Recover one queue of a tier: its commit log where physical offsets are wrong, its consume queue
-from the messages (tiered.md §4, §8.3, §8.4, §17.6).
+"""Recover a queue of a tier: wrong physical offsets and damaged records in its commit log, and its
+consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _MOST_RUNS, _MOST_ROUNDS = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class RecoveredSegment:
-    """A segment as it will be. ``begin`` and ``end``: store times of its messages, `NEVER` for
-    none; ``known`` False where they are not to be had (expired messages). ``quirk``: what a
-    broker takes for them, where that is something else.
+    """The future state of a segment. ``begin`` and ``end``: store times of its messages, `NEVER`
+    without a message; ``all_times``: whether the times of all messages are known (not those of
+    expired ones). ``quirk``: the times as a broker reads them, if they differ.
     """
 
     base: int
@@ -59,11 +59,11 @@ class RecoveredSegment:
     end: int
     mtime_ms: int | None
     quirk: tuple[int, int] | None = None
-    known: bool = True
+    all_times: bool = True
 
 
 def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str) -> None:
-    """A copy of a segment under its right name: the file itself is moved aside besides."""
+    """Plan a copy of a segment under its right name, and move the file itself aside."""
     full = os.path.abspath(flat.reader.where(segment.path))
     changes.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
                 "rename", segment.name, os.path.basename(target),
@@ -72,10 +72,10 @@ def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str
 
 @dataclass(slots=True)
 class RecoveredQueue(Changes):
-    """Plan and future state of a queue. ``first`` and ``last`` bound its queue offsets; ``refs`` is
-    the file with the log offset (int64) of every unit; ``shifted`` counts messages whose offset is
-    corrected; ``view`` is the queue with its future commit log, if files change; ``ambiguous``
-    counts intact records left out that may be messages.
+    """Plan and future state of a queue, with queue offsets ``[first, last)``. ``refs``: a file with
+    the log offset (int64) of every unit. ``shifted``: messages whose physicalOffset is corrected.
+    ``view``: the queue with its future commit log, if files change. ``ambiguous``: number of
+    skipped records that may be messages.
     """
 
     name: QueueName
@@ -98,14 +98,15 @@ def recover_queue(queue: FlatQueue, folder: str, entry_bases: Iterable[int], mos
 
     ``entry_bases``: bases of consume queue files in the metadata. ``most``: the number of units in
     a file. ``keep_ambiguous``: keep intact records that may be in a body as messages. Without
-    ``changes`` the queue is only examined. Raises: StoreIOError.
+    ``changes`` the queue is only examined.
+    Raises: StoreIOError.
     """
     return QueueRecovery(queue, folder, drop_orphans=drop_orphans, keep_ambiguous=keep_ambiguous,
                          changes=changes).run(entry_bases, most)
 
 
 class QueueRecovery:
-    """See `recover_queue`."""
+    """The recovery of a queue, see `recover_queue`."""
 
     def __init__(self, queue: FlatQueue, folder: str, *, drop_orphans: bool, keep_ambiguous: bool,
                  changes: bool) -> None:
@@ -115,25 +116,25 @@ class QueueRecovery:
         make_folders(folder, durable=False)
 
     def run(self, entry_bases: Iterable[int], most: int) -> RecoveredQueue:
-        """Plan, in the order in which the steps are carried out. StoreIOError."""
+        """Plan the steps in the order of their execution. Raises: StoreIOError."""
         out, queue = self._out, self._queue
-        # Names: one file for each base, the others are moved aside.
+        # Names: keep one file per base, move the others aside.
         log, wrong = split_names(queue.commit_log)
         rows, strange = split_names(queue.consume_queue, UNIT_SIZE)
         self._move_aside(wrong, "another file is in its place")
         self._move_aside(strange, "no consume queue file begins here")
-        # The commit log: what is in it, in files that begin where their messages say.
+        # The commit log: survey it, with its files at the offsets that their messages contain.
         surveyed = self._survey_placed(log, rows)
         self._rename([*wrong_names(surveyed.log), *wrong_names(rows)])
-        # Messages that are at another place than they say.
+        # Messages with a wrong physicalOffset.
         if self._changes and surveyed.shifted:
             surveyed = self._close_up(surveyed)
-        # Records that are damaged: repaired where that can be proven, else given a unit.
+        # Damaged records: repair them if the repair is proven, else give them units.
         bounds: list[tuple[int, int, int]] = []
         if self._changes:
             surveyed, bounds = self._mend(surveyed)
         log = surveyed.log
-        # Units: which queue offsets have one, or get one from their message.
+        # Units: keep those of the queue, add those of messages.
         units = Units(log, rows, Expected(surveyed.rows), bounds)
         if self._changes:
             units.fill(before=not self._drop, behind=not self._drop)
@@ -144,7 +145,7 @@ class QueueRecovery:
             files = [file for file in files if file.segment is not None]
         end = self._write_units(units, files)
         self._plan_empty_files(units, files)
-        # What the log is then, without what no unit points to where that is dropped.
+        # The future log segments, without orphans if they are dropped.
         self._plan_log_segments(surveyed, end)
         # What cannot be recovered.
         out.notes.extend(_notes(queue, surveyed, units, end if self._drop else None,
@@ -163,9 +164,8 @@ class QueueRecovery:
         return out
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> Survey:
-        """Return the survey of the log, again after each change of its files: segments move to
-        where all of their messages say they begin, and segments without a message that are in the
-        way of another are removed.
+        """Survey the log, again after each change of its files: segments move to the base that all
+        of their messages imply, and segments without a message that overlap another are removed.
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)
@@ -195,7 +195,7 @@ class QueueRecovery:
         return names.segment_path(name.cluster, name.broker, name.topic, name.queue_id, kind, base)
 
     def _rename(self, segments: Sequence[Segment]) -> None:
-        """Consume queue files are made again, commit log files copied under their right name."""
+        """Plan copies of commit log files under their right names; consume queues are rebuilt."""
         for segment in segments if self._changes else ():
             kind = segment.path.split("/")[-2]
             target = self._target(kind, segment.base)
@@ -210,9 +210,7 @@ class QueueRecovery:
     # -- the commit log ---------------------------------------------------------------------------
 
     def _close_up(self, surveyed: Survey) -> Survey:
-        """Return the survey of the log without parts of blocks that are there twice, where less is
-        damaged then.
-        """
+        """Survey the log without repeated parts of blocks; return the survey with less damage."""
         log, files = close_up(surveyed, self._folder)
         if not files:
             return surveyed
@@ -235,8 +233,8 @@ class QueueRecovery:
         return again
 
     def _mend(self, surveyed: Survey) -> tuple[Survey, list[tuple[int, int, int]]]:
-        """(the survey with units that point to what stays damaged, the bounds of these): records
-        are patched that can be repaired, and messages that are at another place than they say.
+        """Patch repairable records and wrong physical offsets; return (the survey with units that
+        point to the remaining damage, the bounds of these units).
         """
         out = self._out
         damaged = find_damaged(surveyed, self._queue.name)
@@ -244,7 +242,7 @@ class QueueRecovery:
         why: list[str] = []
         if not any(isinstance(step, Replace) for step in out.steps):
             below, count = surveyed.log.reader, 0
-            # Records first: each that is repaired tells more of those around it.
+            # Records first: a repaired record is evidence for its neighbours.
             for _ in range(_MOST_ROUNDS):
                 if not damaged.mended:
                     break
@@ -255,7 +253,7 @@ class QueueRecovery:
             if count:
                 why.append("damaged fields restored from the rest of the record and its queue: "
                            f"{count}")
-            # Store times last, each round with better neighbours.
+            # Store times last, in rounds: corrected times help to correct their neighbours.
             for _ in range(_MOST_ROUNDS):
                 times = mend_times(surveyed)
                 if not times.pieces:
@@ -277,7 +275,7 @@ class QueueRecovery:
         return surveyed, damaged.bounds
 
     def _survey_with(self, surveyed: Survey, reader: Patched) -> Survey:
-        """Return the survey of the log as it will be."""
+        """Survey the log through ``reader``, in its future state."""
         log = replace(surveyed.log, reader=reader)
         self._out.view = FlatQueue(self._queue.name, log, self._queue.consume_queue)
         path = os.path.join(self._folder, "rows-mended")
@@ -287,7 +285,7 @@ class QueueRecovery:
 
     def _patch(self, surveyed: Survey, mended: Mapping[str, Sequence[Piece]],
                reasons: Sequence[str]) -> None:
-        """Patches ``mended`` records, and the messages that are at another place than they say."""
+        """Plan patches of ``mended`` records and of wrong physical offsets."""
         by_segment = {path: list(pieces) for path, pieces in mended.items()}
         for shifted in surveyed.shifted:
             segment = surveyed.log.segment_of(shifted.position)
@@ -311,9 +309,7 @@ class QueueRecovery:
                           None, "; ".join(why), "place")
 
     def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
-        """Return what the log's segments will be; ``end``: after the last byte that a unit points
-        to.
-        """
+        """Add the future segments of the log. ``end``: end of the units' targets."""
         log = surveyed.log
         cut = self._cut_orphans(surveyed, end)
         for surveyed_segment in surveyed.segments:
@@ -325,11 +321,12 @@ class QueueRecovery:
                 begin, last = surveyed.times(segment.base, segment.base + size)
             self._out.commit_log.append(RecoveredSegment(
                 segment.base, size, begin, last, segment.mtime_ms, surveyed_segment.quirk,
-                known=not surveyed_segment.damaged and bool(surveyed_segment.messages or not size)))
+                all_times=not surveyed_segment.damaged
+                and bool(surveyed_segment.messages or not size)))
 
     def _cut_orphans(self, surveyed: Survey, end: int) -> int | None:
-        """Plan to cut off the end of the log that no unit points to, if requested; return the
-        tiered offset of the cut.
+        """Plan to truncate the log after the last byte that a unit points to, if requested; return
+        the tiered offset of the cut, or None.
         """
         log = surveyed.log
         if not log.segments or end >= log.end:
@@ -356,7 +353,7 @@ class QueueRecovery:
     # -- the consume queue ------------------------------------------------------------------------
 
     def _write_units(self, units: Units, files: Sequence[UnitFile]) -> int:
-        """Plan the files that change; the end (tiered offset) of what their units point to."""
+        """Plan the changed files; return the end (tiered offset) of their units' targets."""
         reach = 0
         try:
             with open(self._out.refs, "wb") as refs:
@@ -370,8 +367,8 @@ class QueueRecovery:
         path = os.path.join(self._folder, f"units-{place.base}")
         segment, queue_offset = place.segment, place.start
         reach, changed, begin, end, all_stored = 0, False, NEVER, NEVER, True
-        wrong, added = units.counts.wrong, units.counts.made
-        # The units, a block at a time; where they point goes to ``refs``.
+        wrong, added = units.counts.wrong, units.counts.added
+        # Write the units, a block at a time, and their targets to ``refs``.
         with open(path, "wb") as file:
             for block, differs in units.blocks(place.start, place.end):
                 changed |= differs
@@ -382,19 +379,20 @@ class QueueRecovery:
                 inside = (offsets >= 0) & (ends <= units.log.end)
                 if inside.any():
                     reach = max(reach, int(ends[inside].max()))
-                low, high, all_known = units.times(queue_offset, block)
-                all_stored &= all_known
+                low, high, complete = units.times(queue_offset, block)
+                all_stored &= complete
                 if low != NEVER:
                     begin = min(begin, low)
                     end = high if end == NEVER else max(end, high)
                 queue_offset += len(block)
-        wrong, added = units.counts.wrong - wrong, units.counts.made - added
+        wrong, added = units.counts.wrong - wrong, units.counts.added - added
         size = (place.end - place.start) * UNIT_SIZE
         if not self._changes:
             size = segment.usable - segment.usable % UNIT_SIZE if segment else size
         self._out.consume_queue.append(RecoveredSegment(
-            place.base, size, begin, end, segment.mtime_ms if segment else None, known=all_stored))
-        # What there is to do, and why.
+            place.base, size, begin, end, segment.mtime_ms if segment else None,
+            all_times=all_stored))
+        # Plan the action and its reason.
         if not self._changes or (segment is not None and segment.name_ok and not changed
                                  and segment.size == size):
             remove_file(path)
@@ -420,12 +418,12 @@ class QueueRecovery:
         return reach
 
     def _plan_empty_files(self, units: Units, files: Sequence[UnitFile]) -> None:
-        """Files of which no unit is left, and those that never had one."""
+        """Plan the files without remaining units, and those that never had one."""
         used = {file.base for file in files}
         last = max(used, default=0)
         for segment in units.queue.segments:
             if segment.base in used or (not segment.name_ok and self._changes):
-                continue  # what has a wrong name is moved aside already
+                continue  # a file with a wrong name is already moved aside
             if segment.size and self._changes:
                 self._move_aside([segment], "none of its units points to a message")
             elif segment.base < last and self._changes:
@@ -440,8 +438,8 @@ class QueueRecovery:
 
 def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None, *,
            changes: bool) -> Iterator[str]:
-    """Return notes about what cannot be recovered in a queue, or is left as it is. ``dropped``:
-    nothing after that tiered offset counts as lost.
+    """Yield notes about parts of a queue that cannot be recovered or are kept as they are.
+    ``dropped``: nothing after this tiered offset counts as lost.
     """
     where = f"{queue.name.topic}/{queue.name.queue_id}"
     # Report what is wrong in the commit log, segment by segment.
@@ -489,7 +487,7 @@ def _range(run: Run) -> str:
 
 
 def remove_file(path: str) -> None:
-    """Take a file of the scratch away that no step needs. StoreIOError."""
+    """Delete a scratch file that no step needs. Raises: StoreIOError."""
     try:
         os.unlink(path)
     except OSError as error:

@@ -1,7 +1,7 @@
-"""A broker's tier recovered from its files alone, as a plan (tiered.md §12, §17.6).
+"""Plan the recovery of a broker's tier from its files alone (tiered.md §12, §17.6).
 
-The commit logs are trusted: every message in them proves itself. Wrong or missing units are rebuilt
-from them, then metadata and lost index items. Nothing is changed here.
+The commit logs are the source: wrong or missing units are rebuilt from their intact messages, then
+metadata and missing index items. Nothing is changed here.
 """
 
 from __future__ import annotations
@@ -39,15 +39,15 @@ _MOST_LOST = 1000
 PARTS = ("metadata", "queues", "index")
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
-"""(label, total) -> a context whose value is called with the amount done."""
+"""(label, total) -> a context that provides a function to call with the amount done."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecoverOptions:
-    """The parts to recover (`PARTS`), and how. Sizes in bytes; None: from the files.
+    """Options of a recovery. ``parts``: of `PARTS`. Sizes in bytes; None: from the files.
 
-    ``all_index``: rebuild all of the index if no index file is left; continue if local index files
-    are unknown or unreadable.
+    ``all_index``: rebuild the index even if no index file is left, or local index files are unknown
+    or unreadable.
     """
 
     parts: frozenset[str] = frozenset(PARTS)
@@ -61,12 +61,12 @@ class RecoverOptions:
 
 def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: RecoverOptions,
                  watch: Watch | None = None) -> Plan:
-    """Return the plan for one broker's part of ``tier``. UsageError, RefusedError, StoreIOError."""
+    """Plan for a broker's part of ``tier``. Raises: UsageError, RefusedError, StoreIOError."""
     return _Recovery(tier, scope, scratch.path("tier"), options).plan(watch or _unwatched)
 
 
 def changes_nothing(tier: Tier) -> bool:
-    """Return whether the plan for an opened tier is empty or missing."""
+    """Return whether a recovery of the tier has no steps, or cannot be planned."""
     try:
         with Scratch() as scratch, open_tier(tier.name, tier.metadata_path) as opened:
             return plan_recover(opened, scope_of(opened, None, None), scratch,
@@ -88,18 +88,18 @@ class _Recovery:
         self._queues = [queue for name, queue in sorted(
             tier.found.queues.items(), key=lambda item: (item[0].topic, item[0].queue_id))
             if (name.cluster, name.broker) == (scope.cluster, scope.broker)]
-        self._old, self._spare, self._why = self._known()
+        self._old, self._spare, self._why = self._load_metadata()
 
-    # -- the whole --------------------------------------------------------------------------------
+    # -- the plan ---------------------------------------------------------------------------------
 
     def plan(self, watch: Watch) -> Plan:
         parts = self._options.parts
         shutil.rmtree(self._folder, ignore_errors=True)
         make_folders(self._folder, durable=False)
         self._look_at_problems()
-        # Queues first: where their messages are decides about the index.
+        # Queues first: the index depends on the places of their messages.
         queues = self._recover_queues(watch)
-        # The index, with the topic ids that it tells.
+        # The index, and the topic ids in it.
         uploaded = self._tier.found.indexes.get((self._scope.cluster, self._scope.broker))
         self._uploaded_slots = Counter(slot_counts(uploaded))
         with closing(self._local()) as local:
@@ -108,7 +108,7 @@ class _Recovery:
             new, changes = self._topics(index.files, queues)
             if "index" in parts:
                 self._recover_index(index, uploaded, new, queues)
-        # All of it as one plan, metadata last.
+        # Combine everything to a plan, with the metadata last.
         steps: list[Step] = []
         actions: list[Action] = []
         recovered: list[RecoveredQueue | recover_index.RecoveredIndex] = [*queues, index]
@@ -116,7 +116,7 @@ class _Recovery:
             steps += part.steps
             actions += part.actions
             self._notes += part.notes
-        # What these parts change, metadata has to say, too: sizes of a broker's files are believed.
+        # Metadata must follow these changes: a broker relies on the sizes in it.
         if "metadata" in parts or steps:
             metadata.enter_recovered(new, self._spare, self._scope.broker, queues,
                                      index.segments, changes, self._now)
@@ -128,18 +128,18 @@ class _Recovery:
                     notes=tuple(dict.fromkeys(self._notes)),
                     messages_lost_total=total,
                     ambiguous=sum(queue.ambiguous for queue in queues),
-                    # No filler represents them, and the units that told of them go.
+                    # No filler represents them, and their units are removed.
                     dropped=Dropped(total))
 
     def _look_at_problems(self) -> None:
-        """Note what does not belong into the tier. StoreIOError for what cannot be read."""
+        """Note foreign files in the tier. Raises: StoreIOError for unreadable folders."""
         own_folder = f"{names.cluster_folder(self._scope.cluster)}/{self._scope.broker}/"
         for problem in self._tier.problems:
             inside = (f"{problem.path}/".startswith(own_folder)
                       or own_folder.startswith(f"{problem.path}/"))
             where = self._tier.reader.where(problem.path)
             if problem.unreadable and inside:
-                # What is in it would count as gone.
+                # Files in an unreadable folder would count as missing.
                 raise StoreIOError(f"{where}: {problem.reason}")
             if inside:
                 self._notes.append(f"{where}: {problem.reason}; kept")
@@ -168,8 +168,8 @@ class _Recovery:
 
     # -- metadata ---------------------------------------------------------------------------------
 
-    def _known(self) -> tuple[meta.Metadata, meta.Metadata | None, str | None]:
-        """(the metadata to go from, a second one that has more to say, why the file is bad)."""
+    def _load_metadata(self) -> tuple[meta.Metadata, meta.Metadata | None, str | None]:
+        """Return (the metadata to start from, its backup, why the file cannot be used)."""
         path = self._scope.metadata_path
         readable = []
         why = None
@@ -196,7 +196,7 @@ class _Recovery:
 
     def _topics(self, files: Sequence[IndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
             meta.Metadata, metadata.Changes]:
-        """Return (metadata in which every topic of the tier has an id, what changed for that)."""
+        """Return (metadata with an id for every topic of the tier, the changes)."""
         oldest: dict[str, int] = {}
         for queue in queues:
             begin = min((segment.begin for segment in queue.commit_log), default=1 << 62)
@@ -210,7 +210,7 @@ class _Recovery:
 
     def _metadata_step(self, new: meta.Metadata, changes: metadata.Changes,
                        steps: list[Step], actions: list[Action]) -> None:
-        """Add the step that writes metadata, where that says something else."""
+        """Add the step that writes metadata, if it differs from the file."""
         path = self._scope.metadata_path
         fresh = self._why is not None or bool(self._old.faults)
         if not fresh and _equal(new, self._old):
@@ -231,7 +231,7 @@ class _Recovery:
     # -- index ------------------------------------------------------------------------------------
 
     def _slots(self) -> int | None:
-        """As given, as most uploaded files have it, as noted in the tier."""
+        """Return the hash slots: as given, as in most uploaded files, or as noted in the tier."""
         if self._options.index_slots is not None:
             return self._options.index_slots
         if self._uploaded_slots:
@@ -239,12 +239,12 @@ class _Recovery:
         return recall(self._tier.reader)[0].get("index_slots")
 
     def _local(self) -> LocalIndex:
-        """Return the broker's files that are not uploaded."""
+        """Open the broker's index files that are not uploaded."""
         folder, options = self._tier.local_index_folder, self._options
         opened = LocalIndex(folder, self._slots(), options.index_max)
         if options.index_slots is None and any(isinstance(error, FormatError)
                                                for error in opened.errors):
-            # A broker that was configured otherwise since has made others.
+            # A broker with other settings may have created files since.
             again = LocalIndex(folder, None, options.index_max)
             if len(again.errors) < len(opened.errors):
                 opened.close()
@@ -254,14 +254,14 @@ class _Recovery:
 
     def _recover_index(self, index: recover_index.RecoveredIndex, uploaded: FlatFile | None,
                        new: meta.Metadata, queues: Sequence[RecoveredQueue]) -> None:
-        """Plan what the index lacks; ``new`` has the topics' ids."""
+        """Plan the missing parts of the index; ``new`` contains the topics' ids."""
         if not self._options.all_index:
             why = self._why_index_stays(index, queues)
             if why is not None:
                 self._notes += [why] if why else []
                 return
         recover_index.discard_broken(index)
-        # How new files are laid out: as asked for, as noted in the tier, as the others are.
+        # The layout of new files: as requested, as noted in the tier, or as other files.
         local = self._local_shape(index)
         slots = self._slots() or (local.slots if local else None)
         if slots is None:
@@ -272,7 +272,7 @@ class _Recovery:
                 or (local.max_items if local else fmt.DEFAULT_MAX_ITEMS))
         forms = [file.shape.old for file in index.files if file.items]
         shape = fmt.Shape(slots, most, bool(forms) and all(forms))
-        # Which items there should be, by the queues as they will be.
+        # The expected items follow from the recovered queues.
         pairs = [(recovered.view or queue, recovered)
                  for queue, recovered in zip(self._queues, queues, strict=True)]
         recover_index.rebuild(index, uploaded, pairs, new,
@@ -281,12 +281,12 @@ class _Recovery:
 
     def _why_index_stays(self, index: recover_index.RecoveredIndex,
                          queues: Sequence[RecoveredQueue]) -> str | None:
-        """Return why lost items are not searched, "" where that needs no words; None: they are."""
+        """Return why missing items are not rebuilt ("" for no message), or None if they are."""
         if self._tier.broker_root is None:
             return ("the broker's local root is unknown, and so are its index files that are not "
                     "uploaded: missing items are not rebuilt (pass --metadata FILE)")
         present = index.files or index.steps or index.broken or index.unread
-        # That there was one metadata says, how it is laid out the notes of the tier.
+        # Metadata shows that an index existed, the notes of the tier its layout.
         if not present and not (self._index_entries() and self._slots() is not None):
             if any(queue.commit_log for queue in queues):
                 return "there are no index files: --only index creates them from the messages"
@@ -304,7 +304,7 @@ class _Recovery:
 
     @staticmethod
     def _local_shape(index: recover_index.RecoveredIndex) -> fmt.Shape | None:
-        """That of the newest file which is not uploaded."""
+        """Return the shape of the newest file that is not uploaded."""
         return next((file.shape for file in reversed(index.files) if file.form == OPEN), None)
 
     def _is_dispatched(self, queues: Sequence[RecoveredQueue]) -> bool:
@@ -325,7 +325,7 @@ def _equal(first: meta.Metadata, other: meta.Metadata) -> bool:
 
 
 def check_parts(text: str) -> frozenset[str]:
-    """``metadata,queues`` as a set. UsageError."""
+    """Parse a list such as ``metadata,queues``. Raises: UsageError."""
     parts = frozenset(part.strip() for part in text.split(",") if part.strip())
     unknown = sorted(parts.difference(PARTS))
     if unknown or not parts:

@@ -14,8 +14,8 @@ from rmqctl.parse_values import is_url
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """One broker's part. ``metadata_path`` may point to nothing yet; ``broker_root``: local
-    root.
+    """A broker's part of a tier. The file at ``metadata_path`` may not exist yet; ``broker_root``
+    is the broker's local root.
     """
 
     cluster: str
@@ -25,7 +25,7 @@ class Scope:
 
 
 def open_tier(root: str, metadata: str | None) -> Tier:
-    """Return a tier to be recovered: its metadata may be lost. UsageError, NotAStoreError."""
+    """Open a tier whose metadata may be lost. Raises: UsageError, NotAStoreError."""
     if is_url(root):
         raise UsageError(f"{root}: only a tier in a local folder can be changed")
     present = metadata is not None and os.path.lexists(metadata)
@@ -37,8 +37,8 @@ def open_tier(root: str, metadata: str | None) -> Tier:
 
 
 def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
-    """Return the broker that is meant: the one that is named, the only one, or the one that
-    metadata is of. UsageError.
+    """Return the scope of the broker that is named, or the only one, or the metadata's broker.
+    Raises: UsageError.
     """
     if tier.metadata_path is None or tier.broker_root is None:
         raise UsageError(f"{tier.name}: cannot determine where its metadata was: pass the file "
@@ -76,7 +76,7 @@ def _brokers(path: str) -> set[str]:
 
 
 def check_root(metadata: str | None) -> Callable[[str], object]:
-    """Return what raises without a tier to repair."""
+    """Return a function that raises if a folder is not a tier."""
     def check(root: str) -> None:
         open_tier(root, metadata).close()
     return check

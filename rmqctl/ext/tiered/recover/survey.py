@@ -1,8 +1,8 @@
-"""Survey of the commit log of one queue: every message that proves itself, as rows on disk.
+"""Survey of a queue's commit log: every intact message, as rows on disk.
 
-Rows are in the order of the log, in a file of the scratch folder, so a queue of millions of
-messages costs little memory (tiered.md §17.6). Messages whose physical offset is wrong are
-included: a block that was written again after a part of itself (§8.4).
+Rows are in the order of the log, in a scratch file, so a queue of millions of messages needs little
+memory (tiered.md §17.6). Messages with a wrong physical offset are included: a block that was
+written again after a part of itself (§8.4).
 """
 
 from __future__ import annotations
@@ -39,16 +39,15 @@ _QUIRK_AT = 56
 """Offset at which a broker reads the store time, even if an IPv6 born host moves it (§3)."""
 _MOST_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
-"""The field that a shifted message has wrong."""
+"""The field that is wrong in a shifted message."""
 _WINDOW = 4 << 20
 
 
 @dataclass(slots=True)
 class SegmentSurvey:
-    """A commit log segment. ``begin`` and ``end`` bound its messages' store times (`NEVER`: none),
-    ``quirk`` what a broker takes for them where that is something else. ``damaged`` bytes are
-    neither message nor coda; ``beyond``: messages that begin before the next segment's base and end
-    after it.
+    """A commit log segment. ``begin`` and ``end``: range of its store times (`NEVER` without a
+    message); ``quirk``: the range as a broker reads it, if it differs. ``damaged``: bytes that are
+    neither message nor coda. ``beyond``: messages that cross the next segment's base.
     """
 
     segment: Segment
@@ -62,8 +61,8 @@ class SegmentSurvey:
 
 @dataclass(slots=True)
 class Survey:
-    """A queue's commit log. ``rows`` are `ROW`s in log order, shifted messages at their real
-    places; ``spans`` the first damaged ranges (logical offsets); ``foreign`` messages of other
+    """A queue's commit log. ``rows``: `ROW`s in log order, shifted messages at their real places.
+    ``spans``: the first damaged ranges (logical offsets). ``foreign``: number of messages of other
     queues.
     """
 
@@ -75,13 +74,13 @@ class Survey:
     foreign: int = 0
     bad_crc: int = 0
     odd: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of the first intact records that are no rows: they say another queue, or
-    another queue offset than the next, with a body that is incomplete.
+    """(position, size) of the first intact records without a row: records of another queue, or
+    with a body CRC mismatch and an unexpected queue offset.
     """
     doubtful: list[tuple[int, int]] = field(default_factory=list)
     """(position, size) of intact records that may be messages or are in a body."""
     misplaced: list[tuple[Segment, int]] = field(default_factory=list)
-    """Segments all of whose messages say that it begins elsewhere, and where."""
+    """(segment, base) if all messages of the segment imply another base."""
 
     @property
     def damaged(self) -> int:
@@ -89,20 +88,20 @@ class Survey:
         return sum(segment.damaged for segment in self.segments)
 
     def in_the_way(self) -> list[Segment]:
-        """Segments without a message that begin before the file in front of them ends."""
+        """Return the segments without a message that overlap the segment before them."""
         return [after.segment for before, after in pairwise(self.segments)
                 if before.segment.size > before.segment.usable and after.segment.usable
                 and not after.messages and after.damaged]
 
     def times(self, start: int, end: int) -> tuple[int, int]:
-        """The least and largest store time of messages within ``[start, end)`` of the log."""
+        """Return the least and largest store time of messages in ``[start, end)`` of the log."""
         rows = np.searchsorted(self.rows["position"], [start, end])
         times = self.rows["store_time"][rows[0]:rows[1]]
         return (int(times.min()), int(times.max())) if len(times) else (NEVER, NEVER)
 
 
 def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
-    """Walk all segments of ``log``; ``path`` is the new file for the rows. StoreIOError."""
+    """Walk all segments of ``log``; write the rows to ``path``. Raises: StoreIOError."""
     surveyed = Survey(log, np.zeros(0, ROW))
     try:
         with open(path, "wb", buffering=1 << 20) as file:
@@ -122,7 +121,7 @@ def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
 
 
 class MessageRows:
-    """Rows (`ROW`) of the messages that are in a queue's commit log."""
+    """Builder of rows (`ROW`) for the messages in a queue's commit log."""
 
     def __init__(self, name: QueueName) -> None:
         self._queue_id = name.queue_id
@@ -131,7 +130,7 @@ class MessageRows:
         self._tags = TagsCodes(self._topics)
 
     def of(self, batch: Batch) -> tuple[Array, Array]:
-        """Return (a row of each message of a batch, whether it is of the queue (bool))."""
+        """Return (rows of a batch's messages, whether they are of the queue (bool))."""
         topic = self._topics.encode(text.topics(batch))
         rows: Array = np.zeros(len(batch), ROW)
         rows["queue_offset"], rows["position"] = batch.column("queue_offset"), batch.offset
@@ -151,7 +150,7 @@ class _Reading:
         """The queue offset of the last row."""
 
     def segment(self, about: SegmentSurvey) -> Iterator[Array]:
-        """Yield the rows of a segment, in parts; fills ``about``."""
+        """Yield the rows of a segment, in parts, and fill ``about``."""
         with self._survey.log.walk(about.segment) as walk:
             yield from self._rows_of(walk, about)
 
@@ -167,17 +166,17 @@ class _Reading:
                 self._survey.doubtful += span.doubtful
                 if waiting is None:
                     waiting = span
-                else:  # spans follow each other without a message between
+                else:  # adjacent spans without a message between them
                     waiting = replace(waiting, kind=_joined(waiting, span),
                                       length=span.end - waiting.offset)
         if waiting is not None:
             yield from self._damaged(source, about, waiting)
 
     def _rows(self, batch: Batch, about: SegmentSurvey) -> Array:
-        """Return the rows of a batch's messages that count."""
+        """Return the rows of the valid messages of a batch."""
         survey = self._survey
         rows, own = self._messages.of(batch)
-        # Those that end before the next segment begins, and are the queue's.
+        # Messages of this queue that end before the next segment begins.
         good = rows["position"] + rows["size"] <= about.segment.end
         about.beyond += int(len(batch) - good.sum())
         survey.foreign += int((good & ~own).sum())
@@ -186,7 +185,7 @@ class _Reading:
         crc = batch.crc_ok().astype(bool)
         if not crc.all():
             survey.bad_crc += int((good & ~crc).sum())
-            # With a damaged body those whose queue offset fits: it is believed then.
+            # With a damaged body, only messages with the next queue offset.
             before = np.concatenate([np.array([self._last], np.int64), offset[:-1]])
             good &= crc | (offset == before + 1)
         good &= offset >= 0
@@ -206,12 +205,12 @@ class _Reading:
             return
         times = rows["store_time"].copy()
         times[moved] = gather_int(batch.data, batch.start[good][moved] + _QUIRK_AT, "i8")
-        # What came before had none that were moved.
+        # No earlier message had a moved store time.
         span = about.quirk or (about.begin, about.end)
         about.quirk = _widened(span if about.messages > len(rows) else (NEVER, NEVER), times)
 
     def _damaged(self, source: Source, about: SegmentSurvey, span: Span) -> Iterator[Array]:
-        """Rows of messages that are in a span at another place than they say."""
+        """Yield the rows of messages in a span, which have wrong physical offsets."""
         surveyed = self._survey
         start, length = span.offset, min(span.end, about.segment.end) - span.offset
         if length <= 0:
@@ -248,10 +247,10 @@ def _widened(span: tuple[int, int], times: Array) -> tuple[int, int]:
     return (low, high) if span[0] == NEVER else (min(span[0], low), max(span[1], high))
 
 
-# -- a part of a block that is there twice --------------------------------------------------------
+# -- repeated parts of blocks ---------------------------------------------------------------------
 
 class Changed:
-    """A reader of the files of another one, some of which are changed. Does not close that one."""
+    """A reader of another reader's files, some of them changed. Does not close that reader."""
 
     def __init__(self, below: Reader) -> None:
         self.name, self._below = below.name, below
@@ -266,11 +265,11 @@ class Changed:
         return self._below.size(path)
 
     def close(self) -> None:
-        """Nothing to close: others still read from the reader below."""
+        """Do nothing: the reader below is still in use."""
 
 
 class Overlaid(Changed):
-    """With other files ({path: file of this machine}) in place of some."""
+    """A reader with some files replaced ({path: file of this machine})."""
 
     def __init__(self, below: Reader, files: dict[str, str]) -> None:
         super().__init__(below)
@@ -292,13 +291,14 @@ class Overlaid(Changed):
 
 
 def close_up(survey: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
-    """Take out of segments a part of a block which was written again after it (tiered.md §8.4):
+    """Remove from segments a part of a block that was written again after it (tiered.md §8.4):
     without it, units, index items and the next segment match the log.
 
-    (the log with what would be its files, {segment's path: new file in ``folder``}). Only segments
-    whose length is then exactly what the next one's base says. In the last segment nothing follows,
-    and what is there may stay; in an earlier one the end of the file is after the start of the
-    next, where nothing can point to it. StoreIOError.
+    Return (the log with its future files, {segment's path: new file in ``folder``}). Only segments
+    that then end exactly at the next one's base are changed. The last segment may stay as it is; in
+    an earlier one the end of the file is after the start of the next, where nothing can point to
+    it.
+    Raises: StoreIOError.
     """
     log, files = survey.log, {}
     segments = []
@@ -317,8 +317,8 @@ def close_up(survey: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
 
 
 def _written_twice(survey: Survey, segment: Segment) -> tuple[int, int] | None:
-    """Return ``[start, end)`` of the part in the file that is there twice, or None, or without it
-    the file would have another length than it should.
+    """Return ``[start, end)`` of the repeated part in the file; None if there is none or if the
+    file without it would not end at the next segment.
     """
     if not segment.name_ok:
         return None
@@ -331,8 +331,9 @@ def _written_twice(survey: Survey, segment: Segment) -> tuple[int, int] | None:
 
 
 def correct_offsets(survey: Survey, files: dict[str, str]) -> None:
-    """Make the messages of new files say where they are: those written after the part that was
-    there twice. They are no longer ``shifted``. StoreIOError.
+    """Correct the physical offsets of messages in new files that were written after the repeated
+    part. They are no longer ``shifted``.
+    Raises: StoreIOError.
     """
     left = []
     for shifted in survey.shifted:
@@ -351,8 +352,8 @@ def correct_offsets(survey: Survey, files: dict[str, str]) -> None:
 
 
 def copy_ranges(reader: Reader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:
-    """Write ``[start, end)`` of a file of a tier, one range after the other, as a new file of the
-    scratch. StoreIOError.
+    """Copy ranges ``[start, end)`` of a tier's file, back to back, to a new scratch file.
+    Raises: StoreIOError.
     """
     try:
         with open(to, "wb") as file:

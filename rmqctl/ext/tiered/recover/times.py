@@ -1,10 +1,8 @@
 """Impossible store times in a queue's commit log, and those that the index contradicts.
 
 They are corrected by the rules of the local salvage (`rmqctl.repair.salvage.mend.times`), with the
-index items of the tier.
-
-A wrong time has further effects: a tier's index files, its segments in the metadata and searches by
-time all begin and end at store times.
+index items of the tier. A wrong time also affects the bounds of index files, of segments in the
+metadata and of searches by time.
 """
 
 from __future__ import annotations
@@ -28,22 +26,22 @@ from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_ti
 from rmqctl.scan.overlay import Piece
 
 _SLACK = 1000
-"""Milliseconds a store time may be out of order without being examined."""
+"""Milliseconds that a store time may be out of order without an examination."""
 _MOST, _BLOCK = 10_000, 1 << 20
 _FAR = 1 << 62
-"""Milliseconds to which a slack can be added; no time is near it."""
+"""Clip limit (ms): far from real times, with space for a slack."""
 
 
 @dataclass(slots=True)
 class MendedTimes:
-    """``pieces`` by the segment's path; ``reasons`` of the changes, in words."""
+    """Corrected store times: ``pieces`` by the segment's path, ``reasons`` in words."""
 
     pieces: dict[str, list[Piece]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
 
 def mend_times(surveyed: Survey) -> MendedTimes:
-    """Return what sets the store times of messages right. StoreIOError."""
+    """Return corrections for the store times of messages. Raises: StoreIOError."""
     out, log = MendedTimes(), surveyed.log
     doubtful = list(_doubtful(surveyed))
     records = {place: record for place, _, _ in doubtful
@@ -78,12 +76,12 @@ def _record(log: FlatFile, place: int) -> Record | None:
 
 
 def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
-    """Yield (place, what the neighbours leave, whether the time cannot be) of single times that are
-    out of order, the first ones.
+    """Yield (place, times of the neighbours, whether the time is impossible) of the first single
+    times that are out of order.
     """
     rows, count = surveyed.rows, 0
     for start in range(0, len(rows), _BLOCK):
-        # Each with its neighbours; at the ends of the log one of these is missing.
+        # Compare each time with its neighbours; the first and last message have only one.
         low, high = max(start - 1, 0), min(start + _BLOCK + 1, len(rows))
         times = np.clip(rows["store_time"][low:high].astype(np.int64), -_FAR, _FAR)
         before, own, behind = times[:-2], times[1:-1], times[2:]
@@ -107,7 +105,7 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
 
 def joined(pieces: Mapping[str, Sequence[Piece]], more: Mapping[str, Sequence[Piece]],
            below: Reader) -> dict[str, list[Piece]]:
-    """Return both sets of changes as pieces that do not overlap, by file. StoreIOError."""
+    """Merge two sets of changes to disjoint pieces, by file. Raises: StoreIOError."""
     both = {path: [*pieces.get(path, ()), *more.get(path, ())] for path in {**pieces, **more}}
     reader = Patched(below, both)
     result: dict[str, list[Piece]] = {}

@@ -1,9 +1,9 @@
-"""The rebuilt consume queue of one queue: its own units where they point to their messages, and
-units made from the messages where they do not (tiered.md §4, §17.6).
+"""The rebuilt consume queue of a queue: units that point to their messages are kept, the others are
+built from the messages (tiered.md §4, §17.6).
 
-Nothing is invented: a queue offset without a unit and a message stays a hole, and a hole is never
-bridged, because a broker that reads across one returns wrong messages. Holes stay in the existing
-files, and new files are created between and after them.
+A queue offset without a unit and a message stays a hole. Holes are never bridged, because a broker
+that reads across one returns wrong messages. Existing files keep their holes; new files are created
+between and after them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Run(NamedTuple):
 
 
 class Expected:
-    """The units that the messages of a queue make; of several with one queue offset the last."""
+    """The units that a queue's messages imply; for a repeated queue offset, the last message's."""
 
     def __init__(self, rows: Array) -> None:
         self.rows = rows
@@ -62,14 +62,14 @@ class Expected:
             self.offsets[starts], self.offsets[ends], strict=True)]
 
     def run_of(self, queue_offset: int) -> Run | None:
-        """Return the run with a queue offset in it."""
+        """Return the run that contains a queue offset, or None."""
         number = bisect_right(self.runs, queue_offset, key=lambda run: run.start) - 1
         if number >= 0 and queue_offset < self.runs[number].end:
             return self.runs[number]
         return None
 
     def find(self, queue_offsets: Array) -> tuple[Array, Array]:
-        """Return (whether there is a message of each, its row where there is)."""
+        """Return (whether each queue offset has a message (bool), the rows of the messages)."""
         if not len(self.offsets):
             return (np.zeros(len(queue_offsets), bool),
                     np.zeros(len(queue_offsets), self.rows.dtype))
@@ -86,7 +86,7 @@ def _ascends(offsets: Array) -> bool:
 
 
 def breaks(offsets: Array) -> Array:
-    """Return where a value is not the one before plus one."""
+    """Return the positions of values that do not follow the value before."""
     step = 1 << 20
     numbers = [np.flatnonzero(np.diff(offsets[start:start + step + 1]) != 1) + start + 1
                for start in range(0, len(offsets) - 1, step)]
@@ -95,30 +95,30 @@ def breaks(offsets: Array) -> Array:
 
 @dataclass(slots=True)
 class Counts:
-    """Counts of units by outcome. ``unknown`` ones point into the log, but not to an intact
-    message.
+    """Counts of units by outcome. ``added``: built for queue offsets without a unit. ``unknown``:
+    they point into the log, but not to an intact message.
     """
 
     sound: int = 0
     expired: int = 0
     wrong: int = 0
-    made: int = 0
+    added: int = 0
     unknown: int = 0
 
 
 class Units:
-    """The units of a queue: the existing ones, and the needed ones."""
+    """The existing and the expected units of a queue."""
 
     def __init__(self, log: FlatFile, queue: FlatFile, expected: Expected,
                  damaged: Sequence[tuple[int, int, int]] = ()) -> None:
         self.log, self.queue, self.expected = log, queue, expected
         self._damaged: Array = np.array(sorted(damaged), np.int64).reshape(-1, 3)
-        """Queue offsets whose messages are damaged, with the start and the end of their bytes."""
+        """(queue offset, start, end) of the bytes of damaged messages."""
         self.counts = Counts()
         self.cut = 0
-        """Units at the end that point to nothing, and are left out."""
+        """Number of dropped units at the end, which point to nothing."""
         self.lost: list[tuple[int, UnitRecord]] = []
-        """Return the first of these with a message, with their queue offsets."""
+        """The first dropped units that pointed to a message, with their queue offsets."""
         self._kept = {segment.base: Run(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
                       for segment in queue.segments}
         self._trim()
@@ -126,7 +126,7 @@ class Units:
 
     @property
     def damaged(self) -> int:
-        """Queue offsets of which damaged bytes are all that is left."""
+        """Number of queue offsets of which only damaged bytes are left."""
         return len(self._damaged)
 
     @property
@@ -136,11 +136,11 @@ class Units:
     # -- what is there ----------------------------------------------------------------------------
 
     def kept(self, segment: Segment) -> Run:
-        """Return the queue offsets of a segment's units that count."""
+        """Return the queue offsets of a segment's units that are kept."""
         return self._kept[segment.base]
 
     def _existing(self, start: int, end: int) -> tuple[Array, Array]:
-        """(units of ``[start, end)``, whether each is there); zeros for those that are not."""
+        """Return (units of ``[start, end)`` or zeros, whether they exist (bool))."""
         units: Array = np.zeros(end - start, _DTYPE)
         present: Array = np.zeros(end - start, bool)
         for segment in self.queue.segments:
@@ -156,13 +156,13 @@ class Units:
         return units, present
 
     def _sound(self, first: int, units: Array) -> Array:
-        """Return whether units point to their own message, or to one that was written again."""
+        """Return whether units point to their own message, or to a copy that was written again."""
         rows = self.expected.rows
         good: Array = np.zeros(len(units), bool)
         if not len(rows):
             return good
         offset = units["commit_log_offset"].astype(np.int64)
-        for skipped in (0, CODA_SIZE):  # a broker skips a coda in front (§3)
+        for skipped in (0, CODA_SIZE):  # a broker skips a coda before the message (§3)
             number = np.minimum(np.searchsorted(rows["position"], offset + skipped), len(rows) - 1)
             row = rows[number]
             fits = ((row["position"] == offset + skipped) & (row["size"] == units["size"])
@@ -176,7 +176,7 @@ class Units:
         return good
 
     def _leads_to_damage(self, first: int, units: Array) -> Array:
-        """Return whether units point to the damaged bytes that must be those of their messages."""
+        """Return whether units point to the damaged bytes of their messages."""
         inside: Array = np.zeros(len(units), bool)
         low, high = np.searchsorted(self._damaged[:, 0], (first, first + len(units)))
         for queue_offset, start, stop in self._damaged[low:high].tolist():
@@ -186,7 +186,7 @@ class Units:
         return inside
 
     def _leads_inside(self, units: Array) -> Array:
-        """Return whether units point to bytes that are there, or that expired."""
+        """Return whether units point to bytes of the log, or to expired ones."""
         offset = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)
         inside: Array = ((offset >= 0) & (offset < self.log.end) & (size >= message.MIN_SIZE)
@@ -194,8 +194,8 @@ class Units:
         return inside
 
     def _trim(self) -> None:
-        """Leave out units at the end that point past the log and whose messages are missing: a
-        broker would write its next messages where they point.
+        """Drop units at the end that point past the log and have no message: a broker would write
+        its next messages at their targets.
         """
         for segment in reversed(self.queue.segments):
             sound_run = self._kept[segment.base]
@@ -227,12 +227,12 @@ class Units:
         runs = _joined(sound_run for sound_run in (self._kept[segment.base]
                                                    for segment in self.queue.segments)
                        if sound_run.start < sound_run.end)
-        # Without units the newest messages: a broker continues at their end.
+        # Without units, start with the newest messages: a broker continues after them.
         return runs or self.expected.runs[-1:]
 
     def fill(self, *, before: bool, behind: bool) -> None:
-        """Lengthen the runs by what messages continue them. ``before`` the first, ``behind`` the
-        last one; between them always.
+        """Extend the runs by adjacent messages: between runs always, before the first one and after
+        the last one if ``before`` and ``behind`` are set.
         """
         runs, last = self.runs, len(self.runs) - 1
         for number, run in enumerate(runs):
@@ -247,8 +247,8 @@ class Units:
         self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
-        """Return (the units of ``[start, end)``, which are in a run; whether any is another than
-        there is). Counts what became of them.
+        """Return (the units of ``[start, end)``, a part of a run; whether any unit changes), and
+        count the outcomes.
         """
         units, present = self._existing(start, end)
         sound = present & self._sound(start, units)
@@ -266,17 +266,17 @@ class Units:
         counts.sound += int(sound.sum())
         counts.expired += int(expired.sum())
         counts.wrong += int((wrong & present).sum())
-        counts.made += int((wrong & ~present).sum())
+        counts.added += int((wrong & ~present).sum())
         counts.unknown += int((present & ~sound & ~expired & (stays | ~has)).sum())
         return units, bool(wrong.any())
 
     def blocks(self, start: int, end: int) -> Iterator[tuple[Array, bool]]:
-        """`content` of a range, a block at a time."""
+        """Yield the `content` of a range, a block at a time."""
         for first in range(start, end, BLOCK_UNITS):
             yield self.content(first, min(end, first + BLOCK_UNITS))
 
     def times(self, start: int, units: Array) -> tuple[int, int, bool]:
-        """Return the least and largest store time of the messages of units, `NEVER` for none;
+        """Return (least, largest) store time of the units' messages, `NEVER` without a message, and
         whether all of them are known.
         """
         numbers = np.arange(start, start + len(units))
@@ -288,8 +288,8 @@ class Units:
         return int(times.min()), int(times.max()), bool(has.all())
 
     def missing(self) -> list[Run]:
-        """Runs of messages that no unit will point to, for a hole is between: their queue
-        offsets.
+        """Return the runs of messages (queue offsets) that get no unit because of a hole before
+        them.
         """
         missing = []
         for messages in self.expected.runs:
@@ -304,15 +304,15 @@ class Units:
 
 
 def _joined(runs: Iterable[Run]) -> list[Run]:
-    """Return runs that meet, joined."""
+    """Merge adjacent runs."""
     return [Run(*interval) for interval in merged(runs)]
 
 
 # -- files ----------------------------------------------------------------------------------------
 
 def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]:
-    """Return (the segments that a broker may find, one for each base, even by another name; the
-    impossible ones). ``unit``: bases must be a multiple of it.
+    """Return (a flat file with one segment per base, even with a wrong hash in the name; the other
+    segments). ``unit``: bases must be a multiple of it.
     """
     good: dict[int, Segment] = {}
     wrong = []
@@ -326,7 +326,7 @@ def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]
 
 
 def _without_overlaps(flat: FlatFile, segments: Sequence[Segment]) -> FlatFile:
-    """A flat file of these segments, in order of their bases: each counts up to the next one."""
+    """Return a flat file of these segments (ordered), each usable up to the next one."""
     return replace(flat, strange=[], segments=[
         replace(segment, usable=segment.size if following is None else
                 min(segment.size, following.base - segment.base))
@@ -340,8 +340,8 @@ def wrong_names(flat: FlatFile) -> list[Segment]:
 
 def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> tuple[
         FlatFile, bool]:
-    """Return (the log with segments where their messages say they begin, whether any is moved):
-    those for which there is room between the others.
+    """Return (the log with segments at the bases that their messages imply, whether any moved). If
+    they would overlap others, none is moved.
     """
     bases = {segment.path: base for segment, base in misplaced}
     segments = sorted((replace(segment, base=bases[segment.path], name_ok=False)
@@ -355,8 +355,8 @@ def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> 
 
 
 def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
-    """Return how many units a consume queue file takes: as given, as noted in the tier, as other
-    files that are full have, as metadata says of some, or a broker's default.
+    """Return the number of units in a consume queue file: as given, as noted in the tier, as in
+    other full files or their metadata, or a broker's default.
     """
     if given is not None:
         return max(given // UNIT_SIZE, 1)
@@ -377,8 +377,8 @@ def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
 
 @dataclass(frozen=True, slots=True)
 class UnitFile:
-    """A file of the recovered consume queue: queue offsets ``[start, end)``; the segment that is
-    there.
+    """A file of the recovered consume queue: queue offsets ``[start, end)``, and the existing
+    segment or None.
     """
 
     start: int
@@ -392,17 +392,17 @@ class UnitFile:
 
 def unit_files(runs: Iterable[Run], segments: Sequence[Segment], sound_runs: Iterable[Run],
                entry_bases: Iterable[int], most: int) -> list[UnitFile]:
-    """Return the files for ``runs``. ``sound_runs``: the units that count of each segment;
-    ``entry_bases``: bases of files in the metadata; ``most``: units in a file.
+    """Return the files for ``runs``. ``sound_runs``: the kept units of each segment.
+    ``entry_bases``: bases of files in the metadata. ``most``: maximum number of units in a file.
     """
-    # Files begin where one is, and where metadata had one, unless that is within one there is.
+    # Files begin at existing files, and at files in the metadata unless another contains them.
     present = {run.start: (segment, run) for segment, run in zip(segments, sound_runs, strict=True)}
     filled = [run for _, run in present.values() if run.start < run.end]
     starts = set(present)
     starts.update(base // UNIT_SIZE for base in entry_bases if base % UNIT_SIZE == 0 and not any(
         run.start < base // UNIT_SIZE < run.end for run in filled))
     ordered = sorted(starts)
-    # A run is cut at these, and where a file is full.
+    # Divide runs at these offsets and where a file is full.
     files = []
     for run in runs:
         start = run.start

@@ -1,3 +1,3 @@
-"""tiered verify: every check of a tier, its commit logs, consume queues, index files and metadata,
-each compared with the others and against the local store.
+"""tiered verify: check the commit logs, consume queues, index files and metadata of a tier, and
+compare them with each other and with the local store.
 """

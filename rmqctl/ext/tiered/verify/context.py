@@ -14,27 +14,26 @@ from rmqctl.scan.frames import Array
 LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (
     "commitlog", "consumequeue", "index", "metadata", "tier", "local")
 TIERED = "tiered"
-"""All of a tier, among the structures of the store that it is in."""
+"""Name of a tier among the structures of the store that contains it."""
 STRUCTURES = (TIER, METADATA, LOG, QUEUE, INDEX, LOCAL)
-"""Parts that can be checked, by the names of ``--only`` and of findings."""
+"""Parts that can be checked: the values of ``--only``, and structures of findings."""
 
 Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
 class Coverage:
-    """Coverage of a run. Bytes of commit logs: the kinds add up to ``bytes_total``.
+    """Coverage of a run. The kinds of bytes of commit logs add up to ``bytes_total``.
 
-    ``bytes_orphaned`` are in intact messages that no unit points to, ``bytes_zero`` and
-    ``bytes_damaged`` in other bytes; ``bytes_unverifiable`` as in ``verify``, of messages that
-    units point to. ``messages_undecided``: intact records that may be messages or are in a body.
-    ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
-    ``already_lost_by_topic``: messages that units point to and that are gone or damaged, so far as
-    the log beside the tier does not have them either, of which ``messages_replaced`` is, too.
-    ``messages_lost_in_repairs``: messages that repairs of the tier dropped, ``nowhere_since`` those
-    that the log does not have either. ``messages_already_lost`` is both.
-    ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers the physical offset they had in
-    the local store, which is gone.
+    ``bytes_orphaned``: in intact messages without a unit. ``bytes_zero`` and ``bytes_damaged``: in
+    no message. ``bytes_unverifiable``: as in ``verify``, of messages with units.
+    ``messages_undecided``: intact records that may be messages or in a body. ``messages_replaced``:
+    fillers, and messages that a repair kept damaged. ``already_lost_by_topic``: messages with units
+    that are missing or damaged in the tier and missing in the log beside it, including
+    ``messages_replaced``. ``messages_lost_in_repairs``: messages that repairs of the tier dropped;
+    ``nowhere_since``: those that the log does not have either. ``messages_already_lost``: both.
+    ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers their physical offset in the
+    local store, which is unknown.
     """
 
     queues: int = 0
@@ -71,8 +70,8 @@ class Coverage:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
     def as_dict(self) -> dict[str, Any]:
-        """As in ``verify``: ``bytes_total`` is ``bytes_in_messages`` (here with the orphans) +
-        ``bytes_blank`` (the codas) + ``bytes_zero`` + ``bytes_damaged``.
+        """Return the JSON fields. As in ``verify``, ``bytes_total`` is ``bytes_in_messages`` (here
+        with the orphans) + ``bytes_blank`` (the codas) + ``bytes_zero`` + ``bytes_damaged``.
         """
         values = {}
         for name in self.__slots__:
@@ -87,15 +86,15 @@ class Coverage:
 
 @dataclass(slots=True)
 class Place:
-    """Makes findings about one queue: topic, queue id and files as the user named the root."""
+    """Builder of findings about a queue, with topic, queue id and paths for messages."""
 
     queue: FlatQueue
     counted: Coverage = field(default_factory=Coverage)
     local_from: int | None = None
-    """From which queue offset on the log beside the tier has the messages."""
+    """First queue offset whose message is in the log beside the tier."""
 
     def lost(self, queue_offsets: Array) -> None:
-        """Count messages that are lost in the tier, so far as the log does not have them."""
+        """Count messages that are lost in the tier and are not in the log either."""
         if self.local_from is not None:
             queue_offsets = queue_offsets[queue_offsets < self.local_from]
         if len(queue_offsets):
@@ -113,9 +112,9 @@ class Place:
                        topic=name.topic, queue_id=name.queue_id, position=position, **more)
 
     def log(self, category: str, detail: str, offset: int | None = None, **more: Any) -> Finding:
-        """About the commit log; ``offset`` is logical."""
+        """Return a finding about the commit log; ``offset`` is logical."""
         return self._find(self.queue.commit_log, LOG, category, detail, offset, more)
 
     def rows(self, category: str, detail: str, offset: int | None = None, **more: Any) -> Finding:
-        """About the consume queue; ``offset`` is the logical byte offset of a unit."""
+        """Return a finding about the consume queue; ``offset``: logical byte offset of a unit."""
         return self._find(self.queue.consume_queue, QUEUE, category, detail, offset, more)

@@ -1,7 +1,7 @@
-"""Names, gaps, and metadata against files, both ways (tiered.md §1, §6, §17.3 N, S).
+"""Check names and gaps, and compare metadata with files, both ways (tiered.md §1, §6, §17.3 N, S).
 
-A broker opens the files that metadata names and relies on its sizes, except for the last segment of
-a queue's flat files; files that are not in the metadata are invisible to it.
+A broker opens the files in the metadata and relies on their sizes there, except for the last
+segment of a flat file. Files that are not in the metadata are invisible to it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HASHES = "the hash in the cluster folder's name is wrong"
 
 
 def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
-    """Names and folders; segments that do not follow each other. ``broker``: only its files."""
+    """Yield findings about names, folders and gaps between segments. ``broker``: only its files."""
     for problem in tier.problems:
         category = ("file-unreadable" if problem.unreadable else
                     "tiered-name" if problem.reason == _HASHES else "tiered-stray")
@@ -42,7 +42,7 @@ def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
 
 
 def flat_files(tier: Tier) -> Iterator[tuple[QueueName, FlatFile]]:
-    """Yield every flat file there is; an index has the pseudo topic's name."""
+    """Yield all flat files; an index has the name of the pseudo topic."""
     for queue in tier.queues():
         yield queue.name, queue.commit_log
         yield queue.name, queue.consume_queue
@@ -76,7 +76,7 @@ def _about(name: QueueName, flat: FlatFile, segment: Segment, structure_: str, c
 # -- metadata --------------------------------------------------------------------------------------
 
 def foreign(tier: Tier) -> set[str]:
-    """Brokers with files in this tier whose metadata is another one: each broker has its own."""
+    """Return the brokers with files in this tier that are not in this metadata."""
     tables = tier.metadata
     named = tables.brokers | {path.split("/")[0] for table in tables.segments.values()
                               for path in table}
@@ -85,9 +85,7 @@ def foreign(tier: Tier) -> set[str]:
 
 
 def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
-    """Yield findings about the metadata file, then differences between metadata and files, both
-    ways.
-    """
+    """Yield findings about the metadata file, then about its differences from the files."""
     path = tier.metadata_path
     # Missing metadata is damage only if its place is certain.
     if path is None:
@@ -100,7 +98,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
                           "the tier: not compared (pass --metadata)", tier.reader.where(""),
                           severity=INFO)
         return
-    # Check the file itself: readable, not just a backup, without invalid parts.
+    # Check the file itself: readable, not only a backup, without invalid parts.
     if tier.metadata_error is not None:
         yield Finding("tiered-metadata-damaged", METADATA, tier.metadata_error, path)
         return
@@ -109,7 +107,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     for fault in tier.metadata.faults:
         yield Finding("tiered-metadata-damaged", METADATA, f"{fault.path}: {fault.reason}", path)
     yield from _backup(path)
-    # Several brokers can share a tier; metadata of another broker is no damage.
+    # Several brokers can share a tier; metadata of another broker is not damage.
     others = foreign(tier)
     for other in sorted(others):
         if broker in (None, other):
@@ -198,7 +196,7 @@ def _flat(tier: Tier, name: QueueName, flat: FlatFile) -> Iterator[Finding]:
 def _size(name: QueueName, flat: FlatFile, segment: Segment, entry: meta.SegmentEntry,
           last: bool) -> Iterator[Finding]:
     if entry.size in (segment.size, segment.usable):
-        return  # what is after the next segment's base is an overlap, found elsewhere
+        return  # bytes after the next segment's base are an overlap, which is checked elsewhere
     if entry.size > segment.size:
         yield _about(name, flat, segment, METADATA, "tiered-segment-short", f"has {segment.size} "
                      f"bytes, {entry.size} were committed: {entry.size - segment.size} missing",

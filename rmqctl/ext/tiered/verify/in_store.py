@@ -1,6 +1,4 @@
-"""Verify the tier in a store together with the store: one verdict on both, and the tier's
-losses.
-"""
+"""Verify a store together with the tier in it: a verdict on both, and the tier's losses."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ Progress = Callable[[int], None]
 
 
 def tier_in(root: str) -> Tier | None:
-    """Return the tier in the store at ``root``, or None. StoreIOError."""
+    """Return the tier in the store at ``root``, or None. Raises: StoreIOError."""
     try:
         return Tier.open(root)
     except NotAStoreError:
@@ -33,7 +31,7 @@ def tier_in(root: str) -> Tier | None:
 
 
 def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int:
-    """Bytes of a tier that a verification reads: the commit logs, and the index files."""
+    """Return the bytes that a verification reads: those of commit logs and index files."""
     flats = [queue.commit_log for queue in tier.queues(broker=broker)]
     return sum(segment.usable for flat in flats for segment in flat.segments) + (sum(
         segment.size for _, flat in tier.indexes(broker) for segment in flat.segments)
@@ -43,7 +41,7 @@ def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int
 def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
            baseline: IsKnown | None = None,
            progress: Progress | None = None) -> VerifyResult[Coverage]:
-    """Return the verdict on a store, with that on the tier in it; the first ``most`` findings."""
+    """Add the verdict on the tier to that on its store; keep the first ``most`` findings."""
     theirs = without_empty_advice(tier, verdict(
         Verification(tier, beside=store, progress=progress), most, baseline))
     lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
@@ -55,14 +53,14 @@ def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
 
 
 def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLosses:
-    """Return what the tier has lost and the ``store`` does not have; nothing else is checked."""
+    """Return the tier's losses that the ``store`` does not have, without other checks."""
     return TierLosses.of(verdict(Verification(
         tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress),
         0).coverage.as_dict())
 
 
 def without_empty_advice(tier: Tier, judged: VerifyResult[C]) -> VerifyResult[C]:
-    """Return a verdict whose findings name no repair of the tier that changes nothing."""
+    """Return a verdict without the advice to recover the tier if that would change nothing."""
     if any(finding.is_trouble and is_of_a_tier(finding.next) for finding in judged.findings):
         from rmqctl.ext.tiered.recover.recover import changes_nothing
 

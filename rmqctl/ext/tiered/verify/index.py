@@ -1,7 +1,6 @@
-"""The structure of an index file of a tier: header, slots, items, chains (tiered.md §5, §17.3 I).
+"""Check the structure of a tier's index file: header, slots, items, chains (tiered.md §5, §17.3 I).
 
-Everything is read once, by blocks. What items point to is checked elsewhere
-(`tiered.verify.items`).
+Everything is read once, in blocks. `tiered.verify.items` checks the targets of the items.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
 
 Take = Callable[[int, Array], None]
-"""(number of the first, items as structured array): who looks at the items, too."""
+"""Consumer of (number of the first item, items as a structured array)."""
 MAX_SLOTS = 1 << 28
 _BLOCK_SLOTS = 1 << 18
 _NEAR = 1 << 20
@@ -42,17 +41,17 @@ class Times:
         self.most = max(self.most, int(diffs.max()))
 
     def newest(self, file: IndexFile) -> tuple[int, int]:
-        """Return the least and greatest store time (ms) the newest item may be of."""
+        """Return the least and greatest possible store time (ms) of the newest item."""
         step = 1 if file.shape.old else 1000
         newest = file.header.begin_timestamp + self.most * step
-        # Differences are cut towards zero.
+        # Differences are truncated towards zero.
         return (newest - (step - 1 if self.most <= 0 else 0),
                 newest + (step - 1 if self.most >= 0 else 0))
 
 
 def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
-    """Yield findings of one file. ``take`` is called with every block of items. StoreIOError,
-    FormatError.
+    """Yield findings about a file; call ``take`` with every block of items.
+    Raises: StoreIOError, FormatError.
     """
     if file.form == EMPTY and file.status == "UNSEALED":
         yield note(file, "file-empty", "empty open index file: its items are lost")
@@ -91,7 +90,7 @@ def _header(file: IndexFile) -> Iterator[Finding]:
 
 
 def _slots(file: IndexFile) -> Iterator[Finding]:
-    """Slots of the compacted form: their items follow each other without a gap."""
+    """Check the slots of the compacted form: their items must be contiguous."""
     shape, unit = file.shape, fmt.COMPACTED_SLOT
     expected, used = shape.items_at, 0
     end = shape.items_at + file.items * fmt.COMPACTED_ITEM.size
@@ -102,12 +101,12 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
         length = slots["length"].astype(np.int64)
         position = slots["position"].astype(np.int64)
         filled = length != 0
-        # One that reaches over the end must not push all after it over the end, too.
+        # A slot that exceeds the end must not shift the following slots.
         wrong = ((length < 0) | (length % fmt.COMPACTED_ITEM.size != 0)
                  | (length > end - shape.items_at)
                  | ((position <= end) & (position + length > end)))
         begin = expected + np.concatenate([[0], np.cumsum(np.where(wrong, 0, length))])
-        # Only a slot's own place is compared with it, not what a wrong length makes of the rest.
+        # Compare a slot's own position only, without the effect of wrong lengths before it.
         off = ~wrong & (position != begin[:-1]) & ~(shape.old & ~filled & (position == 0))
         if (wrong | off).any():
             yield from _wrong_slots(file, first, length, position, begin, wrong, off)
@@ -135,7 +134,7 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
         if wrong[slot]:
             yield note(file, "tiered-index-slot", f"slot {first + slot}: {int(length[slot])} bytes "
                        "of items, not a valid number of items", place, length=8)
-            # After a wrong length the places of all others are off by as much.
+            # After a wrong length all positions are off by the same amount.
             rest = position[slot + 1:] - begin[slot + 1:-1]
             follows = int(rest[0]) if len(rest) else 0
         elif int(position[slot] - begin[slot]) != follows:
@@ -144,11 +143,11 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
                        length=8)
             shift = int(position[slot] - begin[slot])
             if slot + 1 < len(position) and int(position[slot + 1] - begin[slot + 1]) == shift:
-                follows = shift  # a length before it is wrong, not the places of all after it
+                follows = shift  # a length before it is wrong, not all positions after it
 
 
 def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
-    """Items of the compacted form: each is where the slot of its hash says."""
+    """Check the items of the compacted form: each must be in the range of its hash's slot."""
     unit, slots = fmt.COMPACTED_ITEM, file.shape.slots
     seen = 0
     for first, items in file.blocks():
@@ -173,15 +172,13 @@ def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Find
 
 
 def _lowest(hashed: Array, slots: int) -> Array:
-    """Return which hashes are -2^31, the one a broker cannot negate, and have a slot all the
-    same.
-    """
+    """Return which hashes are -2^31, which a broker cannot negate, and yet have a slot (bool)."""
     mask: Array = (hashed == _I32.min) & (hashed % slots == 0)
     return mask
 
 
 def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
-    """Return (positions, lengths) of slots: from one read where they are near to each other."""
+    """Return (positions, lengths) of slots, with a single read if they are near each other."""
     unit = fmt.COMPACTED_SLOT
     least, most = int(own.min()), int(own.max())
     if most - least <= _NEAR:
@@ -197,7 +194,7 @@ def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
 
 
 def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
-    """The open form: each item points to the one before it of its slot, each slot to its newest."""
+    """Check the open form: items point to the item before them in a slot, slots to the newest."""
     shape, header = file.shape, file.header
     none = -1 if shape.old else 0
     full = header.item_count + 1 == shape.max_items
@@ -272,7 +269,7 @@ def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
 
 
 def _end_time(file: IndexFile, times: Times) -> Iterator[Finding]:
-    """The header's end against the newest item: the end is lost when a broker reopens a file."""
+    """Compare the header's end time with the newest item; a broker that reopens a file loses it."""
     if not times.items or times.items < file.items:
         return
     begin, end = file.header.begin_timestamp, file.header.end_timestamp

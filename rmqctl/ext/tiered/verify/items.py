@@ -34,7 +34,7 @@ MOST_EXPLAINED = 10_000
 
 @dataclass(slots=True)
 class Tally:
-    """Items of one file that need no look at a message."""
+    """Counts of a file's items that are judged without messages."""
 
     expired: int = 0
     removed: int = 0
@@ -44,10 +44,10 @@ class Tally:
 
 
 class Items:
-    """The items of all index files of one broker, as fingerprints. Use as a context manager.
+    """The items of all index files of a broker, as fingerprints. Use as a context manager.
 
-    ``queues`` are the broker's, by the number that `MessageKeys` gets; `take` is fed by
-    `tiered.verify.index.check`. ``has_empty``: whether an item is of the empty key of its topic.
+    ``queues``: the broker's queues, by the number that `MessageKeys` receives. `take` is called by
+    `tiered.verify.index.check`. ``has_empty``: whether an item has the empty key of its topic.
     """
 
     def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata, counted: Coverage) -> None:
@@ -56,13 +56,13 @@ class Items:
         self.items, self.keys = Spool(ITEM), Spool(KEY)
         self.files: list[IndexFile] = []
         self.held = ExitStack()
-        """Files that must stay open as long as items are read."""
+        """Files that stay open while items are read."""
         self.has_empty = False
         self._tallies: list[Tally] = []
         self._serial = metadata.serial
         self._queues = {_low(topic.topic_id): set(metadata.queues.get(topic.topic, ()))
                         for topic in metadata.topics.values()}
-        """The queues of each topic id that metadata has."""
+        """Queue ids by topic id, from the metadata."""
         codes, starts, empties = [], [], []
         for number, queue in enumerate(self.queues):
             topic = metadata.topics.get(queue.name.topic)
@@ -77,18 +77,18 @@ class Items:
         self._empties = folded(np.array(empties, np.int64))
 
     def start(self, file: IndexFile) -> None:
-        """The items that follow are of this file."""
+        """Begin a file: the next items are its items."""
         self.files.append(file)
         self._tallies.append(Tally())
 
     def take(self, first: int, items: Array) -> None:
-        """A block of items; ``first`` is the number of the first of them."""
+        """Add a block of items; ``first``: the number of its first item."""
         self.counted.index_items += len(items)
         tally = self._tallies[-1]
         if not len(self._codes):
             self.counted.items_unverifiable += len(items)
             return
-        # Which of the broker's queues each is of.
+        # Find the queue of each item.
         topic = items["topic_id"].astype(np.int64)
         code = code_of(topic, items["queue_id"].astype(np.int64))
         row = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
@@ -96,12 +96,12 @@ class Items:
         if not is_known_queue.all():
             self._unknown(tally, topic[~is_known_queue],
                           items["queue_id"][~is_known_queue].astype(np.int64))
-        # Those of expired messages are counted.
+        # Items of expired messages are only counted.
         number = self._numbers[row]
         offset = items["commit_log_offset"].astype(np.int64)
         gone = is_known_queue & (offset >= 0) & (offset < self._starts[number])
         tally.expired += int(gone.sum())
-        # The others wait for the messages.
+        # The others are compared with messages later.
         rows = np.flatnonzero(is_known_queue & ~gone)
         hashed = folded(items["key_hash"][rows])
         self.has_empty |= bool((hashed == self._empties[number[rows]]).any())
@@ -112,8 +112,8 @@ class Items:
         self.items.add(out)
 
     def _unknown(self, tally: Tally, topic: Array, queue_id: Array) -> None:
-        """Judge items of queues without files: items of queues in the metadata are expired; a topic
-        id that was assigned and no longer exists is of a removed topic.
+        """Judge items of queues without files: if the queue is in the metadata they are expired; if
+        the topic id was assigned and no longer exists, the topic was removed.
         """
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
         for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
@@ -135,7 +135,7 @@ class Items:
         first_missing: dict[int, int] = {}
         explained = 0
         more: Counter[int] = Counter()
-        # Keys without an item, items without a key, and the times of those that have each other.
+        # Keys without an item, items without a key, and the times of matching pairs.
         for bucket in compare(self.items, self.keys):
             self.counted.items_proven += len(bucket.items)
             self.counted.keys += bucket.wanted
@@ -153,7 +153,7 @@ class Items:
                 else:
                     yield self._strange(file, number)
             yield from self._times(bucket.items, bucket.keys)
-        # What is only counted.
+        # The counts.
         for file, count in more.items():
             yield note(self.files[file], "tiered-index-item", f"{plural(count, 'more item')} "
                        "without a matching message, counted only", count=count)
@@ -186,7 +186,7 @@ class Items:
                            count=tally.wide)
 
     def _times(self, items: Array, keys: Array) -> Iterator[Finding]:
-        """Item times against messages, exactly as the versions compute them."""
+        """Compare item times with messages, by the computation of each version."""
         for number in np.unique(items["file"]).tolist():
             rows = items["file"] == number
             file, ours, theirs = self.files[number], items[rows], keys[rows]
@@ -195,7 +195,7 @@ class Items:
             engine = time_difference(as_read, file.shape.old)
             right = difference == engine
             proper = time_difference(true - begin, file.shape.old)
-            # Newer brokers have 0 for messages older than the file (PR #10471).
+            # Newer brokers write 0 for messages older than the file (PR #10471).
             right |= (difference == proper) | (
                 (difference == 0) & (true < begin) & (true > begin - LONG_AGO * 1000))
             tally = self._tallies[number]
@@ -216,7 +216,7 @@ class Items:
         return file.shape.item_position(number), fmt.ITEM.size
 
     def _strange(self, number: int, item: int) -> Finding:
-        """Return why an item has no message."""
+        """Return the finding about an item without a message."""
         file = self.files[number]
         place, size = self._place(file, item)
         item_record = fmt.COMPACTED_ITEM.decode(file.read(place, fmt.COMPACTED_ITEM.size).ljust(
@@ -224,8 +224,8 @@ class Items:
         place_of_code = int(np.searchsorted(self._codes,
                                             code_of(item_record.topic_id, item_record.queue_id)))
         queue = self.queues[int(self._numbers[min(place_of_code, len(self._numbers) - 1)])]
-        # A damaged message is found where it is; that items point to it is no trouble of theirs.
-        # Nor is it where a repair has ended the queue: it has said so.
+        # A damaged message has its own finding; an item that points to it is not at fault. The same
+        # holds after the end of a queue that a repair truncated, which is reported.
         is_cut = self.counted.messages_lost_in_repairs and (
             item_record.commit_log_offset >= _end_of_units(queue))
         severity = INFO if is_cut or _leads_as_unit(queue, item_record) else ""
@@ -261,7 +261,7 @@ class Items:
 
 
 def _end_of_units(queue: FlatQueue) -> int:
-    """Return the offset in the commit log after the message of the last unit of a queue."""
+    """Return the commit log offset after the message of a queue's last unit."""
     try:
         last = queue.unit(queue.commit_offset - 1)
     except StoreIOError:
@@ -270,7 +270,7 @@ def _end_of_units(queue: FlatQueue) -> int:
 
 
 def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
-    """Return whether a unit points to the same place, where no message can be read."""
+    """Return whether a unit points to the same unreadable place."""
     try:
         unit = queue.unit(first_from(queue, queue.cq_start, queue.commit_offset,
                                      item.commit_log_offset))
@@ -290,7 +290,7 @@ def _low(topic_id: int) -> int:
 
 
 def code_of(topic_id: Array | int, queue_id: Array | int) -> Array:
-    """Topic id and queue as one number."""
+    """Return topic id and queue as a single number."""
     codes: Array = np.asarray(topic_id, np.int64) * _I32 + (np.asarray(queue_id, np.int64) % _I32)
     return codes
 
@@ -301,7 +301,7 @@ def _wrapped(value: Array) -> Array:
 
 
 def time_difference(value: Array, old: bool) -> Array:
-    """Return a time difference as an item has it: seconds cut towards zero (5.1: ms), 32 bits."""
+    """Return time differences as in items: seconds towards zero (5.1: ms), 32 bits."""
     if old:
         return _wrapped(value)
     return _wrapped(np.where(value < 0, -(-value // 1000), value // 1000))

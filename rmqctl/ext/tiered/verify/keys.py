@@ -1,8 +1,8 @@
 """Compare index items with the keys of messages, both ways, in sequential passes (tiered.md §5.4).
 
-Either side becomes fingerprints of queue, commit log offset, size and hash. A hash counts as equal
-to the one newer brokers give the same key: where the Java hash is negative, one negates it and the
-other clears its sign, so the two always add up to 2^31.
+Both sides are converted to fingerprints of queue, commit log offset, size and hash. The hashes of
+older and newer brokers for the same key count as equal: older ones negate a negative Java hash,
+newer ones clear its sign bit, so the two add up to 2^31.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ _HALF = 1 << 31
 _SPACE = 0x20
 KEY = np.dtype([("mark", np.uint64), ("queue", np.uint32), ("queue_offset", np.int64),
                 ("time", np.int64), ("true_time", np.int64), ("wanted", np.bool_)])
-"""A key of a message. ``time`` as a broker reads it; ``wanted``: an index should have it."""
+"""A key of a message. ``time``: as a broker reads it. ``wanted``: the index should have it."""
 ITEM = np.dtype([("mark", np.uint64), ("file", np.uint32), ("number", np.uint32),
                  ("time_diff", np.int32)])
-"""An item; ``number`` is its place in the file's order."""
+"""An item; ``number``: its number in the file."""
 _MIX = tuple(np.uint64(factor) for factor in (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 BUCKETS = 64
 MEMORY = 64 << 20
 _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
-"""The least mark of each bucket."""
+"""The lowest mark of each bucket."""
 
 
 def folded(key_hash: Array) -> Array:
@@ -44,7 +44,7 @@ def folded(key_hash: Array) -> Array:
 
 
 def marks(*parts: Array) -> Array:
-    """Fingerprints (uint64) of rows of what an item says: queue, offset, size, hash (`folded`)."""
+    """Return fingerprints (uint64) of items: queue, offset, size, hash (`folded`)."""
     value: Array = np.zeros(len(parts[0]), np.uint64)
     for part in parts:
         value = (value ^ part.astype(np.int64).view(np.uint64)) * _MIX[0]
@@ -55,8 +55,8 @@ def marks(*parts: Array) -> Array:
 
 
 class MessageKeys:
-    """Collects the keys of a queue's messages. ``empty_too``: some item is of the empty key,
-    which versions differ on, so every message may have one.
+    """Collector of the keys of a queue's messages. ``empty_too``: collect the empty key of every
+    message, because an item has it; versions differ about it.
     """
 
     def __init__(self, spool: Spool, number: int, topic: str, *, empty_too: bool) -> None:
@@ -66,9 +66,9 @@ class MessageKeys:
 
     def add(self, properties: text.Properties, rows: Array, offset: Array, size: Array,
             queue_offset: Array, time: Array, true_time: Array) -> tuple[Array, Array]:
-        """The keys of messages (columns of one batch) whose ``rows`` (bool) are to be trusted.
+        """Add the keys of the trusted messages ``rows`` (bool) of a batch.
 
-        Returns of every key its row and its length in bytes.
+        Return the rows and lengths (bytes) of the keys.
         """
         unique, keys = properties.places(props.UNIQUE_KEY), properties.places(props.KEYS)
         of, start, length = text.split(properties.data, *keys[1:])
@@ -101,7 +101,7 @@ class MessageKeys:
 
 
 def _not_blank(data: Array, start: Array, length: Array) -> Array:
-    """Return whether texts begin with anything but white space; a doubtful one counts as blank."""
+    """Return which texts do not begin with whitespace (bool); doubtful ones count as blank."""
     mask: Array = np.zeros(len(start), bool)
     filled = length > 0
     mask[filled] = data[start[filled]] > _SPACE
@@ -111,8 +111,8 @@ def _not_blank(data: Array, start: Array, length: Array) -> Array:
 class Spool:
     """Rows of one dtype with a ``mark``, in memory up to a bound, then in an unnamed file.
 
-    There they are cut into buckets by the mark's first bits, and one bucket after the other is
-    compared. Use `add`, then `bucket` for each of `BUCKETS`, then `close`.
+    They are compared bucket by bucket, by the first bits of the mark. Call `add`, then `bucket` for
+    each of `BUCKETS`, then `close`.
     """
 
     def __init__(self, dtype: np.dtype[Any], memory: int = MEMORY) -> None:
@@ -126,9 +126,10 @@ class Spool:
         self.count = 0
 
     def add(self, rows: Array) -> None:
-        """Take a copy's ownership: ``rows`` must not be changed afterwards. StoreIOError.
+        """Add rows, which must not be changed afterwards.
 
-        Threads may add at a time: rows of one mark are all of one queue, so of one thread.
+        Threads may add concurrently: rows with the same mark are of a single queue and thread.
+        Raises: StoreIOError.
         """
         if not len(rows):
             return
@@ -160,7 +161,7 @@ class Spool:
         return self._rows[0]
 
     def bucket(self, number: int) -> Array:
-        """Return all rows whose mark's first bits are ``number``, ordered by mark. StoreIOError."""
+        """Return the rows of bucket ``number``, ordered by mark. Raises: StoreIOError."""
         rows = self._memory_rows()
         low = int(np.searchsorted(rows["mark"], _FIRST[number]))
         high = len(rows) if number + 1 == BUCKETS else int(
@@ -180,9 +181,9 @@ class Spool:
 
 @dataclass(slots=True)
 class Matched:
-    """One bucket compared: items no key has, keys no item has, and pairs to compare times of.
+    """Result of a bucket: items without a key, keys without an item, and matching pairs.
 
-    ``wanted``: how many keys an index should have.
+    ``wanted``: the number of keys that the index should have.
     """
 
     strange: Array
@@ -194,7 +195,7 @@ class Matched:
 
 def compare(items: Spool, keys: Spool, progress: Callable[[int], None] | None = None) -> Iterator[
         Matched]:
-    """Both sides by bucket."""
+    """Yield the comparison of items and keys, bucket by bucket."""
     for number in range(BUCKETS):
         ours, theirs = items.bucket(number), keys.bucket(number)
         place = np.searchsorted(theirs["mark"], ours["mark"])

@@ -1,8 +1,8 @@
-"""The rest of a walk over a tiered queue: units without a message, bytes without a unit.
+"""What remains after the walk over a tiered queue: units without a message, bytes without a unit.
 
-Bytes that no unit points to are normal (§8.3): a broker that died between commit log and consume
-queue writes the messages again. Units that point nowhere are not, but for expired messages and for
-those of a block that was cut and then repeated after its first part (§8.4, `Shifts`).
+Bytes without a unit are normal (§8.3): a broker that was killed between the writes to commit log
+and consume queue writes the messages again. Units without a message are damage, except those of
+expired messages and of a block that was cut and repeated after its first part (§8.4, `Shifts`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_BEHIND = 10_000
 
 
 class Left:
-    """Explains what `QueueCheck` left over, when its findings are through."""
+    """Findings about what `QueueCheck` left over; use it after all findings of the check."""
 
     def __init__(self, check: QueueCheck) -> None:
         self.check, self.place, self.log = check, check.place, check.queue.commit_log
@@ -93,7 +93,7 @@ class Left:
                 expired += int(gone.sum())
                 if first_expired is None:
                     first_expired = int(numbers[gone][0])
-            # Units that point beyond the end of the log: the first and the last are remembered.
+            # Units that point beyond the end of the log: remember the first and the last one.
             rows = np.flatnonzero(unseen & ~gone)
             beyond = (offset[rows] >= end) | (
                 (offset[rows] >= 0) & (size[rows] > end - offset[rows]))
@@ -102,12 +102,12 @@ class Left:
                          for row in rows[beyond][:: max(int(beyond.sum()) - 1, 1)].tolist())
             del ahead[1:-1]
             count_ahead += int(beyond.sum())
-            # A message is lost where no whole one has its queue offset, and none was uploaded.
+            # A message is lost if no intact message has its queue offset.
             gone_for_good = ~check.without_unit.has(start, len(units))[rows]
             if beyond.any():
                 gone_for_good &= ~beyond | (offset[rows] + size[rows] > self._end_now)
             self.place.lost(numbers[rows[gone_for_good]])
-            # Any other is explained by what is where it points.
+            # Explain the others by the bytes at their targets.
             for row in rows[~beyond].tolist():
                 yield from self._explained_unit(
                     Unit(int(numbers[row]), int(offset[row]), int(size[row])))
@@ -127,7 +127,7 @@ class Left:
                 count=count_ahead)
 
     def _has_grown(self, unit: Unit) -> bool:
-        """Return whether the commit log now contains the target of a unit: a broker was faster."""
+        """Return whether a broker has written a unit's target to the log meanwhile."""
         return unit.offset + unit.size <= self._end_now and unit.offset >= self.log.end
 
     @cached_property
@@ -136,7 +136,7 @@ class Left:
         return FlatFile.open(self.log.reader, self.log.folder).end
 
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
-        # Explain only the first entries, because explanations need reads.
+        # Explain only the first units, because explanations need reads.
         self._explained += 1
         if self._explained > MOST_EXPLAINED:
             self._unexplained += 1
@@ -145,14 +145,14 @@ class Left:
             yield self._wrong(unit, f"points to offset {unit.offset}, {unit.size} bytes: not a "
                               "message")
             return
-        # A message without an entry of its own starts here: compare both.
+        # A message without its own unit starts here: compare both.
         frame = int(np.searchsorted(self.loose.offset, unit.offset))
         if frame < len(self.loose.offset) and int(self.loose.offset[frame]) == unit.offset:
             self._claimed[frame] = True
             yield from self._at_frame(unit, int(self.loose.size[frame]),
                                       int(self.loose.queue_offset[frame]))
             return
-        # One explanation can cover many entries: a shift of the queue, or a damaged range.
+        # An explanation can cover many units: a shift of the queue, or a damaged range.
         if self._shifts.explains(unit):
             return
         number = self._shifts.span_of(unit.offset)
@@ -174,10 +174,10 @@ class Left:
             yield self._wrong(unit, f"points to offset {unit.offset}, where no message starts")
 
     def _at_frame(self, unit: Unit, size: int, queue_offset: int) -> Iterator[Finding]:
-        """Yield a unit that points to the start of an intact message which is not quite its own."""
+        """Yield findings about a unit that points to an intact message that does not match it."""
         if queue_offset != unit.queue_offset:
             other = self.check.units.at(np.array([queue_offset], np.int64))
-            if bool(self.check.seen.has(queue_offset, 1)[0]) and other.known[0] and int(
+            if bool(self.check.seen.has(queue_offset, 1)[0]) and other.exists[0] and int(
                     other.offset[0]) == unit.offset:
                 yield self._wrong(unit, f"points to the message of queue offset {queue_offset}")
                 return
@@ -205,7 +205,7 @@ class Left:
 
     def _orphans(self) -> Iterator[Finding]:
         counted, loose, check = self.place.counted, self.loose, self.check
-        # Records that a unit pointed to after all are messages, no orphans.
+        # Records with a unit are messages, not orphans.
         free = ~self._claimed
         claimed = int(self._claimed.sum())
         counted.orphans -= claimed
@@ -218,14 +218,14 @@ class Left:
                                      "without a consume queue", self.log.start,
                                      count=check.loose_count)
             return
-        # Queue offsets beyond the units: more of them than a broker has pending is a fault.
+        # Queue offsets after the last unit: damage if there are more than a broker has pending.
         late = free & (loose.queue_offset >= check.units.end)
         many = len(np.unique(loose.queue_offset[late]))
         if many > MOST_BEHIND:
             yield self.place.log("tiered-cq-behind", f"{many} queue offsets from {check.units.end} "
                                  "on lack units: more than a broker has pending",
                                  int(loose.offset[late][0]), count=many)
-        # What is left: intact messages without a unit, and bytes that are no message.
+        # The rest: intact messages without a unit, and bytes that are not messages.
         garbage = [span for number, span in enumerate(check.spans)
                    if number not in self._hit_spans and not self._shifts.has(span.offset)]
         count = int(free.sum()) + check.loose_count - len(loose.offset)

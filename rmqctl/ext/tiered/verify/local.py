@@ -1,7 +1,7 @@
-"""A tiered queue against the same queue of the broker's local store (tiered.md §7, §17.3).
+"""Compare a tiered queue with the same queue of the broker's local store (tiered.md §7, §17.3).
 
-Which queue offsets are uploaded, only local, only tiered or in neither; where both have a message,
-all bytes but its physical offset must be the same.
+Queue offsets are uploaded, only local, only tiered, or in neither. If both have a message, all
+bytes except the physical offset must be equal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _BLOCK = 1 << 12
 
 def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage) -> Iterator[
         Finding]:
-    """Findings about one queue; counts into ``counted``."""
+    """Yield findings about a queue; add its counts to ``counted``."""
     name = queue.name
     local = store.queue(name.topic, name.queue_id)
     where = tier.reader.where(queue.commit_log.folder)
@@ -38,8 +38,8 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         counted.tiered_only += max(end - first, 0)
         return
     try:
-        # What either side has alone, and neither.
-        # Rows are in the order of the log: those before its first file no longer point to anything.
+        # Messages on one side only, or on neither.
+        # Rows are in log order: those before its first file point to deleted bytes.
         high = local.disk_end
         low = first_from(local, local.first_index, high, store.log.min_offset)
         counted.local_only += max(high - max(low, end), 0) + max(min(high, first) - low, 0)
@@ -75,21 +75,21 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
 
 
 def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
-    """Count the local messages of queues that the tier does not have at all."""
+    """Count the local messages of queues that are not in the tier."""
     tiered = {(queue.name.topic, queue.name.queue_id) for queue in tier.queues()}
     for (topic, queue_id), queue in store.queues.items():
         if (topic, queue_id) not in tiered and not is_filtered(topic):
             try:
                 counted.local_only += queue.disk_end - queue.first_index
             except StoreIOError:
-                continue  # verify of the store itself tells it
+                continue  # verify of the store reports it
             finally:
                 queue.close()
 
 
 def _difference(queue: FlatQueue, store: Store, queue_offset: int, tier_unit: UnitRecord | None,
                 local: consume_queue.UnitRecord, where: str) -> Finding | None:
-    """Return what differs between the two copies of a message; None where nothing does."""
+    """Return the difference between the two copies of a message, or None."""
     if tier_unit is None:
         return _differs(queue, queue_offset, "the tier has no unit for it", where, None)
     ours = store.log.raw_at(local.physical_offset, local.size)

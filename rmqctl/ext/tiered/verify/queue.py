@@ -1,8 +1,8 @@
-"""One tiered queue, every byte of its commit log, compared with its consume queue and against the
-times its segments have in the metadata (tiered.md §17.3).
+"""Compare every byte of a tiered queue's commit log with its consume queue, and the times of its
+messages with the metadata (tiered.md §17.3).
 
-The log is walked once. Each message is looked up in the consume queue by its own queue offset; what
-is left over on either side is explained afterwards (`tiered.verify.leftover`).
+The log is walked once. Each message is looked up in the consume queue by its queue offset. The
+unmatched messages and units are explained afterwards (`tiered.verify.leftover`).
 """
 
 from __future__ import annotations
@@ -35,11 +35,9 @@ from rmqctl.scan.frames import ZERO, Array, Batch, Span, gather, gather_int
 from rmqctl.store.problems import ambiguity
 
 ENGINE_TIME = fixed_field("store_timestamp").offset
-"""Offset at which a broker reads the store time of any message: right unless the born host is
-IPv6.
-"""
+"""Offset at which a broker reads the store time, which is wrong after an IPv6 born host."""
 MAX_HELD = 1 << 20
-"""Messages without a unit, and spans of no message, that are looked into one by one."""
+"""Limit of the messages without a unit, and of the damaged spans, that are kept."""
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
 _FAR = np.iinfo(np.int64)
 
@@ -48,7 +46,7 @@ _FAR = np.iinfo(np.int64)
 
 @dataclass(slots=True)
 class TimeSpan:
-    """Least and greatest time of a segment's messages: as a broker reads it, and as it is."""
+    """Least and greatest store time of a segment's messages: a broker's, and the true ones."""
 
     least: int = _FAR.max
     most: int = _FAR.min
@@ -65,11 +63,11 @@ class TimeSpan:
 
 
 class Times:
-    """Collect the times of one queue, by segment of its two flat files.
+    """Collector of the times of a queue, by segment of its two flat files.
 
-    A broker keeps the least and the greatest value at byte 56 of the messages. 5.1 and 5.2 keep the
-    first and the last; after a crash the numbers may be of a part of the segment, or never set.
-    Only times beyond those of the messages contradict.
+    A broker stores the least and greatest value at byte 56 of the messages; 5.1 and 5.2 store the
+    first and the last. After a crash the values may cover a part of the segment or be unset, so
+    only times outside the messages' range are wrong.
     """
 
     def __init__(self, queue: FlatQueue) -> None:
@@ -78,11 +76,11 @@ class Times:
         bases = [segment.base for segment in queue.consume_queue.segments if segment.usable]
         self._bases = np.array(bases, np.int64)
         self.partial: set[int] = set()
-        """Segments of the commit log with bytes that are no message: they may have been one."""
+        """Bases of commit log segments with damaged bytes, which may have been messages."""
 
     def take(self, segment: Segment, queue_offset: Array, matched: Array, engine: Array,
              true: Array) -> None:
-        """Messages of one segment of the commit log; ``matched``: those a unit points to."""
+        """Add messages of a commit log segment; ``matched``: those with a unit (bool)."""
         self._log.setdefault(segment.base, TimeSpan()).take(engine, true)
         if not len(self._bases) or not matched.any():
             return
@@ -94,7 +92,7 @@ class Times:
                                                                                      true[rows])
 
     def findings(self, queue: FlatQueue, metadata: Metadata) -> Iterator[Finding]:
-        """Return what metadata says of segments whose messages were all seen."""
+        """Yield findings about the metadata's times of segments whose messages are all known."""
         yield from self._of(queue.name, queue.commit_log, self._log, metadata)
         yield from self._of(queue.name, queue.consume_queue, self._rows, metadata)
 
@@ -119,9 +117,9 @@ class Times:
 
 
 def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None:
-    """Return (category, detail) for the times of a segment that has bytes; None where all is well.
+    """Return (category, detail) if the times of a segment with bytes are wrong, else None.
 
-    ``span`` None: the messages are not all known, so only the times themselves can be judged.
+    ``span`` None: some messages are unknown, so only the times themselves can be checked.
     """
     if NEVER in (begin, end):
         return "tiered-oddity", ("times missing in the metadata after a broker crash: treated as "
@@ -145,22 +143,22 @@ def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None
 
 @dataclass(slots=True)
 class Loose:
-    """Intact messages whose unit points elsewhere, in log order: columns (int64), unit as found."""
+    """Intact messages whose unit points elsewhere, in log order, as columns (int64)."""
 
     offset: Array
     size: Array
     queue_offset: Array
-    known: Array
+    has_unit: Array
     unit_offset: Array
     unit_size: Array
 
 
 class QueueCheck:
-    """Walks one queue. Iterate `findings` to its end; then everything else is complete.
+    """Walk over a queue. The other attributes are complete at the end of `findings`.
 
-    ``loose``, ``spans`` and ``seen`` are what `verify_left` explains; ``without_unit``: the queue
-    offsets of intact messages to which no unit points. ``first``: (queue offset, logical offset) of
-    the first message that a unit points to.
+    `Leftovers` explains ``loose``, ``spans`` and ``seen``. ``without_unit``: queue offsets of
+    intact messages without a unit. ``first``: (queue offset, logical offset) of the first message
+    with a unit.
     """
 
     def __init__(self, queue: FlatQueue, place: Place, keys: MessageKeys | None = None,
@@ -183,9 +181,7 @@ class QueueCheck:
         self._tags = TagsCodes(self._topics)
 
     def findings(self) -> Iterator[Finding]:
-        """Return what the walk itself shows. Unreadable segments are findings, the others
-        continue.
-        """
+        """Yield the findings of the walk, which continues after an unreadable segment."""
         self.units.find_tears()
         self.place.counted.segments += len(self.queue.consume_queue.segments)
         for segment in self.queue.commit_log.segments:
@@ -208,7 +204,7 @@ class QueueCheck:
 
     @property
     def loose(self) -> Loose:
-        """All of them together."""
+        """All loose messages."""
         if not self._loose:
             return Loose(*(np.zeros(0, kind) for kind in (
                 np.int64, np.int64, np.int64, bool, np.int64, np.int64)))
@@ -259,19 +255,19 @@ class QueueCheck:
         if sum(len(loose[0]) for loose in self._loose) < MAX_HELD:
             self._loose.append((
                 batch.offset[rows], batch.column("total_size")[rows],
-                batch.column("queue_offset")[rows], units.known[rows], units.offset[rows],
+                batch.column("queue_offset")[rows], units.exists[rows], units.offset[rows],
                 units.size[rows]))
 
     def _matched(self, batch: Batch, matched: Array, units: UnitColumns,
                  engine_time: Array) -> Iterator[Finding]:
-        """Yield the checks of messages that their units point to."""
+        """Yield findings about messages with units."""
         queue_offset, offset = batch.column("queue_offset"), batch.offset
-        # Which queue offsets are met, and in which order.
+        # Queue offsets and their order.
         self.seen.add(queue_offset[matched])
         if self.first is None:
             self.first = int(queue_offset[matched][0]), int(offset[matched][0])
         yield from self._order(batch, matched)
-        # Topic and queue id, which the folder tells.
+        # Topic and queue id, compared with the folder.
         topic = text.topics(batch)
         right = topic.equal(self._topic)
         for number in np.flatnonzero(matched & ~right).tolist():
@@ -287,7 +283,7 @@ class QueueCheck:
         for number in np.flatnonzero(broken).tolist():
             yield self._note("tiered-body-crc", batch, number, "body CRC mismatch")
         self._seals(batch, matched)
-        # The unit's tags code against the tag.
+        # The unit's tags code, compared with the tag.
         properties = text.Properties(batch)
         numbers = self._topics.encode(topic)
         codes, tagged, tags = self._tags.codes(properties, numbers,
@@ -298,11 +294,11 @@ class QueueCheck:
                                   f"{int(codes[number])} from the message",
                                   self.units.place(own_offset), length=UNIT_SIZE,
                                   queue_offset=own_offset)
-        # Keys, for the comparison with the index; and what nothing was compared with.
+        # Keys, for the comparison with the index, and the unverifiable bytes.
         proven: Array = np.zeros(len(batch), np.int64)
         proven[tagged] += tags
         if self._keys is not None:
-            # The CRC is the body's: keys of a message with a bad one are as good as any.
+            # The CRC covers the body only: keys are valid even after a CRC mismatch.
             row, length = self._keys.add(properties, matched & right, offset,
                                          batch.column("total_size"), queue_offset, engine_time,
                                          batch.column("store_timestamp"))
@@ -321,7 +317,7 @@ class QueueCheck:
                              f"queue offset {int(before[row])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:
-        """Count the copies with an appended CRC: it covers an offset that is gone."""
+        """Count the copies with an appended CRC, which covers the lost local offset."""
         size = batch.column("total_size")
         where = (batch.start + size - append_crc.SIZE)[matched]
         seals = gather(batch.data, where, len(_SEAL))

@@ -1,4 +1,4 @@
-"""Messages after the offset where their units point: a broker repeated a torn write (tiered.md
+"""Messages displaced from their units' targets because a broker repeated a torn write (tiered.md
 §8.4).
 """
 
@@ -23,7 +23,7 @@ _MOST_TRIED = 10_000
 
 
 class Unit(NamedTuple):
-    """A unit that no message was found for."""
+    """A unit without a message."""
 
     queue_offset: int
     offset: int
@@ -31,20 +31,19 @@ class Unit(NamedTuple):
 
 
 class Shifts:
-    """Distances by which messages of a segment are after their places, and how many do.
+    """Distances by which messages of a segment are displaced, and the number of messages.
 
-    A write was cut, then repeated after its part. Consume queue and embedded offsets of the
-    repeated block still describe the place where it should be; messages of later blocks say where
-    they are, and only their units are wrong, up to the segment's end. A unit that is damaged looks
-    like the latter: a distance is that of a shift if a message of the block says just what its unit
-    says, and is the distance after.
+    A write was cut, then repeated after its first part. Units and physical offsets of the repeated
+    block contain the place where it should be. Messages of later blocks have the right physical
+    offsets, but wrong units, up to the segment's end. A damaged unit looks like the latter. So a
+    distance only counts if a message of the block, displaced by it, matches its unit.
     """
 
     def __init__(self, check: QueueCheck) -> None:
         self._check, self._log = check, check.queue.commit_log
         self._segments = [segment for segment in self._log.segments if segment.usable]
         self._shifts: dict[int, Counter[int]] = {}
-        """Number of messages at a distance after their place, by the segment's base."""
+        """Numbers of messages by distance, by the segment's base."""
         self._span_starts = [span.offset for span in check.spans]
         self._first: tuple[int, int] | None = None
         self._searched: set[int] = set()
@@ -55,16 +54,16 @@ class Shifts:
         return segment is not None and any(self._shifts.get(segment.base, {}).values())
 
     def span_of(self, offset: int) -> int | None:
-        """Return which of the check's spans a logical offset is in."""
+        """Return the number of the span that contains a logical offset, or None."""
         number = bisect_right(self._span_starts, offset) - 1
         return number if number >= 0 and offset < self._check.spans[number].end else None
 
     def frames(self, loose: Loose, claimed: Array) -> None:
-        """Mark the provable messages a distance after what their units say as ``claimed``."""
+        """Mark loose messages at a proven distance from their units' targets as ``claimed``."""
         bases = np.array([segment.base for segment in self._segments], np.int64)
         distance = loose.offset - loose.unit_offset
         base = bases[np.searchsorted(bases, loose.offset, "right") - 1]
-        rows = np.flatnonzero(loose.known & (loose.unit_size == loose.size) & (distance > 0)
+        rows = np.flatnonzero(loose.has_unit & (loose.unit_size == loose.size) & (distance > 0)
                               & (loose.unit_offset >= base))
         groups: dict[tuple[int, int], list[int]] = {}
         for row in rows.tolist():
@@ -80,8 +79,8 @@ class Shifts:
                     self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def explains(self, unit: Unit) -> bool:
-        """Return whether the message of a unit is a proven distance after: one of the block, or a
-        later one that the walk could not distinguish from the body of a damaged record.
+        """Return whether the message of a unit is at a proven distance: a message of the block, or
+        a later one that the walk could not distinguish from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
         segment = self._log.segment_of(unit.offset)
@@ -115,8 +114,8 @@ class Shifts:
             self._first = queue_offset, offset
 
     def _search(self, queue_offset: int, offset: int) -> None:
-        """Find messages in the span that a unit points into, and those that follow it or that it
-        follows, once, which say that they are further ahead, as their units do.
+        """Search the span that a unit points into, and the adjacent spans, for messages whose
+        physical offsets are before their place and match their units. Each span is searched once.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)
         if number is None or number in self._searched or segment is None:

@@ -1,8 +1,8 @@
-"""The consume queue of a tiered queue by queue offset, torn writes allowed for (tiered.md §8.4).
+"""The consume queue of a tiered queue by queue offset, with torn writes (tiered.md §8.4).
 
-A broker that finds a file which ends inside a unit appends after it as if it did not: from there on
-every unit is some bytes after its place. Such a tear is searched for and proven with the messages;
-the units after it can then still be compared, and only the tear itself is a finding.
+If a file ends inside a unit, a broker appends after the partial unit, so every later unit is some
+bytes after its place. Such a tear is found with the messages. The units after it can still be
+compared, and only the tear itself is a finding.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, 
 from rmqctl.scan.frames import Array, Batch
 
 WINDOW = 1 << 12
-"""Units that are read together for messages which are near to each other."""
+"""Units that are read together for messages near each other."""
 BLOCK = 1 << 16
 _MOST_TEARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Tear:
-    """From queue offset ``first`` on units are ``shift`` bytes (1 to 19) after their places."""
+    """Units from queue offset ``first`` are ``shift`` bytes (1 to 19) after their places."""
 
     first: int
     shift: int
@@ -34,16 +34,16 @@ class Tear:
 
 @dataclass(slots=True)
 class UnitColumns:
-    """Units as columns (int64); ``known`` is False if the unit does not exist."""
+    """Units as columns (int64). ``exists`` (bool): False for a missing unit."""
 
-    known: Array
+    exists: Array
     offset: Array
     size: Array
     tags_code: Array
 
 
 class Units:
-    """The units of a queue. ``first`` and ``end`` are queue offsets; StoreIOError at reading."""
+    """The units of a queue, ``[first, end)``. Reading raises StoreIOError."""
 
     def __init__(self, queue: FlatQueue) -> None:
         self._queue = queue
@@ -54,7 +54,7 @@ class Units:
 
     @property
     def torn_bytes(self) -> int:
-        """Bytes of the flat file that make no intact unit."""
+        """Bytes of the flat file that are not part of an intact unit."""
         return (self._file.end - self._file.start) % UNIT_SIZE
 
     def find_tears(self) -> None:
@@ -77,7 +77,7 @@ class Units:
             self.end = (self._file.end - self.tears[-1].shift) // UNIT_SIZE
 
     def _break(self, low: int, shift: int) -> int | None:
-        """The first queue offset from ``low`` on whose unit, so shifted, points elsewhere."""
+        """Return the first queue offset from ``low`` whose shifted unit points elsewhere."""
         high = (self._file.end - shift) // UNIT_SIZE
         end = high
         while low < high:
@@ -98,7 +98,7 @@ class Units:
         return self.leads_to(unit, queue_offset)
 
     def leads_to(self, unit: UnitRecord, queue_offset: int) -> bool:
-        """Return whether a unit points to the message of a queue offset. Broken bytes do not."""
+        """Return whether a unit points to the message of a queue offset."""
         try:
             head = self._queue.commit_log.read(unit.commit_log_offset, message.START_SIZE)
             if len(head) < message.START_SIZE or unit.size < message.MIN_SIZE:
@@ -117,7 +117,7 @@ class Units:
         return queue_offset * UNIT_SIZE + shift
 
     def block(self, first: int, count: int) -> Array:
-        """Up to ``count`` units from a queue offset on; fewer before a tear, a gap or the end."""
+        """Return up to ``count`` units from a queue offset; fewer at a tear, a gap or the end."""
         count = min(count, self.end - first)
         for tear in self.tears:
             if first < tear.first:
@@ -128,7 +128,7 @@ class Units:
         return UNIT.array(data)
 
     def blocks(self) -> Iterator[tuple[int, Array]]:
-        """Yield (queue offset of the first, units) of all there are, passing over gaps."""
+        """Yield (first queue offset, units) of the whole queue, skipping gaps."""
         number = self.first
         while number < self.end:
             units = self.block(number, BLOCK)
@@ -160,13 +160,13 @@ class Units:
         return columns
 
     def of(self, batch: Batch) -> tuple[UnitColumns, Array]:
-        """(the units of a batch's queue offsets, which of its messages they point to (bool)).
+        """Return (units of a batch's queue offsets, whether they point to its messages (bool)).
 
-        A unit may point to the coda in front of its message (5.1, 5.2).
+        A unit may point to the coda before its message (5.1, 5.2).
         """
         units = self.at(batch.column("queue_offset"))
-        matched = units.known & (units.offset == batch.offset)
-        for row in np.flatnonzero(units.known & (units.offset + CODA_SIZE == batch.offset)
+        matched = units.exists & (units.offset == batch.offset)
+        for row in np.flatnonzero(units.exists & (units.offset + CODA_SIZE == batch.offset)
                                   ).tolist():
             matched[row] = is_coda(self._queue.commit_log.read(int(units.offset[row]), CODA_SIZE))
         return units, matched & (units.size == batch.column("total_size"))
@@ -179,7 +179,7 @@ class Units:
             if len(units):
                 inside = (wanted >= first) & (wanted < first + len(units))
                 row, picked = rows[inside], units[wanted[inside] - first]
-                columns.known[row] = True
+                columns.exists[row] = True
                 columns.offset[row] = picked["commit_log_offset"]
                 columns.size[row] = picked["size"]
                 columns.tags_code[row] = picked["tags_code"]
@@ -187,7 +187,7 @@ class Units:
 
 
 class Seen:
-    """The queue offsets met so far: blocks of flags, forgotten once a block is full."""
+    """The queue offsets seen so far, as blocks of flags; complete blocks need no memory."""
 
     _BITS = 1 << 14
 
@@ -205,7 +205,7 @@ class Seen:
                 self._blocks[block] = None
 
     def has(self, first: int, count: int) -> Array:
-        """Flags (bool) of ``count`` queue offsets from ``first`` on."""
+        """Return whether ``count`` queue offsets from ``first`` were seen (bool)."""
         present: Array = np.zeros(count, bool)
         queue_offset = first
         while queue_offset < first + count:

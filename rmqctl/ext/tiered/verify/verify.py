@@ -1,8 +1,8 @@
-"""tiered verify: everything of a tier that can be checked, as a stream of findings (tiered.md §17).
+"""tiered verify: all checks of a tier, as a stream of findings (tiered.md §17).
 
-Index files are gone through first (what they point to is kept as fingerprints), then every queue's
-commit log once against its consume queue; then both sides are compared. Nothing is written but
-unnamed temporary files where the fingerprints do not fit into memory.
+Index files are read first, and their items kept as fingerprints. Then every queue's commit log is
+walked once and compared with its consume queue, and finally keys with items. Nothing is written,
+except unnamed temporary files for fingerprints that do not fit into memory.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ from rmqctl.store.repair_losses import repair_losses
 from rmqctl.store.store import Store
 
 _MOST_HANDED_OVER = 10_000
-"""Findings of one kind in one file that a thread hands over."""
+"""Limit of the findings per category and file that a thread returns."""
 
 
 @dataclass(slots=True)
 class Options:
-    """``only``: of `STRUCTURES` (None: all; ``local`` needs a store). Index numbers where files do
-    not show them: see `index_file.examine`. ``jobs``: threads that share the queues.
+    """``only``: some of `STRUCTURES` (None: all; ``local`` needs a store). ``index_slots`` and
+    ``index_max``: for files that do not contain them, see `index_file.examine`. ``jobs``: threads.
     """
 
     only: frozenset[str] | None = None
@@ -72,10 +72,10 @@ class Options:
 
 @dataclass(slots=True)
 class Verification:
-    """One run. Iterate `findings` to its end, then ``coverage`` and ``checked`` are complete.
+    """A run. ``coverage`` and ``checked`` are complete at the end of `findings`.
 
-    ``local``: the store that the tier is compared with, message by message. ``beside``: the store
-    whose log may still have what the tier has lost.
+    ``local``: the store to compare with, message by message. ``beside``: the store whose log may
+    still have messages that the tier has lost.
     """
 
     tier: Tier
@@ -120,7 +120,7 @@ class Verification:
                       if self.options.broker in (None, owner[1]))
 
     def _broker(self, cluster: str, broker: str) -> Iterator[Finding]:
-        """Yield the queues and index files of one broker."""
+        """Yield the findings about the queues and index files of a broker."""
         options = self.options
         queues = [queue for queue in self.tier.queues(broker=broker)
                   if queue.name.cluster == cluster]
@@ -159,7 +159,7 @@ class Verification:
             yield from check.times.findings(queue, self.tier.metadata)
 
     def _local_from(self, queue: FlatQueue) -> int | None:
-        """From which queue offset on the store's log has the messages; None where it has none."""
+        """Return the first queue offset whose message is in the store's log, or None."""
         store = self.local or self.beside
         try:
             rows = None if store is None else store.queue(queue.name.topic, queue.name.queue_id)
@@ -168,12 +168,10 @@ class Verification:
             with closing(rows):
                 return first_from(rows, rows.first_index, rows.disk_end, store.log.min_offset)
         except (StoreIOError, UnsupportedError):
-            return None  # `verify` of the store says why
+            return None  # `verify` of the store reports it
 
     def _nowhere(self, lost: int) -> int:
-        """Return how many of the messages that repairs dropped, at the ends of queues, no log
-        has.
-        """
+        """Return how many messages that repairs dropped at the ends of queues are in no log."""
         between = [(self._local_from(queue), queue.commit_offset) for queue in self.tier.queues()]
         return lost if any(low is None for low, _ in between) else min(
             lost, sum(max(0, (low or 0) - end) for low, end in between))
@@ -204,7 +202,7 @@ class Verification:
                                 self._local_index(broker, items))
 
     def _owns_local_index(self, broker: str) -> bool:
-        """Return whether the local index files are this broker's."""
+        """Return whether the local index files belong to this broker."""
         named = self.tier.metadata.brokers
         return broker in named if named else len(self._brokers()) == 1
 
@@ -239,7 +237,7 @@ class Verification:
 
 def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> Iterator[
         Finding]:
-    """Yield the times of an index segment in the metadata: those of its header, or of its items."""
+    """Compare an index segment's times in the metadata with its header and items."""
     header = file.header
     low, high = times.newest(file)
     right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high
@@ -251,7 +249,7 @@ def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> It
 
 
 def _compacting(folder: str | None) -> Iterator[Finding]:
-    """Compacted copies that wait for their upload: after a crash they are begun again."""
+    """Yield notes about compacted copies before their upload, which a restarted broker rewrites."""
     place = os.path.join(folder or "", names.COMPACTING_FOLDER)
     if folder is None or not vfs.isdir(place):
         return
@@ -266,8 +264,8 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
 
 
 def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Findings about what cannot be read; that ends this part, not the run. ``where``: named where
-    no file is.
+    """Yield findings, and a finding for an unreadable file, which ends this part but not the run.
+    ``where``: the file, if the error does not name it.
     """
     try:
         yield from findings
@@ -277,7 +275,7 @@ def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterato
 
 
 def _parts(check: QueueCheck) -> Iterator[Finding]:
-    """Yield all findings of a queue: of the walk over its log, then of what that left over."""
+    """Yield all findings of a queue: those of the walk, then those about leftovers."""
     log = check.queue.commit_log
     where = log.reader.where(log.folder)
     yield from _guarded(LOG, where, check.findings())
@@ -305,11 +303,12 @@ def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | 
                empty_too: bool, local_index: str | None = None,
                local_from: Callable[[FlatQueue], int | None] = lambda _queue: None) -> Iterator[
                    tuple[FlatQueue, _Result]]:
-    """Yield every queue with its findings, in order, by ``jobs`` threads.
+    """Check queues in ``jobs`` threads; yield every queue with its result, in order.
 
-    Each thread opens the files itself. ``keys`` collects those of messages, or is None;
-    ``local_index``: the folder of index files that are not uploaded; ``local_from``: see `Place`.
-    StoreIOError.
+    Each thread opens the files itself. ``keys`` collects the keys of messages, unless None.
+    ``local_index``: the folder of index files that are not uploaded. ``local_from``: see
+    `QueueFindings`.
+    Raises: StoreIOError.
     """
     from rmqctl.store.log.threads import parallel
 
