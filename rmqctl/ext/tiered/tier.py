@@ -54,7 +54,7 @@ class Found:
 class Tier(Closing):
     """A tier root. Use as a context manager.
 
-    ``metadata_path``: the metadata file, or None if there is no such file. ``metadata``: its
+    ``metadata_path``: the metadata file, or None if it does not exist. ``metadata``: its
     content, empty if it cannot be read (``metadata_error`` is the reason). ``broker_root``: the
     broker's local root, with ``config/`` and ``tiered_index_file/``; None if it is unknown.
     """
