@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from rmqctl.ext.tiered.dispatch import dispatch
 from rmqctl.ext.tiered.dispatch.blocks import Sweep
 from rmqctl.ext.tiered.dispatch.dispatch import Dispatch
-from rmqctl.ext.tiered.dispatch.plan import GroupCommit
+from rmqctl.ext.tiered.dispatch.plan import CommitGroups
 from rmqctl.ext.tiered.files.settings import TierSettings
 from rmqctl.ext.tiered.index.index_file import uploaded
 from rmqctl.ext.tiered.tier import Tier
@@ -177,7 +177,7 @@ def test_an_engine_tier_is_fed_on(golden_copy):
        st.integers(1, 1500))
 def test_rounds_are_those_of_a_plain_loop(pieces, most, limit):
     """However the messages come in pieces."""
-    rounds = GroupCommit(TierSettings(group_commit_count=most, group_commit_size=limit))
+    rounds = CommitGroups(TierSettings(group_commit_count=most, group_commit_size=limit))
     found, before = [], 0
     for piece in pieces:
         found += [before + at for at in rounds.starts(np.array(piece, np.int64))]

@@ -406,7 +406,7 @@ def test_a_broker_that_went_on_after_lost_slots_is_repaired(tmp_path) -> None:
 
 
 def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(open_file, "MOST_PENDING", 50)
+    monkeypatch.setattr(open_file, "MAX_PENDING", 50)
     with IndexWriter(str(tmp_path), fmt.Shape(16, 1000), lambda: 10) as feed:
         def counted() -> int:
             return fmt.HEADER.decode((tmp_path / "10").read_bytes()).item_count

@@ -23,11 +23,11 @@ def test_all_messages(state: str, golden: GoldenFolder) -> None:
             assert queue is not None
             assert (queue.min_offset, queue.commit_offset) == (flat["cqMin"], flat["cqCommit"])
             found = list(messages.messages(queue))
-            assert not [one for one in found if isinstance(one, messages.Fault)]
+            assert not [one for one in found if isinstance(one, messages.MessageFault)]
             assert [(one.queue_offset, one.physical_offset, one.total_size,
                      hashlib.sha1(one.body).hexdigest(),
                      hashlib.sha1(message.build(one)).hexdigest()) for one in found
-                    if not isinstance(one, messages.Fault)] == [
+                    if not isinstance(one, messages.MessageFault)] == [
                 (row[0], row[1], row[2], row[5], row[6]) for row in flat["messages"]]
 
 

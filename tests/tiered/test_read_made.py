@@ -25,7 +25,7 @@ def opened(made: Queue, root: Path) -> tuple[Tier, FlatQueue]:
     return tier, queue
 
 
-def read(queue: FlatQueue) -> list[Record | messages.Fault]:
+def read(queue: FlatQueue) -> list[Record | messages.MessageFault]:
     return list(messages.messages(queue))
 
 
@@ -149,7 +149,7 @@ def test_expired_messages_are_passed_over(tmp_path: Path) -> None:
         assert (get_message.get(queue, 4, 1).status, get_message.get(queue, 4, 1).next_offset) == (
             get_message.TOO_SMALL, 5)
         gone = list(messages.messages(queue, 3, 6))
-        assert [type(one) for one in gone] == [messages.Fault, messages.Fault, Record]
+        assert [type(one) for one in gone] == [messages.MessageFault, messages.MessageFault, Record]
         assert "expired" in str(gone[0])
 
 
@@ -163,7 +163,7 @@ def test_a_damaged_first_message_hides_no_other(tmp_path: Path) -> None:
         assert queue is not None
         found = read(queue)
         assert found[1:] == made.records[1:]
-        assert isinstance(found[0], messages.Fault)
+        assert isinstance(found[0], messages.MessageFault)
         assert (found[0].queue_offset, found[0].field) == (0, "queue_offset")
 
 
@@ -179,7 +179,7 @@ def test_a_missing_segment_in_the_middle(where: str, tmp_path: Path) -> None:
         found = read(queue)
         assert [one for one in found if isinstance(one, Record)] == [
             one for one in made.records if one.queue_offset not in lost]
-        faults = [one for one in found if isinstance(one, messages.Fault)]
+        faults = [one for one in found if isinstance(one, messages.MessageFault)]
         assert [(one.queue_offset, one.count) for one in faults] == (
             [(number, 1) for number in lost] if where == "log" else [(4, 4)])
 

@@ -12,7 +12,7 @@ import pytest
 from rmqctl.ext.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.ext.tiered.read import by_key
 from rmqctl.ext.tiered.read.by_key import IndexFiles
-from rmqctl.ext.tiered.recover.index import LOST, Known, build_files, mixed
+from rmqctl.ext.tiered.recover.index import LOST, IndexedItems, build_files, mixed
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import metadata as meta
@@ -168,7 +168,7 @@ def test_known_items_in_runs(tmp_path, seed, monkeypatch):
             for at in range(0, count, 300):
                 yield at, made[at:at + 300]
 
-    known = Known(str(tmp_path))
+    known = IndexedItems(str(tmp_path))
     known.add(File())  # type: ignore[arg-type]
     assert known.has(mixed(*columns)).all()
     for number in range(4):
@@ -179,7 +179,7 @@ def test_known_items_in_runs(tmp_path, seed, monkeypatch):
 
 def test_files_of_many_items(tmp_path, seed, monkeypatch):
     """Against the places worked out one by one."""
-    monkeypatch.setattr("rmqctl.ext.tiered.recover.index.MOST_ITEMS", 400)
+    monkeypatch.setattr("rmqctl.ext.tiered.recover.index.MAX_ITEMS", 400)
     chosen = np.random.default_rng(seed)
     lost = np.zeros(1000, LOST)
     lost["key_hash"] = chosen.integers(0, 200, 1000)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
 from rmqctl.ext.tiered.files import remote_writer
 from rmqctl.ext.tiered.files.opening import open_reader, open_writer
-from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, Reader, close_source
+from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, TierReader, close_source
 from rmqctl.ext.tiered.files.writer import PosixWriter, TierWriter
 from rmqctl.files.remote import reader as remote_reader
 from rmqctl.scan.source import Source
@@ -44,7 +44,7 @@ def roots(request, tmp_path_factory):
 def test_what_is_there(roots):
     with closing(open_writer(roots())) as writer:
         assert isinstance(writer, TierWriter)
-        assert isinstance(writer, Reader)
+        assert isinstance(writer, TierReader)
         assert writer.list("") == []
         assert writer.list("a/b") == []
         assert writer.size("a/b/c") is None
@@ -178,7 +178,7 @@ def _one(writer, model, kept, name, path, *more) -> None:
         assert writer.read(path, *more) == there[more[0]:more[0] + more[1]]
 
 
-def _all(reader: Reader, folder: str = "") -> dict[str, bytes]:
+def _all(reader: TierReader, folder: str = "") -> dict[str, bytes]:
     found = {}
     for one in reader.list(folder):
         path = f"{folder}/{one.name}" if folder else one.name

@@ -349,7 +349,7 @@ def test_a_lost_consume_queue_beyond_what_may_be_pending(tmp_path: Path,
                                                          monkeypatch: pytest.MonkeyPatch) -> None:
     from rmqctl.ext.tiered.verify import leftover
 
-    monkeypatch.setattr(leftover, "MOST_BEHIND", 5)
+    monkeypatch.setattr(leftover, "MAX_BEHIND", 5)
     queue = Queue()
     for _ in range(10):
         queue.put()

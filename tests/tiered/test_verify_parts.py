@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.keys import BUCKETS, Spool, folded
-from rmqctl.ext.tiered.verify.units import Seen, Units
+from rmqctl.ext.tiered.verify.units import SeenOffsets, TierUnits
 from rmqctl.ext.tiered.verify.verify import Options
 from rmqctl.formats.tiered import index
 from tests.tiered import made
@@ -77,7 +77,7 @@ def test_the_lowest_hash_folds_too() -> None:
 
 @given(st.lists(st.integers(0, 1 << 40), max_size=60), st.integers(0, 1 << 15))
 def test_seen_knows_exactly_what_was_added(numbers: list[int], first: int) -> None:
-    seen = Seen()
+    seen = SeenOffsets()
     for at in range(0, len(numbers), 7):
         seen.add(np.array(numbers[at:at + 7], np.int64))
     assert seen.has(first, 300).tolist() == [one in numbers for one in range(first, first + 300)]
@@ -86,10 +86,10 @@ def test_seen_knows_exactly_what_was_added(numbers: list[int], first: int) -> No
 
 
 def test_a_full_block_is_still_known() -> None:
-    seen = Seen()
-    seen.add(np.arange(0, 3 * Seen._BITS))
-    assert seen.has(0, 3 * Seen._BITS).all()
-    assert not seen.has(3 * Seen._BITS, 5).any()
+    seen = SeenOffsets()
+    seen.add(np.arange(0, 3 * SeenOffsets._BITS))
+    assert seen.has(0, 3 * SeenOffsets._BITS).all()
+    assert not seen.has(3 * SeenOffsets._BITS, 5).any()
 
 
 def test_units_by_queue_offset(tmp_path: Path, seed: int) -> None:
@@ -103,7 +103,7 @@ def test_units_by_queue_offset(tmp_path: Path, seed: int) -> None:
     with Tier.open(str(tmp_path)) as tier:
         flat = tier.queue(made.TOPIC, 0)
         assert flat is not None
-        units = Units(flat)
+        units = TierUnits(flat)
         wanted = [chance.randrange(900, 1400) for _ in range(200)] + [-5, 1 << 60, 1000, 1299]
         found = units.at(np.array(wanted, np.int64))
         for at, number in enumerate(wanted):
@@ -126,7 +126,7 @@ def test_units_around_a_missing_segment(tmp_path: Path) -> None:
     with Tier.open(str(tmp_path)) as tier:
         flat = tier.queue(made.TOPIC, 0)
         assert flat is not None
-        units = Units(flat)
+        units = TierUnits(flat)
         assert [(start, len(rows)) for start, rows in units.blocks()] == [(0, 10), (20, 10)]
         found = units.at(np.arange(0, 40))
         assert np.flatnonzero(found.exists).tolist() == [*range(10), *range(20, 30)]
@@ -144,7 +144,7 @@ def test_two_tears(tmp_path: Path) -> None:
     with Tier.open(str(tmp_path)) as tier:
         flat = tier.queue(made.TOPIC, 0)
         assert flat is not None
-        units = Units(flat)
+        units = TierUnits(flat)
         units.find_tears()
         assert [(one.first, one.shift) for one in units.tears] == [(3, 5), (8, 14)]
         assert units.end == 12

@@ -105,8 +105,8 @@ class TierOptions(OptionGroup):
 
         tier = Tier.open(self.root, self.metadata)
         if self.broker is not None:
-            brokers = {queue.broker for queue in tier.found.queues} | {
-                owner for _, owner in tier.found.indexes}
+            brokers = {queue.broker for queue in tier.contents.queues} | {
+                owner for _, owner in tier.contents.indexes}
             if self.broker not in brokers:
                 tier.close()
                 raise UsageError(f"{tier.name} contains nothing of broker {self.broker}; its "

@@ -88,7 +88,7 @@ class _Expiring:
         for queue in self._tier.queues(self._topic, broker=self._scope.broker):
             if queue.name.cluster == self._scope.cluster:
                 self._queue(queue)
-        flat = self._tier.found.indexes.get((self._scope.cluster, self._scope.broker))
+        flat = self._tier.contents.indexes.get((self._scope.cluster, self._scope.broker))
         if flat is not None and self._topic is None:
             self._index(flat)
         if self._plan.steps and self._rest is not None:

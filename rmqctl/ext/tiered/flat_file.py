@@ -15,7 +15,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.errors import FormatError
-from rmqctl.ext.tiered.files.reader import Reader, close_source
+from rmqctl.ext.tiered.files.reader import TierReader, close_source
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
@@ -64,7 +64,7 @@ class FlatFile:
     evidence of the messages' offsets (`rmqctl.ext.tiered.tier.with_witness`).
     """
 
-    reader: Reader
+    reader: TierReader
     folder: str
     kind: str
     segments: list[Segment] = field(default_factory=list)
@@ -72,7 +72,7 @@ class FlatFile:
     witness: Callable[[], Witness] | None = field(default=None, compare=False, repr=False)
 
     @classmethod
-    def open(cls, reader: Reader, folder: str) -> FlatFile:
+    def open(cls, reader: TierReader, folder: str) -> FlatFile:
         """Open the segments in a folder. Raises: StoreIOError."""
         kind = folder.rpartition("/")[2]
         strange, entries = [], []

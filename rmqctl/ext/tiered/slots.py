@@ -17,7 +17,7 @@ from rmqctl.scan.damage.one_queue import Damaged
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.walk import Walk
 
-_MOST_DOUBTFUL = 10_000
+_MAX_DOUBTFUL = 10_000
 
 
 class Slots:
@@ -67,7 +67,7 @@ class Slots:
         start, end = batch.spans[0].offset, batch.spans[-1].end
         doubtful = [frame for span in batch.spans for frame in span.doubtful]
         before, after = self._before(start), self._record(end)
-        if before is None or after is None or len(doubtful) >= _MOST_DOUBTFUL:
+        if before is None or after is None or len(doubtful) >= _MAX_DOUBTFUL:
             return []
         frames = [self._record(place, size) for place, size in doubtful]
         damaged = Damaged(start, end, doubtful,

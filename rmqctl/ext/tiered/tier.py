@@ -23,7 +23,7 @@ from rmqctl.ext.tiered.files.metadata_file import (
     tier_root,
 )
 from rmqctl.ext.tiered.files.opening import open_reader
-from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.ext.tiered.index.index_file import COMPACTED, IndexFile, uploaded
 from rmqctl.formats.tiered import metadata as meta
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True)
-class Found:
+class TierContents:
     """Results of a walk over the folders of a tier."""
 
     queues: dict[QueueName, FlatQueue] = field(default_factory=dict)
@@ -59,7 +59,8 @@ class Tier(Closing):
     broker's local root, with ``config/`` and ``tiered_index_file/``; None if it is unknown.
     """
 
-    def __init__(self, reader: Reader, metadata_path: str | None, broker_root: str | None) -> None:
+    def __init__(self, reader: TierReader, metadata_path: str | None,
+                 broker_root: str | None) -> None:
         self.reader = reader
         self.name = reader.name
         self.metadata_path = metadata_path
@@ -67,7 +68,7 @@ class Tier(Closing):
         self.metadata = meta.Metadata()
         self.metadata_error: str | None = None
         self.metadata_bytes: bytes | None = None
-        self._found: Found | None = None
+        self._contents: TierContents | None = None
         self._items: dict[tuple[str, str], KnownItems] = {}
         if metadata_path is not None:
             self._load(metadata_path)
@@ -107,17 +108,17 @@ class Tier(Closing):
     # -- what is there ----------------------------------------------------------------------------
 
     @property
-    def found(self) -> Found:
+    def contents(self) -> TierContents:
         """Queues and index files of all folders, which are examined once."""
-        if self._found is None:
-            self._found = _look(self.reader)
-            for name, queue in self._found.queues.items():
+        if self._contents is None:
+            self._contents = _look(self.reader)
+            for name, queue in self._contents.queues.items():
                 with_witness(queue, partial(self._known_items, name.cluster, name.broker))
-        return self._found
+        return self._contents
 
     @property
     def problems(self) -> list[Trouble]:
-        return self.found.problems
+        return self.contents.problems
 
     def unreadable(self, topic: str | None = None) -> Iterator[str]:
         """Yield, in words, the unreadable folders on the path to a topic (None: to any topic)."""
@@ -129,7 +130,7 @@ class Tier(Closing):
     def queues(self, topic: str | None = None, queue_id: int | None = None,
                broker: str | None = None) -> Iterator[FlatQueue]:
         """Yield the queues, by cluster, broker, topic and number."""
-        for name, queue in sorted(self.found.queues.items(), key=lambda item: (
+        for name, queue in sorted(self.contents.queues.items(), key=lambda item: (
                 item[0].cluster, item[0].broker, item[0].topic, item[0].queue_id)):
             if (topic in (None, name.topic) and queue_id in (None, name.queue_id)
                     and broker in (None, name.broker)):
@@ -154,7 +155,7 @@ class Tier(Closing):
 
     def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
         """Yield (broker, uploaded index files)."""
-        for (_, owner), flat in sorted(self.found.indexes.items()):
+        for (_, owner), flat in sorted(self.contents.indexes.items()):
             if broker in (None, owner):
                 yield owner, flat
 
@@ -218,55 +219,57 @@ def _whole(path: str) -> bytes:
         return reader.read(name, 0, reader.size(name) or 0)
 
 
-def _look(reader: Reader) -> Found:
-    found_queues = Found()
-    for cluster, path in _folders(reader, "", found_queues):
+def _look(reader: TierReader) -> TierContents:
+    contents = TierContents()
+    for cluster, path in _folders(reader, "", contents):
         parsed = names.parse_cluster(cluster)
         if parsed is None:
             if cluster not in (".rmqctl", "config", names.LOCAL_INDEX_FOLDER):
-                found_queues.problems.append(Trouble(path, "not a cluster folder"))
+                contents.problems.append(Trouble(path, "not a cluster folder"))
             continue
         if not parsed[1]:
-            found_queues.problems.append(Trouble(path, "the hash in the cluster folder's name is "
+            contents.problems.append(Trouble(path, "the hash in the cluster folder's name is "
                                                  "wrong"))
-        for broker, below in _folders(reader, path, found_queues):
-            for topic, under in _folders(reader, below, found_queues):
-                _queues_of(reader, (parsed[0], broker, topic), under, found_queues)
-    return found_queues
+        for broker, below in _folders(reader, path, contents):
+            for topic, under in _folders(reader, below, contents):
+                _queues_of(reader, (parsed[0], broker, topic), under, contents)
+    return contents
 
 
-def _queues_of(reader: Reader, owner: tuple[str, str, str], path: str, found_queues: Found) -> None:
+def _queues_of(reader: TierReader, owner: tuple[str, str, str], path: str,
+               contents: TierContents) -> None:
     cluster, broker, topic = owner
-    for number, folder in _folders(reader, path, found_queues):
+    for number, folder in _folders(reader, path, contents):
         if not (number.isascii() and number.isdigit()) or str(int(number)) != number:
-            found_queues.problems.append(Trouble(folder, "not a queue folder"))
+            contents.problems.append(Trouble(folder, "not a queue folder"))
             continue
         flat = {}
-        for kind, place in _folders(reader, folder, found_queues):
+        for kind, place in _folders(reader, folder, contents):
             if kind not in names.KINDS:
-                found_queues.problems.append(Trouble(place, "not a file type of a tier"))
+                contents.problems.append(Trouble(place, "not a file type of a tier"))
                 continue
             try:
                 flat[kind] = FlatFile.open(reader, place)
             except StoreIOError as error:
-                found_queues.problems.append(Trouble(place, str(error), unreadable=True))
+                contents.problems.append(Trouble(place, str(error), unreadable=True))
                 continue
-            found_queues.problems.extend(Trouble(f"{place}/{name}", "not a segment name")
+            contents.problems.extend(Trouble(f"{place}/{name}", "not a segment name")
                                          for name in flat[kind].strange)
         if names.INDEX in flat:
-            found_queues.indexes[cluster, broker] = flat.pop(names.INDEX)
+            contents.indexes[cluster, broker] = flat.pop(names.INDEX)
         if flat:
             name = QueueName(cluster, broker, topic, int(number))
             log, rows = (flat.get(kind) or FlatFile(reader, f"{folder}/{kind}", kind)
                          for kind in (names.COMMIT_LOG, names.CONSUME_QUEUE))
-            found_queues.queues[name] = FlatQueue(name, log, rows)
+            contents.queues[name] = FlatQueue(name, log, rows)
 
 
-def _folders(reader: Reader, path: str, found_queues: Found) -> Iterator[tuple[str, str]]:
+def _folders(reader: TierReader, path: str,
+             contents: TierContents) -> Iterator[tuple[str, str]]:
     try:
         entries = reader.list(path)
     except StoreIOError as error:
-        found_queues.problems.append(Trouble(path, str(error), unreadable=True))
+        contents.problems.append(Trouble(path, str(error), unreadable=True))
         return
     for entry in entries:
         below = f"{path}/{entry.name}" if path else entry.name
@@ -274,4 +277,4 @@ def _folders(reader: Reader, path: str, found_queues: Found) -> Iterator[tuple[s
             yield entry.name, below
         elif path or entry.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
                                          "lock"):
-            found_queues.problems.append(Trouble(below, "a file in a place for folders"))
+            contents.problems.append(Trouble(below, "a file in a place for folders"))

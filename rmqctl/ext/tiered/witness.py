@@ -14,11 +14,11 @@ import numpy as np
 
 from rmqctl.damage.index_keys import IndexedKey
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.ext.tiered.files.reader import Reader, close_source
+from rmqctl.ext.tiered.files.reader import TierReader, close_source
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.ext.tiered.index.index_file import IndexFile, LocalIndex, uploaded
 from rmqctl.ext.tiered.verify.items import LONG_AGO, time_difference
-from rmqctl.ext.tiered.verify.units import Units
+from rmqctl.ext.tiered.verify.units import TierUnits
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
@@ -31,10 +31,10 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
 _PAGE = 1 << 15
-_MOST_CODAS = 100
+_MAX_CODAS = 100
 """Units of a page whose targets are checked for a coda."""
 _SIGN = 1 << 31
-_MOST_READ = 16 << 20
+_MAX_READ = 16 << 20
 """Largest record (bytes) that is read as evidence."""
 _NEAR = 64
 """Messages before a segment that show queue offsets."""
@@ -46,7 +46,7 @@ class KnownItems:
     ``folder``: the uploaded files, in the tier. ``local_folder``: the others, on this machine.
     """
 
-    def __init__(self, reader: Reader, folder: str, local_folder: str | None) -> None:
+    def __init__(self, reader: TierReader, folder: str, local_folder: str | None) -> None:
         self._reader, self._folder, self._local_folder = reader, folder, local_folder
         self._local: LocalIndex | None = None
         self._pages: list[tuple[IndexFile, Callable[[], Array], Array]] | None = None
@@ -145,7 +145,7 @@ class QueueWitness:
     def __init__(self, queue: FlatQueue, items: KnownItems | None) -> None:
         self._queue, self._items = queue, items
         self._topic = os.fsencode(queue.name.topic)
-        self._units: Units | None = None
+        self._units: TierUnits | None = None
         self._rows: Pages | None = None
         self._keys: Pages | None = None
         self._kept: dict[int, int] = {}
@@ -237,7 +237,7 @@ class QueueWitness:
     def record_at(self, physical: int, size: int) -> Record | None:
         log = self._queue.commit_log
         segment = log.segment_of(physical)
-        if segment is None or size > _MOST_READ:
+        if segment is None or size > _MAX_READ:
             return None
         try:
             raw = log.reader.read(segment.path, physical - segment.base, size)
@@ -288,9 +288,9 @@ class QueueWitness:
 
     # -- units ------------------------------------------------------------------------------------
 
-    def _known_units(self) -> Units | None:
+    def _known_units(self) -> TierUnits | None:
         if self._units is None:
-            units = Units(self._queue)
+            units = TierUnits(self._queue)
             try:
                 units.find_tears()
             except StoreIOError:
@@ -315,7 +315,7 @@ class QueueWitness:
         place, size = place[good], size[good]
         if len(place):
             meets = np.append(place[1:] == place[:-1] + size[:-1], False)
-            for row in np.flatnonzero(~meets)[:_MOST_CODAS].tolist():
+            for row in np.flatnonzero(~meets)[:_MAX_CODAS].tolist():
                 if is_coda(self._queue.commit_log.read(int(place[row]), CODA_SIZE)):
                     place[row] += CODA_SIZE
         return place, size

@@ -21,7 +21,7 @@ import numpy as np
 
 from rmqctl.errors import NotAStoreError, StoreIOError
 from rmqctl.ext.tiered.files.opening import open_reader
-from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.tier import Tier, index_folder, with_witness
 from rmqctl.ext.tiered.witness import KnownItems
@@ -85,7 +85,7 @@ class TierPiece:
                 if len(batch):
                     yield path, own.of_messages(batch)
 
-    def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
+    def _read(self, reader: TierReader) -> Iterator[tuple[str, Batch]]:
         raise NotImplementedError
 
 
@@ -94,7 +94,7 @@ class UnitPiece(TierPiece):
     file).
     """
 
-    def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
+    def _read(self, reader: TierReader) -> Iterator[tuple[str, Batch]]:
         return _led_to(reader, self)
 
 
@@ -103,7 +103,7 @@ class RecordPiece(TierPiece):
     positions.
     """
 
-    def _read(self, reader: Reader) -> Iterator[tuple[str, Batch]]:
+    def _read(self, reader: TierReader) -> Iterator[tuple[str, Batch]]:
         return _walked(reader, self)
 
 
@@ -192,7 +192,7 @@ def _record_item(queue: TierQueue, segment: Segment) -> TierItem:
 # -- their messages, on executors -----------------------------------------------------------------
 
 
-def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
+def _planned_log(reader: TierReader, queue: TierQueue) -> FlatFile:
     """Return the commit log. Raises StoreIOError if it has lost bytes since planning."""
     log = FlatFile.open(reader, queue.log_folder)
     now = {segment.base: segment for segment in log.segments if segment.usable}
@@ -210,7 +210,7 @@ def _planned_log(reader: Reader, queue: TierQueue) -> FlatFile:
 # -- what units point to ---------------------------------------------------------------------------
 
 
-def _led_to(reader: Reader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]:
+def _led_to(reader: TierReader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]:
     log = _planned_log(reader, piece.queue)
     segment = piece.segment
     for start in range(piece.start, piece.end, _BLOCK_UNITS):
@@ -226,7 +226,7 @@ def _led_to(reader: Reader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]:
 class _Units:
     """The messages of units, read in runs of neighbouring messages."""
 
-    def __init__(self, reader: Reader, log: FlatFile, units: Array, first: int) -> None:
+    def __init__(self, reader: TierReader, log: FlatFile, units: Array, first: int) -> None:
         self._reader, self._log = reader, log
         self._segments = [segment for segment in log.segments if segment.usable]
         self.offset = units["commit_log_offset"].astype(np.int64)
@@ -317,7 +317,7 @@ def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tupl
 # -- all of a commit log --------------------------------------------------------------------------
 
 
-def _walked(reader: Reader, piece: RecordPiece) -> Iterator[tuple[str, Batch]]:
+def _walked(reader: TierReader, piece: RecordPiece) -> Iterator[tuple[str, Batch]]:
     segment, queue = piece.segment, piece.queue
     items = KnownItems(reader, index_folder(queue.cluster, queue.broker), None)
     flat = with_witness(FlatQueue(

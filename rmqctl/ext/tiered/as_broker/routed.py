@@ -43,12 +43,12 @@ def routed_pages(router: Router, topic: str, wanted: Selection,
 
     def pages_by_queue() -> Iterator[Page]:
         for queue_id in queues:
-            yield from gathered(_Reading(router, topic, queue_id, wanted, report).records())
+            yield from gathered(_QueueReader(router, topic, queue_id, wanted, report).records())
 
     yield from counted(pages_by_queue(), wanted)
 
 
-class _Reading:
+class _QueueReader:
     """Reading of a queue, pull by pull."""
 
     def __init__(self, router: Router, topic: str, queue_id: int, wanted: Selection,

@@ -78,7 +78,7 @@ class Block:
 
 
 @dataclass(slots=True)
-class Taken:
+class WindowRows:
     """Rows of a queue that point into a window."""
 
     queue: LocalQueue
@@ -93,7 +93,7 @@ class Taken:
 
 
 @dataclass(slots=True)
-class Cut:
+class WindowRecords:
     """A window of the log, from ``start``, and a buffer for the records cut from it."""
 
     log: memoryview
@@ -120,15 +120,16 @@ class Cut:
         return size, part
 
 
-def blocks_of(taken: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
+def blocks_of(taken: list[WindowRows], cut: WindowRecords,
+              place: Callable[[LocalQueue], int]) -> Iterator[Block]:
     """Yield the non-empty blocks of a window; ``place`` returns a queue's next tiered offset."""
     for group in _groups(taken):
         yield from (block for block in _blocks(group, cut, place) if len(block))
 
 
-def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
+def _groups(taken: list[WindowRows]) -> Iterator[list[WindowRows]]:
     """Yield groups of neighbours to build together: only small blocks are grouped."""
-    group: list[Taken] = []
+    group: list[WindowRows] = []
     size = 0
     for taken_rows in taken:
         own = int(taken_rows.rows["size"].sum(dtype=np.int64))
@@ -141,7 +142,8 @@ def _groups(taken: list[Taken]) -> Iterator[list[Taken]]:
         yield group
 
 
-def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) -> Iterator[Block]:
+def _blocks(group: list[WindowRows], cut: WindowRecords,
+            place: Callable[[LocalQueue], int]) -> Iterator[Block]:
     """Yield the blocks of a group, up to the first record of each that does not match its row.
 
     The records are joined first, so the next steps find them in the processor's cache. If all
@@ -187,7 +189,7 @@ def _blocks(group: list[Taken], cut: Cut, place: Callable[[LocalQueue], int]) ->
                     size[good], _tags(taken, part), part)
 
 
-def _tags(taken: Taken, batch: Batch) -> Array:
+def _tags(taken: WindowRows, batch: Batch) -> Array:
     """Return the tags code of each row, computed where its extension unit is lost."""
     tags, lost = taken.queue.tags(taken.rows)
     for number in lost:
@@ -195,7 +197,7 @@ def _tags(taken: Taken, batch: Batch) -> Array:
     return tags
 
 
-def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
+def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
     """Return the records of a queue, up to the first that does not match its row."""
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
@@ -212,7 +214,7 @@ def _proven(taken: Taken, batch: Batch, ok: Array) -> Batch:
     return batch
 
 
-def _tests(taken: Taken, batch: Batch) -> list[tuple[str, Array]]:
+def _tests(taken: WindowRows, batch: Batch) -> list[tuple[str, Array]]:
     """Return (reason to refuse a record, records that pass) of each test. The first failed test of
     a record counts.
     """
@@ -307,11 +309,11 @@ class Sweep:
             source = place[0]
             limit = min(start + self._window, source.base + source.size)
             # Take from each queue all messages inside the window, so the log is read only once.
-            taken: list[Taken] = []
+            taken: list[WindowRows] = []
             numbers = []
             while heap and heap[0][0] < limit:
                 number = heapq.heappop(heap)[1]
-                taken.append(Taken(self._queues[number], *self._queues[number].take(limit)))
+                taken.append(WindowRows(self._queues[number], *self._queues[number].take(limit)))
                 numbers.append(number)
             yield self._blocks(source, start, taken)
             # Put the queues back with their next message.
@@ -320,7 +322,7 @@ class Sweep:
                 if physical is not None:
                     heapq.heappush(heap, (physical, number))
 
-    def _blocks(self, source: FileSource, start: int, taken: list[Taken]) -> Iterator[Block]:
+    def _blocks(self, source: FileSource, start: int, taken: list[WindowRows]) -> Iterator[Block]:
         file_end = source.base + source.size
         for queue_taken in taken:
             inside = queue_taken.rows["physical_offset"] + queue_taken.rows["size"] <= file_end
@@ -334,7 +336,7 @@ class Sweep:
         self._read(source, start, rows)
         # Damaged rows may claim far more than a window contains: `joined` copies those elsewhere.
         room = min(int(rows["size"].sum(dtype=np.int64)), self._window + MAX_RECORD)
-        cut = Cut(self._buffer, start, self._buffers.take(room))
+        cut = WindowRecords(self._buffer, start, self._buffers.take(room))
         yield from blocks_of(taken, cut, self._place)
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:

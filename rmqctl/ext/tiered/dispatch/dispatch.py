@@ -28,7 +28,7 @@ from rmqctl.ext.tiered.dispatch.plan import (
     UPLOADED,
     WAITING,
     Blocks,
-    GroupCommit,
+    CommitGroups,
     Outcome,
     Start,
     Upload,
@@ -133,7 +133,7 @@ class Dispatch:
         """
         broker = self.options.cluster, self.options.broker
         # Looked at apart: what the tier itself remembers is to be what is there after `prepare`.
-        in_tier = Tier(self.tier.reader, None, None).found
+        in_tier = Tier(self.tier.reader, None, None).contents
         topic = unknown_topic((queue for name, queue in in_tier.queues.items()
                                if (name.cluster, name.broker) == broker), self.metadata)
         if topic is not None:
@@ -181,7 +181,7 @@ class Dispatch:
             file.writer.commit_later(file.dirty())()
             for entry in file.changes():
                 self.metadata.put_segment(entry)
-        self.uploads.append(Upload(local, flat, log, rows, GroupCommit(self.settings),
+        self.uploads.append(Upload(local, flat, log, rows, CommitGroups(self.settings),
                                    self.metadata.topics[local.topic].topic_id, outcome,
                                    first_base=log.end, next_base=log.end))
 

@@ -27,7 +27,7 @@ _PAGE = 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class QueueFault:
     """The reason why a queue cannot be uploaded from a queue offset on."""
 
     queue_offset: int
@@ -52,7 +52,7 @@ class LocalQueue:
         if expired > 0:
             self.first = first_from(queue, self.first, self.end, expired, gap=LAST)
         queue.close()  # there may be more queues than a process can open files
-        self.fault: Fault | None = None
+        self.fault: QueueFault | None = None
         self._cursor = self.end
         self._rows: Array = np.zeros(0, layout.dtype())
         self._next_row = 0
@@ -72,7 +72,7 @@ class LocalQueue:
     def stop(self, queue_offset: int, reason: str) -> None:
         """Stop the queue at a queue offset, for a reason."""
         if self.fault is None or queue_offset < self.fault.queue_offset:
-            self.fault = Fault(queue_offset, reason)
+            self.fault = QueueFault(queue_offset, reason)
         self.finish()
 
     def finish(self) -> None:

@@ -15,7 +15,7 @@ from rmqctl.ext.tiered.dispatch.append_file import AppendFile
 from rmqctl.ext.tiered.dispatch.blocks import Block
 from rmqctl.ext.tiered.dispatch.local import LocalQueue, computed_tags
 from rmqctl.ext.tiered.dispatch.resume import TagsOf
-from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.files.settings import TierSettings
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName
 from rmqctl.ext.tiered.tier import Tier, with_witness
@@ -70,7 +70,7 @@ class Upload:
     flat: FlatQueue
     log: AppendFile
     rows: AppendFile
-    groups: GroupCommit
+    groups: CommitGroups
     topic_id: int
     outcome: Outcome
     first_base: int = 0
@@ -102,7 +102,7 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
     """Return (cluster, broker) as given, else the only ones in the tier or its metadata.
     Raises: UsageError if the broker is unknown.
     """
-    owners = tier.found.owners
+    owners = tier.contents.owners
     clusters = sorted({owner for owner, name in owners if broker in (None, name)})
     if cluster is None:
         if len(clusters) > 1:
@@ -127,7 +127,7 @@ def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None)
     return cluster, broker
 
 
-def flat_queue(reader: Reader, name: QueueName) -> FlatQueue:
+def flat_queue(reader: TierReader, name: QueueName) -> FlatQueue:
     """Return a queue of a tier, whether it exists or not."""
     folder = f"{names.cluster_folder(name.cluster)}/{name.path}"
     return with_witness(FlatQueue(name, *(FlatFile.open(reader, f"{folder}/{kind}")
@@ -194,7 +194,7 @@ def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None
     return None
 
 
-class GroupCommit:
+class CommitGroups:
     """Divides a queue's messages, received in pieces, into the groups that a broker commits.
 
     A group ends before the message with which it would reach the size, or after the count. A single

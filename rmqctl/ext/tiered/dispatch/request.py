@@ -16,7 +16,7 @@ from rmqctl.ext.tiered.dispatch.plan import Outcome, Start, Upload, flat_queue
 from rmqctl.ext.tiered.dispatch.resume import unit_rows
 from rmqctl.ext.tiered.files.metadata_file import broker_root_of, find_metadata, tier_root
 from rmqctl.ext.tiered.files.opening import open_reader
-from rmqctl.ext.tiered.files.reader import PosixReader, Reader
+from rmqctl.ext.tiered.files.reader import PosixReader, TierReader
 from rmqctl.ext.tiered.files.settings import TierSettings
 from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.ext.tiered.tier import Tier
@@ -205,7 +205,7 @@ def _is_tier(folder: str) -> bool:
         raise StoreIOError.from_oserror(error, folder, "list") from error
 
 
-_MOST_FINDINGS, _MOST_LISTED = 1_000, 20
+_MAX_FINDINGS, _MAX_LISTED = 1_000, 20
 """Limits of the findings in memory, informational ones included, and of the listed ones."""
 
 
@@ -225,7 +225,7 @@ class Checked:
     is_damaged: bool = False
 
 
-def read_back(store: Store, reader: Reader, uploads: Sequence[Upload],
+def read_back(store: Store, reader: TierReader, uploads: Sequence[Upload],
               advance: Callable[[int], None] = lambda _: None) -> Checked:
     """Compare the messages of a run and their units with the local ones. Raises: StoreIOError."""
     view, checked = View(store), Checked()
@@ -280,9 +280,9 @@ def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings
 
     result = verdict(Verification(tier, Options(
         broker=broker, index_slots=settings.index_slots, index_max=settings.index_max),
-        progress=advance), _MOST_FINDINGS)
+        progress=advance), _MAX_FINDINGS)
     checked.is_damaged = any(severity == ERROR for _, severity in result.counts)
-    for finding in [finding for finding in result.findings if finding.is_trouble][:_MOST_LISTED]:
+    for finding in [finding for finding in result.findings if finding.is_trouble][:_MAX_LISTED]:
         place = f"{finding.file or ''}{'' if finding.offset is None else f' @{finding.offset}'}"
         checked.findings.append(f"{finding.category}: {place}: {finding.detail}")
     if result.troubles > len(checked.findings):

@@ -40,7 +40,7 @@ TagsOf = Callable[[int, bytes], int | None]
 
 
 @dataclass(slots=True)
-class Resumed:
+class QueueCompletion:
     """Changes of a queue. ``units``: added. ``cut``: (file, truncated bytes, path of their copy).
     ``fault``: why the queue cannot be continued. ``entries``: changed metadata entries.
     """
@@ -72,7 +72,7 @@ class _Tail:
 # -- one queue ------------------------------------------------------------------------------------
 
 def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
-           now: Callable[[], int], tags_of: TagsOf | None = None) -> Resumed:
+           now: Callable[[], int], tags_of: TagsOf | None = None) -> QueueCompletion:
     """Complete a queue; ``limit``: the largest consume queue segment (bytes). ``now`` returns ms.
     Metadata is changed but not saved.
 
@@ -105,7 +105,8 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
     return resumed
 
 
-def plan_resume(queue: FlatQueue, metadata: Metadata, tags_of: TagsOf | None = None) -> Resumed:
+def plan_resume(queue: FlatQueue, metadata: Metadata,
+                tags_of: TagsOf | None = None) -> QueueCompletion:
     """Return what `resume` would add and cut; change only the segments of ``queue``, no file."""
     loose = _unconfirmed(queue, metadata)
     resumed, _ = _examined(queue, tags_of)
@@ -137,9 +138,9 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
     return loose
 
 
-def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[Resumed, _Tail]:
+def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[QueueCompletion, _Tail]:
     """Return (additions and cuts, or why the queue cannot be continued; the data to add)."""
-    resumed = Resumed(fault=_damage_inside(queue))
+    resumed = QueueCompletion(fault=_damage_inside(queue))
     last: tuple[int, int] | None = None
     if resumed.fault is None:
         last, resumed.fault = _last_message(queue)
@@ -342,7 +343,7 @@ class Committed:
     """A queue of a tier and its changes."""
 
     queue: FlatQueue
-    done: Resumed
+    done: QueueCompletion
 
     def as_dict(self) -> dict[str, Any]:
         name, done = self.queue.name, self.done

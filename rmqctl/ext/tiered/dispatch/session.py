@@ -169,7 +169,7 @@ def _oldest(run: Dispatch) -> int | None:
 
 def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int]]:
     """Yield all queues of the broker, with the ids of their topics."""
-    for name, queue in tier.found.queues.items():
+    for name, queue in tier.contents.queues.items():
         topic = run.metadata.topics.get(name.topic)
         if (name.cluster, name.broker) == (run.options.cluster, run.options.broker) and topic:
             yield queue, topic.topic_id
@@ -197,7 +197,7 @@ def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
     watch.label("verifying the tier")
     with target.open() as tier:
         watch.total(uploaded + sum(
-            segment.size for name, queue in tier.found.queues.items()
+            segment.size for name, queue in tier.contents.queues.items()
             if name.broker == run.options.broker for segment in queue.commit_log.segments))
         verify_all(checked, tier, run.options.broker, settings, advance)
     return checked

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError
-from rmqctl.ext.tiered.files.reader import PosixReader, Reader
+from rmqctl.ext.tiered.files.reader import PosixReader, TierReader
 from rmqctl.files import durable
 from rmqctl.parse_values import is_url
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from rmqctl.ext.tiered.files.writer import TierWriter
 
 
-def open_reader(target: str) -> Reader:
+def open_reader(target: str) -> TierReader:
     """Open a tier root for reading. Raises: NotAStoreError if it is not a folder."""
     if is_url(target) and not vfs.is_mounted(target):
         from rmqctl.files.remote.reader import RemoteReader

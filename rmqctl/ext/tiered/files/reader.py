@@ -20,7 +20,7 @@ ASIDE = ".rmqctl/tiered"
 
 
 @runtime_checkable
-class Reader(Protocol):
+class TierReader(Protocol):
     """Files of a tier by path relative to its root, with ``/``. All methods raise StoreIOError."""
 
     name: str
@@ -48,7 +48,7 @@ class Reader(Protocol):
 
 
 def close_source(source: Source) -> None:
-    """Close what `Reader.source` opened."""
+    """Close what `TierReader.source` opened."""
     close = getattr(source, "close", None)
     if close is not None:
         close()
@@ -57,7 +57,7 @@ def close_source(source: Source) -> None:
 class PosixReader(Closing):
     """Reader of a folder. Keeps a few recently used files open."""
 
-    _MOST_OPEN = 32
+    _MAX_OPEN = 32
 
     def __init__(self, root: str) -> None:
         self.name = root
@@ -105,7 +105,7 @@ class PosixReader(Closing):
         source = self._open.pop(path, None)
         if source is None:
             source = FileSource(self._full(path))
-            while len(self._open) >= self._MOST_OPEN:
+            while len(self._open) >= self._MAX_OPEN:
                 self._open.pop(next(iter(self._open))).close()
         self._open[path] = source
         return source.read(position, length)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from rmqctl.errors import FormatError, UsageError
-from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.files.writer import TierWriter
 from rmqctl.formats.config import config_json
 from rmqctl.formats.tiered import index
@@ -21,7 +21,7 @@ from rmqctl.formats.tiered.units import UNIT_SIZE
 PLACE = ".rmqctl/tier.json"
 """Path of the note, relative to the tier root."""
 _FORMAT = 1
-_MOST = 1 << 62
+_MAX_VALUE = 1 << 62
 _MAX_SIZE = 1 << 16
 
 
@@ -42,7 +42,7 @@ class TierSettings:
     def __post_init__(self) -> None:
         for option in fields(self):
             value = getattr(self, option.name)
-            if not _LEAST.get(option.name, 0) <= value <= _MOST:
+            if not _MIN_VALUES.get(option.name, 0) <= value <= _MAX_VALUE:
                 raise UsageError(f"{option.name.replace('_', ' ')} cannot be {value}")
 
     @property
@@ -56,13 +56,14 @@ class TierSettings:
         return self.consume_queue_max - self.consume_queue_max % UNIT_SIZE
 
 
-_LEAST = {"commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
-          "group_commit_count": 1, "group_commit_size": 1}
+_MIN_VALUES = {
+    "commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
+    "group_commit_count": 1, "group_commit_size": 1}
 _REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max")
 """Settings that later runs must keep; the others may differ from run to run."""
 
 
-def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
+def resolve(reader: TierReader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
     """Return (settings, notes): settings as given, else as noted, else a broker's defaults."""
     recorded, notes = recall(reader)
     values = {**recorded, **{name: value for name, value in given.items() if value is not None}}
@@ -73,7 +74,7 @@ def resolve(reader: Reader, given: dict[str, int | None]) -> tuple[TierSettings,
     return TierSettings(**values), notes
 
 
-def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
+def recall(reader: TierReader) -> tuple[dict[str, int], list[str]]:
     """Return (noted settings, problems). Invalid content is a problem, not an error."""
     size = reader.size(PLACE)
     if size is None:
@@ -89,7 +90,7 @@ def recall(reader: Reader) -> tuple[dict[str, int], list[str]]:
     for name in _REMEMBERED:
         value = note.get(name)
         if (isinstance(value, int) and not isinstance(value, bool)
-                and _LEAST[name] <= value <= _MOST):
+                and _MIN_VALUES[name] <= value <= _MAX_VALUE):
             values[name] = value
     return values, []
 

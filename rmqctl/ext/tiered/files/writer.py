@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Protocol, runtime_checkable
 
 from rmqctl.errors import RefusedError
-from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, Reader
+from rmqctl.ext.tiered.files.reader import ASIDE, PosixReader, TierReader
 from rmqctl.files import durable, odirect
 from rmqctl.files.durable import Part
 from rmqctl.files.remote.reader import failed
@@ -24,7 +24,7 @@ _PIECE = 4 << 20
 
 
 @runtime_checkable
-class TierWriter(Reader, Protocol):
+class TierWriter(TierReader, Protocol):
     """Writer to a tier. Appended data is durable only after `commit` has returned. All methods
     raise StoreIOError.
     """
@@ -65,7 +65,7 @@ class TierWriter(Reader, Protocol):
 class PosixWriter(PosixReader):
     """Writer to a folder: by position, flushed to disk by `commit`."""
 
-    _MOST_OPEN = 64
+    _MAX_OPEN = 64
 
     def __init__(self, root: str) -> None:
         super().__init__(root)
@@ -199,7 +199,7 @@ class PosixWriter(PosixReader):
             fd = durable.open_file(full, os.O_RDWR | os.O_CREAT, "open")
             if is_new:
                 self._new.add(path)
-            while len(self._writing) >= self._MOST_OPEN:
+            while len(self._writing) >= self._MAX_OPEN:
                 self._forget(next(iter(self._writing)))
         self._writing[path] = fd
         return fd

@@ -18,7 +18,7 @@ from rmqctl.errors import RefusedError, UsageError
 from rmqctl.ext.tiered.files import metadata_file
 from rmqctl.ext.tiered.files.locking import locked
 from rmqctl.ext.tiered.files.opening import open_writer
-from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.files.settings import recall
 from rmqctl.ext.tiered.files.writer import TierWriter
 from rmqctl.ext.tiered.flat_file import FlatFile
@@ -64,7 +64,7 @@ class Uploaded:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _SegmentPlace:
     """Place of a segment. ``there``: size of the existing file, or None."""
 
     path: str
@@ -72,7 +72,7 @@ class _Place:
     there: int | None
 
 
-def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
+def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
            now: int, *, ahead: set[int] | None = None) -> Uploaded:
     """Upload one open file as the next INDEX segment and enter it into ``metadata``.
 
@@ -84,7 +84,7 @@ def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: 
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)
-    earlier = _known(reader, metadata, cluster, broker, file)
+    earlier = _earlier_upload(reader, metadata, cluster, broker, file)
     if earlier is not None:
         return earlier
     place = _next_place(reader, metadata, cluster, broker, ahead or ())
@@ -103,7 +103,7 @@ def upload(reader: Reader, metadata: Metadata, cluster: str, broker: str, file: 
                     compacted.items, place.path, place.base, compacted.size, compacted.sound, aside)
 
 
-def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
+def _write(writer: TierWriter, place: _SegmentPlace, compacted: Compacted, *,
            is_there: bool) -> str | None:
     """Write and flush a segment; return the new path of a file that was in its place."""
     if is_there:
@@ -115,7 +115,7 @@ def _write(writer: TierWriter, place: _Place, compacted: Compacted, *,
     return aside
 
 
-def is_uploaded(reader: Reader, metadata: Metadata, cluster: str, broker: str,
+def is_uploaded(reader: TierReader, metadata: Metadata, cluster: str, broker: str,
                 file: IndexFile) -> bool:
     """Return whether a file's segment is complete in the tier: a run was killed before it removed
     the file. Items added to such a file would be uploaded twice.
@@ -165,8 +165,8 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
                               base)
 
 
-def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
-           file: IndexFile) -> Uploaded | None:
+def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
+                    file: IndexFile) -> Uploaded | None:
     """Return the file's segment in the metadata: a run was killed before it removed the file."""
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
@@ -181,8 +181,8 @@ def _known(writer: Reader, metadata: Metadata, cluster: str, broker: str,
     return None
 
 
-def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
-                ahead: Collection[int] = ()) -> _Place:
+def _next_place(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
+                ahead: Collection[int] = ()) -> _SegmentPlace:
     """Return the place after the last segment, whose size must match the metadata.
 
     An entry without bytes, which a killed broker leaves, occupies no place. ``ahead``: bases of
@@ -204,10 +204,10 @@ def _next_place(writer: Reader, metadata: Metadata, cluster: str, broker: str,
     if beyond:
         raise RefusedError(f"{writer.where(beyond[0].path)}: not in the metadata, which ends at "
                            f"{base}: {_RECOVER}")
-    return _Place(path, base, writer.size(path))
+    return _SegmentPlace(path, base, writer.size(path))
 
 
-def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
+def _is_there(writer: TierReader, place: _SegmentPlace, compacted: Compacted) -> bool:
     """Return whether the complete segment is already in its place."""
     if place.there != compacted.size:
         return False
@@ -219,7 +219,7 @@ def _is_there(writer: Reader, place: _Place, compacted: Compacted) -> bool:
     return True
 
 
-def _refuse_foreign(writer: Reader, place: _Place, file: IndexFile) -> None:
+def _refuse_foreign(writer: TierReader, place: _SegmentPlace, file: IndexFile) -> None:
     """Raise RefusedError if the segment in this place is of another index file."""
     raw = writer.read(place.path, 0, fmt.HEADER.size)
     if len(raw) < fmt.HEADER.size:
@@ -240,7 +240,8 @@ def _send(writer: TierWriter, path: str, compacted: Compacted) -> None:
         position += writer.append(path, some, position)
 
 
-def _enter(metadata: Metadata, broker: str, place: _Place, compacted: Compacted, now: int) -> None:
+def _enter(metadata: Metadata, broker: str, place: _SegmentPlace, compacted: Compacted,
+           now: int) -> None:
     before = _entries(metadata, broker).get(place.base)
     metadata.put_segment(SegmentEntry(
         names.index_path(broker), _INDEX, place.base,
@@ -376,7 +377,7 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
     progress = IndexProgress(broker_root, "/".join(owner))
     progress.load()
     ends = {(name.topic, name.queue_id): queue.commit_offset
-            for name, queue in tier.found.queues.items() if (name.cluster, name.broker) == owner}
+            for name, queue in tier.contents.queues.items() if (name.cluster, name.broker) == owner}
     if progress.position is None or not progress.is_unfinished(ends):
         return []
     return [name for name in present if int(name) >= progress.position[0]]
@@ -384,7 +385,7 @@ def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
 
 def _owner(tier: Tier, request: CompactRequest) -> tuple[str, str]:
     """Return the cluster and broker of the local files. Raises: UsageError if ambiguous."""
-    owners = tier.found.owners
+    owners = tier.contents.owners
     fitting = sorted((cluster, broker) for cluster, broker in owners
                      if request.cluster in (None, cluster) and request.broker in (None, broker))
     if len(fitting) == 1:

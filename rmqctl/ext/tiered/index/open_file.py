@@ -27,7 +27,7 @@ LOST_HASH = -(1 << 31)
 _HALF = 16
 BLOCK = 1 << 17
 """Items read at once."""
-MOST_PENDING = 1 << 20
+MAX_PENDING = 1 << 20
 """Maximum of items in a commit: so many must be examined when a file is opened."""
 _KEPT = 1 << 17
 """Items kept in memory, 4 MiB; more are written, and count after the next commit."""
@@ -113,7 +113,7 @@ class OpenIndexFile:
         newest = int(self._heads.max(initial=0))
         if newest != self.items:
             return False
-        start = max(1, self.items + 1 - MOST_PENDING)
+        start = max(1, self.items + 1 - MAX_PENDING)
         heads = np.zeros_like(self._heads)
         for number, items in self._read(source, start):
             slot = slots_of(items["key_hash"], self.shape.slots)
@@ -172,9 +172,9 @@ class OpenIndexFile:
         ``latest``: the largest store time among them.
         Raises: StoreIOError from an automatic commit.
         """
-        for start in range(0, len(rows), MOST_PENDING):
-            part = rows[start:start + MOST_PENDING]
-            if self._waiting + len(part) > MOST_PENDING:
+        for start in range(0, len(rows), MAX_PENDING):
+            part = rows[start:start + MAX_PENDING]
+            if self._waiting + len(part) > MAX_PENDING:
                 self.commit()
             self._add(part, latest)
 

@@ -12,7 +12,7 @@ from typing import Literal
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue, Segment
-from rmqctl.ext.tiered.read.messages import Fault, held_from, proven
+from rmqctl.ext.tiered.read.messages import MessageFault, held_from, proven
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
@@ -27,7 +27,7 @@ Rule = Literal["5.3.3", "5.2.0"]
 """
 
 _STORED = layout.field(message.Message, "store_timestamp", sys_flag=0)
-_PATIENCE = 1024
+_MAX_SKIPPED = 1024
 """Limit of the unreadable messages skipped at one step of the search."""
 
 
@@ -54,10 +54,10 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
         record = _record(queue, offset)
         return None if record is None else record.store_timestamp
 
-    first = first_stored(store_time, low, end, when, patience=_PATIENCE)
+    first = first_stored(store_time, low, end, when, patience=_MAX_SKIPPED)
     queue_offset, record = _readable(queue, first, end)
     if upper:
-        beyond = first_stored(store_time, first, end, when + 1, patience=_PATIENCE)
+        beyond = first_stored(store_time, first, end, when + 1, patience=_MAX_SKIPPED)
         last, before = _readable(queue, beyond - 1, low - 1)
         if before is not None and (before.store_timestamp == when or rule == "5.2.0"):
             queue_offset, record = last, before
@@ -67,7 +67,7 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
 def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
     """Return the first readable offset from ``start`` to ``end``; ``start`` if it is not near."""
     step = 1 if end > start else -1
-    for offset in range(start, max(min(end, start + _PATIENCE), start - _PATIENCE), step):
+    for offset in range(start, max(min(end, start + _MAX_SKIPPED), start - _MAX_SKIPPED), step):
         record = _record(queue, offset)
         if record is not None:
             return offset, record
@@ -83,7 +83,7 @@ def at_offset(queue: FlatQueue, offset: int) -> TieredTime:
 def _record(queue: FlatQueue, offset: int) -> Record | None:
     unit = queue.unit(offset)
     record = None if unit is None else proven(queue, offset, unit)
-    if isinstance(record, Fault):
+    if isinstance(record, MessageFault):
         if record.unreadable:
             raise StoreIOError(record.reason)
         return None

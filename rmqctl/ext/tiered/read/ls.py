@@ -79,7 +79,7 @@ def segments(tier: Tier, broker: str | None = None, topic: str | None = None) ->
             seen.add((flat.kind, queue.name.path))
             if topic in (None, queue.name.topic) and broker in (None, queue.name.broker):
                 yield from segments_of(tier, queue.name, flat)
-    for (cluster, owner), flat in sorted(tier.found.indexes.items()):
+    for (cluster, owner), flat in sorted(tier.contents.indexes.items()):
         name = QueueName(cluster, owner, names.INDEX_TOPIC, names.INDEX_QUEUE)
         seen.add((flat.kind, name.path))
         if topic is None and broker in (None, owner):

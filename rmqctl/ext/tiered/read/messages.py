@@ -2,7 +2,7 @@
 offset or by its offset in the commit log.
 
 A pull follows a broker's rules (`rmqctl.ext.tiered.as_broker.get_message`). This module returns all
-intact messages, and a `Fault` for the others.
+intact messages, and a `MessageFault` for the others.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ SPAN = 4 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class MessageFault:
     """A run of ``count`` queue offsets from ``queue_offset`` that point to no message.
 
     ``file``: path for messages. ``offset``: logical offset in the queue's commit log or consume
@@ -62,7 +62,7 @@ def held_from(queue: FlatQueue) -> int:
 
 
 def messages(queue: FlatQueue, start: int | None = None, end: int | None = None, *,
-             span: int = SPAN) -> Iterator[Record | Fault]:
+             span: int = SPAN) -> Iterator[Record | MessageFault]:
     """Yield the messages of the queue offsets ``[start, end)`` and the faults between them.
 
     Default ``start``: the first message that is not expired. Memory is bounded by `UNITS` and
@@ -95,9 +95,9 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
                 beyond += 1
             if beyond > queue_offset:
                 flat = queue.consume_queue
-                yield Fault(queue_offset, beyond - queue_offset, flat.reader.where(flat.folder),
-                            queue_offset * UNIT_SIZE, None,
-                            "no unit here: there is a gap between the segments")
+                yield MessageFault(queue_offset, beyond - queue_offset,
+                                   flat.reader.where(flat.folder), queue_offset * UNIT_SIZE, None,
+                                   "no unit here: there is a gap between the segments")
             queue_offset = beyond
 
 
@@ -117,7 +117,7 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
 
 
 def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
-           span: int, before: int | None) -> Iterator[Record | Fault]:
+           span: int, before: int | None) -> Iterator[Record | MessageFault]:
     """Read the messages of ``units``, with one read for each contiguous run. ``before``: the end of
     the previous unit's message.
     """
@@ -140,7 +140,7 @@ def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
         first_unit = end
 
 
-def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault | None:
+def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> MessageFault | None:
     """Return the fault of a unit that points to a frame in another message's body, or None."""
     place = unit.commit_log_offset
     try:
@@ -151,9 +151,9 @@ def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Fault |
         return None
     flat = queue.commit_log
     segment = flat.segment_of(place)
-    return Fault(queue_offset, 1, flat.reader.where(segment.path if segment else flat.folder),
-                 place, "commit_log_offset",
-                 f"the unit points into the message at {around.physical_offset}")
+    where = flat.reader.where(segment.path if segment else flat.folder)
+    return MessageFault(queue_offset, 1, where, place, "commit_log_offset",
+                        f"the unit points into the message at {around.physical_offset}")
 
 
 def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
@@ -176,7 +176,8 @@ def _end(unit: UnitRecord) -> int:
     return unit.commit_log_offset + max(unit.size, 0)
 
 
-def _run(queue: FlatQueue, first: int, units: Sequence[UnitRecord]) -> Iterator[Record | Fault]:
+def _run(queue: FlatQueue, first: int,
+         units: Sequence[UnitRecord]) -> Iterator[Record | MessageFault]:
     base = units[0].commit_log_offset
     length = _end(units[-1]) - base
     data = b""
@@ -205,7 +206,7 @@ def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> R
     return record if fits else None
 
 
-def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fault:
+def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | MessageFault:
     """Return the message of a queue offset, or its fault."""
     flat = queue.commit_log
     offset = unit.commit_log_offset
@@ -219,14 +220,14 @@ def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | Fa
             raise FormatError(f"the message is missing ({gone})", path="commit_log_offset")
         return queue.record(queue_offset)
     except FormatError as error:
-        return Fault(queue_offset, 1, where, offset, error.path, error.reason)
+        return MessageFault(queue_offset, 1, where, offset, error.path, error.reason)
     except StoreIOError as error:
         return _unread(queue, queue_offset, 1, error)
 
 
-def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> Fault:
-    return Fault(first, count, queue.commit_log.reader.where(queue.commit_log.folder), 0, None,
-                 str(error), unreadable=True)
+def _unread(queue: FlatQueue, first: int, count: int, error: StoreIOError) -> MessageFault:
+    where = queue.commit_log.reader.where(queue.commit_log.folder)
+    return MessageFault(first, count, where, 0, None, str(error), unreadable=True)
 
 
 # -- single messages ------------------------------------------------------------------------------
@@ -241,9 +242,9 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
                 if queue.commit_offset > queue.cq_start else "the queue is empty")
         return f"no queue offset {offset}: {span}"
     record = proven(queue, offset, unit)
-    if not isinstance(record, Fault):
+    if not isinstance(record, MessageFault):
         record = _in_a_body(queue, offset, unit) or record
-    if not isinstance(record, Fault):
+    if not isinstance(record, MessageFault):
         return record
     first = held_from(queue)
     if offset < first:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.ext.tiered.read.by_time import at_time
-from rmqctl.ext.tiered.read.messages import Fault, messages
+from rmqctl.ext.tiered.read.messages import MessageFault, messages
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local.message import Record
 from rmqctl.store.pages import Page, RecordPage, limited
@@ -74,10 +74,10 @@ def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]
     return start, end
 
 
-def _records(messages_: Iterable[Record | Fault], faults: FaultReport,
+def _records(messages_: Iterable[Record | MessageFault], faults: FaultReport,
              advance: Callable[[int], None]) -> Iterator[Record]:
     for record in messages_:
-        if isinstance(record, Fault):
+        if isinstance(record, MessageFault):
             faults.add(record)
             continue
         advance(record.total_size)
@@ -106,7 +106,7 @@ class FaultReport:
         self._reported = self._more = 0
         self._last: int | None = None
 
-    def add(self, fault: Fault) -> None:
+    def add(self, fault: MessageFault) -> None:
         if self._reported < _NAMED:
             self._reported += 1
             self._report(Problem("unreadable" if fault.unreadable else "damage",

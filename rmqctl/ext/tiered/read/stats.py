@@ -15,7 +15,7 @@ from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.ext.tiered.index.index_file import IndexFile, uploaded
 from rmqctl.ext.tiered.slots import Slots
 from rmqctl.ext.tiered.tier import Tier
-from rmqctl.ext.tiered.verify.units import Units
+from rmqctl.ext.tiered.verify.units import TierUnits
 from rmqctl.scan.aggregate import Aggregate
 from rmqctl.scan.groupings import Key
 
@@ -97,7 +97,7 @@ def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
 
 
 def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progress | None) -> None:
-    units = Units(queue)
+    units = TierUnits(queue)
     units.find_tears()
     slots = Slots(queue.commit_log, queue.name)
     for segment in queue.commit_log.segments:

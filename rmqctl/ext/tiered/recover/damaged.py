@@ -22,9 +22,9 @@ from rmqctl.damage.records import (
     whole_record,
     with_fields,
 )
-from rmqctl.ext.tiered.files.reader import Reader, close_source
+from rmqctl.ext.tiered.files.reader import TierReader, close_source
 from rmqctl.ext.tiered.flat_file import FlatFile, QueueName
-from rmqctl.ext.tiered.recover.survey import ROW, Changed, Survey
+from rmqctl.ext.tiered.recover.survey import ROW, CommitLogSurvey, ReaderOverlay
 from rmqctl.ext.tiered.recover.units import breaks
 from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.files.durable import failed
@@ -35,15 +35,15 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart, OverlaidSource, Piece
 from rmqctl.scan.source import BytesSource, Source
 
-_MOST_STRAYS, _MOST_BESIDE = 8, 8
-_MOST_HEAD = 1 << 16
-_MOST_TURNED = 8
+_MAX_STRAYS, _MAX_BESIDE = 8, 8
+_MAX_HEAD = 1 << 16
+_MAX_FLIPPED = 8
 """Limit of the flipped bits in a topic that is corrected to the queue's topic."""
 _BLOCK = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Lost:
+class LostRange:
     """Queue offsets ``[first, end)`` whose records are damaged: the bytes ``[start, stop)`` of the
     log. ``rows``: the survey's rows in this range with a wrong queue offset. ``before``: the number
     of the row after them.
@@ -58,7 +58,7 @@ class Lost:
 
 
 @dataclass(slots=True)
-class Damaged:
+class DamageRepairs:
     """Repairs of a queue's damage. ``mended``: pieces by the segment's path. ``units``: `ROW`s that
     point to damaged bytes, with the number of the row before which they belong. ``bounds``: (queue
     offset, first byte, end) of their damaged bytes, in order.
@@ -71,9 +71,9 @@ class Damaged:
     """Queue offsets ``[first, end)`` of adjacent records with unknown borders."""
 
 
-def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
+def find_damaged(surveyed: CommitLogSurvey, name: QueueName) -> DamageRepairs:
     """Return the repairs for the queue offsets without an intact message. Raises: StoreIOError."""
-    result = Damaged()
+    result = DamageRepairs()
     for lost in lost_offsets(surveyed):
         first, end, pieces = lost.first, lost.end, _pieces(surveyed, lost)
         # Repair records from the front, then from the back.
@@ -93,7 +93,7 @@ def find_damaged(surveyed: Survey, name: QueueName) -> Damaged:
     return result
 
 
-def _show_first(surveyed: Survey, result: Damaged) -> None:
+def _show_first(surveyed: CommitLogSurvey, result: DamageRepairs) -> None:
     """Correct the queue offset field of a damaged first record if it is too large: a broker takes
     it for the queue's first offset (§2), and returns no messages before it.
     """
@@ -110,7 +110,7 @@ def _show_first(surveyed: Survey, result: Damaged) -> None:
             head, queue_offset=first)[where.offset:where.offset + where.size])]
 
 
-def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
+def lost_offsets(surveyed: CommitLogSurvey) -> Iterator[LostRange]:
     """Yield the ranges of the log in which queue offsets are missing, in order."""
     rows, log = surveyed.rows, surveyed.log
     if not len(rows):
@@ -121,7 +121,7 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
     # Before the first message: a damaged one, or one with a wrong queue offset.
     position, first = int(rows["position"][0]), int(rows["queue_offset"][0])
     if position > log.start and first and len(log.segments) and position <= log.segments[0].end:
-        yield Lost(first - 1, first, log.start, position, range(0), 0)
+        yield LostRange(first - 1, first, log.start, position, range(0), 0)
     if runs[0][1] == 1 and position == log.start and len(runs) > 1 and (
             runs[1][1] - runs[1][0] > 1 and not _goes_on(surveyed, runs, 0, 1)):
         lost = _between(surveyed, log.start, None, runs, 0, 1)
@@ -133,7 +133,7 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
         start = int(rows["position"][last] + rows["size"][last])
         first = int(rows["queue_offset"][last]) + 1
         best = None
-        for following in range(number + 1, min(number + 2 + _MOST_STRAYS, len(runs))):
+        for following in range(number + 1, min(number + 2 + _MAX_STRAYS, len(runs))):
             lost = _between(surveyed, start, first, runs, number + 1, following)
             is_long = runs[following][1] - runs[following][0] > 1
             if lost is not None and (best is None or is_long):
@@ -154,18 +154,19 @@ def lost_offsets(surveyed: Survey) -> Iterator[Lost]:
                                                             + rows["size"][last])
     room = (log.end - start) // message.MIN_SIZE
     if room > 0 and not any(right.base > start for _, right in log.gaps()):
-        yield Lost(first, first + room, start, log.end, range(0), len(rows))
+        yield LostRange(first, first + room, start, log.end, range(0), len(rows))
 
 
-def _goes_on(surveyed: Survey, runs: Sequence[tuple[int, int]], run: int, following: int) -> bool:
+def _goes_on(surveyed: CommitLogSurvey, runs: Sequence[tuple[int, int]], run: int,
+             following: int) -> bool:
     """Return whether ``run`` and ``following`` can both be right."""
     rows, last = surveyed.rows, runs[run][1] - 1
     return _between(surveyed, int(rows["position"][last] + rows["size"][last]),
                     int(rows["queue_offset"][last]) + 1, runs, run + 1, following) is not None
 
 
-def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tuple[int, int]],
-             stray: int, following: int) -> Lost | None:
+def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
+             runs: Sequence[tuple[int, int]], stray: int, following: int) -> LostRange | None:
     """Return the loss from the byte ``start`` up to the run ``following``, or None if they do not
     fit. The runs from ``stray`` to it are single messages with a wrong queue offset.
     """
@@ -186,10 +187,11 @@ def _between(surveyed: Survey, start: int, first: int | None, runs: Sequence[tup
         return None  # messages that agree with each other
     if any(start < left.end and right.base < stop for left, right in surveyed.log.gaps()):
         return None
-    return Lost(first, end, start, stop, strays, before)
+    return LostRange(first, end, start, stop, strays, before)
 
 
-def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Iterator[Lost]:
+def _last(surveyed: CommitLogSurvey, first: int, start: int,
+          run: tuple[int, int]) -> Iterator[LostRange]:
     """Yield the last message of the log if it does not have the next queue offset."""
     rows = surveyed.rows
     row = run[0]
@@ -199,10 +201,10 @@ def _last(surveyed: Survey, first: int, start: int, run: tuple[int, int]) -> Ite
     again = np.flatnonzero(rows["queue_offset"][:row] == own_offset)
     if len(again) and int(rows["size"][again[-1]]) == size:
         return  # uploaded twice
-    yield Lost(first, first + 1, start, start + size, range(row, row + 1), row + 1)
+    yield LostRange(first, first + 1, start, start + size, range(row, row + 1), row + 1)
 
 
-def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
+def _pieces(surveyed: CommitLogSurvey, lost: LostRange) -> list[tuple[int, int, bool]]:
     """Return (start, end, whether it is a single record) of the bytes of lost records, in order."""
     log, rows = surveyed.log, surveyed.rows
     extents = [(int(rows["position"][row]), int(rows["size"][row])) for row in lost.rows]
@@ -228,7 +230,7 @@ def _pieces(surveyed: Survey, lost: Lost) -> list[tuple[int, int, bool]]:
 # -- records that can be repaired ------------------------------------------------------------------
 
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
-                pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
+                pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                     int, list[tuple[int, int, bool]]]:
     """Repair records from the first piece; return (first unrepaired queue offset, pieces left)."""
     pieces = list(pieces)
@@ -244,7 +246,7 @@ def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
 
 
 def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
-               pieces: list[tuple[int, int, bool]], result: Damaged) -> tuple[
+               pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                    int, list[tuple[int, int, bool]]]:
     """Repair records from the last piece back; return (end of unrepaired offsets, pieces left)."""
     pieces = list(pieces)
@@ -258,7 +260,7 @@ def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
 
 
 def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: int,
-          result: Damaged, *, to_end: bool) -> int:
+          result: DamageRepairs, *, to_end: bool) -> int:
     """Add the pieces that repair the record at ``start``, which ends at or before ``stop``
     (``to_end``: at ``stop``); return its size, or 0 if no repair is proven.
     """
@@ -290,7 +292,7 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
     stored, magic = message.total_size_at(raw), message.magic_at(raw)
     # Try every version if the magic is damaged, and every repair of the header.
     for version in (magic,) if message.is_magic(magic) else message.VERSIONS:
-        fixed = with_fields(raw[:_MOST_HEAD], physical_offset=start, magic=version,
+        fixed = with_fields(raw[:_MAX_HEAD], physical_offset=start, magic=version,
                             queue_id=name.queue_id, queue_offset=queue_offset)
         for bent, size in bent_heads(source, 0, fixed, version, len(raw), (stored, room)):
             if to_end and size != room:
@@ -307,7 +309,7 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
             # A few flipped bits in the topic are corrected as well.
             if record.topic != topic:
                 turned = int.from_bytes(record.topic, "big") ^ int.from_bytes(topic, "big")
-                if turned.bit_count() > _MOST_TURNED:
+                if turned.bit_count() > _MAX_FLIPPED:
                     continue
                 topic_start = (size - len(record.properties) - message.PROPERTIES_LENGTH_SIZE
                                - len(topic))
@@ -317,7 +319,8 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
 
 # -- what stays damaged ---------------------------------------------------------------------------
 
-def _units(surveyed: Survey, first: int, places: Sequence[tuple[int, int]], stop: int) -> Array:
+def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, int]],
+           stop: int) -> Array:
     """Return rows for the queue offsets from ``first``, whose records are the bytes (place, size)
     before ``stop``. The sizes differ from those in the bytes, so a broker skips the rows.
     """
@@ -342,7 +345,7 @@ def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
         count if share >= message.MIN_SIZE else 0)]
 
 
-def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
+def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
     """Return (place, size) of ``count`` records by their index items. The bytes without items must
     be one record per gap, or a single gap. Empty if that cannot be determined.
     """
@@ -352,7 +355,7 @@ def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[
         return []
     behind = int(np.searchsorted(rows["position"], stop))
     beside = (log.record_at(int(place)) for place in rows["position"][
-        max(0, behind - _MOST_BESIDE):behind + _MOST_BESIDE] if not start <= place < stop)
+        max(0, behind - _MAX_BESIDE):behind + _MAX_BESIDE] if not start <= place < stop)
     extents = witness.extents(start, stop, [record for record in beside if record is not None])
     gaps: list[tuple[int, int]] = []
     position = start
@@ -372,7 +375,7 @@ def _borders(surveyed: Survey, count: int, start: int, stop: int) -> list[tuple[
         size >= message.MIN_SIZE for _, size in places) else []
 
 
-def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) -> Array:
+def with_units(surveyed: CommitLogSurvey, units: Sequence[tuple[int, Array]], path: str) -> Array:
     """Return the rows of a survey with ``units`` inserted, in a new file. Raises: StoreIOError."""
     rows = surveyed.rows
     try:
@@ -388,10 +391,10 @@ def with_units(surveyed: Survey, units: Sequence[tuple[int, Array]], path: str) 
         raise failed(error, path, "write to") from None
 
 
-class Patched(Changed):
+class Patched(ReaderOverlay):
     """A reader with ``pieces`` ({path: ascending}) laid over files."""
 
-    def __init__(self, below: Reader, pieces: Mapping[str, Sequence[Piece]]) -> None:
+    def __init__(self, below: TierReader, pieces: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(below)
         self._pieces = pieces
 

@@ -20,7 +20,7 @@ from rmqctl.ext.tiered.index.open_file import LOST_HASH
 from rmqctl.ext.tiered.recover.index_damage import IndexDamage, messages_with_units
 from rmqctl.ext.tiered.recover.queue import RecoveredQueue, RecoveredSegment, copy_renamed
 from rmqctl.ext.tiered.recover.units import split_names
-from rmqctl.ext.tiered.verify.index import Times
+from rmqctl.ext.tiered.verify.index import ItemTimes
 from rmqctl.ext.tiered.verify.items import time_difference
 from rmqctl.ext.tiered.verify.keys import folded, marks
 from rmqctl.files.durable import failed, make_folders
@@ -180,14 +180,14 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
     damage = IndexDamage(out.files, [queue for queue, _ in queues], metadata,
                          lambda number: _offsets(queues[number][1]))
     try:
-        missing = _missing_items(folder, queues, ids, Known(folder, out.files), damage)
+        missing = _missing_items(folder, queues, ids, IndexedItems(folder, out.files), damage)
         damaged = damage.damaged(missing.mapped()["key_hash"])
     finally:
         damage.close()
     if damaged:
         discard(out, flat, damaged)
         missing.close()
-        missing = _missing_items(folder, queues, ids, Known(folder, out.files))
+        missing = _missing_items(folder, queues, ids, IndexedItems(folder, out.files))
     lost = _since(missing, expired_before(out, entries), folder)
     if not len(lost):
         return
@@ -215,7 +215,7 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
 
 
 def _missing_items(folder: str, queues: Sequence[tuple[FlatQueue, RecoveredQueue]],
-                   ids: Mapping[str, int], indexed: Known,
+                   ids: Mapping[str, int], indexed: IndexedItems,
                    damage: IndexDamage | None = None) -> RowFile:
     """Return the missing items (`LOST`) of messages; ``damage`` receives all expected items."""
     missing = RowFile(LOST, _MISSING, held=_FEW, folder=folder)
@@ -297,7 +297,7 @@ def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
     return items
 
 
-def _unknown(items: Array, indexed: Known) -> Array:
+def _unknown(items: Array, indexed: IndexedItems) -> Array:
     """Return the items that are in no index file."""
     lost: Array = items[~indexed.has(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
                                            items["offset"]))]
@@ -309,7 +309,7 @@ def _unknown(items: Array, indexed: Known) -> Array:
 LOST = np.dtype([("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"),
                  ("size", "i4"), ("store_time", "i8")])
 """A missing item; ``offset`` is that in the queue's commit log."""
-MOST_ITEMS = 1 << 20
+MAX_ITEMS = 1 << 20
 """Items of a new file: a broker finds more in several small files than in a large one."""
 _RUN = 1 << 22
 
@@ -319,7 +319,7 @@ def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> A
     return marks(topic_id, queue_id, offset, folded(key_hash))
 
 
-class Known:
+class IndexedItems:
     """The items of index files, as sorted runs in ``folder``. Raises: FormatError, StoreIOError."""
 
     def __init__(self, folder: str, files: Iterable[IndexFile] = ()) -> None:
@@ -361,7 +361,7 @@ def times_of(file: IndexFile) -> tuple[int, int, int]:
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp
-    times = Times()
+    times = ItemTimes()
     if file.form != EMPTY:
         for _, items in file.blocks():
             times.take(items)
@@ -387,7 +387,7 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
     """
     # Divide the items by time; every file has fewer items than its limit.
     order = np.argsort(lost["store_time"], kind="stable")
-    most = max(min(MOST_ITEMS, shape.max_items - 1), 1)
+    most = max(min(MAX_ITEMS, shape.max_items - 1), 1)
     ends = list(accumulate(counts))
     ends += range((ends[-1] if ends else 0) + most, len(order), most)
     if not ends or ends[-1] < len(order):
@@ -426,8 +426,8 @@ def _bytes(lost: Array, rows: Array, shape: fmt.Shape, begin: int,
     used = shape.slots if shape.old else int((counts > 0).sum())
     yield fmt.HEADER.build(fmt.HeaderRecord(fmt.END_MAGIC, begin, end, used, len(rows)))
     yield from slot_table(counts, shape)
-    for start in range(0, len(rows), MOST_ITEMS):
-        part = lost[rows[start:start + MOST_ITEMS]]
+    for start in range(0, len(rows), MAX_ITEMS):
+        part = lost[rows[start:start + MAX_ITEMS]]
         items: Array = np.zeros(len(part), fmt.COMPACTED_ITEM.dtype())
         for name, value in (("key_hash", "key_hash"), ("topic_id", "topic_id"),
                             ("queue_id", "queue_id"), ("commit_log_offset", "offset"),

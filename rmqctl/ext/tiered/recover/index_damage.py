@@ -63,7 +63,7 @@ class IndexDamage(Items):
             return f"begins at {time_text(file.timestamp)}"
         self.start(file)
         try:
-            for finding in index.check(file, self.take, index.Times()):
+            for finding in index.check(file, self.take, index.ItemTimes()):
                 if finding.severity != INFO:
                     return finding.detail
         except FormatError as error:

@@ -23,16 +23,16 @@ from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, TopicEntry
 from rmqctl.formats.tiered.units import NEVER
 
-_SAMPLES = 64
+_MAX_SAMPLES = 64
 """Limit of the items of an id that are examined."""
 _ENOUGH = 8
 """Number of agreeing items that is enough."""
-_IDS = 1 << 16
+_MAX_IDS = 1 << 16
 """Limit of the counted ids; a damaged file may contain any number of them."""
 
 
 @dataclass(slots=True)
-class Changes:
+class MetadataChanges:
     """Number of changed entries of a metadata file, by kind of change."""
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -46,11 +46,11 @@ class Changes:
 
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
-               index_ids: Mapping[str, int], now: int) -> tuple[Metadata, Changes]:
+               index_ids: Mapping[str, int], now: int) -> tuple[Metadata, MetadataChanges]:
     """Return a copy of ``old`` in which every topic has an entry: its own, that of ``spare`` (a
     backup), or a new one with the id in the index (``index_ids``) or the next id.
     """
-    new, changes = old.copy(), Changes()
+    new, changes = old.copy(), MetadataChanges()
     new.old, new.faults = False, []
     used = {topic.topic_id for topic in new.topics.values()}
     top = max([new.serial, *used, *index_ids.values(),
@@ -74,7 +74,7 @@ def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
 
 def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
                     queues: Sequence[RecoveredQueue], indexes: Sequence[RecoveredSegment],
-                    changes: Changes, now: int) -> None:
+                    changes: MetadataChanges, now: int) -> None:
     """Update the entries of a broker's queues and segments from the files."""
     tables: dict[str, dict[str, list[RecoveredSegment]]] = {kind: {} for kind in names.KINDS}
     moved: set[str] = set()
@@ -96,7 +96,7 @@ def enter_recovered(new: Metadata, spare: Metadata | None, broker: str,
 
 def _segments(new: Metadata, spare: Metadata | None, number: int,
               present: Mapping[str, Sequence[RecoveredSegment]], moved: set[str],
-              changes: Changes, now: int, prefix: str) -> None:
+              changes: MetadataChanges, now: int, prefix: str) -> None:
     """Update the entries of a kind of segment, for paths that begin with ``prefix``."""
     kind = names.KINDS[number]
     table = new.segments[kind]
@@ -192,14 +192,14 @@ def _sample(file: IndexFile, samples: dict[int, list[tuple[int, int, int, int]]]
             for topic_id in np.unique(ids).tolist():
                 sample = samples.get(topic_id)
                 if sample is None:
-                    if len(samples) >= _IDS or topic_id < 0:
+                    if len(samples) >= _MAX_IDS or topic_id < 0:
                         continue
                     sample = samples[topic_id] = []
-                if len(sample) >= _SAMPLES:
+                if len(sample) >= _MAX_SAMPLES:
                     continue
                 rows = np.flatnonzero(ids == topic_id)
-                step = max(1, len(rows) // (_SAMPLES - len(sample)))
-                for item in items[rows[::step]][:_SAMPLES - len(sample)].tolist():
+                step = max(1, len(rows) // (_MAX_SAMPLES - len(sample)))
+                for item in items[rows[::step]][:_MAX_SAMPLES - len(sample)].tolist():
                     sample.append((item[0], item[2], item[3], item[4]))
     except (FormatError, StoreIOError):
         return

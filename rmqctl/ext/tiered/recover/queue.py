@@ -18,7 +18,7 @@ from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.recover.damaged import Patched, find_damaged, with_units
 from rmqctl.ext.tiered.recover.survey import (
     PHYSICAL_OFFSET,
-    Survey,
+    CommitLogSurvey,
     close_up,
     copy_ranges,
     correct_offsets,
@@ -27,9 +27,9 @@ from rmqctl.ext.tiered.recover.survey import (
 from rmqctl.ext.tiered.recover.times import joined, mend_times
 from rmqctl.ext.tiered.recover.units import (
     Expected,
-    Run,
+    OffsetRun,
+    RebuiltUnits,
     UnitFile,
-    Units,
     at_their_places,
     split_names,
     unit_files,
@@ -43,7 +43,7 @@ from rmqctl.repair.plan import Changes, Create, FileContent, Lost, Patch, Replac
 from rmqctl.scan.overlay import Piece
 from rmqctl.store.problems import ambiguity
 
-_MOST_RUNS, _MOST_ROUNDS = 8, 4
+_MAX_RUNS, _MAX_ROUNDS = 8, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ class QueueRecovery:
             surveyed, bounds = self._mend(surveyed)
         log = surveyed.log
         # Units: keep those of the queue, add those of messages.
-        units = Units(log, rows, Expected(surveyed.rows), bounds)
+        units = RebuiltUnits(log, rows, Expected(surveyed.rows), bounds)
         if self._changes:
             units.fill(before=not self._drop, behind=not self._drop)
         # The files of the consume queue.
@@ -163,7 +163,7 @@ class QueueRecovery:
             out.first = max(out.first, int(surveyed.rows["queue_offset"][0]))
         return out
 
-    def _survey_placed(self, log: FlatFile, rows: FlatFile) -> Survey:
+    def _survey_placed(self, log: FlatFile, rows: FlatFile) -> CommitLogSurvey:
         """Survey the log, again after each change of its files: segments move to the base that all
         of their messages imply, and segments without a message that overlap another are removed.
         """
@@ -209,7 +209,7 @@ class QueueRecovery:
 
     # -- the commit log ---------------------------------------------------------------------------
 
-    def _close_up(self, surveyed: Survey) -> Survey:
+    def _close_up(self, surveyed: CommitLogSurvey) -> CommitLogSurvey:
         """Survey the log without repeated parts of blocks; return the survey with less damage."""
         log, files = close_up(surveyed, self._folder)
         if not files:
@@ -232,7 +232,8 @@ class QueueRecovery:
         self._out.view = queue
         return again
 
-    def _mend(self, surveyed: Survey) -> tuple[Survey, list[tuple[int, int, int]]]:
+    def _mend(self,
+              surveyed: CommitLogSurvey) -> tuple[CommitLogSurvey, list[tuple[int, int, int]]]:
         """Patch repairable records and wrong physical offsets; return (the survey with units that
         point to the remaining damage, the bounds of these units).
         """
@@ -243,7 +244,7 @@ class QueueRecovery:
         if not any(isinstance(step, Replace) for step in out.steps):
             below, count = surveyed.log.reader, 0
             # Records first: a repaired record is evidence for its neighbours.
-            for _ in range(_MOST_ROUNDS):
+            for _ in range(_MAX_ROUNDS):
                 if not damaged.mended:
                     break
                 count += sum(map(len, damaged.mended.values()))
@@ -254,7 +255,7 @@ class QueueRecovery:
                 why.append("damaged fields restored from the rest of the record and its queue: "
                            f"{count}")
             # Store times last, in rounds: corrected times help to correct their neighbours.
-            for _ in range(_MOST_ROUNDS):
+            for _ in range(_MAX_ROUNDS):
                 times = mend_times(surveyed)
                 if not times.pieces:
                     break
@@ -264,7 +265,7 @@ class QueueRecovery:
             if mended:
                 damaged = find_damaged(surveyed, self._queue.name)
         self._patch(surveyed, mended, why)
-        for first, end in damaged.shared[:_MOST_RUNS]:
+        for first, end in damaged.shared[:_MAX_RUNS]:
             out.notes.append(f"{self._queue.name.path}: the damaged messages {first} to {end - 1} "
                              "share one range without index items to separate them: their new "
                              "units point to equal parts of it")
@@ -274,7 +275,7 @@ class QueueRecovery:
             remove_file(path)
         return surveyed, damaged.bounds
 
-    def _survey_with(self, surveyed: Survey, reader: Patched) -> Survey:
+    def _survey_with(self, surveyed: CommitLogSurvey, reader: Patched) -> CommitLogSurvey:
         """Survey the log through ``reader``, in its future state."""
         log = replace(surveyed.log, reader=reader)
         self._out.view = FlatQueue(self._queue.name, log, self._queue.consume_queue)
@@ -283,7 +284,7 @@ class QueueRecovery:
         remove_file(path)
         return surveyed
 
-    def _patch(self, surveyed: Survey, mended: Mapping[str, Sequence[Piece]],
+    def _patch(self, surveyed: CommitLogSurvey, mended: Mapping[str, Sequence[Piece]],
                reasons: Sequence[str]) -> None:
         """Plan patches of ``mended`` records and of wrong physical offsets."""
         by_segment = {path: list(pieces) for path, pieces in mended.items()}
@@ -297,9 +298,9 @@ class QueueRecovery:
         for path, pieces in by_segment.items():
             why: list[str] = []
             if path in mended:
-                why += reasons[:_MOST_RUNS]
-                if len(reasons) > _MOST_RUNS:
-                    why.append(f"and {len(reasons) - _MOST_RUNS} more")
+                why += reasons[:_MAX_RUNS]
+                if len(reasons) > _MAX_RUNS:
+                    why.append(f"and {len(reasons) - _MAX_RUNS} more")
             if len(pieces) > len(mended.get(path, ())):
                 why.append("a block was written again after a part of itself: these messages "
                            "contain wrong physical offsets")
@@ -308,7 +309,7 @@ class QueueRecovery:
                           "mend records" if path in mended else "put places right", len(pieces),
                           None, "; ".join(why), "place")
 
-    def _plan_log_segments(self, surveyed: Survey, end: int) -> None:
+    def _plan_log_segments(self, surveyed: CommitLogSurvey, end: int) -> None:
         """Add the future segments of the log. ``end``: end of the units' targets."""
         log = surveyed.log
         cut = self._cut_orphans(surveyed, end)
@@ -324,7 +325,7 @@ class QueueRecovery:
                 all_times=not surveyed_segment.damaged
                 and bool(surveyed_segment.messages or not size)))
 
-    def _cut_orphans(self, surveyed: Survey, end: int) -> int | None:
+    def _cut_orphans(self, surveyed: CommitLogSurvey, end: int) -> int | None:
         """Plan to truncate the log after the last byte that a unit points to, if requested; return
         the tiered offset of the cut, or None.
         """
@@ -352,7 +353,7 @@ class QueueRecovery:
 
     # -- the consume queue ------------------------------------------------------------------------
 
-    def _write_units(self, units: Units, files: Sequence[UnitFile]) -> int:
+    def _write_units(self, units: RebuiltUnits, files: Sequence[UnitFile]) -> int:
         """Plan the changed files; return the end (tiered offset) of their units' targets."""
         reach = 0
         try:
@@ -363,7 +364,7 @@ class QueueRecovery:
             raise failed(error, self._out.refs, "write to") from None
         return reach
 
-    def _write_file(self, units: Units, place: UnitFile, refs: IO[bytes]) -> int:
+    def _write_file(self, units: RebuiltUnits, place: UnitFile, refs: IO[bytes]) -> int:
         path = os.path.join(self._folder, f"units-{place.base}")
         segment, queue_offset = place.segment, place.start
         reach, changed, begin, end, all_stored = 0, False, NEVER, NEVER, True
@@ -417,7 +418,7 @@ class QueueRecovery:
                       segment.size, size, "; ".join(why) or "its units differ from those expected")
         return reach
 
-    def _plan_empty_files(self, units: Units, files: Sequence[UnitFile]) -> None:
+    def _plan_empty_files(self, units: RebuiltUnits, files: Sequence[UnitFile]) -> None:
         """Plan the files without remaining units, and those that never had one."""
         used = {file.base for file in files}
         last = max(used, default=0)
@@ -436,7 +437,7 @@ class QueueRecovery:
         self._out.consume_queue.sort(key=lambda segment: segment.base)
 
 
-def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None, *,
+def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dropped: int | None, *,
            changes: bool) -> Iterator[str]:
     """Yield notes about parts of a queue that cannot be recovered or are kept as they are.
     ``dropped``: nothing after this tiered offset counts as lost.
@@ -472,17 +473,17 @@ def _notes(queue: FlatQueue, surveyed: Survey, units: Units, dropped: int | None
                "there are lost")
     # Report queue offsets without entries, with an upper limit.
     missing = units.missing() if changes and dropped is None else []
-    for run in missing[:_MOST_RUNS]:
+    for run in missing[:_MAX_RUNS]:
         yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units: they "
                "are separated from the others by a gap")
-    if len(missing) > _MOST_RUNS:
-        yield f"{where}: {len(missing) - _MOST_RUNS} more such ranges"
+    if len(missing) > _MAX_RUNS:
+        yield f"{where}: {len(missing) - _MAX_RUNS} more such ranges"
     for left, right in pairwise(units.runs):
         yield (f"{where}: neither units nor messages of queue offsets "
-               f"{_range(Run(left.end, right.start))} are left; the gap stays")
+               f"{_range(OffsetRun(left.end, right.start))} are left; the gap stays")
 
 
-def _range(run: Run) -> str:
+def _range(run: OffsetRun) -> str:
     return str(run.start) if run.end - run.start == 1 else f"{run.start} to {run.end - 1}"
 
 

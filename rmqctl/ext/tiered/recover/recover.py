@@ -35,7 +35,7 @@ from rmqctl.parse_values import now_ms
 from rmqctl.repair.plan import Create, Dropped, Plan, Replace, Step
 from rmqctl.repair.scratch import Scratch
 
-_MOST_LOST = 1000
+_MAX_LOST = 1000
 PARTS = ("metadata", "queues", "index")
 
 Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
@@ -86,7 +86,7 @@ class _Recovery:
         self._notes: list[str] = []
         self._uploaded_slots: Counter[int] = Counter()
         self._queues = [queue for name, queue in sorted(
-            tier.found.queues.items(), key=lambda item: (item[0].topic, item[0].queue_id))
+            tier.contents.queues.items(), key=lambda item: (item[0].topic, item[0].queue_id))
             if (name.cluster, name.broker) == (scope.cluster, scope.broker)]
         self._old, self._spare, self._why = self._load_metadata()
 
@@ -100,7 +100,7 @@ class _Recovery:
         # Queues first: the index depends on the places of their messages.
         queues = self._recover_queues(watch)
         # The index, and the topic ids in it.
-        uploaded = self._tier.found.indexes.get((self._scope.cluster, self._scope.broker))
+        uploaded = self._tier.contents.indexes.get((self._scope.cluster, self._scope.broker))
         self._uploaded_slots = Counter(slot_counts(uploaded))
         with closing(self._local()) as local:
             index = recover_index.look(uploaded, local, self._index_entries(),
@@ -124,7 +124,7 @@ class _Recovery:
         lost = [message for queue in queues for message in queue.lost]
         total = sum(queue.lost_total for queue in queues)
         return Plan("tiered recover", self._tier.name, tuple(actions), tuple(steps),
-                    messages_lost=tuple(lost[:_MOST_LOST]),
+                    messages_lost=tuple(lost[:_MAX_LOST]),
                     notes=tuple(dict.fromkeys(self._notes)),
                     messages_lost_total=total,
                     ambiguous=sum(queue.ambiguous for queue in queues),
@@ -195,7 +195,7 @@ class _Recovery:
         return readable[0], readable[1] if len(readable) > 1 else None, why
 
     def _topics(self, files: Sequence[IndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
-            meta.Metadata, metadata.Changes]:
+            meta.Metadata, metadata.MetadataChanges]:
         """Return (metadata with an id for every topic of the tier, the changes)."""
         oldest: dict[str, int] = {}
         for queue in queues:
@@ -208,7 +208,7 @@ class _Recovery:
             index_ids = metadata.most_likely_ids(metadata.count_topic_ids(files, self._queues))
         return metadata.assign_ids(self._old, self._spare, wanted, index_ids, self._now)
 
-    def _metadata_step(self, new: meta.Metadata, changes: metadata.Changes,
+    def _metadata_step(self, new: meta.Metadata, changes: metadata.MetadataChanges,
                        steps: list[Step], actions: list[Action]) -> None:
         """Add the step that writes metadata, if it differs from the file."""
         path = self._scope.metadata_path

@@ -43,7 +43,7 @@ def scope_of(tier: Tier, cluster: str | None, broker: str | None) -> Scope:
     if tier.metadata_path is None or tier.broker_root is None:
         raise UsageError(f"{tier.name}: cannot determine where its metadata was: pass the file "
                          "with --metadata")
-    owners = tier.found.owners
+    owners = tier.contents.owners
     meant = sorted(owner for owner in owners if cluster in (None, owner[0])
                    and broker in (None, owner[1]))
     if len(meant) > 1:

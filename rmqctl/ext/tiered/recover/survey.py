@@ -16,7 +16,7 @@ import numpy as np
 
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.tiered.displaced import Shifted, find_shifted
-from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.slots import Slots
 from rmqctl.files.durable import failed
@@ -37,7 +37,7 @@ ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("ta
 
 _QUIRK_AT = 56
 """Offset at which a broker reads the store time, even if an IPv6 born host moves it (§3)."""
-_MOST_SPANS = 1000
+_MAX_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
 """The field that is wrong in a shifted message."""
 _WINDOW = 4 << 20
@@ -60,7 +60,7 @@ class SegmentSurvey:
 
 
 @dataclass(slots=True)
-class Survey:
+class CommitLogSurvey:
     """A queue's commit log. ``rows``: `ROW`s in log order, shifted messages at their real places.
     ``spans``: the first damaged ranges (logical offsets). ``foreign``: number of messages of other
     queues.
@@ -100,12 +100,12 @@ class Survey:
         return (int(times.min()), int(times.max())) if len(times) else (NEVER, NEVER)
 
 
-def survey(queue: FlatQueue, log: FlatFile, path: str) -> Survey:
+def survey(queue: FlatQueue, log: FlatFile, path: str) -> CommitLogSurvey:
     """Walk all segments of ``log``; write the rows to ``path``. Raises: StoreIOError."""
-    surveyed = Survey(log, np.zeros(0, ROW))
+    surveyed = CommitLogSurvey(log, np.zeros(0, ROW))
     try:
         with open(path, "wb", buffering=1 << 20) as file:
-            reading = _Reading(queue, surveyed)
+            reading = _SegmentReader(queue, surveyed)
             for segment in log.segments:
                 about = SegmentSurvey(segment)
                 surveyed.segments.append(about)
@@ -141,8 +141,8 @@ class MessageRows:
         return rows, (topic == self._topic) & (batch.column("queue_id") == self._queue_id)
 
 
-class _Reading:
-    def __init__(self, queue: FlatQueue, survey: Survey) -> None:
+class _SegmentReader:
+    def __init__(self, queue: FlatQueue, survey: CommitLogSurvey) -> None:
         self._name, self._survey = queue.name, survey
         self._slots = Slots(survey.log, queue.name)
         self._messages = MessageRows(queue.name)
@@ -189,7 +189,7 @@ class _Reading:
             before = np.concatenate([np.array([self._last], np.int64), offset[:-1]])
             good &= crc | (offset == before + 1)
         good &= offset >= 0
-        for row in np.flatnonzero(~good)[:_MOST_SPANS - len(survey.odd)].tolist():
+        for row in np.flatnonzero(~good)[:_MAX_SPANS - len(survey.odd)].tolist():
             survey.odd.append((int(rows["position"][row]), int(rows["size"][row])))
         kept: Array = rows[good]
         if len(kept):
@@ -225,7 +225,7 @@ class _Reading:
             shifted = []
         surveyed.shifted += [away for away in shifted if away.says != away.position]
         about.damaged += length - sum(away.size for away in shifted)
-        if len(surveyed.spans) < _MOST_SPANS:
+        if len(surveyed.spans) < _MAX_SPANS:
             surveyed.spans.append(span)
         rows: Array = np.zeros(len(shifted), ROW)
         for number, away in enumerate(shifted):
@@ -249,10 +249,10 @@ def _widened(span: tuple[int, int], times: Array) -> tuple[int, int]:
 
 # -- repeated parts of blocks ---------------------------------------------------------------------
 
-class Changed:
+class ReaderOverlay:
     """A reader of another reader's files, some of them changed. Does not close that reader."""
 
-    def __init__(self, below: Reader) -> None:
+    def __init__(self, below: TierReader) -> None:
         self.name, self._below = below.name, below
 
     def where(self, path: str) -> str:
@@ -268,10 +268,10 @@ class Changed:
         """Do nothing: the reader below is still in use."""
 
 
-class Overlaid(Changed):
+class Overlaid(ReaderOverlay):
     """A reader with some files replaced ({path: file of this machine})."""
 
-    def __init__(self, below: Reader, files: dict[str, str]) -> None:
+    def __init__(self, below: TierReader, files: dict[str, str]) -> None:
         super().__init__(below)
         self._files = files
 
@@ -290,7 +290,7 @@ class Overlaid(Changed):
         return self._below.source(path, base)
 
 
-def close_up(survey: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
+def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, str]]:
     """Remove from segments a part of a block that was written again after it (tiered.md §8.4):
     without it, units, index items and the next segment match the log.
 
@@ -316,7 +316,7 @@ def close_up(survey: Survey, folder: str) -> tuple[FlatFile, dict[str, str]]:
     return replace(log, reader=Overlaid(log.reader, files), segments=segments), files
 
 
-def _written_twice(survey: Survey, segment: Segment) -> tuple[int, int] | None:
+def _written_twice(survey: CommitLogSurvey, segment: Segment) -> tuple[int, int] | None:
     """Return ``[start, end)`` of the repeated part in the file; None if there is none or if the
     file without it would not end at the next segment.
     """
@@ -330,7 +330,7 @@ def _written_twice(survey: Survey, segment: Segment) -> tuple[int, int] | None:
     return (start, end) if 0 <= start < end else None
 
 
-def correct_offsets(survey: Survey, files: dict[str, str]) -> None:
+def correct_offsets(survey: CommitLogSurvey, files: dict[str, str]) -> None:
     """Correct the physical offsets of messages in new files that were written after the repeated
     part. They are no longer ``shifted``.
     Raises: StoreIOError.
@@ -351,7 +351,7 @@ def correct_offsets(survey: Survey, files: dict[str, str]) -> None:
     survey.shifted = left
 
 
-def copy_ranges(reader: Reader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:
+def copy_ranges(reader: TierReader, path: str, ranges: Iterable[tuple[int, int]], to: str) -> None:
     """Copy ranges ``[start, end)`` of a tier's file, back to back, to a new scratch file.
     Raises: StoreIOError.
     """

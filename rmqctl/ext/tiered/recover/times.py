@@ -14,10 +14,10 @@ import numpy as np
 
 from rmqctl.damage.evidence import ENDLESS
 from rmqctl.damage.records import unless_crc_differs
-from rmqctl.ext.tiered.files.reader import Reader
+from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.flat_file import FlatFile
 from rmqctl.ext.tiered.recover.damaged import Patched
-from rmqctl.ext.tiered.recover.survey import Survey
+from rmqctl.ext.tiered.recover.survey import CommitLogSurvey
 from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import message
@@ -27,7 +27,7 @@ from rmqctl.scan.overlay import Piece
 
 _SLACK = 1000
 """Milliseconds that a store time may be out of order without an examination."""
-_MOST, _BLOCK = 10_000, 1 << 20
+_MAX_DOUBTFUL, _BLOCK = 10_000, 1 << 20
 _FAR = 1 << 62
 """Clip limit (ms): far from real times, with space for a slack."""
 
@@ -40,7 +40,7 @@ class MendedTimes:
     reasons: list[str] = field(default_factory=list)
 
 
-def mend_times(surveyed: Survey) -> MendedTimes:
+def mend_times(surveyed: CommitLogSurvey) -> MendedTimes:
     """Return corrections for the store times of messages. Raises: StoreIOError."""
     out, log = MendedTimes(), surveyed.log
     doubtful = list(_doubtful(surveyed))
@@ -75,7 +75,7 @@ def _record(log: FlatFile, place: int) -> Record | None:
     return record if sure else None
 
 
-def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
+def _doubtful(surveyed: CommitLogSurvey) -> Iterator[tuple[int, Between, bool]]:
     """Yield (place, times of the neighbours, whether the time is impossible) of the first single
     times that are out of order.
     """
@@ -92,7 +92,7 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
             first, last = sorted((int(before[row]), int(behind[row])))
             yield (int(rows["position"][low + 1 + row]), Between(first, last), bool(odd[row]))
             count += 1
-            if count >= _MOST:
+            if count >= _MAX_DOUBTFUL:
                 return
     if len(rows) > 1:
         first, second = (int(time) for time in rows["store_time"][:2])
@@ -104,7 +104,7 @@ def _doubtful(surveyed: Survey) -> Iterator[tuple[int, Between, bool]]:
 
 
 def joined(pieces: Mapping[str, Sequence[Piece]], more: Mapping[str, Sequence[Piece]],
-           below: Reader) -> dict[str, list[Piece]]:
+           below: TierReader) -> dict[str, list[Piece]]:
     """Merge two sets of changes to disjoint pieces, by file. Raises: StoreIOError."""
     both = {path: [*pieces.get(path, ()), *more.get(path, ())] for path in {**pieces, **more}}
     reader = Patched(below, both)

@@ -27,12 +27,12 @@ from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT, UNIT_SIZE, UnitR
 from rmqctl.scan.frames import Array
 
 _DTYPE = UNIT.dtype()
-_MOST_LOST = 1000
+_MAX_LOST = 1000
 DEFAULT_MAX = 104_857_600
 """A broker's ``tieredStoreConsumeQueueMaxSize`` in bytes."""
 
 
-class Run(NamedTuple):
+class OffsetRun(NamedTuple):
     """Queue offsets ``[start, end)`` without a hole."""
 
     start: int
@@ -58,10 +58,10 @@ class Expected:
         borders = breaks(self.offsets)
         starts = np.concatenate([np.zeros(min(len(self.offsets), 1), np.int64), borders])
         ends = np.append(borders, len(self.offsets))[:len(starts)] - 1
-        self.runs = [Run(int(first), int(other) + 1) for first, other in zip(
+        self.runs = [OffsetRun(int(first), int(other) + 1) for first, other in zip(
             self.offsets[starts], self.offsets[ends], strict=True)]
 
-    def run_of(self, queue_offset: int) -> Run | None:
+    def run_of(self, queue_offset: int) -> OffsetRun | None:
         """Return the run that contains a queue offset, or None."""
         number = bisect_right(self.runs, queue_offset, key=lambda run: run.start) - 1
         if number >= 0 and queue_offset < self.runs[number].end:
@@ -94,7 +94,7 @@ def breaks(offsets: Array) -> Array:
 
 
 @dataclass(slots=True)
-class Counts:
+class UnitCounts:
     """Counts of units by outcome. ``added``: built for queue offsets without a unit. ``unknown``:
     they point into the log, but not to an intact message.
     """
@@ -106,7 +106,7 @@ class Counts:
     unknown: int = 0
 
 
-class Units:
+class RebuiltUnits:
     """The existing and the expected units of a queue."""
 
     def __init__(self, log: FlatFile, queue: FlatFile, expected: Expected,
@@ -114,12 +114,12 @@ class Units:
         self.log, self.queue, self.expected = log, queue, expected
         self._damaged: Array = np.array(sorted(damaged), np.int64).reshape(-1, 3)
         """(queue offset, start, end) of the bytes of damaged messages."""
-        self.counts = Counts()
+        self.counts = UnitCounts()
         self.cut = 0
         """Number of dropped units at the end, which point to nothing."""
         self.lost: list[tuple[int, UnitRecord]] = []
         """The first dropped units that pointed to a message, with their queue offsets."""
-        self._kept = {segment.base: Run(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
+        self._kept = {segment.base: OffsetRun(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
                       for segment in queue.segments}
         self._trim()
         self.runs = self._runs()
@@ -135,7 +135,7 @@ class Units:
 
     # -- what is there ----------------------------------------------------------------------------
 
-    def kept(self, segment: Segment) -> Run:
+    def kept(self, segment: Segment) -> OffsetRun:
         """Return the queue offsets of a segment's units that are kept."""
         return self._kept[segment.base]
 
@@ -208,22 +208,22 @@ class Units:
                 if len(rows):
                     stop = start + int(rows[-1]) + 1
                     self._leave_out(stop, units[stop - start:])
-                    self._kept[segment.base] = Run(sound_run.start, stop)
+                    self._kept[segment.base] = OffsetRun(sound_run.start, stop)
                     return
                 self._leave_out(start, units)
                 end = start
-            self._kept[segment.base] = Run(sound_run.start, sound_run.start)
+            self._kept[segment.base] = OffsetRun(sound_run.start, sound_run.start)
 
     def _leave_out(self, start: int, units: Array) -> None:
         self.cut += len(units)
-        room = _MOST_LOST - len(self.lost)
+        room = _MAX_LOST - len(self.lost)
         for number, unit in enumerate(units[:room].tolist()):
             if unit[0] >= self.log.start and unit[1] >= message.MIN_SIZE:
                 self.lost.append((start + number, UnitRecord(*unit)))
 
     # -- what has to be ---------------------------------------------------------------------------
 
-    def _runs(self) -> list[Run]:
+    def _runs(self) -> list[OffsetRun]:
         runs = _joined(sound_run for sound_run in (self._kept[segment.base]
                                                    for segment in self.queue.segments)
                        if sound_run.start < sound_run.end)
@@ -243,7 +243,7 @@ class Units:
             right = self.expected.run_of(end) if number < last or behind else None
             if right is not None:
                 end = min(right.end, runs[number + 1].start) if number < last else right.end
-            runs[number] = Run(start, end)
+            runs[number] = OffsetRun(start, end)
         self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
@@ -287,7 +287,7 @@ class Units:
         times = rows["store_time"][has]
         return int(times.min()), int(times.max()), bool(has.all())
 
-    def missing(self) -> list[Run]:
+    def missing(self) -> list[OffsetRun]:
         """Return the runs of messages (queue offsets) that get no unit because of a hole before
         them.
         """
@@ -296,16 +296,16 @@ class Units:
             start = messages.start
             for run in self.runs:
                 if run.start > start and start < messages.end:
-                    missing.append(Run(start, min(messages.end, run.start)))
+                    missing.append(OffsetRun(start, min(messages.end, run.start)))
                 start = max(start, min(run.end, messages.end))
             if start < messages.end:
-                missing.append(Run(start, messages.end))
+                missing.append(OffsetRun(start, messages.end))
         return [run for run in missing if run.start < run.end]
 
 
-def _joined(runs: Iterable[Run]) -> list[Run]:
+def _joined(runs: Iterable[OffsetRun]) -> list[OffsetRun]:
     """Merge adjacent runs."""
-    return [Run(*interval) for interval in merged(runs)]
+    return [OffsetRun(*interval) for interval in merged(runs)]
 
 
 # -- files ----------------------------------------------------------------------------------------
@@ -390,8 +390,9 @@ class UnitFile:
         return self.start * UNIT_SIZE
 
 
-def unit_files(runs: Iterable[Run], segments: Sequence[Segment], sound_runs: Iterable[Run],
-               entry_bases: Iterable[int], most: int) -> list[UnitFile]:
+def unit_files(runs: Iterable[OffsetRun], segments: Sequence[Segment],
+               sound_runs: Iterable[OffsetRun], entry_bases: Iterable[int],
+               most: int) -> list[UnitFile]:
     """Return the files for ``runs``. ``sound_runs``: the kept units of each segment.
     ``entry_bases``: bases of files in the metadata. ``most``: maximum number of units in a file.
     """

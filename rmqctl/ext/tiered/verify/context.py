@@ -85,7 +85,7 @@ class Coverage:
 
 
 @dataclass(slots=True)
-class Place:
+class QueueFindings:
     """Builder of findings about a queue, with topic, queue id and paths for messages."""
 
     queue: FlatQueue

@@ -46,7 +46,7 @@ def flat_files(tier: Tier) -> Iterator[tuple[QueueName, FlatFile]]:
     for queue in tier.queues():
         yield queue.name, queue.commit_log
         yield queue.name, queue.consume_queue
-    for (cluster, broker), flat in sorted(tier.found.indexes.items()):
+    for (cluster, broker), flat in sorted(tier.contents.indexes.items()):
         yield QueueName(cluster, broker, names.INDEX_TOPIC, names.INDEX_QUEUE), flat
 
 

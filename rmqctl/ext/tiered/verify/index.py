@@ -27,7 +27,7 @@ _I32 = np.iinfo(np.int32)
 _YEAR_3000 = 32_503_680_000_000
 
 
-class Times:
+class ItemTimes:
     """The least and greatest time difference of a file's items."""
 
     def __init__(self) -> None:
@@ -49,7 +49,7 @@ class Times:
                 newest + (step - 1 if self.most >= 0 else 0))
 
 
-def check(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
+def check(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     """Yield findings about a file; call ``take`` with every block of items.
     Raises: StoreIOError, FormatError.
     """
@@ -146,7 +146,7 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
                 follows = shift  # a length before it is wrong, not all positions after it
 
 
-def _compacted_items(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
+def _compacted_items(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     """Check the items of the compacted form: each must be in the range of its hash's slot."""
     unit, slots = fmt.COMPACTED_ITEM, file.shape.slots
     seen = 0
@@ -193,7 +193,7 @@ def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
     return picked["position"].astype(np.int64), picked["length"].astype(np.int64)
 
 
-def _open(file: IndexFile, take: Take, times: Times) -> Iterator[Finding]:
+def _open(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     """Check the open form: items point to the item before them in a slot, slots to the newest."""
     shape, header = file.shape, file.header
     none = -1 if shape.old else 0
@@ -268,7 +268,7 @@ def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
             return
 
 
-def _end_time(file: IndexFile, times: Times) -> Iterator[Finding]:
+def _end_time(file: IndexFile, times: ItemTimes) -> Iterator[Finding]:
     """Compare the header's end time with the newest item; a broker that reopens a file loses it."""
     if not times.items or times.items < file.items:
         return

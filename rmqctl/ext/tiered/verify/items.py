@@ -29,7 +29,7 @@ from rmqctl.store.queue.search import first_from
 
 _I32 = 1 << 32
 LONG_AGO = 365 * 86_400
-MOST_EXPLAINED = 10_000
+MAX_EXPLAINED = 10_000
 
 
 @dataclass(slots=True)
@@ -122,7 +122,7 @@ class Items:
                 tally.removed += count
             elif queue_ids is not None and queue in queue_ids:
                 tally.expired += count
-            elif len(tally.unknown) < MOST_EXPLAINED:
+            elif len(tally.unknown) < MAX_EXPLAINED:
                 tally.unknown[f"unknown topic ID {topic_id}" if queue_ids is None else
                               f"missing queue {queue} of topic ID {topic_id}"] += count
             else:
@@ -148,7 +148,7 @@ class Items:
             for file, number in zip(bucket.strange["file"].tolist(),
                                     bucket.strange["number"].tolist(), strict=True):
                 explained += 1
-                if explained > MOST_EXPLAINED:
+                if explained > MAX_EXPLAINED:
                     more[file] += 1
                 else:
                     yield self._strange(file, number)

@@ -21,13 +21,13 @@ from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.scan.frames import Array, Span
 
-MOST_EXPLAINED = 10_000
+MAX_EXPLAINED = 10_000
 """Units of a queue that are explained one by one; more are only counted."""
-MOST_BEHIND = 10_000
+MAX_BEHIND = 10_000
 """Messages without a unit at the end that a broker may have pending (its group commit limit)."""
 
 
-class Left:
+class Leftovers:
     """Findings about what `QueueCheck` left over; use it after all findings of the check."""
 
     def __init__(self, check: QueueCheck) -> None:
@@ -138,7 +138,7 @@ class Left:
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
         # Explain only the first units, because explanations need reads.
         self._explained += 1
-        if self._explained > MOST_EXPLAINED:
+        if self._explained > MAX_EXPLAINED:
             self._unexplained += 1
             return
         if unit.offset < 0 or unit.size < message.MIN_SIZE:
@@ -221,7 +221,7 @@ class Left:
         # Queue offsets after the last unit: damage if there are more than a broker has pending.
         late = free & (loose.queue_offset >= check.units.end)
         many = len(np.unique(loose.queue_offset[late]))
-        if many > MOST_BEHIND:
+        if many > MAX_BEHIND:
             yield self.place.log("tiered-cq-behind", f"{many} queue offsets from {check.units.end} "
                                  "on lack units: more than a broker has pending",
                                  int(loose.offset[late][0]), count=many)

@@ -18,9 +18,9 @@ from rmqctl.checks.verify.common import unconfirmed_bytes
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.slots import Slots
-from rmqctl.ext.tiered.verify.context import METADATA, Place, Progress
+from rmqctl.ext.tiered.verify.context import METADATA, Progress, QueueFindings
 from rmqctl.ext.tiered.verify.keys import MessageKeys
-from rmqctl.ext.tiered.verify.units import Seen, UnitColumns, Units
+from rmqctl.ext.tiered.verify.units import SeenOffsets, TierUnits, UnitColumns
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import fixed_field
@@ -62,7 +62,7 @@ class TimeSpan:
         self.count += len(engine)
 
 
-class Times:
+class SegmentTimes:
     """Collector of the times of a queue, by segment of its two flat files.
 
     A broker stores the least and greatest value at byte 56 of the messages; 5.1 and 5.2 store the
@@ -161,14 +161,14 @@ class QueueCheck:
     with a unit.
     """
 
-    def __init__(self, queue: FlatQueue, place: Place, keys: MessageKeys | None = None,
+    def __init__(self, queue: FlatQueue, place: QueueFindings, keys: MessageKeys | None = None,
                  progress: Progress | None = None) -> None:
         self.queue, self.place = queue, place
-        self.units = Units(queue)
+        self.units = TierUnits(queue)
         self._slots = Slots(queue.commit_log, queue.name)
-        self.seen = Seen()
-        self.without_unit = Seen()
-        self.times = Times(queue)
+        self.seen = SeenOffsets()
+        self.without_unit = SeenOffsets()
+        self.times = SegmentTimes(queue)
         self.spans: list[Span] = []
         self.first: tuple[int, int] | None = None
         self.loose_count = 0

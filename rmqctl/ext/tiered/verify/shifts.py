@@ -19,7 +19,7 @@ from rmqctl.formats.tiered.units import GUESSED
 from rmqctl.scan.frames import Array
 
 _SEARCHED = 8 << 20
-_MOST_TRIED = 10_000
+_MAX_TRIED = 10_000
 
 
 class Unit(NamedTuple):
@@ -130,7 +130,7 @@ class Shifts:
         length = min(spans[behind - 1].end, start + _SEARCHED, segment.end) - start
         with self._log.source(segment) as source:
             messages = find_shifted(source, start - segment.base, length, self._check.queue.name,
-                                    queue_offset - 1, most=_MOST_TRIED)
+                                    queue_offset - 1, most=_MAX_TRIED)
         units = self._check.units.at(np.array([shifted.queue_offset for shifted in messages],
                                               np.int64))
         for row, shifted in enumerate(messages):

@@ -21,7 +21,7 @@ from rmqctl.scan.frames import Array, Batch
 WINDOW = 1 << 12
 """Units that are read together for messages near each other."""
 BLOCK = 1 << 16
-_MOST_TEARS = 64
+_MAX_TEARS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +42,7 @@ class UnitColumns:
     tags_code: Array
 
 
-class Units:
+class TierUnits:
     """The units of a queue, ``[first, end)``. Reading raises StoreIOError."""
 
     def __init__(self, queue: FlatQueue) -> None:
@@ -63,7 +63,7 @@ class Units:
         if not self.torn_bytes and not any(starts):
             return
         low, shift = self.first, 0
-        while len(self.tears) < _MOST_TEARS:
+        while len(self.tears) < _MAX_TEARS:
             tear = self._break(low, shift)
             if tear is None:
                 break
@@ -186,7 +186,7 @@ class Units:
             first += step
 
 
-class Seen:
+class SeenOffsets:
     """The queue offsets seen so far, as blocks of flags; complete blocks need no memory."""
 
     _BITS = 1 << 14

@@ -34,13 +34,13 @@ from rmqctl.ext.tiered.verify.context import (
     STRUCTURES,
     TIER,
     Coverage,
-    Place,
+    QueueFindings,
 )
 from rmqctl.ext.tiered.verify.items import Items
 from rmqctl.ext.tiered.verify.keys import MessageKeys, Spool
-from rmqctl.ext.tiered.verify.leftover import Left
+from rmqctl.ext.tiered.verify.leftover import Leftovers
 from rmqctl.ext.tiered.verify.local import compare_queues, count_others
-from rmqctl.ext.tiered.verify.queue import QueueCheck, Times
+from rmqctl.ext.tiered.verify.queue import QueueCheck, SegmentTimes
 from rmqctl.ext.tiered.witness import KnownItems
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
@@ -50,7 +50,7 @@ from rmqctl.store.queue.search import first_from
 from rmqctl.store.repair_losses import repair_losses
 from rmqctl.store.store import Store
 
-_MOST_HANDED_OVER = 10_000
+_MAX_HANDED_OVER = 10_000
 """Limit of the findings per category and file that a thread returns."""
 
 
@@ -116,7 +116,7 @@ class Verification:
                 self.checked.append({"structure": name})
 
     def _brokers(self) -> list[tuple[str, str]]:
-        return sorted(owner for owner in self.tier.found.owners
+        return sorted(owner for owner in self.tier.contents.owners
                       if self.options.broker in (None, owner[1]))
 
     def _broker(self, cluster: str, broker: str) -> Iterator[Finding]:
@@ -151,7 +151,7 @@ class Verification:
                     self.progress(result.coverage.bytes_total)
             return
         for number, queue in enumerate(queues):
-            place = Place(queue, self.coverage, self._local_from(queue))
+            place = QueueFindings(queue, self.coverage, self._local_from(queue))
             check = QueueCheck(queue, place, None if keys is None else
                                MessageKeys(keys, number, queue.name.topic,
                                            empty_too=items.has_empty), self.progress)
@@ -185,14 +185,14 @@ class Verification:
     # -- index files -----------------------------------------------------------------------------
 
     def _index_files(self, cluster: str, broker: str, items: Items) -> Iterator[Finding]:
-        flat = self.tier.found.indexes.get((cluster, broker))
+        flat = self.tier.contents.indexes.get((cluster, broker))
         if flat is not None:
             entries = self.tier.metadata.segments[names.INDEX].get(names.index_path(broker), {})
             for file in uploaded(flat):
                 if not isinstance(file, IndexFile):
                     yield _unreadable(file)
                     continue
-                times = index.Times()
+                times = index.ItemTimes()
                 yield from self._index_file(file, items, times)
                 entry = entries.get(file.base)
                 if entry is not None and file.size:
@@ -223,11 +223,11 @@ class Verification:
             elif file.size and file.timestamp in keys:
                 yield index.note(file, "tiered-oddity", "already uploaded: a broker deletes it at "
                                  "startup")
-            yield from self._index_file(file, items, index.Times())
+            yield from self._index_file(file, items, index.ItemTimes())
         yield from _compacting(folder)
 
     def _index_file(self, file: IndexFile, items: Items,
-                    times: index.Times) -> Iterator[Finding]:
+                    times: index.ItemTimes) -> Iterator[Finding]:
         self.coverage.index_files += 1
         items.start(file)
         yield from self._guarded(INDEX, index.check(file, items.take, times))
@@ -235,7 +235,7 @@ class Verification:
             self.progress(file.size)
 
 
-def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.Times) -> Iterator[
+def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.ItemTimes) -> Iterator[
         Finding]:
     """Compare an index segment's times in the metadata with its header and items."""
     header = file.header
@@ -279,7 +279,7 @@ def _parts(check: QueueCheck) -> Iterator[Finding]:
     log = check.queue.commit_log
     where = log.reader.where(log.folder)
     yield from _guarded(LOG, where, check.findings())
-    yield from _guarded(QUEUE, where, Left(check).findings())
+    yield from _guarded(QUEUE, where, Leftovers(check).findings())
 
 
 def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> Finding:
@@ -296,7 +296,7 @@ class _Result:
 
     findings: list[Finding]
     coverage: Coverage
-    times: Times
+    times: SegmentTimes
 
 
 def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
@@ -331,9 +331,9 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
     try:
         queue = with_witness(FlatQueue(name, *(FlatFile.open(reader, kind.folder) for kind in (
             given.commit_log, given.consume_queue))), lambda: items)
-        place = Place(queue, local_from=local_from)
+        place = QueueFindings(queue, local_from=local_from)
         check = QueueCheck(queue, place, keys)
-        findings = list(bounded(_parts(check), most=_MOST_HANDED_OVER))
+        findings = list(bounded(_parts(check), most=_MAX_HANDED_OVER))
         return _Result(findings, place.counted, check.times)
     finally:
         items.close()
