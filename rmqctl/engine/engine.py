@@ -118,9 +118,9 @@ class Engine(Putting):
         settings = settings or Settings()
         path = os.fspath(root)
         dirs = list(commitlog_dirs)
-        found = Store.open(path, dirs)
-        found.layout.require_writable(path)
-        lock = lock_for(found, dirs, outside)
+        unlocked = Store.open(path, dirs)
+        unlocked.layout.require_writable(path)
+        lock = lock_for(unlocked, dirs, outside)
         lock.acquire()
         try:
             store = Store.open(path, dirs, sizes_of(settings))

@@ -92,10 +92,10 @@ class ConfigTable:
 
     def _stamp(self) -> tuple[int, int, int] | None:
         try:
-            found = os.stat(self.path())
+            status = os.stat(self.path())
         except OSError:
             return None
-        return found.st_ino, found.st_size, found.st_mtime_ns
+        return status.st_ino, status.st_size, status.st_mtime_ns
 
     def _refuse_damage(self, config: ConfigFile) -> None:
         main, backup = config.main, config.backup
@@ -144,7 +144,7 @@ class ConfigTable:
 
     def remove(self, name: str) -> None:
         """Take an entry out, and publish the file."""
-        self._replace({known: entry for known, entry in self.table.items() if known != name})
+        self._replace({key: entry for key, entry in self.table.items() if key != name})
 
     def _replace(self, table: dict[str, Any]) -> None:
         value = self.changed(table)
@@ -161,10 +161,10 @@ class ConfigTable:
         return value if self._value else dict(sorted(value.items()))
 
     def _text(self, name: str, entry: Any) -> fastjson.Ready:
-        known = self._texts.get(name)
-        if known is None or known[0] is not entry:
-            known = self._texts[name] = entry, fastjson.ready(entry, 2)
-        return known[1]
+        cached = self._texts.get(name)
+        if cached is None or cached[0] is not entry:
+            cached = self._texts[name] = entry, fastjson.ready(entry, 2)
+        return cached[1]
 
     def _next_version(self) -> dict[str, Any]:
         version = self.data_version

@@ -102,8 +102,8 @@ def attributes_problem(new: Mapping[str, str]) -> str | None:
     """Return why a 5.x broker rejects these attributes; None when it accepts them."""
     for name, value in new.items():
         if name not in _ENUMS and name != _RESERVE_TIME:
-            known = ", ".join([*_ENUMS, _RESERVE_TIME])
-            return f"unknown topic attribute {name!r}; valid: {known}"
+            valid = ", ".join([*_ENUMS, _RESERVE_TIME])
+            return f"unknown topic attribute {name!r}; valid: {valid}"
         allowed = _ENUMS.get(name)
         if allowed is not None and value not in allowed:
             return f"{name} must be one of {', '.join(allowed)}, not {value!r}"
@@ -167,15 +167,15 @@ class Topics(ConfigTable):
 
         An unknown topic allows everything: whether it is created is another question.
         """
-        known = self.get(topic)
-        if known is None:
+        config = self.get(topic)
+        if config is None:
             return None
-        queues = max(number(known, "readQueueNums", BEAN_QUEUES),
-                     number(known, "writeQueueNums", BEAN_QUEUES))
+        queues = max(number(config, "readQueueNums", BEAN_QUEUES),
+                     number(config, "writeQueueNums", BEAN_QUEUES))
         if not 0 <= queue_id < queues:
             return f"topic {topic} has {queues} queues; queue {queue_id} does not exist"
-        if not number(known, "perm", READ_WRITE) & WRITE:
-            return f"topic {topic} is not writable (perm {known['perm']})"
+        if not number(config, "perm", READ_WRITE) & WRITE:
+            return f"topic {topic} is not writable (perm {config['perm']})"
         return None
 
     # -- changing -----------------------------------------------------------------------------
@@ -264,16 +264,16 @@ class Topics(ConfigTable):
 
         Those that a broker has by itself are given as they are, not written.
         """
-        known = self.get(name)
-        if known is None:
+        existing = self.get(name)
+        if existing is None:
             self.load()
-            known = self.get(name)
+            existing = self.get(name)
         problem = self.creation_problem(name, model)
         if problem is not None:
             raise RefusedError(problem)
-        known = known or self.own(name)
-        if known is not None:
-            return known
+        existing = existing or self.own(name)
+        if existing is not None:
+            return existing
         config = self._made_by_sending(name, model, queues)
         assert config is not None
         config["topicSysFlag"] = sys_flag

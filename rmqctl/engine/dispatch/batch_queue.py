@@ -126,9 +126,9 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
 
     def _append(self, queue: BatchedQueue, units: Array) -> None:
         """Write the rows that were not dispatched before at the queue's end."""
-        known = int(np.searchsorted(units["physical_offset"].astype(np.int64), queue.max_physic,
-                                    "right"))
-        units = units[known:]
+        written = int(np.searchsorted(units["physical_offset"].astype(np.int64), queue.max_physic,
+                                      "right"))
+        units = units[written:]
         before = queue.files.position
         try:
             queue.files.append(units.view(np.uint8).data)

@@ -136,9 +136,9 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
     def _load(self, queue: PlainQueue, on_disk: FileQueue) -> None:
         # Where it stands is known better than from its files.
-        known = self._positions.get(queue.key)
-        if known is not None:
-            end, queue.max_physic = known
+        position = self._positions.get(queue.key)
+        if position is not None:
+            end, queue.max_physic = position
             if on_disk.files:
                 queue.files.load(on_disk.files, layout.byte_offset(end),
                                  layout.byte_offset(max(end, on_disk.disk_end)))

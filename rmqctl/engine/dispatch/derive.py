@@ -89,10 +89,10 @@ class Derived:
                 part.key_row + first for part, first in zip(parts, begin, strict=False)])
             key_hash = np.concatenate([part.key_hash for part in parts])
         if any(part.inner is not None for part in parts):
-            each = [part.inner or (part.queue_offset, np.ones(len(part), np.int64))
-                    for part in parts]
-            inner = (np.concatenate([first for first, _ in each]),
-                     np.concatenate([count for _, count in each]))
+            ranges = [part.inner or (part.queue_offset, np.ones(len(part), np.int64))
+                      for part in parts]
+            inner = (np.concatenate([first for first, _ in ranges]),
+                     np.concatenate([count for _, count in ranges]))
         further = [Further(part.further.names, part.further.message + first, part.further.name,
                            part.further.offset)
                    for part, first in zip(parts, begin, strict=False) if part.further is not None]
@@ -129,18 +129,18 @@ def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Seq
 
 def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) -> Further | None:
     """Return rows of (message, queue, queue offset) besides those that are there already."""
-    known = set() if further is None else {
+    present = set() if further is None else {
         (row, further.names[name], offset) for row, name, offset in zip(
             further.message.tolist(), further.name.tolist(), further.offset.tolist(),
             strict=True)}
     new = [(row, raw, offset) for row, name, offset in more
-           if (row, raw := os.fsencode(name), offset) not in known]
+           if (row, raw := os.fsencode(name), offset) not in present]
     if not new:
         return further
     names = [raw for _, raw, _ in new]
-    made = Further(names, np.array([row for row, _, _ in new], np.int64), np.arange(len(new)),
-                   np.array([offset for _, _, offset in new], np.int64))
-    both = made if further is None else Further.joined([further, made])
+    added = Further(names, np.array([row for row, _, _ in new], np.int64), np.arange(len(new)),
+                    np.array([offset for _, _, offset in new], np.int64))
+    both = added if further is None else Further.joined([further, added])
     order = np.argsort(both.message, kind="stable")
     return Further(both.names, both.message[order], both.name[order], both.offset[order])
 

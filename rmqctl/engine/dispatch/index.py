@@ -393,14 +393,14 @@ class IndexWriter:
         if self._file.header.index_count <= 1 and len(self._paths) <= 1:
             return message, key  # nothing is indexed yet: offset 0 is not an end
         self._file.sync_to_file()  # what is read back now must be counted there
-        known = last_hashes(self._paths, self._shape, end)
+        indexed = last_hashes(self._paths, self._shape, end)
         next_key = int(np.searchsorted(key_row, message, "right"))
         wanted = key_hash[key:next_key].tolist()
-        if not known or wanted[:len(known)] != known:
+        if not indexed or wanted[:len(indexed)] != indexed:
             return message, key
-        if len(known) == len(wanted):
+        if len(indexed) == len(wanted):
             return message + 1, next_key
-        return message, key + len(known)
+        return message, key + len(indexed)
 
     def _current(self) -> IndexFile:
         """Return the last file; a new one if it does not exist or is full."""
@@ -462,7 +462,7 @@ def name_at(time: int) -> str:
 
 def next_name(name: str) -> str:
     """Return the least name after another one's ("" is before all)."""
-    known = names.parse_index(name)
-    if known is None or known.year == MAXYEAR:
+    time = names.parse_index(name)
+    if time is None or time.year == MAXYEAR:
         return f"{int(name or 0) + 1:0{names.INDEX_DIGITS}d}"
-    return names.build_index(known + timedelta(milliseconds=1))
+    return names.build_index(time + timedelta(milliseconds=1))

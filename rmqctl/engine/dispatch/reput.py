@@ -152,9 +152,9 @@ class Dispatcher:
 
         The end of the last record with a row; of a batch queue only its start is known.
         """
-        known = [queue.max_physic for queue in self._queues.queues]
-        known += [batch.max_physic for batch in self._batches.queues]
-        return max(known, default=-1)
+        ends = [queue.max_physic for queue in self._queues.queues]
+        ends += [batch.max_physic for batch in self._batches.queues]
+        return max(ends, default=-1)
 
     # -- dispatch ---------------------------------------------------------------------------------
 
@@ -323,16 +323,16 @@ class Dispatcher:
         queued = plain[message]
         if not queued.all():
             message, name, offset = message[queued], name[queued], offset[queued]
-        known = self._further.texts
-        safe = np.array([is_queue_name(os.fsdecode(name_text)) for name_text in known], bool)[name]
+        texts = self._further.texts
+        safe = np.array([is_queue_name(os.fsdecode(name_text)) for name_text in texts], bool)[name]
         if not safe.all():
             self.unplaceable += int(np.count_nonzero(~safe))
             message, name, offset = message[safe], name[safe], offset[safe]
         queue_id = derived.queue_id[message]
         if self._queue_ids is not None:
-            queue_id = self._queue_ids(known, name, queue_id, offset, derived.physical[message])
+            queue_id = self._queue_ids(texts, name, queue_id, offset, derived.physical[message])
         elif self._settings.lmq:
-            light = np.array([name_text.startswith(_LMQ) for name_text in known], bool)[name]
+            light = np.array([name_text.startswith(_LMQ) for name_text in texts], bool)[name]
             queue_id = np.where(light, 0, queue_id)
         return message, self._further_numbers.encode(name, queue_id), offset
 

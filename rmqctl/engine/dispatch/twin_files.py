@@ -84,8 +84,8 @@ class TwinFiles(QueueFiles):
         there = twin.units(layout.queue_offset(self.position), len(data) // UNIT_SIZE)
         if there.tobytes() == data:
             return True
-        made = np.frombuffer(data, layout.dtype())
-        if len(there) != len(made):
+        own = np.frombuffer(data, layout.dtype())
+        if len(there) != len(own):
             return False
         is_expired = valid(there) & (there["physical_offset"] < self._log_min)
-        return bool(((there == made) | (made == _FILLER) & is_expired).all())
+        return bool(((there == own) | (own == _FILLER) & is_expired).all())

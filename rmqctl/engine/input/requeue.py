@@ -65,16 +65,16 @@ def requeue(letters: Iterable[Made], session: AppendSession) -> Iterator[dict[st
     while group := list(islice(rest, _TOGETHER)):
         lines: dict[int, bytes] = {}
         rows = []
-        for number, each in enumerate(group):
-            rows.append(each.row())
-            if each.message is None:
+        for number, requeued in enumerate(group):
+            rows.append(requeued.row())
+            if requeued.message is None:
                 continue
-            topic = each.message["topic"]
+            topic = requeued.message["topic"]
             if session.topics.exists and session.topics.get(topic) is None:
                 rows[-1] |= {"status": LEFT_OUT, "reason": "config/topics.json does not contain "
                              "the topic (`rmqctl topic create` adds it)"}
                 continue
-            lines[number] = line(each.message)
+            lines[number] = line(requeued.message)
         for number, result in appender.put(list(lines.items())):
             rows[number] |= {"status": result.status, "physical_offset": result.physical_offset,
                              "msg_id": result.msg_id, "reason": result.reason}

@@ -151,9 +151,9 @@ class Preparer:
             rows.setdefault(its_names, []).append(row)
         texts = [""] * len(names)
         for its_names, its_rows in rows.items():
-            made = self._same(its_names,
-                              [properties[row] for row in its_rows])  # type: ignore[misc]
-            for row, text in zip(its_rows, made, strict=True):
+            joined = self._same(its_names,
+                                [properties[row] for row in its_rows])  # type: ignore[misc]
+            for row, text in zip(its_rows, joined, strict=True):
                 texts[row] = text
         return texts
 

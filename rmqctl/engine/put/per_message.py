@@ -189,9 +189,9 @@ class SingleMessages:
     def _kind_of(self, message: Outgoing) -> Kind:
         """Return what the records of this topic, these flags and hosts share; they were checked."""
         key = message.topic, message.sys_flag, message.born_host, message.store_host
-        known = self._kinds.get(key)
-        if known is not None:
-            return known
+        cached = self._kinds.get(key)
+        if cached is not None:
+            return cached
         if len(self._kinds) >= _KNOWN:
             self._kinds.clear()
         born = message.born_host or self._settings.born_host

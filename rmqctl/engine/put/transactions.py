@@ -22,23 +22,24 @@ _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 
 def rebuilt(record: Record, settings: Settings, **more: str) -> str:
     """Return a half message's properties as a broker writes them once more, with others."""
-    known = JavaMap.from_properties(java_text(record.properties), settings.profile.map_capacity)
+    properties = JavaMap.from_properties(java_text(record.properties),
+                                         settings.profile.map_capacity)
     for name, value in more.items():
-        known.put(name, value)
-    return known.text(trailing=settings.profile.trailing_separator)
+        properties.put(name, value)
+    return properties.text(trailing=settings.profile.trailing_separator)
 
 
-def target(known: Mapping[str, str]) -> tuple[str, int] | None:
+def target(properties: Mapping[str, str]) -> tuple[str, int] | None:
     """Topic and queue that a half message is meant for; None where it names none."""
-    topic, queue = known.get(props.REAL_TOPIC, ""), known.get(props.REAL_QUEUE_ID, "")
+    topic, queue = properties.get(props.REAL_TOPIC, ""), properties.get(props.REAL_QUEUE_ID, "")
     if name_problem(topic) is not None or not _QUEUE_ID.fullmatch(queue):
         return None
     return topic, int(queue)
 
 
-def committed(record: Record, known: Mapping[str, str], settings: Settings) -> Outgoing | None:
+def committed(record: Record, properties: Mapping[str, str], settings: Settings) -> Outgoing | None:
     """Return what a commit puts of a half message; None where it names no topic and queue."""
-    place = target(known)
+    place = target(properties)
     if place is None:
         return None
     return Outgoing(
@@ -49,9 +50,9 @@ def committed(record: Record, known: Mapping[str, str], settings: Settings) -> O
 
 def op_message(body: str, settings: Settings, now: int, host: Host, queue_id: int = 0) -> Outgoing:
     """Return the op message with a body, born at ``now`` (ms)."""
-    known = JavaMap()  # as a client's message has them
-    known.put(props.TAGS, ENDED)
-    known.put("WAIT", "true")
+    properties = JavaMap()  # as a client's message has them
+    properties.put(props.TAGS, ENDED)
+    properties.put("WAIT", "true")
     return Outgoing(props.OP_HALF_TOPIC, body.encode(),
-                    known.text(trailing=settings.profile.trailing_separator), queue_id,
+                    properties.text(trailing=settings.profile.trailing_separator), queue_id,
                     born_timestamp=now, born_host=host, store_host=host)
