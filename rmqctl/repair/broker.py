@@ -68,9 +68,9 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     """
     predicted = prediction or preflight(store, version)
     rules = as_configured(store, version_of(predicted.broker_version))
-    # Of consume queues in RocksDB a broker that does not know them makes others, in files.
+    # A broker without support for consume queues in RocksDB creates others, as files.
     store.layout.require_writable(store.root, made_anew=rules.rocksdb_queues)
-    # A configuration that was not meant, and a broker that does not start: nothing is planned.
+    # No plan for a configuration that was not intended.
     if predicted.misled and predicted.starts:
         raise RefusedError(
             f"{store.root}: {predicted.misled[0].detail}. Nothing is planned for such a "
@@ -99,7 +99,7 @@ def plan_broker(store: Store, version: str | None, scratch: Scratch,
     if store.has_abort:
         steps.append(MoveAside("abort"))
     steps += _note(store, predicted)
-    # What the plan says beside its steps.
+    # Notes of the plan.
     more = predicted.account.cut - len(predicted.lost_first)
     if more > 0:
         notes.append(f"{plural(more, 'more message is', 'more messages are')} lost (not listed)")
@@ -127,7 +127,7 @@ def _dropped(store: Store, predicted: Prediction) -> Dropped:
     places = places_of(((message.physical_offset, message.size)
                         for message in predicted.lost_first), store.log.raw_at)
     lost = predicted.account
-    # A start that cuts nothing keeps the entries, but committed offsets prove nothing after it.
+    # A start that truncates nothing keeps the entries, but voids the evidence of offsets.
     gone = lost.by_offsets if predicted.start_is_harmless else lost.known_lost
     return Dropped(lost.cut_for_sure + gone, lost.cut - lost.cut_for_sure, places)
 
@@ -191,7 +191,7 @@ class _Derived:
             for folder in self._folders(change):
                 compared.add(folder)
                 queues += self._compare(folder)
-        # In what was compared, a file that goes away may have been rebuilt.
+        # A file that is moved aside may have been rebuilt and compared.
         queues += [MoveAside(path) for path in self._prediction.doomed
                    if path.startswith(_QUEUES) and os.path.dirname(path) not in compared]
         if self._indexes:
@@ -206,7 +206,7 @@ class _Derived:
         return folders
 
     def _compare(self, folder: str) -> list[Step]:
-        # Older files were not copied: what is not said to go stays.
+        # Older files were not copied: they stay unless they are moved aside.
         return compare(self._store.root, self._scratch.root, folder,
                        leave=lambda relative: relative not in self._doomed)
 

@@ -61,7 +61,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     broker without them.
     Raises: whatever `resolve` does.
     """
-    # What the store itself shows goes before defaults.
+    # Values that the store itself shows win over defaults.
     light = store.light_queues
     config = resolve(store, given, shown={
         "version": judged(store).release, "lmq": not light.own_ids,
@@ -71,7 +71,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     if config.index_unknown:
         settings = replace(settings, message_index=False)
         notes.append(f"{config.index_unknown}; the index is left as it is")
-    # Sizes that nothing shows are said, because a broker with others does not read the files.
+    # Note guessed sizes, because a broker with others does not read the files.
     if origin["consumequeue_file_size"] == "default" and (
             into_files or store.layout.consumequeue != "rocksdb") and not any(
             queue.files for queue in store.queues.values()):
@@ -90,7 +90,7 @@ def configured(store: Store, given: Mapping[str, Any], *, into_files: bool = Fal
     topics_known = load_one(store, "topics.json").value is not None
     try:
         batch |= Topics(store.root, settings, now_ms).batch_topics()
-    except RefusedError as error:  # config/topics.json is damaged: that stops no repair
+    except RefusedError as error:  # a damaged config/topics.json must not stop a repair
         notes.append(f"{error} (the folders determine which topics have batch queues)")
     assumes_batch = origin["batch_consumequeue_file_size"] == "default" and not any(
         queue.files for queue in store.batch_queues.values())

@@ -132,7 +132,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
     except FormatError:
         old = layout.parse(data.ljust(layout.PAGE_SIZE, b"\0"))
         reason = "checkpoint is too short" if is_file else "checkpoint is missing"
-    # The fields as they should be, and why.
+    # The corrected fields, and why.
     new, wrong = _right(old, facts, generation, fresh=bool(reason))
     reason = reason or wrong
     shown_old, shown_new = _shown(old), _shown(new)
@@ -174,7 +174,7 @@ def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
             wrong = "checkpoint is ahead of the log" if getattr(new, name) > 0 else (
                 "checkpoint has an invalid store time")
             new = new._replace(**{name: limit})
-        elif getattr(new, name) < 0:  # of an empty log nothing else can be said
+        elif getattr(new, name) < 0:  # an empty log shows no time
             wrong = "checkpoint has an invalid store time"
             new = new._replace(**{name: 0})
     # Offsets.

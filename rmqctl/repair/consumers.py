@@ -77,13 +77,13 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
     """
     ends = {tuple(name.rpartition("-")[::2]): end for name, end in table.items()}
     placed: dict[tuple[str | None, int | None], OffsetRuns] = {}
-    unplaced = total  # each of these may be one of those that are found here
+    unplaced = total  # each of these may be counted again below
     for message in lost:
         if message.queue_offset is not None:
             unplaced -= 1
             placed.setdefault((message.topic, message.queue_id), OffsetRuns()).add_run(
                 message.queue_offset, message.queue_offset + 1)
-    # A DLedger log that can be repaired has no gap: what its queues lack is after their ends.
+    # A repairable DLedger log has no gap: its queues lack only messages after their ends.
     by_end = store.layout.is_dledger and unplaced > 0
     if not by_end and not any(row["offset"] > ends.get(
             (row["topic"], str(row["queue_id"])), _ENDLESS)
@@ -93,7 +93,7 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
     count = 0
     try:
         predicted = preflight(store)
-    except RmqctlError:  # what cannot be read is said elsewhere, and positions only add to it
+    except RmqctlError:  # reported elsewhere; positions only add to it
         return ByPositions()
     reached: dict[QueueKey, OffsetRuns] = {}
     for key, losses in sorted((predicted.queue_losses or {}).items()):

@@ -84,7 +84,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     """
     store.layout.require_writable(store.root, WRITES, made_anew=True)
     refuse_overlaps(store)
-    # The files of the log that go.
+    # The log files that expire.
     log = store.log
     before = log.min_offset
     gone = list(_expired_files(store, now, limits))
@@ -96,7 +96,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
     size = sum(file.size for file, _ in gone)
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in store.log_troubles]
     queues = QueuesExpired()
-    # What only leads into these: queues, timer log, index.
+    # Files that point into these only: queues, timer log, index.
     if after > 0:
         progress = ConsumerProgress.of(store)
         queues = expire_queues(store, before, after)
@@ -110,7 +110,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
         if gone and store.layout.consumequeue == "rocksdb":
             notes.append("entries of expired messages stay in the consume queue database until a "
                          "broker compacts it; they have no effect")
-    # What is to be said where that is not what the user expects.
+    # Notes where the result is not what the user expects.
     if limits.free_bytes is not None:
         notes += _too_little(gone, limits.free_bytes)
     if not gone and limits.older_than is not None:
@@ -122,7 +122,7 @@ def expire(store: Store, now: int, limits: Limits) -> Expiry:
 def closed_files(store: Store) -> list[StoreFile]:
     """Return the log files that may expire: those before the file in use."""
     last = len(store.log.files) - 1
-    # Files laid out ahead hold nothing yet: a running broker's last file is the one in use.
+    # Preallocated files are empty: a running broker's last file is the one in use.
     while last > 0 and not used_size(store.log.source(last)):
         last -= 1
     return store.log.files[:max(last, 0)]

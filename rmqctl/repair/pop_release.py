@@ -79,7 +79,7 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
     state = popped(store, now, problems.append, wanted)
     refused: dict[int, str] = {}
     release = judged(store).release
-    if not is_from(release, _SINCE):  # what only 5.x has is there
+    if not is_from(release, _SINCE):  # the store has structures of 5.x
         release = _USUAL
     configuration, forms = configured(store, {"version": release}), _Forms.of(store, release)
     while True:
@@ -98,7 +98,7 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
                    in Counter(row["reason"] for row in left).items())]
         if not chosen:
             return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
-        # The messages for the retry topics, then acknowledgements for what is not revived yet.
+        # Messages for the retry topics, then acknowledgements for those not revived yet.
         puts = Puts(store, configuration, scratch, clock)
         messages = [_again(whole, pop.delivery.point.popTime, forms.retry_topic(store, pop),
                            configuration.settings)

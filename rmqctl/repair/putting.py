@@ -174,7 +174,7 @@ class Puts(Changes):
             writer.wants, least = None, dict(writer.first)
             for entries in derived:
                 writer.add(entries, lmq=self.settings.multi_dispatch)
-            writer.first = least  # noted once it was asked for
+            writer.first = least  # a broker notes it at the first request
         except FormatError as error:
             raise RefusedError(f"{self.store.root}: {error}: cannot add entries to consume queues "
                                "that are partly unreadable") from None

@@ -215,7 +215,7 @@ class _Planner:
             self._refuse_without_log()
         undo_first = self._undo_first() if cut is not None or saved.lost else None
         forgotten: tuple[Lost, ...] = ()
-        held = self._store.snapshot is not None  # then the broker keeps checkpoint and abort file
+        held = self._store.snapshot is not None  # the broker maintains checkpoint and abort file
         troubles = [] if held else self._timer_troubles(saved)
         timed = timed_disputes(self._store, saved.parts, troubles)
         saved = self._settle_timed(saved, timed)
@@ -339,7 +339,7 @@ class _Planner:
         if names and CONFIG not in only:
             raise UsageError(f"--from {names[0]}: contains topics, groups or consumer offsets, so "
                              "--only must include config")
-        for export in self._exports:  # before the log is read; what only that tells comes later
+        for export in self._exports:  # before the log is read, which may show more topics
             refuse_foreign(export, topics(self._store, self._generation, ())[0])
 
     def _undo_first(self) -> str | None:
@@ -406,13 +406,13 @@ class _Planner:
 
     def _log(self) -> Salvage:
         """Return the log as it will be; as it is, if --only does not include it."""
-        # Where the log was not asked for, nothing is looked at.
+        # Without the log in --only, nothing is examined.
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
             self._configuration = self._configuration.with_batches(
                 self._store, self._inner_batch_topics(parts))
             return Salvage(parts, log_end=parts[-1].end if parts else 0)
-        # The log from itself and from copies; then what else these copies have.
+        # The log from itself and from copies; then the configuration of these copies.
         total = sum(file.size for file in self._store.log.files)
         entries: Planned = [], []
         with ExitStack() as stack:
@@ -539,7 +539,7 @@ class _Planner:
 
         ``settled``: what entries prove about the log.
         """
-        # What of it is asked for; a database is made another way.
+        # The selected structures; a database is rebuilt separately.
         wanted = self._options.only & {CONSUMEQUEUE, INDEX}
         if self._options.topic is not None or not self._configuration.settings.message_index:
             wanted -= {INDEX}
@@ -550,7 +550,7 @@ class _Planner:
             if in_rocksdb:
                 self._in_rocksdb(saved)
             return None
-        # Made from the log as it will be, and compared with what is there.
+        # Rebuilt from the log as it will be, and compared with the store.
         with self._watch("rebuilding", log_size(saved.parts)) as done:
             rebuilt = self._make(
                 saved.parts, self._root, self._configuration.settings, self._scratch, only=wanted,
@@ -573,7 +573,7 @@ class _Planner:
         with self._watch("comparing with the store", 0):
             steps, actions = derived_steps(rebuilt, lambda: whole and index_is_right(
                 self._store, self._watch, self._options.jobs))
-        # Entries that contradict the messages may be right: then it is made again with them.
+        # Entries that contradict the messages may be right: then rebuild again with them.
         if steps and saved.parts and settled is None and self._make is rebuild:
             with self._watch("comparing entries with messages", 0):
                 settled = self._settle(saved, rebuilt, steps)
@@ -583,7 +583,7 @@ class _Planner:
             self._in_rocksdb(saved)
         self._notes += self._configuration.notes
         if whole and self._store.snapshot is not None:
-            # They are of now and the log is that of its fixed end: what differs may be newer.
+            # The files are current and the log has a fixed end: a difference may just be newer.
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not self._troubled(part)]
             steps = [step for step in steps if _part_of(step.target) not in sound]
             actions = [action for action in actions if _part_of(action.target) not in sound]
@@ -597,7 +597,7 @@ class _Planner:
         self._notes += rebuilt.notes
         self._unplaceable = rebuilt.unplaceable
         foreign: Planned = [], []
-        # Last, what does not belong to the store.
+        # Last, foreign files.
         if self._options.topic is None:
             for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
                                (INDEX, foreign_index_entries(self._store))):

@@ -150,7 +150,7 @@ def retention(store: Store, around: Around, version: str | None = None,
     Raises: UsageError, StoreIOError.
     """
     store.layout.require(store.root, "commitlog")
-    # Which files go, by the rules of a start.
+    # The expiring files, by the rules of a start.
     release, rules = rules_of(store, version)
     files = closed_files(store)
     disk, refuses = disk_use(store, rules, files, around)
@@ -163,7 +163,7 @@ def retention(store: Store, around: Around, version: str | None = None,
     if store.layout.is_dledger:
         answer.settings["fileReservedTime"] += ", and DLedger keeps an hour more"
         answer.settings["diskMaxUsedSpaceRatio"] = "a limit of DLedger's own"
-    # Who has not read what goes.
+    # Groups that have not read the expiring messages.
     after = store.log.files[gone].base if gone else store.log.min_offset
     if not store.layout.reads("consumequeue"):
         answer.unread = None
@@ -179,7 +179,7 @@ def retention(store: Store, around: Around, version: str | None = None,
         answer.notes += unread_in_words(queues, progress)
         answer.notes += expire_timer(store, store.log.min_offset, after,
                                      progress.timer_read).notes
-    # What a copy should know of the times of its files.
+    # Notes on the file times of a copied store.
     answer.notes += younger_than_messages(store, around.now, rules.reserved_hours * HOUR)
     if disk.expires_files:
         answer.notes.append(
@@ -188,7 +188,7 @@ def retention(store: Store, around: Around, version: str | None = None,
             "fileReservedTime before a broker starts on it")
     if (fault := rules.fault) is not None:
         answer.notes.insert(0, str(fault))
-    # For how long there is room.
+    # How long the disk has space.
     if around.no_disk:
         answer.no_outlook = str(around.no_disk)
     elif len(store.log_folders) > 1:
@@ -232,7 +232,7 @@ def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
     most = used(rules.reserved_hours)
     if rules.fails:
         most = math.inf
-    elif not by_time:  # expired files go once the disk is fuller than that
+    elif not by_time:  # expired files are deleted once the disk is fuller
         most = max(most, math.nextafter(rules.expire_ratio, 2))
     reached: dict[str, float | None] = {}
     for name, share in (("expire_ratio", rules.expire_ratio), ("clean_ratio", rules.clean_ratio),
@@ -241,9 +241,9 @@ def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
         reached[name] = 0.0 if left < 0 else (
             round(left / per_day * 24, 1) if most > share else None)
     room = rules.expire_ratio * system.entire - beside - slack
-    # What the operator sets is the number in broker.conf; DLedger keeps an hour more.
+    # The result is the value for broker.conf; DLedger keeps an hour more.
     hours = max(math.floor(room / per_day * 24) - (1 if store.layout.is_dledger else 0), 0)
     if not by_time:
-        hours = 0  # files do not go by their age
+        hours = 0  # files are not deleted by age
     return Outlook(per_day, since or 0, grows.last, round(1.0 if math.isinf(most) else most, 4),
                    reached, hours)

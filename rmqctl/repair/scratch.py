@@ -38,7 +38,7 @@ class Scratch:
         else:
             self.root = os.path.join(above, name)
             make_folders(self.root)
-            # What is below is written, and taken away later: it must not be somewhere else.
+            # Files below are written, and deleted later: they must not be elsewhere.
             for path in (self.root, *_below(self.root)):
                 if os.path.islink(path):
                     raise StoreIOError(f"{path}: is a link; rmqctl does not use it for scratch "

@@ -79,7 +79,7 @@ def checked(root: str, target: str) -> str:
     else:
         target = os.path.normpath(target)
     first = target.split(os.sep)[0]
-    if target == NOTE:  # all else in that folder is not what a plan is about
+    if target == NOTE:  # plans do not change anything else in that folder
         return target
     if "\0" in target or first in (os.pardir, os.curdir, STAGING, "lock") or target == os.sep:
         raise InternalError(f"{target!r} is not a valid target of a repair")
@@ -124,7 +124,7 @@ def refuse_foreign_links(root: str, target: str) -> None:
         try:
             maker, owner = os.lstat(path).st_uid, os.stat(path).st_uid
         except OSError:
-            continue  # it leads nowhere
+            continue  # a dangling link
         if maker not in (0, owner):
             raise RefusedError(f"{target}: {path} is a link created by user {maker} to a file of "
                                f"user {owner}; rmqctl does not follow it")

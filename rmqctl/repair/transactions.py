@@ -60,7 +60,7 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
     Raises: RefusedError for an unknown id, or a store to which nothing can be appended as it is;
     UnsupportedError, StoreIOError.
     """
-    # Which transactions are meant.
+    # The selected transactions.
     now, problems = clock(), list[Problem]()
     chosen = [some for some in transactions(store, now, problems.append)
               if wanted.takes(some, now)]
@@ -76,7 +76,7 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
                            "transaction is ended. `rmqctl recover` repairs that first")
     if not chosen:
         return Ended(Plan(f"transactions-{end}", store.root, notes=tuple(done)))
-    # What a broker would put for each; what it does not take is left.
+    # The messages that a broker would put; transactions whose messages it rejects are left.
     configuration, refused = configured(store, {}), dict[int, str]()
     while True:
         puts = Puts(store, configuration, scratch, clock)

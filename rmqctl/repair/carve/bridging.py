@@ -91,7 +91,7 @@ class Bridge:
         is_marked = sum(row.wanted(_SEALED) for row in rows) <= room // 2
         for start, stop, is_exact in self._stretches(end, physical):
             at = start
-            # Messages that queues lack; a rest that is too small for a filler goes to the last.
+            # Messages that queues lack; a rest too small for a filler is added to the last one.
             while rows:
                 size = rows[0].wanted(_SEALED) if is_marked else rows[0].least(_SEALED)
                 left = stop - at - size
@@ -101,7 +101,7 @@ class Bridge:
                     size += left
                 yield self._record(at, size, before, rows.popleft())
                 at += size
-            # The rest, or something in a file that has nothing.
+            # The rest, or one filler in an empty file.
             if is_exact and at < stop:
                 yield self._record(at, stop - at, before)
             elif not is_exact and at == start:

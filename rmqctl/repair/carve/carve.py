@@ -337,7 +337,7 @@ class Carving:
             tally.astray += new if self.inputs[number].base is not None else 0
         else:
             tally.embedded += new
-        # Records that were not met before; then the others, if they are wanted.
+        # New records; then the duplicates, if selected.
         sizes = page.numbers("total_size")
         if not again:
             tally.bytes_in_messages += int(sizes.sum())

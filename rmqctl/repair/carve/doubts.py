@@ -137,7 +137,7 @@ class Doubts:
         """Apply `until` to records in positions ``[start, end)`` that follow each other."""
         last_piece = self._pieces.get(shift)
         gap, sure = last_piece or (0 if is_file(shift, self._window.size) else start, 0)
-        if gap >= sure:  # else it was asked for together with what lies before
+        if gap >= sure:  # else it was judged together with the records before
             sure = max(sure, self.until(shift, gap, start))
         self.trust(shift, max(start, sure), end)
         self._pieces[shift] = end, sure

@@ -124,10 +124,10 @@ class Chains:
         first = int(np.searchsorted(physical, at + shift))
         for row in range(first, min(first + _MAX_NEXT, len(physical))):
             size, position = int(physical[row]) - at - shift, int(positions[row])
-            if size > REACH or position == at + size:  # the log goes on here, after damage
+            if size > REACH or position == at + size:  # the log continues here, after damage
                 return None
             if (int(physical[row]) - position - shift) % SECTOR:
-                continue  # fragments are of sectors
+                continue  # fragments consist of sectors
             if not size:
                 return at
             if size >= MIN_SIZE and self._reads > 0:
@@ -143,7 +143,7 @@ class Chains:
         first = self._window.read(at, size)
         rest = self._window.read(max(position - size, 0), min(size, position))
         framed = dledger.HEAD_SIZE if dledger.head_at(first, at + shift) is not None else 0
-        # Where the sector with the size is whole, it says at once whether this can be.
+        # If the sector with the size is complete, it decides at once whether this is possible.
         cut = at - at % SECTOR + SECTOR
         if cut - at >= framed + START_SIZE and total_size_at(first[framed:]) != size - 2 * framed:
             return None

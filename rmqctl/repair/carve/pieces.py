@@ -93,7 +93,7 @@ class Pieces:
             self._doubt.add(at, self._cut)
         for other, broken in list(self._breaks.items()):
             if other == shift:
-                # What lies between is of another log, or the log goes on elsewhere.
+                # The bytes between are of another log, or the log continues elsewhere.
                 if (apart := self.chains.apart(shift, broken.at, at)) is None:
                     self._owned.add(broken.at, at)
                 else:
@@ -109,7 +109,7 @@ class Pieces:
 
     def _ends(self, chain: Chain) -> None:
         shift, start, at, file_end = chain
-        # No body contains a record that reaches beyond its end: nor any of the same chain.
+        # No body contains a record that reaches beyond its end, nor its chain.
         for broken in self._breaks.values():
             if start < broken.end < at:
                 self._settle(broken, start)

@@ -219,12 +219,12 @@ class Scan:
         if chained and dledger.detect(entry) == dledger.END_OF_FILE:
             self._at += dledger.END.size
             return False
-        # A damaged record: where it ends decides where the next one is looked for.
+        # A damaged record: its end decides where to search for the next one.
         head = self._window.read(self._at, START_SIZE)
         record = self._judge.record(self._at) if head else None
         if not head or (record is not None and (record[2] or not self._of_store(shift))):
             return False
-        if record is not None:  # its place and its body are hit, its lengths are not
+        if record is not None:  # place and body are damaged, the lengths are not
             self._damaged.add(self._number, self._at, self._at + record[1], record[0])
         end = self._behind_damage(shift) if any(head) or self._of_store(shift) else None
         if chained:
@@ -237,7 +237,7 @@ class Scan:
             return torn is not None
         if end is None:
             return False
-        # What lies inside of it may be copies in its body.
+        # Records inside it may be copies in its body.
         self._broken_at = None
         self._inside(self._at, end, shift, sure=self._is_confirmed(self._at, end, shift))
         self._at = end
@@ -333,7 +333,7 @@ class Scan:
             self.doubts.met(shift, begin, begin + size)
             self._leave(begin, begin + size, shift)
             return
-        # The intact records that follow each other with this shift, the first few to begin with.
+        # The chain of intact records with this shift, the first few to begin with.
         window.hold(self._at, max(size, min(LOG_BYTES, self.size - self._at)))
         for most in (_BURST, 1 << 62):
             batch = records_from(window.data, shift + window.start, self._at - window.start,

@@ -220,7 +220,7 @@ def _inside(run: _SortedRecords, physical: Array, rest: Array) -> Array:
             return is_inside
         is_inside[rows] |= run.rest[left[rows] + step] == rest[rows]
         rows = rows[width[rows] > step + 1]
-    for row in rows.tolist():  # hostile: many records that say they lie at the same place
+    for row in rows.tolist():  # hostile: many records with the same physical offset
         part = run.rest[left[row]:right[row]]
         place = int(np.searchsorted(part, rest[row]))
         is_inside[row] |= place < len(part) and bool(part[place] == rest[row])

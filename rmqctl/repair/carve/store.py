@@ -167,7 +167,7 @@ class StoreMaker:
                 settings, commitlog_file_size=size)).settings
         settings = replace(settings, batch_topics=settings.batch_topics
                            | frozenset(self._batch_topics))
-        # Which message goes where, in which log, and what is missing between.
+        # The place of each message, its log, and the gaps.
         with ExitStack() as held:
             logs = self._order.logs(
                 lambda: Bridge(settings.commitlog_file_size, _FREE_FILL + _FILL * self.size))
@@ -223,7 +223,7 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
             return Phrase("not written; run without --out to list them")
         return Phrase("written too; --no-{placement} skips them", placement=placement)
 
-    # What was found.
+    # Counts of the carving.
     if tally.breaks:
         yield Phrase("{count:,} place where a log ends early or is interrupted",
                      "{count:,} places where a log ends early or is interrupted",
@@ -245,7 +245,7 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
     if tally.duplicates:
         yield hinted(Phrase("{count:,} duplicate found", "{count:,} duplicates found",
                             count=tally.duplicates), "duplicates", wanted.duplicates)
-    # What was written of it.
+    # Counts of the new store.
     if written is None:
         return
     if tally.counts.get(MISPLACED):

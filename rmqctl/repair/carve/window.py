@@ -199,7 +199,7 @@ class Candidates:
         if position >= window.size:
             return position
         window.hold(position, min(_STEP + _HEAD_SIZE, window.size - position))
-        # As far as the heads are held as a whole, or up to the end of the source.
+        # As far as the heads are in memory completely, or up to the end of the source.
         step = min(max(window.end - _HEAD_SIZE - position, _STEP), _LONG_STEP)
         self._to = max(min(position + step, window.size), self._to)
         shift = MAGIC_OFFSET - window.start
@@ -212,7 +212,7 @@ class Candidates:
         """Return the positions in the source with a plausible size and body length."""
         window = self._window
         left = window.end - window.start - places
-        # Near to the end of the source the short head has to do; the judge looks again.
+        # Near the end of the source the short head must suffice; the judge checks again.
         plausible = places[left >= MIN_SIZE]
         near = left[left >= MIN_SIZE] < _HEAD_SIZE
         total = _field(window, plausible, "total_size")

@@ -112,7 +112,7 @@ def _to_files(files: Mapping[str, ConfigFile], changes: Changes) -> None:
         if value.pop(PULL_TABLE, None):
             changes.notes.append("pull offsets, which JSON files do not store, are left out "
                                  f"({file.main.path}, table {layout.PULL_OFFSETS})")
-        if name == "consumerOffset.json":  # numbers of queues stand bare, as a broker writes them
+        if name == "consumerOffset.json":  # bare queue ids, as a broker writes them
             value["offsetTable"] = {key: {int(queue): offset for queue, offset in entry.items()}
                                     for key, entry in value.get("offsetTable", {}).items()}
         if file.used is None:
@@ -129,7 +129,7 @@ def _to_database(files: Mapping[str, ConfigFile], to: ConfigLayout, changes: Cha
         values = {name: files[name].value or {} for name in names}
         creates = new_database(to, folder, values, scratch)
         changes.steps += creates[:-1]
-        # The file that makes it a database has the action.
+        # The last file, which makes it a database, has the action.
         changes.act(creates[-1], "restore", None, entries,
                     f"a database with the entries of {source}", "entry")
 

@@ -128,7 +128,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
     Raises: RefusedError if a file cannot be read or changed without loss; UsageError,
     MissingExtraError, StoreIOError.
     """
-    # What the source has, and what speaks against it.
+    # The source's tables, and doubts about them.
     store.layout.require(store.root, "config")
     theirs, notes = read_source(source)
     if theirs.refused:
@@ -151,7 +151,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                 continue
             entries, table_notes = fitting(store, theirs, table)
             notes += table_notes
-            # v2 of the configuration in RocksDB has no place for this table that is known.
+            # config/rdb (v2) has no known place for this table.
             if table == _FORBIDDEN and store.layout.config == "rocksdb-v2":
                 if entries:
                     notes.append(f"{source}: forbiddenTable is left out: config/rdb has no known "
@@ -178,7 +178,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                 changed[table] = {**ours, **taken}
             if table == _TOPICS:
                 notes += _unreachable(store, taken)
-    # The files, and what the user should know of them.
+    # The files, and notes for the user.
     steps = _changed(store, files.values(), clock, scratch)
     if differ and not replace:
         kept = plural(len(differ), "different entry keeps", "different entries keep")

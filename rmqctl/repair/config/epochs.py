@@ -25,7 +25,7 @@ def mend_epochs(store: Store) -> Planned:
             or any(epoch.start_offset > end for epoch in backup.epochs)):
         return [], []
     if main.fault is not None and not isinstance(main.fault, FormatError):
-        return [], []  # what cannot be read may be good
+        return [], []  # an unreadable file may be intact
     content = store.read_small(backup.name, most=MAX_FILE_SIZE)
     step = (Replace if os.path.lexists(store.path(main.name)) else Create)(main.name, content)
     why = f"{main.reason or 'missing'}; {backup.name} is intact"

@@ -66,7 +66,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
         if not topic.startswith(LMQ_PREFIX) and not is_system(topic, generation, CLUSTER):
             seen[topic] = max(seen.get(topic, 0), queue_id + 1)
 
-    # The queues that consume queues, log and committed offsets tell of.
+    # The queues that consume queues, log and committed offsets show.
     for topic, queue_id in {**store.queues, **store.batch_queues}:
         see(topic, queue_id)
     for name in table:
@@ -75,7 +75,7 @@ def topics(store: Store, generation: int, table: Iterable[str]) -> tuple[Table, 
     for commit in ConsumerProgress.of(store).commits:
         if commit.topic in seen and 0 <= commit.queue_id < _MAX_QUEUES:
             see(commit.topic, commit.queue_id)
-    # The entries that a broker makes for such topics.
+    # The entries that a broker creates for such topics.
     entries: Table = {}
     for topic, count in sorted(seen.items()):
         least = 1 if topic.startswith((RETRY_PREFIX, DLQ_PREFIX)) else CLIENT_QUEUES
@@ -102,7 +102,7 @@ def topic(store: Store, name: str) -> InferredTopic | None:
     """Return a topic as `topics` has it, with the queues that are seen and the type of its
     messages; None if neither log nor queues show it. Reads the log once. Raises: StoreIOError.
     """
-    # What its messages show, delivered or waiting.
+    # Evidence in its messages, delivered or waiting.
     queues: set[int] = set()
     types: Counter[str] = Counter()
     raw = os.fsencode(name)
@@ -128,7 +128,7 @@ def topic(store: Store, name: str) -> InferredTopic | None:
                 types[kind] += int(is_kind.sum())
                 left &= ~is_kind
             types["NORMAL"] += int(left.sum())
-    # The entry, by the rules of a file without any.
+    # The entry, as for a missing file.
     generation = store.generation
     odd = {queue_id for queue_id in queues if not 0 <= queue_id < _MAX_QUEUES}
     table, seen = topics(store, generation, [f"{name}-{queue_id}" for queue_id in queues - odd])

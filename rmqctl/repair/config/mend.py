@@ -174,7 +174,7 @@ class _Mender:
 
     def _of_copies(self, kind: _Kind, file: ConfigFile, read: tuple[dict[str, Any], int] | None,
                    of_backup: dict[str, Any] | None) -> None:
-        # What can be read of the file, of its backup, and of what the user exported.
+        # Readable entries of the file, of its backup, and of the user's export.
         newest, length = read or ({}, 0)
         older = of_backup or {}
         fresh, old = _entries(kind, newest), _entries(kind, older)
@@ -185,7 +185,7 @@ class _Mender:
         value = {**older, **newest, kind.table: {**old, **fresh}}
         if kind.shape == "numbers":
             self._groups = {key.partition("@")[2] for key in {*fresh, *old} if key.count("@") == 1}
-        # Why, and with what.
+        # The reason, and the sources.
         reason = f"{file.main.reason}; "
         if not fresh:
             verb = "restore"
@@ -196,7 +196,7 @@ class _Mender:
             if only_old:
                 where = "the backup" if export is None else export.name
                 reason += f", {len(only_old)} more are in {where}"
-        # What is not known any more.
+        # Notes on what is unknown.
         if fresh and of_backup is None and export is None:
             self.mended.notes.append(
                 f"{file.main.path}: the content after byte {length} is unknown, and no usable "

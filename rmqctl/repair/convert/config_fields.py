@@ -65,7 +65,7 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
             else:
                 changes.steps.append(step)
         changes.actions += plan.actions
-    # Files: both copies, as a broker reads either.
+    # Files: both copies, because a broker may read either.
     for name in _FILES:
         if form != "json" and name in TABLES:
             continue

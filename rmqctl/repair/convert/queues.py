@@ -77,7 +77,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
     Raises: NotAStoreError, UnsupportedError (a layout that cannot be converted), RefusedError (a
     damaged log, or queues of a kind that the other form lacks), StoreIOError.
     """
-    # Where nothing is to be done, or not all of it can be kept.
+    # Nothing to do, or a conversion that would lose something.
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
         store.layout.require_writable(root, WRITES)
         if store.layout.consumequeue == options.to:
@@ -108,7 +108,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
                 table = rebuilt.next_offsets | keep_ends(
                     store, rebuilt.next_offsets, scratch.path(CONSUMEQUEUE), configuration.settings)
                 steps, actions = _in_files(scratch, before, table)
-        # The plan, with the queue offsets that go on.
+        # The plan, with the next queue offsets.
         note = _TO_ROCKSDB if options.to == "rocksdb" else _TO_FILES
         return Plan(COMMAND, root, tuple(actions), tuple(steps), topic_queue_table={
             f"{topic}-{queue_id}": end for (topic, queue_id), end in sorted(table.items())},
@@ -173,7 +173,7 @@ def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
             queue, store.log.min_offset)
         if last is not None:
             unit = _last_unit(queue, last.queue_offset) or UnitRecord(
-                last.physical_offset, MIN_SIZE, 0)  # leads to an expired message, as it did
+                last.physical_offset, MIN_SIZE, 0)  # points to an expired message, as before
             _write_end(os.path.join(top, key[0], str(key[1])), last.queue_offset, unit,
                        settings.consumequeue_file_size)
             kept[key] = last.queue_offset + 1

@@ -147,7 +147,7 @@ def plan_for(root: str, release: str, scratch: Scratch, options: ConvertOptions,
             store.layout.require(root, structure)
         refuse_damage(store)
         conversion = _Conversion(store, release, version, scratch)
-        # The log first: what is left out of it has no entries, queues and offsets either.
+        # The log first: messages left out of it lose entries, queues and offsets, too.
         with watch("reading", store.log.size) as done:
             conversion.leave_out(done)
         if store.layout.consumequeue != "file" and not version.rocksdb_queues:
@@ -216,7 +216,7 @@ class _Conversion(Changes):
             mask = np.zeros(len(batch), bool)
             if not self.version.message_v2:
                 mask |= batch.column("magic") == MAGIC_V2
-                # One that is due for such a topic would keep all after it from delivery.
+                # A due message for such a topic would block the delivery of all later ones.
                 delayed = text.topics(batch).equal(_DELAYED)
                 if delayed.any():
                     rows, values = text.Properties(batch).find(props.REAL_TOPIC)

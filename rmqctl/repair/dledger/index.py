@@ -62,7 +62,7 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
             if wrong or number not in there or there[number].size != dledger.INDEX_FILE_SIZE]
     if not anew:
         return [], []
-    # Each is made again in scratch: what is there, then the units of the log's entries.
+    # Each is rebuilt in scratch: the present bytes, then the units of the log's entries.
     folder = scratch.path(_SCRATCH)
     make_folders(folder, durable=False)
     opened: dict[int, tuple[int, str]] = {}

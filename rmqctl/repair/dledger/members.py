@@ -182,7 +182,7 @@ class _Job:
             raise RefusedError(
                 f"{source.name}: it has no entry in common with this store: it belongs to another "
                 "group, or no intact entry is left here; nothing is copied from it")
-        # Where they part, the user decides.
+        # Where they diverge, the user decides.
         last, behind = (-1, 0) if members.common is None else (
             members.common[0], members.common_end)
         if members.parted is not None and not all(
@@ -423,7 +423,7 @@ class _Job:
             0, saved["end_index"] - last)
 
     def _result(self, steps: list[Step]) -> tuple[Salvage, Planned]:
-        # What of the entries is intact, damaged or missing, and what the index says of them.
+        # Intact, damaged and missing entries, compared with the index.
         node = self.store.nodes[0]
         lost: list[Lost] = []
         total = entries = damaged = 0
@@ -444,12 +444,12 @@ class _Job:
                     first.number - before.number - 1 if before is not None else 0)
                 before = page.link(len(page) - 1)
         total += damaged
-        # Where the log ends: after the last entry and its end mark.
+        # The end of the log: after the last entry and its end mark.
         last = chain.last
         end = self.parts[-1].end if self.parts and last is None else 0
         if last is not None:
             end = chain.marks.get(last.end, last.end)
-        # What stays lost, as a group does not agree on a filler.
+        # Lost entries, for which a group does not agree on fillers.
         if total:
             stay = "stays" if total == 1 else "stay"
             self.notes.append(

@@ -88,7 +88,7 @@ def _records(path: str, traits: Traits) -> Iterator[tuple[int, bytes, Record]]:
                 if not is_erased(record) and (traits.is_copy(record) or record.topic.decode(
                         "utf-8", "replace") in traits.topics):
                     yield start, raw, record
-            base += _PAGE - MAGIC_OFFSET  # one magic may lie in both pages
+            base += _PAGE - MAGIC_OFFSET  # a magic may span both pages
 
 
 # -- what is left ---------------------------------------------------------------------------------
@@ -151,7 +151,7 @@ class _BodyRuns:
         runs that touch the ``spans`` (start, end).
         """
         words = _words_of(data)
-        # Each run has an aligned word of its body, so only what is near to such a word is hashed.
+        # Each run has an aligned word of its body, so only bytes near such a word are hashed.
         here = self._words[_place(words * _FACTORS[0])] & (words != 0)
         near = here[:len(data) - MIN_RUN + 1].copy()
         for shift in range(1, MIN_RUN - _WORD + 1):

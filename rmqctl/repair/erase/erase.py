@@ -96,7 +96,7 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
     Raises: RefusedError for messages, topics or groups that do not exist or must not be deleted;
     UsageError, UnsupportedError, StoreIOError.
     """
-    # Which messages are meant, and all their copies in the log.
+    # The selected messages, and all their copies in the log.
     problems: list[Problem] = []
     going = DeletedTopics(store, wanted.topics, wanted.groups)
     topics = going.topics
@@ -105,7 +105,7 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
     matches = find(store, traits, _chosen(store, wanted, traits, problems.append),
                    same_body=wanted.same_body)
     copies = other_copies(store, traits)
-    # What light queues share needs the topic.
+    # Topics that share messages with light queues stay.
     topics = [topic for topic in topics if topic not in matches.shared]
     # The log: each record in place.
     changes = Changes()
@@ -134,7 +134,7 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
             unmarked += _erase(changes, lines, spans, store, path, at, raw, record,
                                target(store, path).split(os.sep)[0], drop=False)
     changes.steps = [*_joined(changes.steps)]
-    # What leads to them: the index; of topics and groups, queues, configuration and offsets.
+    # References to them: the index; for topics and groups, queues, configuration and offsets.
     gone = np.array(sorted(matches.messages), np.int64)
     for index in (drop_entries(store, gone) if len(gone) else Changes(),
                   items_lead_nowhere(store, copies)):
@@ -145,7 +145,7 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
     if topics and store.rocksdb is not None:
         _remake_database(changes, store, frozenset(topics), scratch)
     _leave_config(changes, store, topics, wanted.groups, clock, scratch)
-    # What stays, and what a plan cannot reach.
+    # Bytes that stay, and places that a plan cannot reach.
     for path in away:
         spans.pop(path, None)
     left = leftovers(store, traits, spans, away)
@@ -262,7 +262,7 @@ def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
             if os.path.isdir(path := store.path(folder, topic))] + [*others]
     for path in away:
         name = target(store, path)
-        # What is below goes as a whole: no patch of it.
+        # Files below are moved as a whole: no patches.
         changes.steps = [step for step in changes.steps
                          if not step.target.startswith(os.path.join(name, ""))]
         changes.act(MoveAside(name), "move aside", None, None,
@@ -394,7 +394,7 @@ def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches
 def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
     """Yield what the user must know before the plan is applied."""
-    # What openings of the store put aside below .rmqctl is not of a repair, and stays.
+    # Files that opening the store put aside below .rmqctl are not of a repair, and stay.
     kept = {path: count for path, count in left.items() if os.path.relpath(
         path, store.root).startswith(os.path.join(REPAIRS, ""))}
     others = [path for path in left if path not in kept]

@@ -192,7 +192,7 @@ def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) ->
     for names, wanted in (((props.UNIQUE_KEY, *_ORIGINS), traits.ids), (_ORIGINS, traits.origins)):
         for name in names if wanted else ():
             rows.update(_having(properties, name, wanted))
-    # By topic: its own messages, and those that wait or were sent back.
+    # By topic: its own messages, and delayed or returned ones.
     topics = text.topics(batch)
     of_topics: set[int] = set()
     copies: set[int] = set()
@@ -220,7 +220,7 @@ def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) ->
         matches.messages.setdefault(record.physical_offset, _role(record, traits))
         if row not in copies:
             traits.add(record)
-    # By content: bodies of the same length and CRC, and whatever is compressed, batched or a trace.
+    # By content: bodies of the same length and CRC, and compressed, batched or trace messages.
     for row in _suspects(batch, topics, traits).tolist():
         if row not in rows:
             _by_content(decode(batch.bytes_at(row)), traits, matches, same_body=same_body)

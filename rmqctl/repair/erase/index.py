@@ -47,7 +47,7 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
     keep = ~np.isin(entries["physical_offset"], gone)
     if keep.all():
         return
-    # The chains as they are have to be those of the entries.
+    # The present chains have to match the entries.
     name = target(store, index.file.path)
     slots, previous = _chains(entries, shape.slots)
     old = SLOT.array(source.read(shape.slot_position(0), shape.slots * SLOT.size))["entry"]
@@ -67,7 +67,7 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
     head = header._replace(index_count=len(left) + 1, hash_slot_count=slot_count,
                            begin_phy_offset=int(left["physical_offset"][0]),
                            end_phy_offset=int(left["physical_offset"][-1]))
-    # The first message of the file is the one that its times count from.
+    # Times count from the first message of the file.
     begin = store.log.record_at(head.begin_phy_offset)
     if not keep[0] and begin is not None:
         head = head._replace(begin_timestamp=begin.store_timestamp)

@@ -135,7 +135,7 @@ def _pieces(path: str, source: FileSource, wanted: ItemKeys) -> tuple[list[Piece
     if not size:
         return [], 0
     header = fmt.HEADER.decode(source.read(0, fmt.HEADER.size))
-    if not any(header):  # made, and no item put
+    if not any(header):  # created, without any item
         return [], 0
     is_open = os.path.basename(os.path.dirname(path)) == names.LOCAL_INDEX_FOLDER
     if header.magic not in fmt.MAGICS or header.item_count < 0:

@@ -112,7 +112,7 @@ class StepStates:
             return "done" if os.path.isdir(self.path(record)) else "todo"
         if record.kind == "patch":
             return self._patch_phase(record)
-        # What is moved, made or replaced: told by which of the names are there.
+        # Moved, created or replaced files: the existing names show the progress.
         path, target = self.path(record), stat_file(self.path(record))
         backup = stat_file(self._backup(record)) if record.backup else None
         if record.kind == "move":

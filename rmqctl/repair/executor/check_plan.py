@@ -72,7 +72,7 @@ class _Picture:
         if follow and is_alias(root, os.path.join(root, target)):
             raise RefusedError(f"{target}: is a link to another file of the store")
         if follow and os.path.islink(os.path.join(root, target)):
-            # It may lead anywhere, outside of the store.
+            # It may point anywhere, outside of the store.
             raise RefusedError(f"{target}: is a link to {real_path(root, target, follow=True)}, "
                                "and rmqctl does not write through links: replace it with the file "
                                "itself")
@@ -80,7 +80,7 @@ class _Picture:
         self._bounds.require(target, path)
         kind = self._kind(path)
         if isinstance(step, MakeFolder) and kind == "folder":
-            self._make(path, "folder")  # wanted: a later step is not to take it away
+            self._make(path, "folder")  # a later step must not remove it
             return None
         if isinstance(step, MoveAside):
             if kind is None:
@@ -136,7 +136,7 @@ class _Picture:
 
 def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
     out: list[Step] = []
-    # Patches by file: several of one file become one.
+    # Join the patches of one file.
     patches: dict[str, int] = {}
     for given in steps:
         step = replace(given, target=checked(root, given.target))
@@ -144,7 +144,7 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
             if step.content.at:
                 raise InternalError(f"{step.target}: the content of a file must start at 0")
             _fits(step.target, [step.content])
-        # A patch may not overlap with another one, whatever name it has for the file.
+        # Patches may not overlap, whatever names they use for the file.
         if isinstance(step, Patch):
             path = real_path(root, step.target, follow=True)
             if is_alias(root, os.path.join(root, step.target)):

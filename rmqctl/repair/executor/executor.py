@@ -172,7 +172,7 @@ class Repair:
         with self._explained(journal.id):
             applier = StepApplier(self.root, journal, self._bounds.named)
             if maybe:
-                # All of them before the first: better refuse than go half way once more.
+                # Check all steps before the first: better refuse than stop halfway again.
                 for _, phase in applier.phases():
                     if isinstance(phase, ChangedError):
                         raise phase

@@ -418,7 +418,7 @@ def _append(fd: int, path: str, lines: Sequence[bytes]) -> None:
     data = b"".join(lines)
     try:
         size = os.fstat(fd).st_size
-        # A power failure may have left half a line: it shall not spoil the next one.
+        # A power failure may have left half a line, which must not spoil the next one.
         if size and os.pread(fd, 1, size - 1) != b"\n":
             data = b"\n" + data
         view = memoryview(data)

@@ -43,10 +43,10 @@ def planned(repair: Repair, propose: Callable[[Scratch], Proposal], *,
                 raise
         scratch.remove()
     except StoreIOError as error:
-        if error.errno in _DISK_FULL:  # what was made may be what fills the disk
+        if error.errno in _DISK_FULL:  # the scratch files may fill the disk
             scratch.remove()
         raise
     finally:
         for folder in (repair.scratch_folder, os.path.dirname(repair.scratch_folder)):
-            with suppress(OSError):  # it holds something else
+            with suppress(OSError):  # not empty
                 os.rmdir(folder)

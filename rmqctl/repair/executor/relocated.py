@@ -150,7 +150,7 @@ def _question(root: str, journal: Journal, named: Iterable[str]) -> str:
         for _ in states.phases():
             pass
     except RefusedError:
-        return ""  # who completes it says why it cannot be
+        return ""  # completing it reports the reason
     if states.by_content:
         return Phrase("the stamp of {target} does not match its journal",
                       target=states.by_content[0])
@@ -164,7 +164,7 @@ def as_it_lies(root: str, journal: Journal, given: Folders) -> Journal:
     """Return the journal with its paths as in the store at ``root``. Raises: RefusedError."""
     now = os.path.realpath(root)
     if _is_where_made(root, now, journal):
-        # Given nevertheless: a copy in the very place, its further folders elsewhere.
+        # Given all the same: a copy at the same path, with its further folders elsewhere.
         return _renamed(journal, now, given) if given else journal
     other = journal.root if journal.root and is_committed(journal.root, journal.id) else ""
     if other:

@@ -79,7 +79,7 @@ def _of_patch(path: str, step: Patch) -> int:
         size, low, high = os.fstat(fd).st_size, 0, 0
         for piece in step.pieces:
             total += 2 * sum(len(data) for _, data in piece.parts)
-            # The system is asked after the data that it named last: there may be many pieces.
+            # Ask the system only after the data that it named last: there may be many pieces.
             at, end = piece.at, min(piece.end, size)
             while at < end:
                 if not low <= at < high:

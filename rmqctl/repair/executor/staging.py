@@ -80,7 +80,7 @@ class Staging:
 
     def stage(self) -> Journal:
         """Stage the plan. Raises: RefusedError if the store is not as planned; StoreIOError."""
-        # Look: may it be done, is there room?
+        # Check permission and space.
         make_folders(self.folder)
         todo = check(self.root, self._plan.steps, self._allowed)
         staging_dirs = [self._staging_dirs.of(checked.step.target, checked.path)
@@ -98,7 +98,7 @@ class Staging:
         for folder in sorted(self._touched, key=len, reverse=True):
             sync_folder(folder)
         for staging_dir in self._staging_dirs.folders:
-            # Who made these may have been killed before they were forced to disk.
+            # The run that created these may have been killed before it forced them to disk.
             for folder in (up(staging_dir)[1:4]):
                 sync_folder(folder)
         return Journal(self.id, self._now, self._plan.command,
@@ -133,7 +133,7 @@ class Staging:
                                    "file system is read-only")
 
     def _check_room(self, todo: Sequence[Checked], staging_dirs: Sequence[int]) -> None:
-        from rmqctl.repair.executor.room import rooms  # who only looks needs none
+        from rmqctl.repair.executor.room import rooms  # not needed for a preview
 
         folders = [self._staging_dirs.folders[number] for number in staging_dirs]
         for room in rooms(self.root, todo, folders, self._is_there):
@@ -163,7 +163,7 @@ class Staging:
                           again=checked.again, old_digest=self._digest_of_moved(checked.path))
         if isinstance(step, Patch):
             return self._patch(number, checked, step, staging_dir)
-        # What replaces a file is staged beside it, with the attributes of the file.
+        # A replacement is staged beside the file, with its attributes.
         staged = os.path.join(NEW, f"{number:06d}")
         self._folder(staging_dir, NEW)
         undone = _undone_name(target)
@@ -174,7 +174,7 @@ class Staging:
                           self._free_backup_name(staging_dir, target), undone, old, new,
                           digest=content_digest(self._path(staging_dir, staged)),
                           old_digest=content_digest(checked.path))
-        # What is made where an earlier step moves something aside is as open as that was.
+        # A file in place of one that an earlier step moves aside gets its mode.
         like = checked.path if is_regular(checked.path) else None
         new = self._stage(staging_dir, staged, step, like=like, near=nearest_folder(checked.path))
         return Record("create", target, staging_dir, staged, undone=undone, new=new,
@@ -250,7 +250,7 @@ class Staging:
         if not os.path.isfile(content.path):
             raise StoreIOError(f"{content.path}: this file, prepared for the store, was deleted")
         if self._movable(content):
-            # Another file system, or a folder that is not ours: then a copy does as well.
+            # Another file system, or another user's folder: copy it.
             with contextlib.suppress(OSError):
                 os.rename(content.path, path)
                 return

@@ -83,7 +83,7 @@ class StagingDirs:
         staging_dir = os.path.join(beside, STAGING, FOLDER, _staging_dir_name(self.root, self.id))
         note = json.dumps([*self.folders[1:], staging_dir]).encode()
         refuse_own_links(beside)
-        # Noted before it is made: so it is found again if this run is killed.
+        # Noted before it is created, to be found again if this run is killed.
         publish(os.path.join(self.folders[0], STAGING_DIRS), note, store=self.root,
                 staging=self.folders[0])
         if os.path.lexists(staging_dir):

@@ -128,7 +128,7 @@ def begin(root: str, repair_id: str, now: int, *, force: bool, moved: Sequence[s
     """
     journal, given = load_here(root, repair_id, moved)
     state, more = state_of(root, repair_id)
-    if state == "undoing":  # begun already, only more is given
+    if state == "undoing":  # begun already; add further folders only
         set_state(root, repair_id, "undoing", now, force=bool(more.get("force")),
                   times=more.get("times", {}), **noted(root, given))
         return
@@ -151,7 +151,7 @@ def _later(root: str, repair_id: str) -> Iterator[Journal]:
                 and state_of(root, other)[0] != "undone"):
             try:
                 yield load_here(root, other)[0]
-            except RefusedError:  # paths of another store: its own targets count all the same
+            except RefusedError:  # paths of another store: its targets still count
                 yield load(root, other)
 
 

@@ -67,13 +67,13 @@ def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int]
     Raises: RefusedError for an unknown group or queue, or a file that cannot be changed without
     loss; UnsupportedError if the configuration cannot be read; MissingExtraError, StoreIOError.
     """
-    # What cannot be changed, or is not known, is refused.
+    # Refuse unknown groups and files that cannot be changed.
     store.layout.require(store.root, "config")
     refuse_odd_name(wanted.group)
     file = file_of(store, wanted.group)
     before = positions(file, wanted.group)
     _refuse_unknown(store, wanted, before)
-    # Each queue: where the group stands, and where it will.
+    # Each queue: the old and the new offset.
     empty_queues = _Empty(store)
     queues = tuple(_moved(store, view, wanted, topic, queue_id, before.get(topic, {}), empty_queues)
                    for topic, queue_id in _queues(store, wanted, before))

@@ -110,7 +110,7 @@ def file_of(store: Store, group: str) -> ConfigFile:
 def _refuse_damage(store: Store, file: ConfigFile) -> None:
     used = file.used
     if used is None and file.damaged and not {
-            file.main.state, file.backup.state} <= {EMPTY, MISSING}:  # of which nothing is left
+            file.main.state, file.backup.state} <= {EMPTY, MISSING}:  # nothing is left of it
         raise RefusedError(f"{store.root}: {file.main.fault()}; its backup cannot be read either, "
                            "so other groups' offsets would be lost: repair it first (`rmqctl "
                            "recover`)")
@@ -178,7 +178,7 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
     """
     if not changed:
         return Offsets(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
-    # By file: with `enableLmq` a broker that was set otherwise before leaves both.
+    # By file: a broker whose `enableLmq` was changed leaves both.
     files: dict[str, tuple[ConfigFile, list[MovedOffset]]] = {}
     for group in dict.fromkeys(queue.group for queue in changed):
         file = file_of(store, group)
@@ -195,7 +195,7 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
             steps.append((Create if file.main.state == MISSING else Replace)(
                 target, fastjson.build(value)))
         actions += [queue.action(target, why(queue)) for queue in some]
-    # An offset beyond the end may be all that tells of lost messages.
+    # An offset beyond the end may be the only evidence of lost messages.
     forgotten = known_by_offsets(store) if any(
         (queue.before or 0) > queue.max_offset for queue in changed) else 0
     whose = named(sorted({queue.group for queue in changed}))

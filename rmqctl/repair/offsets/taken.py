@@ -77,7 +77,7 @@ def plan_import(store: Store, wanted: NewOffsets, view: View, clock: Callable[[]
 
 def _plan(store: Store, command: str, wanted: NewOffsets, view: View, clock: Callable[[], int],
           scratch: Scratch) -> Offsets:
-    # What each group has, and what it is to have.
+    # The old and the new offsets of each group.
     groups = sorted({group for group, _, _ in wanted.offsets})
     files = {group: file_of(store, group) for group in groups}
     ours = {(group, topic, queue_id): offset for group in groups

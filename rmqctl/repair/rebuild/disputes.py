@@ -198,10 +198,10 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
     """
     if not store.index_listing.files:
         return {}
-    # What the rebuilt index has: every entry beside that belongs to no key.
+    # The rebuilt index: any other entry belongs to no key.
     pairs = _pairs(Store(rebuilt.scratch.root, [], store.sizes))
     rebuilt_keys = _RebuiltKeys(pairs["physical_offset"], pairs["key_hash"])
-    # The places with such an entry; where a file has many, it is another log's.
+    # The places with such an entry; a file with many of them is of another log.
     odd: Array = np.zeros(0, np.int64)
     readable = []
     for index in _indexes(store):
@@ -257,7 +257,7 @@ def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
             index.shape.entry_position(1 + first),
             (min(begin + _PAGE + 1, count) - first) * ENTRY.size))
         place = rows["physical_offset"].astype(np.int64)
-        used = (place != 0) | (rows["key_hash"] != 0)  # zeros are of no message: overwritten
+        used = (place != 0) | (rows["key_hash"] != 0)  # zeros: an overwritten entry
         used[:begin - first] = used[begin + _PAGE - first:] = False
         yield 1 + first, place, rows["key_hash"], used
 
@@ -266,7 +266,7 @@ class _RebuiltKeys:
     """All pairs of a physical offset and a key's hash in a rebuilt index."""
 
     def __init__(self, offsets: Array, hashes: Array) -> None:
-        # An index is in the order of the log: what is almost sorted, a stable sort leaves soon.
+        # An index is almost in the order of the log, so a stable sort is fast.
         places = np.sort(offsets.astype(np.int64), kind="stable")
         self._places: Array = places[np.append(True, places[1:] != places[:-1])[:len(places)]]
         self._codes: Array = np.sort(self._coded(offsets, hashes), kind="stable")

@@ -50,7 +50,7 @@ def foreign_queue_entries(store: Store, generation: int) -> Planned:
         for top in tops:
             for topic in store.listed(store.path(top)).folders:
                 for queue in store.listed(store.path(top, topic)).folders:
-                    if _NUMBER.fullmatch(queue):  # a broker passes over other queue folders
+                    if _NUMBER.fullmatch(queue):  # a broker skips other queue folders
                         folder = store.path(top, topic, queue)
                         yield from _strange(folder, store.listed(folder), generation)
 
@@ -81,7 +81,7 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -
             if not any(step.target.startswith(above + os.sep) for above in gone)]
     dropped = {os.path.dirname(step.target) for step in steps} - {
         os.path.dirname(step.target) for step in left}
-    # An action of a queue whose steps were all within a folder that goes as a whole.
+    # Drop the action of a queue whose steps were all inside a folder that is moved.
     own_actions = [action for action in actions if not any(
         folder.startswith(action.target + os.sep) for folder in dropped) or any(
         step.target == action.target or step.target.startswith(action.target + os.sep)

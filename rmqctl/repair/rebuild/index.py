@@ -112,7 +112,7 @@ def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterato
         if len(gone):
             page = _moved_up(page, slots, number, gone, table)
         yield shape.entry_position(number), page.tobytes()
-        # Ascending numbers: the last one of a slot is what stays.
+        # Numbers ascend: the last entry of a slot stays.
         table[slots] = np.arange(number, number + len(page))
         fresh += int(np.count_nonzero(page["previous"] == 0))
         number += len(page)
@@ -137,7 +137,7 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
     follows = np.flatnonzero(slots[order][1:] == slots[order][:-1])
     earlier = table[slots].astype(np.int64)
     earlier[order[follows + 1]] = number + order[follows]
-    # What leads to an entry that is left out, and what to one that has another number now.
+    # Links to an entry that is left out, and links to one with another number now.
     link = page["previous"].astype(np.int64)
     above = np.searchsorted(gone, link)
     is_gone = gone[np.minimum(above, len(gone) - 1)] == link
@@ -196,7 +196,7 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
     same = [begins.get(header_of(file.path).begin_phy_offset) for file in built]
     ordered = _ascending(built, same, after, right_ones=False)
     tried: list[list[str | None]] = [ordered, [None] * len(built)]
-    # The last: no room between two names, all of them by order.
+    # Last resort, without space between two names: name all files in order.
     in_any_order = _ascending(built, same, after, right_ones=True)
     if in_any_order != ordered:
         tried.insert(0, in_any_order)

@@ -254,7 +254,7 @@ class _Job:
     def run(self, jobs: int, progress: Callable[[int], None] | None,
             save_every: float) -> Rebuilt:
         malloc_tuning.keep_freed_memory()
-        # Begin, or go on where an interrupted run stopped.
+        # Begin, or continue where an interrupted run stopped.
         reached = self._state.load() if self._scratch.keep else None
         if reached is None:
             reached = self._begin()
@@ -273,7 +273,7 @@ class _Job:
                             if wants(self._topic, self._queue, key)}
             same = dispatcher.finish_twins()
             index_timestamp = dispatcher.index_timestamp
-        # Rows of expired messages in the place of fillers.
+        # Entries of expired messages in place of padding.
         if CONSUMEQUEUE in self._only:
             seed.take_over(self._root, self._scratch,
                                    self._settings.consumequeue_file_size, self._log_min)
@@ -347,7 +347,7 @@ class _Job:
     def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, ...],
                jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
         """Dispatch the rest of the log; save the progress if interrupted."""
-        # `complete`: between two parts, so that what is saved is of whole parts.
+        # `complete`: between two parts, so that only complete parts are saved.
         complete = True
         saved = time.monotonic()
         try:
@@ -359,7 +359,7 @@ class _Job:
                                              self._kept.tags, self._kept.keys)
                         self._now = int(derived.store_timestamp[0])
                         dispatcher.apply(derived)
-                    # How far it came, with the counts of the runs before.
+                    # The progress, with the counts of the runs before.
                     reached.append(part_range)
                     reached.done = part.file.base + part_range.position
                     reached.logics = dispatcher.logics_timestamp or reached.logics
@@ -383,7 +383,7 @@ class _Job:
     def _results(self, done: int, jobs: int) -> ranges.Results[LogPart, DerivedRange]:
         work = partial(derive, self._settings, CONSUMEQUEUE in self._only, self._log_end,
                        self._entries)
-        # Rows of many messages make long writes.
+        # Entries of many messages make long writes.
         parts = ranges.split(self._parts, derived_range.RANGE_SIZE, done, self._log_end)
         return ranges.in_order(work, parts, jobs)
 
@@ -443,7 +443,7 @@ class StateFile:
             raw["damage"] = Damage(damage["count"], damage["length"], damage["undecided"],
                                    [Span(**span) for span in damage["spans"][:MAX_SPANS]])
             progress = RebuildProgress(**raw)
-            # Who carries the plan out may have moved the files into the store.
+            # Applying the plan may have moved the files into the store.
             return progress if progress.finished in ("", self._files()) else None
         except (StoreIOError, ValueError, KeyError, TypeError):
             return None

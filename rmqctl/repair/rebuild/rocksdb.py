@@ -169,7 +169,7 @@ class Writer:
              derived: Derived, message: Array) -> None:
         from rocksdict import WriteBatch
 
-        # The queues that are wanted, and the entries that a database can have.
+        # The selected queues, and the entries that a database can have.
         if self.wants is not None:
             chosen: Array = np.array([
                 self.wants((os.fsdecode(names[of]), queue))
@@ -181,7 +181,7 @@ class Writer:
             self._built.refused += int((~good).sum())
             topic, queue_id, offset, message = (
                 column[good] for column in (topic, queue_id, offset, message))
-        # Not those of an earlier queue.
+        # Without the messages of an earlier queue.
         own: Array = np.ones(len(message), bool)
         for of, queue in {*zip(topic.tolist(), queue_id.tolist(), strict=True)}:
             if begun := self._begun((os.fsdecode(names[of]), queue)):
@@ -207,7 +207,7 @@ class Writer:
                       self._rows)
         self._database.write(batch)
         self._built.rows += len(message)
-        # What the database will note of each queue.
+        # The first and last position of each queue.
         places = derived.physical[message]
         for of, queue in prefixes:
             rows = np.flatnonzero((topic == of) & (queue_id == queue))

@@ -53,14 +53,14 @@ def _built(store: Store, present: RocksQueues | None, predicted: Prediction, rul
     assert noted is not None
     writer = Writer(scratch.path(_MADE), lambda _key: False)
     try:
-        # All that is there stays.
+        # All present entries stay.
         if present is not None:
             for damage in present.damage:
                 raise FormatError(damage)
             writer.carry_over(present)
         least = dict(writer.first)
 
-        # Entries of what is dispatched again.
+        # Entries of the messages that are dispatched again.
         writer.wants = None
         deriver = deriver_for(settings)
         with closing(CommitLog(predicted.loaded_log, store.log.file_size)) as log:
@@ -68,7 +68,7 @@ def _built(store: Store, present: RocksQueues | None, predicted: Prediction, rul
                 for batch in dispatched(log, part, rules):
                     writer.add(deriver.derive(batch), lmq=settings.multi_dispatch)
 
-        # What is noted; the first entry of a queue only once it was asked for.
+        # The noted positions; the first entry of a queue only once it was requested.
         writer.first, writer.end = least, noted.checkpoint
         writer.last = {key: PositionRecord(place, end - 1)
                        for key, (end, place) in noted.queues.items() if end}

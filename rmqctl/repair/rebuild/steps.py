@@ -291,7 +291,7 @@ def _index(rebuilt: Rebuilt) -> Planned:
     changes = Changes()
     steps = changes.steps
     chosen = index.matched(built, list(present.values()), max(stays, default=""))
-    # Each made file under the name of the store's file that it replaces, or a new one.
+    # Each rebuilt file under the name of the file that it replaces, or a new one.
     for file, name in zip(built, chosen, strict=True):
         target, content = os.path.join(INDEX, name), FileContent(file.path)
         old = present.pop(name, None)
@@ -310,7 +310,7 @@ def _index(rebuilt: Rebuilt) -> Planned:
             before = _entries(old)
             reason = "index has wrong entries" if before == after else "index differs from the log"
             changes.act(Replace(target, content), _VERB, before, after, reason, "entry")
-    # What is left of the store's files tells of nothing in the log.
+    # The other files of the store have no message of the log.
     for name, old in sorted(present.items(), reverse=True):
         changes.move_aside(os.path.join(INDEX, name), _entries(old),
                            "index file of messages that are not in the log", "entry")

@@ -63,7 +63,7 @@ def timer_steps(store: Store, log_end: int, next_row: int | None, findings: list
     changes = cut_timer(store, log_end, next_row)
     cut = any(action.target == LOG for action in changes.actions)
     if files.files and _wheel_is_wrong(store, files, log_end):
-        # The units that go are in no slot of the new wheel.
+        # Removed units are in no slot of the new wheel.
         _without(changes, WHEEL)
         _new_wheel(store, rebuilt_wheel(files, log_end if cut else None), changes)
     if restored:
@@ -86,7 +86,7 @@ def _progress_is_damaged(findings: list[Finding]) -> bool:
 def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> bool:
     """Return whether units are damaged or missing, not only beyond the end of the commitlog."""
     beyond = files.units(0).physical >= log_end
-    if beyond.any() and not beyond[beyond.argmax():].all():  # a damaged one: others follow
+    if beyond.any() and not beyond[beyond.argmax():].all():  # a damaged unit: valid ones follow
         return True
     return files.damaged or any(
         (finding.category == "timer-log"
@@ -98,7 +98,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
              topics: Mapping[int, str]) -> Changes:
     """Return a new timer log and wheel with the pending messages; the old files are moved aside."""
     changes = Changes()
-    # The messages that wait, out of the queue of timed messages.
+    # The pending messages, from the queue of timed messages.
     last_read = files.checked.last_read_time_ms
     start = files.start(last_read, store.log.min_offset, log_end)
     messages = [message._replace(topic=topics.get(message.physical, message.topic))
@@ -118,7 +118,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
         "rebuild", LOG, sum(file.size // UNIT_SIZE for file in files.files), len(messages),
         "from pending timed messages: units are damaged or missing", "unit"))
     _new_wheel(store, wheel_of(timer_log.units), changes)
-    # How far the timer has read, as the new log has it.
+    # The timer's progress, as in the new log.
     progress = files.checked._replace(
         last_timer_log_flush_pos=timer_log.end, last_timer_queue_offset=start.next_row,
         master_timer_queue_offset=max(files.checked.master_timer_queue_offset, start.next_row))

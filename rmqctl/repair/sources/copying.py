@@ -72,7 +72,7 @@ class Copying:
     def _written(self, scratch: Scratch, source: Source, part: LogPart,
                  ranges: Sequence[Range]) -> str:
         """Return a file with all of a part's bytes and the copied ones. Raises: StoreIOError."""
-        # Begin with what is there; holes stay holes.
+        # Begin with the present bytes; holes stay holes.
         path = copy_path(scratch, part)
         if part.path is not None and part.path != path:
             try:
@@ -81,7 +81,7 @@ class Copying:
                 raise failed(error, path, "write") from None
         fresh = os.O_TRUNC if part.path is None else 0
         fd = open_file(path, os.O_RDWR | os.O_CREAT | fresh, "make")
-        # Then the pieces of this repair, and what the source has; between its records it has zeros.
+        # Then the pieces of this repair, and the source's bytes, with zeros between its records.
         try:
             os.ftruncate(fd, part.size)
             lay(fd, path, part.pieces)
@@ -93,7 +93,7 @@ class Copying:
                     position = at + len(data)
                 zero(fd, path, position - part.base, item.end - position)
             file = source.log.file_of(ranges[0].start)
-            if file is not None:  # a broker's expiry goes by it
+            if file is not None:  # a broker's expiry depends on it
                 time = os.stat(file.path).st_mtime_ns
                 os.utime(fd, ns=(time, time))
         except OSError as error:

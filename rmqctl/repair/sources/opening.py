@@ -134,7 +134,7 @@ class Opener:
 
     def _store(self, name: str, store: Store) -> Source:
         ours = self.ours
-        # Our own files are no source, nor is a log of another kind.
+        # Refuse the store's own files, and a log of another kind.
         try:
             if not vfs.is_remote(store.root) and os.path.samefile(ours.root, store.root):
                 raise UsageError(f"--from {name}: is the store itself")
@@ -154,7 +154,7 @@ class Opener:
         except RmqctlError:
             store.close()
             raise
-        # A running broker's log is read up to where it ended.
+        # A running broker's log is read up to its end at the start of this run.
         holder, notes = store.lock, []
         if holder.held:
             who = f"process {holder.pid}" if holder.pid else "another process"

@@ -57,7 +57,7 @@ def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
         text = " ".join(str(error).split())
         raise StoreIOError(f"{path}: cannot be read as Parquet: {text}") from None
     except OSError as error:
-        if error.errno is None:  # Arrow's own words for what is not Parquet
+        if error.errno is None:  # Arrow's error for a file that is not Parquet
             text = " ".join(str(error).split())
             raise StoreIOError(f"{path}: cannot be read as Parquet: {text}") from None
         raise StoreIOError.from_oserror(error, path, "read") from None

@@ -54,10 +54,10 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
     for file in files:
         name = target(store, file.path)
         if gone:
-            # A file follows only on a full one; this was made after entries that are cut.
+            # A file follows a full one only; this was created after removed entries.
             cut.move_aside(name, file.size, "created after the cut")
             continue
-        # A file that cannot be read, or whose shape is not known, stays.
+        # A file that cannot be read, or of unknown shape, stays.
         try:
             index = store.open_index(file)
         except (FormatError, StoreIOError) as error:
@@ -71,7 +71,7 @@ def cut_index(store: Store, to: int, generation: int) -> IndexCut:
                              "is left as it is (pass --index-slots and --index-max)")
             before = None
             continue
-        # After the first file that is cut short, all others are newer.
+        # After the first truncated file, all others are newer.
         try:
             full = index.header.index_count >= index.shape.max_entries
             header = _cut_file(cut, store, index, file is files[0], before, to, generation)
@@ -101,7 +101,7 @@ def _headers(store: Store) -> Iterator[tuple[StoreFile, HeaderRecord | None]]:
 def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
               before: HeaderRecord | None, to: int, generation: int) -> HeaderRecord | None:
     """Return the new header of the file; None if it is moved aside."""
-    # How many entries are before the cut: all, none, or some.
+    # The entries before the cut: all, none, or some.
     header, name = index.header, target(store, index.file.path)
     count, when = entries_before(index, to)
     made_before = count > 0 or _was_made(store, oldest, before, to)
@@ -110,7 +110,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
     if not made_before:
         cut.move_aside(name, header.entries, "created after the cut", "entry")
         return None
-    # Slots lead back to those that stay; the header ends with the last of them.
+    # Set the slots back to the entries that stay, and the header to the last of them.
     table, freed = _led_back(index, count)
     if count == 0:
         new_header = _empty(before, generation)
@@ -213,7 +213,7 @@ def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
             place = table[over] - low
             linked = np.where(place < len(previous), previous[np.minimum(place, len(previous) - 1)],
                               0)
-            # An intact link leads to an older entry; anything else ends the chain.
+            # An intact link points to an older entry; anything else ends the chain.
             table[over] = np.where((linked > 0) & (linked < table[over]), linked, 0)
             over = over[table[over] >= low]
     if header.hash_slot_count == header.entries:

@@ -51,7 +51,7 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
     ``scratch``, which must stay until the plan is applied. Raises: StoreIOError.
     """
     cut = QueuesCut()
-    # A database is made again without the entries.
+    # A database is rebuilt without the entries.
     in_rocksdb = store.layout.consumequeue == "rocksdb"
     if in_rocksdb:
         from rmqctl.repair.rebuild import rocksdb
@@ -66,7 +66,7 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
                 cut.next_offsets[key] = queue.written
             continue
         if tail.last is not None and tuple(tail.last.tolist()) == tuple(consume_queue.FILLER):
-            # Fillers alone pass for a queue dispatched up to 2 GiB: its rows would be left out.
+            # Padding alone looks like a queue dispatched up to 2 GiB: its entries would be lost.
             tail.end = tail.last = None
             begins_late = True
         else:
@@ -77,7 +77,7 @@ def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesC
         if tail.end is None and begins_late:
             cut.restarted.append(key)
         _cut_ext(cut, store, key, queue.files, tail)
-    # Batch queues, where an entry takes several queue offsets.
+    # Batch queues, where an entry has several queue offsets.
     for key, batch in store.batch_queues.items():
         tail = _tail(batch.files, batch_consume_queue.UNIT, to)
         if tail is None:

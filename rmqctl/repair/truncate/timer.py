@@ -71,7 +71,7 @@ def _cut_log(cut: Changes, store: Store, files: list[StoreFile], end: int) -> No
 
 
 def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> None:
-    # The slots that point to units which are cut.
+    # The slots that point to removed units.
     path = store.path("timerwheel")
     if not os.path.lexists(path):
         return
@@ -82,12 +82,12 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
     touched = np.flatnonzero(last >= end)
     if not len(touched):
         return
-    # Each of them leads back, unit by unit, to the last one that stays.
+    # Follow each of them back, unit by unit, to the last one that stays.
     for base, units in backwards(files, timer_log.UNIT):
         if base + len(units) * UNIT_SIZE <= end:
             break
         _lead_back(last, count, touched, base, units, end)
-    last[touched[last[touched] >= end]] = -1  # these led to where no unit is
+    last[touched[last[touched] >= end]] = -1  # these pointed to no unit
     changed = slots.copy()
     changed["last_pos"][touched], changed["num"][touched] = last[touched], count[touched]
     empty = touched[(last[touched] < 0) | (slots["first_pos"][touched] >= end)]
@@ -116,7 +116,7 @@ def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Arra
         inside = (rest == 0) & (unit < len(units))
         unit = np.where(inside, unit, 0)
         inside &= sound[unit]
-        # An intact link leads to an older unit; anything else ends the chain.
+        # An intact link points to an older unit; anything else ends the chain.
         linked = np.where(inside & (previous[unit] < last[over]), previous[unit], -1)
         count[over] -= np.where(inside, np.where(deletes[unit], -1, 1), 0)
         last[over] = linked

@@ -96,7 +96,7 @@ def truncate(store: Store, to: int, generation: int,
     store.layout.require(store.root, "consumequeue")
     cut_at = border(store, to)
     progress = ConsumerProgress.of(store)
-    # What only the entries beyond the cut tell of, which go with them.
+    # Messages known only by entries beyond the cut, which are removed.
     beyond = known_beyond(store, to) if store.layout.reads("config") else Beyond()
     behind = messages_behind(store, to, progress, step, beyond.places)
     # Log and everything derived from it, each for itself.
@@ -112,7 +112,7 @@ def truncate(store: Store, to: int, generation: int,
     actions = [*log_actions, *queues.actions, *timer.actions, *index.actions, *epochs.actions,
                *compacted.actions]
     _set_back_checkpoint(store, cut_at, index.full_until, steps, actions)
-    # What the user loses with it.
+    # The losses.
     notes = [*warnings(behind, progress, queues.next_offsets, queues.restarted),
              *queues.notes, *timer.notes, *index.notes, *epochs.notes, *compacted.notes,
              *_left_as_is(store, to)]
@@ -220,7 +220,7 @@ def border(store: Store, to: int) -> Border:
     if to > log_end.offset:
         raise RefusedError(f"physical offset {to} is beyond the end of the log at "
                            f"{log_end.offset}")
-    # The file that holds it, or ends there.
+    # The file that contains it, or ends there.
     number = next((index for index, file in enumerate(log.files) if file.base <= to < file.end),
                   None)
     if number is None:
@@ -302,7 +302,7 @@ def cut_log(store: Store, to: int) -> Planned:
         if until > position:
             wiped.append(Patch(name, (Piece(position, until - position),)))
             actions.append(Action("truncate", name, used, position, "bytes after it are zeroed"))
-    # The last file goes first: what an interruption leaves is a log without a hole.
+    # The last file first, so that an interruption leaves a log without a hole.
     return [*reversed(moved), *wiped], actions
 
 
@@ -392,7 +392,7 @@ def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictiona
 def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
              restarted: list[QueueKey]) -> list[str]:
     """Return what the user should know before the messages are removed, one sentence each."""
-    # How much is listed, and damage that may hold more.
+    # Messages that are not listed, and damage that may contain more.
     notes = []
     if cut.count > len(cut.listed):
         notes.append(f"{plural(cut.count, 'message is', 'messages are')} removed; the first "
