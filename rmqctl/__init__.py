@@ -21,7 +21,7 @@ __path__ = [os.path.abspath(folder) for folder in __path__]
 
 
 def __getattr__(name: str) -> Any:
-    """The entry point for programs, loaded on first use: the command line does not need it."""
+    """The entry point for programs, loaded on first use, as the command line does not need it."""
     if name == "open":
         from rmqctl.api import open as opened
 

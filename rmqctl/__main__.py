@@ -7,8 +7,8 @@ import sys
 def run() -> int:
     """Run rmqctl with the process's arguments and return the exit code.
 
-    Looking for cycles among modules would take a tenth of a short run: Python does so while they
-    are loaded, and three times at the end. `cli` enables it again once its command is loaded.
+    The garbage collector is off while modules are loaded and at exit, where it would take a tenth
+    of a short run. `cli` enables it again once its command is loaded.
     """
     gc.disable()
     from rmqctl.cli import main

@@ -9,7 +9,7 @@ from typing import Any
 from rmqctl.parse_values import time_or_zero
 
 Value = int | str | Mapping[str, int] | None
-"""A number, a file's name, or numbers by their meaning; None where there is nothing."""
+"""A number, a file's name, or numbers by their meaning; None without a value."""
 _TIME = "_timestamp"
 """Suffixes of the names of numbers that are times (epoch ms)."""
 _PLURALS = {"entry": "entries"}
@@ -17,15 +17,15 @@ _PLURALS = {"entry": "entries"}
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """An action on ``target``, which is relative to the store root where it is inside it
-    (``commitlog/000…``, ``consumequeue/TopicTest/0``, ``checkpoint``).
+    """An action on ``target``, relative to the store root if it is inside it (``commitlog/000…``,
+    ``consumequeue/TopicTest/0``, ``checkpoint``).
 
     ``before`` and ``after`` (JSON: ``from``, ``to``) are the old and the new state, as data.
-    ``unit`` is what they count (``byte``, ``entry``); "": they are offsets (of the end of a queue,
-    or of the log), names, or a byte (``0x41``). ``offset`` and ``length``: the bytes of the log
-    that are affected, None for all of the target. ``reason`` says why, in words; ``proof`` is the
-    evidence, as data. ``action`` is a verb of at most three words: ``truncate``, ``move aside``,
-    ``rebuild``, ``fill`` …
+    ``unit``: what they count (``byte``, ``entry``); "" for offsets (of the end of a queue, or of
+    the log), names, or a byte (``0x41``). ``offset`` and ``length``: the affected bytes of the log,
+    None for all of the target. ``reason`` is in words; ``proof`` is the evidence, as data.
+    ``action`` is a verb of at most three words: ``truncate``, ``move aside``, ``rebuild``, ``fill``
+    …
     """
 
     action: str

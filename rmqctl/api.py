@@ -2,8 +2,8 @@
 columns.
 
 `rmqctl.open` is the entry point. The names in `__all__` stay compatible within a major version; the
-rest of the package is internal. Nothing here writes except `RepairPlan.apply`, and nothing is read
-before it is needed. Errors are `rmqctl.errors.RmqctlError`; damage does not end a reading: see
+rest of the package is internal. Only `RepairPlan.apply` writes, and nothing is read before it is
+needed. Errors are `rmqctl.errors.RmqctlError`. Damage does not end a reading: see
 `Messages.problems`.
 """
 
@@ -66,7 +66,7 @@ _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
 _VIEWS = ("disk", "broker", "auto")
 _FIRST, _LAST = 0, (1 << 63) - 1
 _SHOWN, _WIDTH = 10, 80
-"""Number of messages that a notebook shows, and characters of a value."""
+"""Number of messages that a notebook shows, and of characters of a value."""
 Time = datetime | int | str
 
 
@@ -107,8 +107,8 @@ class Message(TypedDict, total=False):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Queue(Row):
-    """A consume queue: its first queue offset and the one after its last, None where it cannot be
-    read. ``kind``: ``simple``, or ``batch`` for a batch consume queue.
+    """A consume queue: its first queue offset and the one after its last, None if unreadable.
+    ``kind``: ``simple``, or ``batch`` for a batch consume queue.
     """
 
     topic: str
@@ -130,11 +130,10 @@ class Topic(Row):
 
 @dataclass(frozen=True, eq=False, slots=True)
 class GroupOffset(Row):
-    """The progress of a consumer group in a queue; ``group`` is None where no group reads the
-    topic.
+    """The progress of a consumer group in a queue; ``group`` is None if no group reads the topic.
 
-    ``diff``: number of messages that it has not consumed; ``last_store_timestamp``: epoch
-    milliseconds of the last consumed message; ``unread_since``: of the oldest one not consumed.
+    ``diff``: number of messages that it has not consumed. ``last_store_timestamp``: store time
+    (epoch ms) of the last consumed message; ``unread_since``: of the oldest message not consumed.
     """
 
     group: str | None
@@ -151,10 +150,11 @@ class GroupOffset(Row):
 
 def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  # noqa: A001
          broker_conf: str | os.PathLike[str] | None = None) -> Store:
-    """Open the store root at ``path`` for reading. Raises NotAStoreError or StoreIOError.
+    """Open the store root at ``path`` for reading.
 
-    ``commitlog_dirs`` names the folders of a multi-path log where they cannot be found;
-    ``broker_conf`` is the path of the broker's configuration file.
+    ``commitlog_dirs``: the folders of a multi-path log, if they cannot be found. ``broker_conf``:
+    the path of the broker's configuration file.
+    Raises: NotAStoreError, StoreIOError.
     """
     sizes = Sizes()
     if broker_conf is not None:
@@ -166,7 +166,7 @@ def open(path: str | os.PathLike[str], *, commitlog_dirs: Iterable[str] = (),  #
 
 
 class Store:
-    """A store, opened for reading. A context manager; created by `open`."""
+    """A store opened for reading. A context manager, created by `open`."""
 
     def __init__(self, opened: OpenedStore, folders: Sequence[str] = ()) -> None:
         self._store, self._folders = opened, folders
@@ -195,16 +195,16 @@ class Store:
                  from_phy: int | None = None, to_phy: int | None = None,
                  fields: Sequence[str] | None = None, decode: str | None = None,
                  tz: tzinfo = UTC, view: str = "disk") -> Messages:
-        """Return messages as `rmqctl read` does: of a topic through its consume queue, else of the
-        whole log in physical order.
+        """Return messages as `rmqctl read` does: of a topic through its consume queue, otherwise of
+        the whole log in physical order.
 
         ``offset`` is a queue offset. ``topics`` are several topics, in log order. ``since`` and
         ``until`` are store times, inclusive: datetime, epoch milliseconds, or any text that the
         command accepts (``"-2h"``). ``where`` contains conditions as for ``--where``. ``fields``
         are those of `Message`. ``decode`` is the value of ``--decode``: messages get ``decoded``,
         ``decoded_as`` and ``internal``; fields ``body.NAME`` do not need it. ``view="broker"``
-        stops where a broker would truncate the log. Raises UsageError for unknown names and invalid
-        values.
+        stops where a broker would truncate the log.
+        Raises: UsageError for unknown names and invalid values.
         """
         from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
@@ -315,9 +315,7 @@ class Store:
                                result.as_dict(), result.findings)
 
     def _tier(self) -> Tier | None:
-        """Return the tier in the store; None also where the extension that reads tiers is
-        missing.
-        """
+        """Return the tier in the store; None also if the extension that reads tiers is missing."""
         from rmqctl.formats.tiered.names import promise_tier
 
         with suppress(ModuleNotFoundError, OSError):
@@ -393,11 +391,10 @@ class Store:
                 correct: Literal["bit", "byte", "off"] = "byte", keep_damaged: bool = False,
                 max_message_size: int | None = None,
                 consumequeue: Literal["file", "rocksdb"] | None = None) -> RepairPlan:
-        """Return the plan of `rmqctl recover`, which its `apply` carries out; nothing is changed
-        here.
+        """Return the plan of `rmqctl recover`, which its `apply` carries out; this changes nothing.
 
-        The arguments are the options of the command: ``sources`` is ``--from``. Raises RefusedError
-        where the store cannot be repaired as it is.
+        The arguments are the options of the command: ``sources`` is ``--from``.
+        Raises: RefusedError if the store cannot be repaired as it is.
         """
         from rmqctl.reports import recover_plan
 
@@ -487,8 +484,7 @@ class Messages:
     @property
     def schema(self) -> pa.Schema:
         """Return the columns' names and types. Requires rmqctl[data].
-
-        Raises UsageError for fields of decoded bodies, which have no type.
+        Raises: UsageError for fields of decoded bodies, which have no type.
         """
         require("pyarrow")
         of_bodies = [name for name in self.fields if is_decoded(name)]

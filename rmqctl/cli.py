@@ -43,7 +43,7 @@ _EPILOG = (
 
 
 def build() -> CommandGroup:
-    """Return the application: every registered command, none of them imported."""
+    """Return the application with every registered command, none of them imported yet."""
     app = typer.Typer(
         name=_PROGRAM,
         cls=CommandGroup,
@@ -108,14 +108,14 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
 
 
 def _complete() -> int:
-    """Print what a shell offers for a line; never an error."""
+    """Print a shell's completions for a line; never an error."""
     with contextlib.suppress(SystemExit, Exception):
         build().main(args=[], prog_name=_PROGRAM)
     return 0
 
 
 def _spelled(args: list[str]) -> list[str]:
-    """Replace ``help COMMAND`` and ``version`` by the options that they mean."""
+    """Replace ``help COMMAND`` and ``version`` by the corresponding options."""
     if args[:1] == ["help"] and args[1:2] != ["options"]:
         return [*args[1:], "--help"]
     return ["--version"] if args == ["version"] else args

@@ -78,7 +78,7 @@ _MEANINGS: dict[ExitCode, str] = {
 
 
 class RmqctlError(Exception):
-    """Failure with a stated reason. Base class of all errors for users."""
+    """Failure with a reason. Base class of all errors for users."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
@@ -98,7 +98,7 @@ class OtherCommandError(UsageError):
 
 
 class NotAStoreError(RmqctlError):
-    """The path is not a store directory, or the file is of unknown kind."""
+    """The path is not a store directory, or the file is of an unknown kind."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
 
@@ -220,9 +220,9 @@ class StoreIOError(RmqctlError):
     def from_oserror(
         cls, exc: OSError, path: str | os.PathLike[str] | None = None, doing: str | None = None
     ) -> StoreIOError:
-        """Return an error that names the path and the reason in plain words.
+        """Return an error with the path and the reason in plain words.
 
-        ``path`` wins over the name in ``exc``; ``doing`` is a verb phrase ("read", "list").
+        ``path`` replaces the name in ``exc``; ``doing`` is a verb phrase ("read", "list").
         """
         named = path if path is not None else exc.filename
         # A descriptor number or None says nothing to a user; bytes names occur with os.fsencode.
@@ -252,10 +252,10 @@ class CopyLimitError(StoreIOError):
 
 @contextmanager
 def noting_refusals() -> Iterator[list[str]]:
-    """Collect what the system refused while this is open, even if the caller continued without it.
+    """Collect refusals by the system while this is open, even if the caller continued.
 
-    A missing file is not a refusal. For code that must not act on an incomplete view: a file that
-    cannot be read for a moment looks like a damaged one.
+    A missing file is not a refusal. For code that must not act on an incomplete view: a temporarily
+    unreadable file looks like a damaged one.
     """
     refusals: list[str] = []
     token = _refused.set(refusals)
@@ -268,14 +268,14 @@ def noting_refusals() -> Iterator[list[str]]:
 class JobError(RmqctlError):
     """The work itself failed: workers were killed, a cluster failed.
 
-    It is not about the store and must not be taken for a finding, so it is not a StoreIOError.
+    As it says nothing about the store and must not become a finding, it is not a StoreIOError.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
 
 
 class RefusedError(RmqctlError):
-    """rmqctl refuses to do this, and says why (for example, a message that the store rejects)."""
+    """rmqctl refuses to do this, with a reason (for example, a message that the store rejects)."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.FAILED
 
@@ -315,7 +315,7 @@ _ERRNO_WORDS: dict[int, str] = {
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """Return a signal's exception that a library replaced by an error of its own."""
+    """Return the exception of a signal that a library replaced by an error of its own."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -327,7 +327,7 @@ def interruption(error: BaseException) -> BaseException | None:
 
 
 def errno_words(exc: OSError) -> str:
-    """Return the reason of ``exc`` in plain words, followed by its symbol where there is one."""
+    """Return the reason of ``exc`` in plain words, followed by its symbol if it has one."""
     if exc.errno is None:
         return str(exc) or type(exc).__name__
     words = _ERRNO_WORDS.get(exc.errno) or (exc.strerror or os.strerror(exc.errno)).lower()

@@ -129,10 +129,10 @@ _shown_in: ContextVar[tzinfo] = ContextVar("shown_in", default=UTC)
 
 
 def show_times_in(zone: tzinfo) -> None:
-    """Let `time_text` show times in ``zone`` from here on, unless it gets another.
+    """Make `time_text` show times in ``zone`` from now on, unless it receives another zone.
 
-    Sentences are built deep in the library, where no option reaches. It applies to the command that
-    calls this and to its threads (each command runs in a context of its own).
+    Sentences are built deep in the library, which has no options. The zone applies to the calling
+    command and its threads (each command runs in a context of its own).
     """
     _shown_in.set(zone)
 
@@ -258,8 +258,8 @@ class RawCondition(NamedTuple):
 
 
 def parse_condition(text: str | RawCondition) -> RawCondition:
-    """Parse ``FIELD=VALUE`` with one of ``= != < <= > >= ~ !~``. Raises UsageError with the
-    text.
+    """Parse ``FIELD=VALUE`` with one of ``= != < <= > >= ~ !~``.
+    Raises: UsageError with the text.
     """
     if isinstance(text, RawCondition):
         return text
@@ -310,7 +310,9 @@ def parse_duration(text: str | int) -> int:
 
 
 def _millis_of(spans: str) -> int:
-    """Return the milliseconds of ``1d12h``. Raises UsageError if they exceed a Java long."""
+    """Return the milliseconds of ``1d12h``.
+    Raises: UsageError if they exceed a Java long.
+    """
     length = sum(int(digits[:30]) * _SPAN_MS[unit] for digits, unit in _SPAN.findall(spans))
     if length > _LONG_MAX >> 1:
         raise UsageError(f"duration {spans[:40]!r} is too long")
@@ -364,7 +366,8 @@ def parse_time_range(since: str | None, until: str | None, *, tz: tzinfo = UTC,
                      clock: Callable[[], int] = now_ms) -> tuple[int | None, int | None]:
     """Return ``--since`` and ``--until`` as epoch milliseconds, None where not given.
 
-    Both are relative to the same "now". Raises UsageError if the range is empty.
+    Both are relative to the same "now".
+    Raises: UsageError if the range is empty.
     """
     now = clock()
     begin = None if since is None else parse_time(since, tz=tz, clock=lambda: now)

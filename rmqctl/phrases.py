@@ -16,9 +16,9 @@ Catalog = Mapping[str, str]
 class Phrase(str):
     """A sentence: ``Phrase("{count:,} message is lost", "{count:,} messages are lost", count=14)``.
 
-    The second template is used unless the value ``count`` is 1; it is the key in a catalog where
-    there are two. Values may be phrases themselves; all others are data, and the same in every
-    language. Without values the text is used as it is, including braces.
+    The second template is used unless the value ``count`` is 1, and is then the key in a catalog.
+    Values may be phrases themselves; all others are data, and the same in every language. Without
+    values the text is used as it is, including braces.
     """
 
     __slots__ = ("template", "values")

@@ -77,8 +77,8 @@ class Row(Mapping[str, Any]):
 class Report(Document):
     """The result of a command on a store.
 
-    ``ok``: no problems (exit code 0), None where that is unknown. ``verdict``: the result in a
-    sentence. ``findings``: the first ones, where the command lists any.
+    ``ok``: no problems (exit code 0), None if unknown. ``verdict``: the result in a sentence.
+    ``findings``: the first ones, if the command lists any.
     """
 
     command: str
@@ -90,7 +90,7 @@ class Report(Document):
     @classmethod
     def of(cls, command: str, store: str, ok: bool | None, verdict: str,
            document: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Self:
-        """Return a report whose further fields are those of that name in the document."""
+        """Return a report that takes its additional fields from the document."""
         own = {field.name: document[field.name] for field in fields(cls)
                if field.name not in Report.__dataclass_fields__}
         return cls(command=command, store=store, ok=ok, verdict=verdict, document=document,
@@ -142,7 +142,7 @@ class PreflightReport(Report):
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class DoctorReport(Report):
     """The diagnosis of a store. ``would_lose``: number of messages that a broker's startup would
-    truncate, ``already_lost``: of those that are gone.
+    truncate; ``already_lost``: number of messages already lost.
     """
 
     sound: bool
@@ -169,8 +169,8 @@ class RepairPlan(Document):
 
     ``lost``: number of messages that only fillers, or nothing, will replace. ``undecided``: number
     of records that may be messages; such a plan can only be applied with ``ambiguous``. ``next``:
-    the commands to continue with in a shell. ``room``: bytes needed and free on each file system
-    that is written to.
+    the commands to continue with in a shell. ``room``: bytes needed and free on each affected file
+    system.
     """
 
     store: str
@@ -192,8 +192,9 @@ class RepairPlan(Document):
 
         Replaced files are moved aside, and `rmqctl undo` restores them. Returns the document of the
         repair, with its ``id`` (None: there was nothing to do) and ``kept``, the folder with the
-        replaced files. Raises StoreHeldError where a broker runs, RefusedError where a decision is
-        missing or the store cannot be written, StoreIOError.
+        replaced files.
+        Raises: StoreHeldError if a broker runs, RefusedError if a decision is missing or the store
+        cannot be written, StoreIOError.
         """
         return dict(self.carry_out())
 
@@ -214,7 +215,8 @@ class RepairPlan(Document):
 
 def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> RepairPlan:
     """Return the plan of a repair of the store at ``root``. ``decided``: undecided records are
-    decided. Raises as `rmqctl.repair.recover.plan_recover`.
+    decided.
+    Raises: errors of `rmqctl.repair.recover.plan_recover`.
     """
     from rmqctl.repair.executor.check_plan import check, moved_aside
     from rmqctl.repair.executor.relocated import interrupted
@@ -327,8 +329,8 @@ def _carried_out(root: str, options: RecoverOptions, propose: Callable[[Scratch]
 
 
 def store_facts(store: Store, view: View) -> dict[str, Any]:
-    """Return the JSON document of `rmqctl info`. Values that need a scan of the whole log
-    are None.
+    """Return the JSON document of `rmqctl info`. Values that need a scan of the whole log are
+    None.
     """
     from rmqctl.broker.view import cut_by_broker
     from rmqctl.repair.fillers import fillers_left
@@ -343,7 +345,7 @@ def store_facts(store: Store, view: View) -> dict[str, Any]:
 
 @contextmanager
 def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
-    """Watch a repair's plan without showing anything."""
+    """Accept the progress of a plan and show nothing."""
     yield lambda _bytes: None
 
 

@@ -2,8 +2,8 @@
 
 With pytest, ``pytest_plugins = ["rmqctl.testing"]`` in ``conftest.py`` provides the fixture
 `rocketmq`; elsewhere `RocketMQ` is a context manager. The server is a process, so that clients that
-hold the interpreter while they wait can be tested, too. It ends with the block, and when the
-program that started it ends, however that ends. pytest is needed only for the fixture.
+block the interpreter while they wait can be tested, too. It ends with the block, and at the latest
+with the program that started it. pytest is needed only for the fixture.
 """
 
 from __future__ import annotations
@@ -155,14 +155,15 @@ class RocketMQ:
                   flag=0, properties=props.build(sent), reconsumeTimes=0, unitMode=False)
 
     def messages(self, topic: str) -> list[Message]:
-        """Return all messages of a topic, queue by queue. Raises UsageError for an unknown
-        topic.
+        """Return all messages of a topic, queue by queue.
+        Raises: UsageError for an unknown topic.
         """
         return self._messages(topic, dict.fromkeys(range(self._queues(topic)), 0))
 
     def wait_for(self, topic: str, count: int, timeout: float = 10.0) -> list[Message]:
-        """Wait until a topic has ``count`` messages, and return all of them. The topic may be
-        created meanwhile. Raises TimeoutError.
+        """Wait until a topic has ``count`` messages, and return all of them. The topic need not
+        exist yet.
+        Raises: TimeoutError.
         """
         end = time.monotonic() + timeout
         while topic not in self._topics() and time.monotonic() < end:
@@ -208,7 +209,8 @@ class RocketMQ:
 
     def lag(self, group: str, topic: str | None = None) -> int:
         """Return the number of messages that a group has not consumed, in a topic or in all that it
-        consumes. Raises UsageError for an unknown group.
+        consumes.
+        Raises: UsageError for an unknown group.
         """
         return sum(queue["brokerOffset"] - queue["consumerOffset"]
                    for name in self._topics_of(group, topic)
@@ -217,8 +219,9 @@ class RocketMQ:
 
     def reset(self, group: str, topic: str | None = None,
               to: Literal["earliest", "latest"] | int = "earliest") -> None:
-        """Reset a group to the first message, to the next one, or to the first one stored at a time
-        (ms), in a topic or in all that it consumes. Raises UsageError.
+        """Reset a group to the first message, to the next one, or to the first one stored at or
+        after a time (ms), in a topic or in all that it consumes.
+        Raises: UsageError.
         """
         when = {"earliest": 0, "latest": -1}[to] if isinstance(to, str) else to
         for name in self._topics_of(group, topic):
@@ -226,7 +229,9 @@ class RocketMQ:
                       isForce=True)
 
     def dead_letters(self, group: str) -> list[Message]:
-        """Return the dead letters of a group. Raises UsageError for an unknown group."""
+        """Return the dead letters of a group.
+        Raises: UsageError for an unknown group.
+        """
         topic = props.DLQ_PREFIX + group
         if topic in self._topics():
             return self.messages(topic)
@@ -237,7 +242,7 @@ class RocketMQ:
 
     def refuse_sends(self, times: int | None = None, *, topic: str | None = None,
                      code: int = _NOT_AVAILABLE) -> Fault:
-        """Reject the next ``times`` sends, or all until the fault ends; of one topic, or of any.
+        """Reject the next ``times`` sends, or all until the fault ends, to one topic or to any.
         Producers get ``code`` of the remoting protocol.
         """
         return self._fault(partial(self._order, "refuse_sends", times=0), "refuse_sends",
@@ -248,7 +253,9 @@ class RocketMQ:
         return self._fault(partial(self._order, "slow", ms=0), "slow", ms=seconds * 1000)
 
     def pause(self) -> Fault:
-        """Stop reading and answering requests until `resume`; connections stay."""
+        """Stop reading and answering requests until `resume` or the end of the fault; connections
+        stay open.
+        """
         return self._fault(self.resume, "pause")
 
     def resume(self) -> None:
@@ -256,7 +263,9 @@ class RocketMQ:
         self._order("resume")
 
     def stop(self) -> Fault:
-        """Stop the server like a broker; its store stays, and its port is free until `start`."""
+        """Stop the server as a broker stops; its store stays, and its port is free until
+        `start`.
+        """
         return self._fault(self.start, "stop")
 
     def start(self) -> None:
@@ -308,7 +317,7 @@ class RocketMQ:
         return topics[topic]
 
     def _topics_of(self, group: str, topic: str | None) -> list[str]:
-        """Return the topics that a group consumes, or the given one."""
+        """Return the topics that a group consumes, or only the given one."""
         if topic is not None:
             self._queues(topic)
         topics = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
@@ -322,7 +331,7 @@ class RocketMQ:
         return [topic] if topic is not None else sorted(topics & self._topics().keys())
 
     def _messages(self, topic: str, offsets: Mapping[int, int]) -> list[Message]:
-        """Yield the messages of a topic's queues, each from a queue offset on."""
+        """Return the messages of a topic's queues, each from a queue offset on."""
         messages = []
         with self._client() as client:
             for queue_id, first in sorted(offsets.items()):
@@ -394,12 +403,12 @@ class AsyncRocketMQ:
 
     @property
     def address(self) -> str:
-        """The name server address for clients."""
+        """Return the name server address for clients."""
         return self.server.address
 
     @property
     def grpc(self) -> str:
-        """The endpoint of RocketMQ 5 clients."""
+        """Return the endpoint of RocketMQ 5 clients."""
         return self.server.grpc
 
     async def __aenter__(self) -> Self:

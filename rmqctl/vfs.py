@@ -1,8 +1,8 @@
-"""Folders and files by path, local or elsewhere: what readers of stores ask instead of `os`.
+"""Folders and files by path, local or elsewhere: readers of stores ask this module instead of `os`.
 
 A store may be at a URL, or in an archive. Such a place is listed once, and `mount` registers it;
 from then on paths below it are answered from that list, and `FileSource` reads ranges of its files.
-All other paths are the operating system's, without a detour.
+All other paths are passed to the operating system.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rmqctl.errors import StoreIOError
 ARCHIVES = (".tar", ".zip", ".tar.zst", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _PAGE = 4096
 _DEVICE = -1
-"""Of all mounted places; their paths tell files apart."""
+"""Device number of all mounted places, whose files have distinct inode numbers."""
 _MAX_DEPTH = 64
 _FRESH = 10.0
-"""Seconds for which a list is not asked for again."""
+"""Seconds for which a list stays valid."""
 
 
 class Reader(Protocol):
     """Reads ranges of the files of a mounted place. `failed`: why some ranges could not be read.
-    `sampled`: samples may show where a file ends; `sampled_files`: number of files for which they
+    `sampled`: samples may show the end of a file; `sampled_files`: number of files for which they
     did.
     """
 
@@ -45,27 +45,25 @@ class Reader(Protocol):
     def sampled_files(self) -> int: ...
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Return bytes of a file, by its path below the root; StoreIOError where it is not the file
-        that was listed.
+        """Return bytes of a file, by its path below the root.
+        Raises: StoreIOError if the file has changed since it was listed.
         """
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the same for many places, (position, length), asked for at the same time."""
+        """Return the bytes at several places (position, length), requested at the same time."""
 
     def next_data(self, path: str, position: int) -> int:
-        """Return the first position from one on that may be other than zero, as far as it is
-        known.
-        """
+        """Return the first position from ``position`` on that may not be zero, as far as known."""
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the data of a file, where samples show it."""
+        """Return the position after the data of a file, if samples show it."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file of a mounted place. ``identity``: differs when the file was changed."""
+    """A file of a mounted place. ``identity`` differs once the file has changed."""
 
     size: int
     mtime_ns: int = 0
@@ -74,10 +72,10 @@ class Listed:
 
 @dataclass(slots=True, eq=False)
 class Tree:
-    """A mounted place: its files by their paths below ``root``. ``stamp`` as of `stamp_of`;
-    ``links``: the paths of links, which are not followed; ``empty``: folders, also those that
-    contain nothing; ``lacks``: structures that a place of this kind never has, and a broker builds
-    from the log; ``users``: how many read from it.
+    """A mounted place: its files by their paths below ``root``. ``stamp``: see `stamp_of`.
+    ``links``: the paths of links, which are not followed. ``empty``: folders, including empty ones.
+    ``lacks``: structures that a place of this kind never has and that a broker builds from the log.
+    ``users``: the number of readers.
     """
 
     root: str
@@ -108,7 +106,9 @@ class Tree:
                 path = above  # noqa: PLW2901
 
     def stat(self, inner: str) -> os.stat_result:
-        """FileNotFoundError where nothing is there."""
+        """Return the stat result of a path.
+        Raises: FileNotFoundError if it does not exist.
+        """
         if (file := self.files.get(inner)) is not None:
             return _stat(modes.S_IFREG | 0o444, hash((self.root, inner)), file.size, file.mtime_ns)
         if inner in self.folders:
@@ -118,7 +118,7 @@ class Tree:
 
 
 class MountedEntry:
-    """As `os.DirEntry`."""
+    """An entry of a mounted folder, like `os.DirEntry`."""
 
     __slots__ = ("_tree", "name", "path")
 
@@ -146,7 +146,7 @@ class MountedEntry:
 
 
 class Scan(Protocol):
-    """As what `os.scandir` gives."""
+    """The type of the result of `os.scandir`."""
 
     def __iter__(self) -> Iterator[os.DirEntry[str]]: ...
 
@@ -164,14 +164,14 @@ class _MountedEntries(list[Any]):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Do nothing, as nothing is open."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing, as nothing is open."""
 
 
 _MAX_IDLE = 4
-"""Places that stay mounted although nobody reads from them."""
+"""Maximum number of unused places that stay mounted."""
 _trees: dict[str, Tree] = {}
 _replaced: list[Tree] = []
 _failures: list[StoreIOError] = []
@@ -180,7 +180,7 @@ _lock = threading.RLock()
 
 
 def is_remote(path: str | os.PathLike[str]) -> bool:
-    """Return whether a path is one of a mounted place, or a URL."""
+    """Return whether a path is in a mounted place, or a URL."""
     return isinstance(path, str) and ("://" in path or bool(_trees and _find(path)))
 
 
@@ -190,7 +190,7 @@ def is_elsewhere(target: str) -> bool:
 
 
 def archive_of(target: str) -> tuple[str, str] | None:
-    """Return (the archive that a path leads into, the path in it)."""
+    """Return (the archive on a path, the path in it); None without an archive."""
     if not any(ending in target for ending in ARCHIVES):
         return None
     parts = target.split("/")
@@ -203,17 +203,15 @@ def archive_of(target: str) -> tuple[str, str] | None:
 
 
 def stem(target: str) -> str:
-    """Return the last name in a path or URL, without the ending of an archive: for a folder of
-    it.
-    """
+    """Return the last name in a path or URL, without the ending of an archive, to name a folder."""
     name = target.rstrip("/").rpartition("/")[2]
     return next((name.removesuffix(ending) for ending in ARCHIVES if name.endswith(ending)),
                 name) or "store"
 
 
 def listed_tree(root: str) -> Tree | None:
-    """Return a place that was listed a moment ago; an archive of this machine that is the same
-    still.
+    """Return a place that was listed a moment ago, or a local archive that has not changed
+    since.
     """
     tree = _trees.get(root)
     if tree is None:
@@ -225,7 +223,7 @@ def listed_tree(root: str) -> Tree | None:
 
 def stamp_of(root: str) -> tuple[int, int, int] | None:
     """Return a stamp of the local archive that contains a path; it changes when the archive
-    changes.
+    does.
     """
     archive = None if "://" in root else archive_of(root)
     if archive is None:
@@ -240,12 +238,14 @@ def roots() -> list[str]:
 
 
 def is_mounted(path: str) -> bool:
-    """Return whether a path is one of a mounted place."""
+    """Return whether a path is in a mounted place."""
     return _find(path) is not None
 
 
 def mount(tree: Tree, named: str) -> None:
-    """Answer for the paths of a place from now on, which was asked for by this name."""
+    """Answer for the paths of a place from now on; ``named``: the name by which it was
+    requested.
+    """
     with _lock:
         if not _trees:
             atexit.register(unmount_all)
@@ -257,7 +257,7 @@ def mount(tree: Tree, named: str) -> None:
 
 @contextmanager
 def in_use(root: str) -> Iterator[None]:
-    """Keep a place mounted."""
+    """Keep a place mounted while the block runs."""
     use(root, 1)
     try:
         yield
@@ -266,7 +266,7 @@ def in_use(root: str) -> Iterator[None]:
 
 
 def use(root: str, count: int) -> None:
-    """Note that so many more read from a place; nothing for folders of this machine."""
+    """Change the number of readers of a place by ``count``; ignored for local folders."""
     with _lock:
         if (tree := _trees.get(root)) is not None:
             tree.users += count
@@ -278,7 +278,7 @@ def _set_trees(trees: dict[str, Tree]) -> None:
 
 
 def _tidy() -> None:
-    """Forget places that nobody reads from, but the last ones: each takes memory, or a disk."""
+    """Unmount unused places except the last ones, since each takes memory or disk space."""
     idle = sorted({id(tree): tree for tree in _trees.values() if not tree.users}.values(),
                   key=lambda tree: tree.listed_at)[:-_MAX_IDLE]
     idle += [tree for tree in _replaced if not tree.users]
@@ -292,8 +292,9 @@ def _tidy() -> None:
 
 
 def raise_failure() -> None:
-    """Raise what some file of a mounted place could not be read for: an answer was given without
-    it. StoreIOError.
+    """Raise the error of a file of a mounted place that could not be read, as a result was given
+    without it.
+    Raises: StoreIOError.
     """
     for failure in _failures:
         raise failure
@@ -309,13 +310,13 @@ def lacks(root: str, structure: str) -> bool:
 
 
 def sampled(root: str) -> int:
-    """Return for how many files of a mounted place samples showed the end."""
+    """Return the number of files of a mounted place whose end samples showed."""
     mounted = _find(root)
     return 0 if mounted is None else mounted[0].reader.sampled_files
 
 
 def unmount_all() -> None:
-    """Forget all mounted places."""
+    """Unmount all places."""
     for tree in {id(tree): tree for tree in (*_replaced, *_trees.values())}.values():
         tree.reader.close()
     _replaced.clear()
@@ -344,8 +345,7 @@ def _find(path: str | os.PathLike[str]) -> tuple[Tree, str] | None:
 def file_of(path: str) -> tuple[Tree, str, Listed] | None:
     """Return (the place, the path in it, the file) of a file of a mounted place; None for local
     paths.
-
-    FileNotFoundError, IsADirectoryError as `open`.
+    Raises: FileNotFoundError, IsADirectoryError, like `open`.
     """
     mounted = _find(path)
     if mounted is None:
@@ -373,7 +373,9 @@ class Elsewhere(NamedTuple):
 
 
 def reader_of(path: str) -> Elsewhere | None:
-    """Return the reader of a file of a mounted place; None for local paths. StoreIOError."""
+    """Return the reader of a file of a mounted place; None for local paths.
+    Raises: StoreIOError.
+    """
     if not _trees and "://" not in path:
         return None
     try:
@@ -429,14 +431,14 @@ def getsize(path: str) -> int:
 
 
 def access(path: str, mode: int) -> bool:
-    """As `os.access`: nothing elsewhere is written to."""
+    """Behave as `os.access`; nothing elsewhere can be written."""
     if _find(path) is None:
         return os.access(path, mode)
     return _has(path) and not mode & os.W_OK
 
 
 def statvfs(path: str) -> os.statvfs_result:
-    """As `os.statvfs`; a file system of which nothing is known has no blocks."""
+    """Behave as `os.statvfs`; an unknown file system has no blocks."""
     if _find(path) is None:
         return os.statvfs(path)
     return os.statvfs_result((_PAGE, _PAGE, 0, 0, 0, 0, 0, 0, 0, 255))
@@ -459,7 +461,7 @@ def scandir(path: str = ".") -> Scan:
 
 def walk(top: str, onerror: Any = None, *, followlinks: bool = False) -> Iterator[
         tuple[str, list[str], list[str]]]:
-    """As `os.walk`, from above."""
+    """Behave as `os.walk`, top down."""
     mounted = _find(top)
     if mounted is None:
         yield from os.walk(top, onerror=onerror, followlinks=followlinks)
@@ -491,15 +493,15 @@ def normpath(path: str | os.PathLike[str]) -> str:
 
 
 def relpath(path: str, start: str) -> str:
-    """As `os.path.relpath`; where one of the two is elsewhere, only of what is below ``start``."""
+    """Behave as `os.path.relpath`; if a path is elsewhere, only for paths below ``start``."""
     if is_remote(path) or is_remote(start):
         return path.removeprefix(f"{start}/")
     return os.path.relpath(path, start)
 
 
 def open_bytes(path: str) -> IO[bytes]:
-    """Open a file as ``open(path, "rb")`` does; a file of a mounted place is read whole. OSError,
-    StoreIOError.
+    """Open a file as ``open(path, "rb")`` does; a file of a mounted place is read completely.
+    Raises: OSError, StoreIOError.
     """
     mounted = None if not _trees and "://" not in path else file_of(path)
     if mounted is None:
@@ -509,7 +511,7 @@ def open_bytes(path: str) -> IO[bytes]:
 
 
 def open_text(path: str, errors: str = "strict") -> IO[str]:
-    """As ``open(path, encoding="utf-8")``."""
+    """Open a file as ``open(path, encoding="utf-8")`` does."""
     return io.TextIOWrapper(open_bytes(path), encoding="utf-8", errors=errors)
 
 

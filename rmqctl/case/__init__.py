@@ -1,3 +1,3 @@
-"""An evidence folder: what a store, a file or an image contains, how that was found out, and sums
-that prove that nothing of it changed.
+"""An evidence folder: the contents of a store, a file or an image, how they were determined, and
+sums that prove that nothing has changed.
 """

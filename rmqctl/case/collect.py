@@ -1,4 +1,6 @@
-"""Fill an evidence folder: originals and sums first, then what rmqctl finds, then sums of all."""
+"""Fill an evidence folder: the originals and their sums first, then rmqctl's findings, then sums of
+everything.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,9 @@ DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MAX_FINDINGS)),
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Subject of an examination. `words`: a command of rmqctl about it, with the options for
-    reading it. `redact`: the option passed to commands that redact; `redaction`: their key, which
-    they read from the descriptor `key`.
+    """Subject of an examination. `words`: a command of rmqctl on it, with the options for reading
+    it. `redact`: the option passed to commands that redact. `redaction`: their key, which they read
+    from the descriptor `key`.
     """
 
     root: str
@@ -52,7 +54,8 @@ class Result:
 def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[[int], None]],
             size: int) -> Result:
     """Create the evidence folder ``target``. ``step`` receives the name of the step that starts and
-    its bytes, and returns a function that receives the bytes done. StoreIOError, RefusedError.
+    its bytes, and returns a function that receives the bytes done.
+    Raises: StoreIOError, RefusedError.
     """
     result, folder = Result(), Folder(target)
     began, before = now(), inventory.stamps(case.root, case.log_folders)
@@ -90,7 +93,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
 
 def _examined(case: Case, folder: Folder, runs: Runs, copies: Copies,
               step: Callable[[str], object]) -> dict[str, Any]:
-    """Run the commands; return the summary's part on their answers."""
+    """Run the commands; return the part of the summary about their output."""
     documents: dict[str, Any] = {}
     live = None
     if case.is_store:

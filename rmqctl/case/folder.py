@@ -1,7 +1,7 @@
 """The evidence folder itself: files with known names, a mark until it is finished, and sums.
 
-Everything is written in place, so a run that is killed leaves what it has, and `UNFINISHED`, which
-is deleted last. `SUMS` names every other file; `sha256sum -c` reads it.
+Everything is written in place, so a killed run leaves its files and `UNFINISHED`, which is deleted
+last. `SUMS` names every other file; `sha256sum -c` reads it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _FOLDER_MODE = 0o700
 
 
 class _Named(io.FileIO):
-    """A file that names itself where it cannot be written (StoreIOError)."""
+    """A file whose write errors name it (StoreIOError)."""
 
     def write(self, data: Any) -> int:
         try:
@@ -60,7 +60,9 @@ class Folder:
         return os.path.join(self.path, name)
 
     def new(self, name: str) -> io.BufferedWriter:
-        """Return a new file to write; its folder is made. StoreIOError."""
+        """Return a new file to write to; its folder is created.
+        Raises: StoreIOError.
+        """
         path = self.at(name)
         try:
             os.makedirs(os.path.dirname(path), _FOLDER_MODE, exist_ok=True)
@@ -69,12 +71,16 @@ class Folder:
             raise StoreIOError.from_oserror(error, path, "make") from None
 
     def write(self, name: str, data: bytes) -> None:
-        """A whole new file. StoreIOError."""
+        """Write a new file with these bytes.
+        Raises: StoreIOError.
+        """
         with self.new(name) as file:
             file.write(data)
 
     def finish(self) -> str:
-        """Force everything to disk, write the sums, delete the mark; the sum of the sums."""
+        """Flush everything to disk, write the sums and delete the mark; return the sum of the
+        sums.
+        """
         lines = []
         folders = [self.path]
         for name in names(self.path):
@@ -111,9 +117,7 @@ def _hash(fd: int, digest: Any, path: str) -> None:
 
 
 def names(root: str) -> Iterator[str]:
-    """Yield all that is below a folder and no folder itself: names with /, sorted in each
-    folder.
-    """
+    """Yield the paths of all files below a folder: names with /, sorted in each folder."""
     def failed(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, os.fsdecode(error.filename or root), "list")
 
@@ -150,7 +154,9 @@ class Check:
 
 
 def check(path: str) -> Check:
-    """Compare every file of an evidence folder with its sum. NotAStoreError, StoreIOError."""
+    """Compare every file of an evidence folder with its sum.
+    Raises: NotAStoreError, StoreIOError.
+    """
     is_marked = os.path.lexists(os.path.join(path, UNFINISHED))
     try:
         fd = open_regular(os.path.join(path, SUMS))
@@ -184,7 +190,7 @@ def check(path: str) -> Check:
 
 
 def _parsed(line: bytes) -> tuple[str, str] | None:
-    """Return (name, sum) of a line of sums; a name outside of the folder never exists."""
+    """Return (name, sum) of a line of sums; a name outside the folder counts as missing."""
     is_escaped, line = line.startswith(b"\\"), line.removeprefix(b"\\")
     digest, gap, name = line.partition(b"  ")
     if not gap or len(digest) != 64:

@@ -1,7 +1,7 @@
-"""The originals: every file below a place with its sum, and whether one changed meanwhile.
+"""The originals: every file below a place with its sum, and whether one has changed meanwhile.
 
-Links are listed and not followed, but those of the log's folders. Nothing that is not a regular
-file is opened, but a device that is named itself.
+Links are listed but not followed, except those of the log's folders. Only regular files are opened,
+except for a device that is named itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", st
 
 @dataclass(slots=True)
 class Inventory:
-    """Result of listing the originals. `problems`: at most a few, in words; `unread` counts all."""
+    """Result of listing the originals. `problems`: the first few, in words; `unread`: their
+    number.
+    """
 
     files: int = 0
     bytes: int = 0
@@ -41,7 +43,9 @@ class Inventory:
 
 def take(folder: Folder, root: str, log_folders: Iterable[str],
          advance: Callable[[int], None]) -> Inventory:
-    """List and hash all originals into the evidence folder. StoreIOError."""
+    """List and hash all originals into the evidence folder.
+    Raises: StoreIOError.
+    """
     inventory = Inventory()
     base = base_of(root)
     with folder.new(LIST) as listed, folder.new(SUMS) as sums:
@@ -73,7 +77,7 @@ def take(folder: Folder, root: str, log_folders: Iterable[str],
 
 
 def base_of(root: str) -> str:
-    """Return the folder to which names of originals are relative."""
+    """Return the folder that the names of originals are relative to."""
     return root if os.path.isdir(root) else os.path.dirname(root)
 
 
@@ -88,7 +92,7 @@ def _row(name: str, about: os.stat_result) -> dict[str, Any]:
 
 def entries(root: str, log_folders: Iterable[str],
             problem: Callable[[str], None]) -> Iterator[tuple[str, os.stat_result]]:
-    """Yield (path, its stat result) of a file, or of all that is below a folder."""
+    """Yield (path, its stat result) of a file, or of everything below a folder."""
     def failed(error: OSError) -> None:
         problem(str(StoreIOError.from_oserror(error)))
 
@@ -112,8 +116,8 @@ def entries(root: str, log_folders: Iterable[str],
 
 
 def stamps(root: str, log_folders: Iterable[str]) -> dict[str, int]:
-    """One number for all of the originals' sizes, times and names: the same as long as nothing
-    changes.
+    """Return one number for all sizes, times and names of the originals, which changes when they
+    do.
     """
     total, count = 0, 0
     for path, about in entries(root, log_folders, lambda _text: None):

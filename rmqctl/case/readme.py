@@ -40,7 +40,7 @@ _FOUND = {
 
 def readme(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
            here: Collection[str]) -> bytes:
-    """Return the page: plain text, at most 78 columns but for names and commands."""
+    """Return the page: plain text, at most 78 columns wide except for names and commands."""
     lines = [*_lines(summary, runs, here)]
     return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
 
@@ -109,5 +109,5 @@ def _folded(text: str, indent: int) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """Return a text on one line, whatever is in a name."""
+    """Return a text on one line, whatever characters a name has."""
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

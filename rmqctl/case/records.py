@@ -1,5 +1,5 @@
 """Bytes that a case keeps: a copy of every place that a finding names, and the records that carving
-finds in addition to the messages that a store serves.
+finds in addition to the messages of the store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _in = lru_cache(maxsize=4096)(os.path.realpath)
 
 
 class Copies:
-    """Copies of damaged places, with an index. ``redaction``: only digests of them."""
+    """Copies of damaged places, with an index. ``redaction``: keep only digests of them."""
 
     def __init__(self, folder: Folder, redaction: Redaction | None) -> None:
         self._folder, self._redaction = folder, redaction
@@ -45,7 +45,9 @@ class Copies:
         self._index.close()
 
     def add(self, path: str, position: int, length: int, about: Mapping[str, Any]) -> None:
-        """Copy a place of a file; what cannot be read is in the index. StoreIOError."""
+        """Copy a place of a file; the index lists what cannot be read.
+        Raises: StoreIOError.
+        """
         place = _in(path), position, length
         if length <= 0 or place in self._seen:
             return
@@ -81,7 +83,7 @@ class Copies:
 
 
 class Places:
-    """Yield the places of the findings of `verify`."""
+    """The places of the findings of `verify`."""
 
     def __init__(self, findings: Iterable[Mapping[str, Any]]) -> None:
         self._by_file: dict[str, list[tuple[int, int, str]]] = {}
@@ -133,8 +135,9 @@ class Live:
 
 def carve(runs: Runs, folder: Folder, words: Sequence[str], live: Live | None, places: Places,
           copies: Copies) -> Counter[str]:
-    """Carve, and keep all records but the ``live`` ones, with how each was found; how many of each
-    kind. StoreIOError.
+    """Carve and keep all records except the ``live`` ones, with the way in which each was found;
+    return the number of each kind.
+    Raises: StoreIOError.
     """
     counts: Counter[str] = Counter()
     with folder.new(CARVED) as out, runs.run(words, CARVED, subprocess.PIPE) as process:

@@ -1,4 +1,4 @@
-"""The commands of a case: each is a run of rmqctl as an examiner would type it, and is logged."""
+"""The commands of a case: each is a logged run of rmqctl, as an examiner would type it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MEANINGS = {0: "done", 1: "findings", 2: "usage", 3: "not available", 4: "held b
             5: "I/O error", 6: "refused", 70: "internal error of rmqctl"}
 _DONE = (0, 1)
 _PROGRAM = (sys.executable, "-P", "-m", "rmqctl")
-"""Nothing of the working directory is loaded: it may be a stranger's."""
+"""Load nothing from the working directory: it may be a stranger's."""
 _MOUNTS = "/proc/self/mountinfo"
 
 
@@ -49,7 +49,7 @@ def host(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
-    """Return how the file system of the originals is mounted, where the system reports it."""
+    """Return how the file system of the originals is mounted, if the system reports it."""
     best: tuple[str, dict[str, Any]] = "", {}
     with suppress(OSError, ValueError, IndexError), open(_MOUNTS, encoding="utf-8",
                                                          errors="surrogateescape") as file:
@@ -78,7 +78,7 @@ class Runs:
         self.rows: list[dict[str, Any]] = []
 
     def note(self, row: dict[str, Any]) -> None:
-        """Append to the log, for good."""
+        """Append to the log and flush it."""
         self._log.write(json_line(row))
         self._log.flush()
 
@@ -103,15 +103,18 @@ class Runs:
 
     def finished(self, words: Sequence[str], output: str,
                  out: IO[bytes] | int = DEVNULL) -> None:
-        """Run a command to its end. StoreIOError."""
+        """Run a command to its end.
+        Raises: StoreIOError.
+        """
         with self.run(words, output, out):
             pass
 
     @contextmanager
     def run(self, words: Sequence[str], output: str, out: IO[bytes] | int) -> Iterator[
             Popen[bytes]]:
-        """Run a command; its output goes to ``out``, or is the caller's to read. Ends it, and logs
-        it, at the end. StoreIOError.
+        """Run a command whose output goes to ``out`` or is read by the caller; at the end of the
+        block, wait for it and log it.
+        Raises: StoreIOError.
         """
         number = len(self.rows) + 1
         stderr_path = f"stderr/{number:02d}-{words[0]}.txt"
