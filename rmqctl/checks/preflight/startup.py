@@ -63,7 +63,8 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
         if setting.effect == "refuses":
             prediction.starts = False
             prediction.refusals.insert(0, setting.detail)
-            prediction.actions.insert(0, Action(REFUSE, setting.setting, None, None, setting.detail))
+            prediction.actions.insert(
+                0, Action(REFUSE, setting.setting, None, None, setting.detail))
     return prediction
 
 

@@ -32,6 +32,8 @@ read at once to find a position in it."""
 MAX_OPEN = 128
 """Maximum number of queues with an open file, in total: a process may have 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
+_PAGE_OF_ONE = 200 * UNIT_SIZE
+"""Bytes around a single entry that are read, for the entries that are asked for next."""
 MAX_KEPT = 32 << 20
 """Bytes of entries that short queues keep, in total."""
 
@@ -383,8 +385,8 @@ class FileQueue(ConsumeQueue):
             position = queue_offset * UNIT_SIZE - self._bases[number]
             if position + UNIT_SIZE <= len(kept) and number >= 0:
                 return layout.decode(kept, position)
-        if known is None and queue_offset >= 0:
-            known = self._of_page(queue_offset * UNIT_SIZE)
+        if edge is None and queue_offset >= 0:
+            edge = self._of_page(queue_offset * UNIT_SIZE)
         return super().unit(queue_offset) if edge is None else edge
 
     def _of_page(self, at: int) -> UnitRecord | None:
@@ -397,7 +399,7 @@ class FileQueue(ConsumeQueue):
             return None
         held, start = self._page, position - position % _PAGE_OF_ONE
         if held is None or held[:2] != (number, start):
-            if held is None and FileQueue.kept + _PAGE_OF_ONE > MOST_KEPT:
+            if held is None and FileQueue.kept + _PAGE_OF_ONE > MAX_KEPT:
                 return None
             try:
                 data = self._open(number).read(start, _PAGE_OF_ONE)

@@ -340,7 +340,8 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
         reader.close()
 
 
-def verdict(run: Verification, most: int, baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
+def verdict(run: Verification, most: int,
+            baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
     """Run a verification to its end and keep the first ``most`` findings. With a ``baseline`` it is
     ok if all findings are in it.
     """
