@@ -17,7 +17,17 @@ from typing import NamedTuple
 from rmqctl import vfs
 from rmqctl.backup.entries import FOLDER, has_entries, header, is_of_queues
 from rmqctl.backup.finishing import deleted_topics
-from rmqctl.backup.objects import LOG, POINTS, SMALL, Held, Note, Objects, is_expired, object_of
+from rmqctl.backup.objects import (
+    LOG,
+    POINTS,
+    SMALL,
+    Held,
+    Note,
+    Objects,
+    is_backup,
+    is_expired,
+    object_of,
+)
 from rmqctl.backup.points import Point
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.remote.listing import file_at
@@ -26,8 +36,8 @@ from rmqctl.files.remote.reader import RemoteReader, without_secrets
 from rmqctl.store.store import Store
 from rmqctl.vfs import Listed, Tree
 
-_HEADER = 1 << 16
-"""The most bytes of the header of a stretch."""
+_USUAL_HEADER, _HEADER = 1 << 9, 1 << 16
+"""Bytes of the header of a stretch, and the most of them."""
 
 
 class Span(NamedTuple):
@@ -48,8 +58,7 @@ def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
     """
     names = sorted(name.removeprefix(f"{POINTS}/").removesuffix(".json") for name in listed
                    if name.startswith(f"{POINTS}/") and name.endswith(".json"))
-    if not names or not all(name.startswith((f"{POINTS}/", f"{LOG}/", f"{SMALL}/"))
-                            for name in listed):
+    if not is_backup({name.partition("/")[0] for name in listed}, names):
         return None
     with Objects(remote.name) as objects:
         [newest] = objects.notes(names[-1:])
@@ -117,8 +126,11 @@ def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[in
         reader.add(name, held.size, _pieces_of(objects, SMALL, name, held))
         at = 0
         while at < held.size:
-            head = reader.read(name, at, min(_HEADER, held.size - at))
-            line = head.find(b"\n")
+            for most in (_USUAL_HEADER, _HEADER):
+                head = reader.read(name, at, min(most, held.size - at))
+                line = head.find(b"\n")
+                if line >= 0:
+                    break
             path, position, length, size, _, is_new = header(
                 head[:max(line, 0)], objects.where(name))
             at += line + 1
@@ -138,9 +150,10 @@ def _lay(spans: list[Span], added: Iterable[Span], moved: int) -> None:
     """Add spans to those of a file, ``moved`` on: what is stored later counts."""
     for start, end, name, at in added:
         span = Span(start + moved, end + moved, name, at)
-        if spans and span.start < spans[-1].end:
-            spans[:] = [part for old in spans for part in _outside(old, span)]
-        bisect.insort(spans, span)
+        first = bisect.bisect_right(spans, span.start, key=lambda old: old.end)
+        last = bisect.bisect_left(spans, span.end, first, key=lambda old: old.start)
+        parts = [part for old in spans[first:last] for part in _outside(old, span)]
+        spans[first:last] = sorted([*parts, span])
 
 
 def _outside(old: Span, new: Span) -> Iterator[Span]:

@@ -17,7 +17,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
@@ -104,6 +104,13 @@ def is_expired(path: str, held: Held, oldest: Point) -> bool:
     return name.isdigit() and int(name) + held.size <= oldest.log_start
 
 
+def is_backup(folders: Collection[str], points: Collection[str]) -> bool:
+    """Return whether a place with these top folders and restore points is a backup: every store has
+    a folder ``commitlog``.
+    """
+    return bool(points) and "commitlog" not in folders
+
+
 def object_of(folder: str, path: str, piece: Piece) -> str:
     """Return the object name of a piece of a file."""
     if folder == SMALL:
@@ -180,6 +187,10 @@ class Objects(RemoteFiles):
         """Return the names of all points, oldest first."""
         return [entry.name.removesuffix(".json") for entry in self.list(POINTS)
                 if not entry.is_folder and entry.name.endswith(".json")]
+
+    def is_backup(self) -> bool:
+        """Return whether the place is a backup, not a store."""
+        return is_backup({entry.name for entry in self.list("")}, self.point_names())
 
     def notes(self, names: Sequence[str], bad: list[RmqctlError] | None = None) -> list[Note]:
         """Return the points of these names. Those that cannot be read are skipped, and the reason

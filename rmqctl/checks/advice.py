@@ -17,7 +17,7 @@ from rmqctl import vfs
 from rmqctl.checks.losses import GROUPS, MESSAGES, OFFSETS, TOPICS
 from rmqctl.checks.metadata.judge import commands
 from rmqctl.parse_values import time_text
-from rmqctl.phrases import Phrase
+from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
@@ -251,14 +251,29 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
                        Phrase("shows what a broker would do at startup, file by file"))
 
 
-def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int) -> list[NextStep]:
-    """Return the steps with the named backup as the first other copy; ``when`` in epoch ms."""
+def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int,
+                damages: int) -> list[NextStep]:
+    """Return the steps with the named backup as the first other copy; ``when`` in epoch ms.
+
+    A backup that noted ``damages`` of the store when it was made comes after the other repairs: it
+    may lack the same bytes.
+    """
     if not planned:
         return []
     copy = f"rmqctl recover {shlex.quote(root)}{_FROM_COPY}"
-    return [NextStep(copy.replace("COPY", shlex.quote(backup)), Phrase(
-        "restores what is lost or damaged from the backup of {time}", time=time_text(when)),
-        "reversible"), *(step for step in planned if not step.command.endswith(_FROM_COPY))]
+    others = [step for step in planned if not step.command.endswith(_FROM_COPY)]
+    words = Phrase("restores what is lost or damaged from the backup of {time}",
+                   time=time_text(when))
+    if not damages:
+        at = 0
+    else:
+        at = next((number for number, step in enumerate(others) if step.effect == "read-only"),
+                  len(others))
+        words = Phrase("restores what the backup of {time} has; the store was already damaged "
+                       "then ({damages})", time=time_text(when),
+                       damages=counted(damages, "damaged range"))
+    return [*others[:at], NextStep(copy.replace("COPY", shlex.quote(backup)), words, "reversible"),
+            *others[at:]]
 
 
 def into_a_folder(root: str) -> tuple[str, list[NextStep]]:

@@ -69,7 +69,7 @@ class Diagnosis:
     disk: Disk
     profile: LogProfile | None = None
     outlook: Outlook | None = None
-    backup: tuple[str, int] | None = None
+    backup: tuple[str, int, int] | None = None
 
     def with_tier(self, findings: VerifyResult[Coverage]) -> Diagnosis:
         """Return the diagnosis of a store with its tier, which these `findings` include."""

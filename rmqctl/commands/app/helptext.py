@@ -47,6 +47,10 @@ class HelpMixin:
         use_light_coercion([option])
         return option
 
+    def format_usage(self, ctx: Any, formatter: Any) -> None:
+        """Write the usage line; the default command of a group has no name of its own."""
+        formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
+
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the parts of ``[OPTIONS] STORE [MSGID]``."""
         pieces = ["[OPTIONS]"]

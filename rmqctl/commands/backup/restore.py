@@ -122,7 +122,7 @@ def _is_backup(place: str) -> bool:
     from rmqctl.backup.objects import Objects
 
     with Objects(place) as objects:
-        return bool(objects.point_names())
+        return objects.is_backup()
 
 
 def _copy(place: str, target: str, load: CronOptions, out: Output) -> None:

@@ -72,7 +72,7 @@ def command(
         diagnosis = diagnosed_with_tier(out, opened, diagnosis)
         diagnosis = replace(diagnosis, outlook=planned(opened, diagnosis, store, out),
                             backup=None if backup is None else (
-                            without_secrets(backup), _newest(backup)))
+                            without_secrets(backup), *_newest(backup)))
     document = diagnosis.as_dict()
     complete(document)
     out.document(document, lambda page: _show(page, diagnosis, store.root))
@@ -84,16 +84,17 @@ def command(
     diagnosis.require_judged()
 
 
-def _newest(backup: str) -> int:
-    """Return the time of the newest restore point (epoch ms). Raises NotAStoreError without
-    one.
+def _newest(backup: str) -> tuple[int, int]:
+    """Return the time of the newest restore point (epoch ms), and the number of damaged ranges of
+    the store that it notes. Raises NotAStoreError without a restore point.
     """
     if is_url(backup):
         from rmqctl.backup.objects import require_points
     else:
         from rmqctl.backup.points import require_points
 
-    return require_points(backup)[-1].time
+    newest = require_points(backup)[-1]
+    return newest.time, len(newest.damaged)
 
 
 def _first_line(diagnosis: Diagnosis, root: str) -> tuple[Phrase, str]:

@@ -33,5 +33,8 @@ def command(
     from rmqctl.repair.erase.erase import EraseSelection
     from rmqctl.repair.erase.named import selection
 
+    if " " in key:
+        out.warn(f"RocketMQ separates keys by spaces, so no message has the key {key!r}; delete "
+                 "its parts one by one")
     selected = EraseSelection(selection=selection(topic, key, ()))
     run(out, store, "delete-key", selected, apply, options)

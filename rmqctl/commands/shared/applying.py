@@ -174,8 +174,9 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     """
     # Refuse bad options, and collect the folders that the command may write to.
     check_options(out, options)
-    named = [*folders, *(options.write_outside or ()), *(tier.writes if tier else ())]
-    named = [os.path.join(store_root, folder) for folder in named]
+    named = [os.path.join(store_root, folder)
+             for folder in (*folders, *(tier.writes if tier else ()))]
+    named += map(os.path.abspath, options.write_outside or ())  # as the shell has it
     if options.apply:
         yes = options.yes or out.is_data or not at_a_terminal()
         _apply(out, store_root, name, propose, yes=yes, resume=resume, tier=tier, writes=writes,

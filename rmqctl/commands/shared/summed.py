@@ -23,6 +23,7 @@ MAX_LISTED = 8
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Marks of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
+_DANGLING = re.compile(r"(?:\s+(?:an?|at|by|for|from|in|of|on|the|to|with))+$")
 _MIN_BEGINNING = 10
 _AGAIN = "delivers_again"
 """Key in the proof of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
@@ -52,7 +53,7 @@ def _beginning(text: str) -> str:
     end = _END.search(text)
     if end is None or (end.start() < _MIN_BEGINNING and text.isascii()) or not end.start():
         return text
-    return text[: end.start()]
+    return _DANGLING.sub("", text[:end.start()])
 
 
 def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Finding], Mapping[

@@ -164,16 +164,16 @@ class _Worker:
                 used = ""
                 try:
                     used = kernel.name()  # demanded and missing, it is an error of the task
-                    self._mount()
+                    self._mount(work, tasks[number])
                     answer = do(pickle.loads(tasks[number]))  # noqa: S301
                 except RmqctlError as error:
                     answer = _Failed(error)
                 yield pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
 
-
-    def _mount(self) -> None:
+    def _mount(self, *named_in: bytes) -> None:
+        """Mount the URLs that the function or the task names: another one may be unreachable."""
         for root in self._roots:
-            if not vfs.is_mounted(root):
+            if any(root.encode() in named for named in named_in) and not vfs.is_mounted(root):
                 from rmqctl.files.remote.tree import mounted
 
                 mounted(root)

@@ -19,6 +19,7 @@ import os
 from bisect import bisect_left
 from collections.abc import Collection, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from typing import Any
 
 from rmqctl.damage.evidence import Evidence, FoundRow, Gatherer, holes_with
@@ -231,23 +232,14 @@ class _Round:
         for row in self._evidence.rows:
             rows.setdefault(row.physical, []).append(row)
         places = sorted(rows)
-        number = 0
-        for region in self._survey.regions:
-            while number < len(places) and places[number] < region.start:
-                number += 1
-            first = number
-            while number < len(places) and places[number] < region.end:
-                number += 1
-            part = self._parts[region.file]
-            if not region.dirty or (part.path is None and not part.pieces):
+        for number, regions in groupby(self._survey.regions, lambda region: region.file):
+            part = self._parts[number]
+            if part.path is None and not part.pieces:
                 continue
-            starts = {*region.starts, *places[first:number],
-                      *(start for start, _ in region.extents)}
-            _, source = self._records.opened(part.base)
-            end = region.start
-            for start in sorted(starts):
-                if start >= end:
-                    end = start + self._damaged(source, region, start, rows.get(start, []))
+            with part.open() as source:
+                for region in regions:
+                    if region.dirty:
+                        self._region(source, region, rows, places)
         # Intact records: a body CRC of no body, and what contradicts others.
         for physical in self._survey.lacking_crc if self._survey.has_crcs else ():
             self._name(physical)
@@ -269,6 +261,16 @@ class _Round:
         return mending
 
     # -- in damaged regions -----------------------------------------------------------------------
+
+    def _region(self, source: Source, region: Region, rows: Mapping[int, list[FoundRow]],
+                places: Sequence[int]) -> None:
+        """Mend the records of a region. ``rows`` point to ``places`` (ascending)."""
+        starts = {*region.starts, *(start for start, _ in region.extents),
+                  *places[bisect_left(places, region.start):bisect_left(places, region.end)]}
+        end = region.start
+        for start in sorted(starts):
+            if start >= end:
+                end = start + self._damaged(source, region, start, rows.get(start, []))
 
     def _damaged(self, source: Source, region: Region, start: int, rows: list[FoundRow]) -> int:
         """Return the size of the record at ``start``, if it is whole or could be mended; else 0."""
