@@ -25,7 +25,7 @@ from rmqctl.commands.app.exit_codes import (
     silence_stdout,
     terminable,
 )
-from rmqctl.commands.app.helptext import ALL_OPTIONS, common_options
+from rmqctl.commands.app.helptext import ALL_OPTIONS, common_options, formatter_of
 from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, CommandGroup, fill, load
 from rmqctl.commands.app.memory import expect_room
 from rmqctl.commands.app.targets import shown
@@ -121,18 +121,27 @@ def _spelled(args: list[str]) -> list[str]:
     return ["--version"] if args == ["version"] else args
 
 
+def _without_language(args: list[str]) -> list[str]:
+    """Drop ``--lang`` where no command has it: help of the program itself knows it anyway."""
+    if "--lang" not in args or not all(word.startswith("-") for word in [
+            word for word, before in zip(args, ["", *args], strict=False) if before != "--lang"]):
+        return args
+    at = args.index("--lang")
+    return args[:at] + args[at + 2:]
+
+
 def _run(args: list[str]) -> int:
     root = build()
     result: Any
     of_all = None
     if args[:2] == ["help", "options"]:
-        of_all, args = ALL_OPTIONS, [*args[2:], "--help"]
+        of_all, args = ALL_OPTIONS, _without_language([*args[2:], "--help"])
         if args == ["--help"]:
             with root.make_context(_PROGRAM, [], resilient_parsing=True) as ctx:
-                typer.echo(common_options(ctx.make_formatter(), map(load, REGISTRY)))
+                typer.echo(common_options(formatter_of(ctx), map(load, REGISTRY)))
             return 0
     try:
-        with root.make_context(_PROGRAM, args, obj=of_all) as ctx:
+        with root.make_context(_PROGRAM, _without_language(args), obj=of_all) as ctx:
             expect_room()
             if os.environ.get(kernel.VARIABLE):  # a kernel that is demanded is there, or said
                 kernel.chosen()

@@ -7,10 +7,20 @@ same names in braces.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Self
 
-Catalog = Mapping[str, str]
+
+class Catalog(dict[str, str]):
+    """A language: English template -> template."""
+
+    def text(self, text: str) -> str:
+        """Return another text in the language; here it counts as data and is unchanged."""
+        return text
+
+    def tidy(self, text: str) -> str:
+        """Return a translated text without what only another language needs."""
+        return text
 
 
 class Phrase(str):
@@ -35,7 +45,7 @@ class Phrase(str):
         """Return the text in the language of ``catalog``; in English if the catalog lacks it."""
         template = catalog.get(self.template)
         if template is None:
-            return str(self)
+            return catalog.text(str(self))
         values = {name: translated(value, catalog) for name, value in self.values.items()}
         return template.format(**values) if values else template
 
@@ -60,8 +70,12 @@ class Joined(Phrase):
 
 
 def translated(value: Any, catalog: Catalog) -> Any:
-    """Return a phrase in the language of ``catalog``; any other value unchanged."""
-    return value.translated(catalog) if isinstance(value, Phrase) else value
+    """Return a phrase, or another text that has a template, in the language of ``catalog``; any
+    other value unchanged.
+    """
+    if isinstance(value, Phrase):
+        return value.translated(catalog)
+    return catalog.text(value) if isinstance(value, str) else value
 
 
 def counted(count: int, singular: str, many: str = "") -> Phrase:

@@ -6,14 +6,21 @@ from __future__ import annotations
 
 import ast
 import copy
+import itertools
 import pickle
 import re
 import string
+import tomllib
+from pathlib import Path
 
 import pytest
 
+from rmqctl import cli
 from rmqctl.checks.explanations import explanations
 from rmqctl.checks.findings import CATEGORIES
+from rmqctl.commands import GROUPS, REGISTRY
+from rmqctl.commands.app.describe import parameter
+from rmqctl.commands.app.lazy import load
 from rmqctl.output.cells import display_width, folded
 from rmqctl.output.language import chosen, language
 from rmqctl.phrases import Joined, Phrase, counted, some_of
@@ -22,6 +29,7 @@ from tests.support.share import sample
 from tests.support.source import PACKAGE, nodes, together, trees
 
 CATALOG = language("zh").catalog
+SAME_IN_CHINESE = {"Spark"}
 
 
 def named(call: ast.Call) -> str:
@@ -47,7 +55,69 @@ def keys_of(tree: ast.AST) -> set[str]:
 
 
 def names_in(template: str) -> set[str]:
-    return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    try:
+        return {name for _, name, _, _ in string.Formatter().parse(template) if name}
+    except ValueError:  # a constant with a brace
+        return set()
+
+
+def is_numbered(key: str) -> bool:
+    """Whether a key is the text of an f-string, or of several that are joined."""
+    return "0" in names_in(key)
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    """The pairs of words in a text that no value divides; the words of a text of one."""
+    found: set[tuple[str, ...]] = set()
+    for piece in re.split(r"\{[^}]*\}|\n", text):
+        words = re.findall(r"[A-Za-z_-]{2,}", piece)
+        found |= set(itertools.pairwise(words)) or {tuple(words)} - {()}
+    return found
+
+
+def typer_texts() -> set[str]:
+    """The texts of typer's errors."""
+    import typer.core
+
+    sources = Path(typer.core.__file__).parent.rglob("*.py")
+    return {node.value for source in sources
+            for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def help_texts() -> dict[str, str]:
+    """Each text that help shows -> the command that shows it first."""
+    root = cli.build()
+    said = dict.fromkeys(("Usage", "Options", "Arguments", "Commands", cli._EPILOG,
+                          *paragraphs(root.help)), "rmqctl")
+    for param in root.get_params(root.make_context("rmqctl", [], resilient_parsing=True)):
+        said.setdefault(param.help or "", "rmqctl")
+    for spec in (*GROUPS, *REGISTRY):
+        said.setdefault(spec.section or "", " ".join(spec.name))
+        for text in paragraphs(spec.help):
+            said.setdefault(text, " ".join(spec.name))
+    for spec in REGISTRY:
+        command = load(spec)
+        shown = [*paragraphs(command.help), command.epilog or ""]
+        for param in command.params:
+            if not getattr(param, "hidden", False):
+                shown += [parameter(param).help, parameter(param).panel or ""]
+        for text in shown:
+            said.setdefault(" ".join(text.split()), " ".join(spec.name))
+    return {text: name for text, name in said.items() if text}
+
+
+def paragraphs(text: str | None) -> list[str]:
+    """The paragraphs of a docstring that are no examples."""
+    return [" ".join(part.split()) for part in re.split(r"\n[ \t]*\n", text or "")
+            if not all(line[:1].isspace() for line in part.splitlines())]
+
+
+HELP = help_texts()
+
+
+def test_every_text_of_help_is_there_in_chinese():
+    assert sorted(HELP.keys() - CATALOG.keys() - SAME_IN_CHINESE) == []
 
 
 @together
@@ -74,12 +144,26 @@ def test_no_entry_is_left_over():
         node.value for tree in trees().values() for node in nodes(tree)
                  if isinstance(node, ast.Constant) and isinstance(node.value, str)}
     constants |= {text.replace("_", " ") for text in constants}
+    constants |= {" ".join(text.split()) for text in constants}
+    constants |= {" ".join(part.split()) for text in constants if "\n\n" in text
+                  for part in text.split("\n\n")}
     counts = {f"{{count:,}} {word}{s}" for word in constants for s in ("", "s")}
-    assert sorted(CATALOG.keys() - constants - counts) == []
+    left = CATALOG.keys() - constants - counts - HELP.keys()
+    assert sorted(key for key in left if names_in(key) and not is_numbered(key)) == []
+    known = set().union(*map(runs, constants | typer_texts()))
+    words = {word for run in known for word in run}
+    assert sorted(key for key in left if not runs(key) & known and not words.issuperset(
+        re.findall(r"[A-Za-z_-]{2,}", key))) == []
 
 
 def test_both_sides_hold_the_same_values():
-    assert [key for key, text in CATALOG.items() if names_in(key) != names_in(text)] == []
+    assert [key for key, text in CATALOG.items() if names_in(key) != names_in(text)
+            and not (is_numbered(key) and names_in(text) < names_in(key))] == []
+
+
+def test_the_catalog_is_read_as_toml_reads_it():
+    text = (PACKAGE / "output" / "zh.toml").read_text(encoding="utf-8")
+    assert tomllib.loads(text) == CATALOG
 
 
 def test_chinese_is_chinese():
@@ -187,3 +271,87 @@ def test_each_explanation_is_there_in_chinese(rmqctl):
     assert document["meaning"] == "消息体与其 CRC 不符", "asked for, explanations are data"
     document = rmqctl("explain", "body-crc", "-o", "json", env={"RMQCTL_LANG": "zh"}).json()
     assert document["meaning"] == "a message body does not match its CRC"
+
+
+ENGLISH_SENTENCE = re.compile(
+    r"(?<![\w/.:=@%-])[A-Za-z][a-z']+(?: [(]?[a-z][a-z']+){2,}(?![\w/=-])")
+
+
+def english_sentences(text: str) -> list[str]:
+    """Lines with three English words beside each other that are no command and no value."""
+    prose = re.sub(r"`[^`]*`|'[^']*'|\"[^\"]*\"|(?m:^ *rmqctl .*$|^\u7528\u6cd5.*$)", "",
+                   text)
+    prose = re.sub(r"(?m:^(mend record|move aside|put back|set back|add rows|add entries) )", "",
+                   prose)
+    return [line for line in prose.splitlines() if ENGLISH_SENTENCE.search(line)]
+
+
+@pytest.fixture
+def damaged(golden_copy):
+    """A store with a damaged size, damaged bodies, a lost index file and an odd file."""
+    root = golden_copy("5.3.3/basic/store")
+    log = min((root / "commitlog").iterdir())
+    content = bytearray(log.read_bytes())
+    at, number = 0, 0
+    while content[at + 4: at + 8] == b"\xda\xa3\x20\xa7":
+        size = int.from_bytes(content[at: at + 4], "big")
+        if number in (3, 9):
+            content[at + (3 if number == 3 else size // 2)] ^= 0x40
+        at, number = at + size, number + 1
+    log.write_bytes(content)
+    next((root / "index").iterdir()).unlink()
+    (root / "consumequeue" / "odd").write_text("?")
+    return root
+
+
+COMMANDS = (
+    "info", "stats", "du", "verify", "doctor", "preflight", "impact", "recover", "retention",
+    "offsets", "config", "timers", "pop list", "transactions list", "dlq list",
+    "read {} --count 3", "tail {} -n 2", "query key {} --topic TP_ship_Event2 --key order-63",
+    "query key {} --topic TP_ship_Event2 --key none", "query offset {} --phy 5", "recover table",
+    "carve {} --count", "truncate {} --to-phy 0", "expire {} --older-than 1h",
+    "delete key {} order-63", "undo {} --list", "backup {} {}-backup", "dump {}/checkpoint",
+    "offsets reset {} --group g --to earliest", "explain record-damaged")
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_no_line_of_a_screen_is_an_english_sentence(rmqctl, golden, damaged, command):
+    for root in {damaged, golden("5.3.3/basic/store") if "backup" not in command else damaged}:
+        words = command if "{}" in command or command.startswith("explain") else command + " {}"
+        said = rmqctl(*words.replace("{}", str(root)).split(), "--lang", "zh",
+                      env={"COLUMNS": "400"})
+        assert english_sentences(said.out + said.err) == []
+
+
+ERRORS = (
+    ["verify", "no/such/folder"], ["verify"], ["verfy", "x"], ["verify", "x", "--limit", "y"],
+    ["verify", "x", "--nothing"], ["read", "x", "--since", "soon"], ["explain", "nothing"],
+    ["read", "x", "--where", "field"], ["query", "offset", "x", "--phy", "-1"],
+    ["recover", "x", "--correct", "all"], ["dump", "no/such/file"], ["sql", "x", "--limit"])
+
+
+@pytest.mark.parametrize("words", ERRORS, ids=" ".join)
+def test_errors_are_in_chinese(rmqctl, words):
+    said = rmqctl(*words, env={"RMQCTL_LANG": "zh"})
+    assert said.code
+    assert english_sentences(said.err) == []
+    assert re.search("[\u4e00-\u9fff]", said.err)
+    assert rmqctl(*words, env={"RMQCTL_LANG": "en"}).err.isascii()
+
+
+@pytest.mark.parametrize("spec", REGISTRY, ids=lambda spec: "-".join(spec.name))
+def test_help_is_in_chinese(rmqctl, spec):
+    said = rmqctl("help", "options", *spec.name, env={"RMQCTL_LANG": "zh"}).expect(0).out
+    examples = "\n".join(line for line in said.splitlines() if not line.startswith("    rmqctl"))
+    assert english_sentences(examples) == []
+    assert max(map(display_width, re.findall(".*[\u4e00-\u9fff].*", said))) <= 100
+
+
+def test_a_text_is_found_by_its_template():
+    chinese = language("zh")
+    assert chinese.text("no message at 1,204") == "1,204 处没有消息"
+    assert chinese.text("entry points to 7: no message at 7") == "条目指向 7：7 处没有消息"
+    assert chinese.text("1 entry") == "1 个条目"
+    assert chinese.text("order no 7 from anybody") == "order no 7 from anybody", "data"
+    assert chinese.value("body", "no message at 7") == "no message at 7", "data of the store"
+    assert language("en").text("no message at 7") == "no message at 7"

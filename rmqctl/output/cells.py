@@ -47,11 +47,19 @@ class Layout(NamedTuple):
 
     def header(self, column: str) -> str:
         """Return the header of a column."""
-        return column if self.language is None else self.language.caption(column)
+        return self.caption(column)
+
+    def caption(self, text: str) -> str:
+        """Return the name of a column or table."""
+        return text if self.language is None else self.language.caption(text)
 
     def say(self, value: Any) -> Any:
-        """Return the value of a cell as it is shown."""
+        """Return a text as it is shown."""
         return value if self.language is None else self.language.say(value)
+
+    def cell(self, column: str, value: Any) -> Any:
+        """Return the value of a cell as it is shown."""
+        return value if self.language is None else self.language.value(column, value)
 
 
 _SENTENCES = 1000
@@ -164,9 +172,9 @@ def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> l
     show = [(name, (layout.render or {}).get(name)) for name in columns]
     return [
         [
-            number_text(name, layout.say(row.get(name)))
+            number_text(name, layout.cell(name, row.get(name)))
             if special is None or row.get(name) is None
-            else visible(special(row[name]))
+            else visible(layout.cell(name, special(row[name])))
             for name, special in show
         ]
         for row in page

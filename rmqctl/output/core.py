@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 
 ENGLISH = "en"
+_WARNING = "warning: "
 _MESSAGE_INDENT = "  "
 """Indent of the later lines of a message on stderr."""
 
@@ -65,6 +66,7 @@ class Output:
         self._terminal = is_terminal(stdout)
         self._progress: Progress | None = None
         self._value_written = False
+        self._has_noted_english = False
         self._sink = Sink(stdout, "utf-8" if self._format.is_data else None)
 
     @classmethod
@@ -212,7 +214,9 @@ class Output:
     def warn(self, text: str) -> None:
         """Print a warning on stderr; silenced by -qq."""
         if self.quiet < 2:
-            self._say(f"rmqctl: warning: {visible(self._translated(text))}")
+            said = visible(self._translated(text))
+            prefix = _WARNING if self._language is None else self._language.caption(_WARNING)
+            self._say(f"rmqctl: {prefix}{said}")
 
     def debug(self, text: str) -> None:
         """Print a detail on stderr; shown with -v."""
@@ -220,7 +224,14 @@ class Output:
             self._say(f"rmqctl: debug: {visible(text)}")
 
     def _translated(self, text: str) -> str:
-        return text if self._language is None else str(self._language.say(text))
+        if self._language is None:
+            return text
+        if not self._has_noted_english and self._language.lacks(text):
+            from rmqctl.output.language import IN_ENGLISH
+
+            self._has_noted_english = True
+            self._say(f"rmqctl: {self._language.say(IN_ENGLISH)}")
+        return self._language.text(text)
 
     def _say(self, line: str) -> None:
         if self._progress is not None:
@@ -262,8 +273,9 @@ class Output:
 
         around = self._progress
         if isinstance(around, BarProgress) and around.is_running:
-            return Nested(around, visible(label), total, unit_bytes=unit == "bytes")
-        bar = BarProgress(visible(label), total, self._stderr, unit_bytes=unit == "bytes",
+            return Nested(around, visible(self._said(label)), total, unit_bytes=unit == "bytes")
+        bar = BarProgress(visible(self._said(label)), total, self._stderr,
+                          unit_bytes=unit == "bytes",
                           width=lambda: terminal_width(self._stderr, self._environ),
                           unicode=can_encode(self._stderr, "\u2588\u2591"))
         if self._terminal:

@@ -92,7 +92,7 @@ class Human(ABC):
         self._started = True
         texts = {
             visible(self._language.caption(key)): cut(
-                number_text(key, self._language.say(value)), _VALUE_LIMIT, self.mark)
+                number_text(key, self._language.value(key, value)), _VALUE_LIMIT, self.mark)
             for key, value in mapping.items()
         }
         if texts:
@@ -113,7 +113,7 @@ class Human(ABC):
     def text(self, text: str, style: str | None = None) -> None:
         """Write lines unchanged (a sentence, a plot); ``style``: good, warn, bad, dim, bold."""
         self._started = True
-        self._text(visible_lines(self._language.say(text)), style)
+        self._text(visible_lines(self._language.text(text)), style)
 
     def blank(self) -> None:
         """Write an empty line."""
@@ -180,7 +180,7 @@ class PlainHuman(Human):
 
     def _table(self, rows: Iterable[Row], layout: Layout) -> int:
         if layout.title:
-            self._title(visible(layout.title))
+            self._title(visible(layout.caption(layout.title)))
         return _write_tabulated(self._sink, self.style, rows, layout, self.mark, self._limit)
 
     def _title(self, text: str) -> None:

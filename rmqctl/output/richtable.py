@@ -122,7 +122,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
         return 0
     numeric = numeric_columns(first, names)
     if layout.title:
-        sink.write(canvas.draw(Text(visible(layout.title), style=STYLES["title"])))
+        sink.write(canvas.draw(Text(visible(layout.caption(layout.title)), style=STYLES["title"])))
     headers = [visible(layout.header(name)) for name in names]
     fit: Fit | None = None
     hidden: dict[int, None] = {}

@@ -15,8 +15,10 @@ from typing import Any
 
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.describe import Parameter, parameter, parameters
+from rmqctl.commands.app.typed import words
 
-_HEADING = re.compile(r"^(Usage|[A-Z][^:\n]*)(:(?=\n| rmqctl)|: )", re.MULTILINE)
+_HEADING = re.compile(
+    r"^(Usage|[A-Z][^:\n]*|[^\s\uff1a]+)(:(?=\n| rmqctl)|: |\uff1a(?=\n|rmqctl))", re.MULTILINE)
 _OPTIONS = "Options"
 _EXAMPLE = "    "
 COMMON_PANELS = (
@@ -128,10 +130,25 @@ class HelpMixin:
         """Return the complete help; its headings are bold when stdout is a terminal that shows
         colour.
         """
-        text: str = super().get_help(ctx)  # type: ignore[misc]
+        formatter = formatter_of(ctx)
+        self.format_help(ctx, formatter)  # type: ignore[attr-defined]
+        text: str = formatter.getvalue().rstrip("\n")
         if sys.stdout is None or not sys.stdout.isatty() or os.environ.get("NO_COLOR"):
             return text
         return _HEADING.sub(lambda m: f"\x1b[1m{m.group(1)}\x1b[0m{m.group(2)}", text)
+
+
+def formatter_of(ctx: Any) -> Any:
+    """Return what help is written on: typer's formatter, or one for another language."""
+    from rmqctl.output.language import ENGLISH, requested
+
+    made = ctx.make_formatter()
+    spoken = requested(words.get(), os.environ)
+    if spoken.name == ENGLISH:
+        return made
+    from rmqctl.commands.app.spoken_help import SpokenHelp
+
+    return SpokenHelp(spoken, made.width)
 
 
 def is_common(described: Parameter) -> bool:

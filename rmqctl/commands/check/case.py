@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.app import typed
-from rmqctl.commands.shared.options import LayoutOptions, SpokenOut
+from rmqctl.commands.shared.options import LayoutOptions, Out
 from rmqctl.errors import ExitCode, NotAStoreError, StoreIOError, UsageError
 from rmqctl.output.units import size_text
 from rmqctl.parse_values import is_url
@@ -41,7 +41,7 @@ def command(
         "--redact", help="Replace bodies, keys, property values, addresses and ids by digests, and "
                          "do not copy damaged bytes.")] = False,
     layout: LayoutOptions,
-    out: SpokenOut,
+    out: Out,
 ) -> None:
     """Collect evidence about a store in a folder that readers can check without rmqctl.
 

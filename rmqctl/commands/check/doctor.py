@@ -16,7 +16,7 @@ from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import (
     Jobs,
-    ListedSpokenOut,
+    ListedOut,
     StartedStore,
     Zone,
     complete_folders,
@@ -46,7 +46,7 @@ def command(
         help="A backup of the store (folder or URL), recommended as the first remedy.")] = None,
     store: StartedStore,
     tz: Zone = UTC,
-    out: ListedSpokenOut,
+    out: ListedOut,
 ) -> None:
     """Diagnose a store on one screen: the command to run first.
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.app.completing import complete_findings
-from rmqctl.commands.shared.options import SpokenOut
+from rmqctl.commands.shared.options import Out
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def command(
         metavar="[NAME]", show_default=False, autocompletion=complete_findings,
         help="A finding of verify (body-crc) or an action of a plan (fill). Default: list all "
              "names.")] = None,
-    out: SpokenOut,
+    out: Out,
 ) -> None:
     """Explain a finding or an action, its cause, what brokers do, and what to do about it.
 

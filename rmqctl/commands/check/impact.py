@@ -11,7 +11,7 @@ from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.consumers import show_losses, show_queues
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import ListedSpokenOut, StoreOptions
+from rmqctl.commands.shared.options import ListedOut, StoreOptions
 from rmqctl.commands.shared.verifying import losses_of_tier
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals
 from rmqctl.phrases import Phrase, some_of
@@ -35,7 +35,7 @@ def command(
         "--quick", help="Read only the part of the log that a broker reads at startup; damage in "
                         "older parts is not counted.")] = False,
     store: StoreOptions,
-    out: ListedSpokenOut,
+    out: ListedOut,
 ) -> None:
     """Show how damage and a restart affect each consumer group and queue.
 

@@ -14,7 +14,7 @@ from rmqctl.commands.shared.advising import LOOK, complete
 from rmqctl.commands.shared.consumers import show_losses, show_section
 from rmqctl.commands.shared.disk_used import DiskUsed
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import ListedSpokenOut, StartedStore, Zone
+from rmqctl.commands.shared.options import ListedOut, StartedStore, Zone
 from rmqctl.commands.shared.summed import show_actions
 from rmqctl.commands.shared.verifying import losses_of_tier
 from rmqctl.errors import ExitCode, StoreIOError, noting_refusals
@@ -41,7 +41,7 @@ def command(
     disk_used: DiskUsed = None,
     store: StartedStore,
     tz: Zone = UTC,
-    out: ListedSpokenOut,
+    out: ListedOut,
 ) -> None:
     """Predict what a broker would do at startup, without changing anything.
 

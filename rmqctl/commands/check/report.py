@@ -17,7 +17,7 @@ from rmqctl.commands.app import typed
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.advising import planned
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import Jobs, SpokenOut, StoreOptions, Zone, worker_count
+from rmqctl.commands.shared.options import Jobs, Out, StoreOptions, Zone, worker_count
 from rmqctl.commands.shared.verifying import diagnosed_with_tier
 from rmqctl.errors import ExitCode, RefusedError, StoreIOError, noting_refusals, require
 from rmqctl.output.units import size_text
@@ -48,7 +48,7 @@ def command(
     jobs: Jobs = 0,
     store: StoreOptions,
     tz: Zone = UTC,
-    out: SpokenOut,
+    out: Out,
 ) -> None:
     """Write a self-contained HTML incident report.
 

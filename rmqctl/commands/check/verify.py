@@ -15,7 +15,7 @@ from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.cron_options import CronOptions
 from rmqctl.commands.shared.options import (
     Jobs,
-    ListedSpokenOut,
+    ListedOut,
     MaxFindings,
     StoreOptions,
     Zone,
@@ -62,7 +62,7 @@ def command(
     cron: CronOptions,
     store: StoreOptions,
     tz: Zone = UTC,
-    out: ListedSpokenOut,
+    out: ListedOut,
 ) -> None:
     """Check the integrity of a store, byte by byte.
 

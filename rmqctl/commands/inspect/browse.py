@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import UTC
 from functools import cache
 
 from rmqctl.commands.app.exit_codes import Terminated
+from rmqctl.commands.app.typed import words
 from rmqctl.commands.shared.message_options import Decode, decoding_of
 from rmqctl.commands.shared.options import StoreOptions, Zone
 from rmqctl.errors import UsageError, require
+from rmqctl.output.core import say
+from rmqctl.output.language import ENGLISH, requested
 from rmqctl.output.streams import has_screen
 from rmqctl.parse_values import parse_time, show_times_in
+from rmqctl.phrases import Phrase
+
+_IN_ENGLISH = Phrase("The screens of browse are in English.")
 
 
 def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> None:
@@ -32,6 +39,9 @@ def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> No
     from rmqctl.ext.browse.opened import Opened
     from rmqctl.store.query.conditions import read_condition
 
+    spoken = requested(words.get(), os.environ)
+    if spoken.name != ENGLISH:
+        say(f"rmqctl: {spoken.say(_IN_ENGLISH)}", sys.stderr)
     show_times_in(tz)
     opened = Opened(store.open)
     try:

@@ -9,7 +9,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.engine_options import EngineOptions
-from rmqctl.commands.shared.options import SpokenOut, complete_folders
+from rmqctl.commands.shared.options import Out, complete_folders
 from rmqctl.errors import ExitCode
 from rmqctl.phrases import Phrase, counted
 
@@ -30,7 +30,7 @@ def command(
         metavar="[STORE]", autocompletion=complete_folders, show_default=False,
         help="The store that the broker will start on.")] = None,
     engine: Annotated[EngineOptions, pick("version")],
-    out: SpokenOut,
+    out: Out,
 ) -> None:
     """Check a broker.conf: names, values, folders, and whether it fits a store.
 

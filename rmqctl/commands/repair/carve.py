@@ -21,7 +21,7 @@ from rmqctl.commands.shared.message_options import (
     SelectOptions,
 )
 from rmqctl.commands.shared.messages import message_render
-from rmqctl.commands.shared.options import LayoutOptions, SpokenOut
+from rmqctl.commands.shared.options import LayoutOptions, Out
 from rmqctl.errors import ExitCode, UsageError
 from rmqctl.output import Output
 from rmqctl.output.units import count_text, size_text
@@ -67,7 +67,7 @@ def command(
     engine: Annotated[EngineOptions, pick("version")],
     layout: Annotated[LayoutOptions, pick("commitlog_file_size consumequeue_file_size "
                                            "index_slots index_max broker_conf")],
-    out: SpokenOut,
+    out: Out,
 ) -> None:
     """Carve messages out of damaged files, disk images, devices or folders.
 

@@ -17,7 +17,7 @@ from rmqctl.commands.shared.engine_options import REBUILD, EngineOptions
 from rmqctl.commands.shared.options import (
     Form,
     Jobs,
-    ListedSpokenOut,
+    ListedOut,
     Queue,
     StoreOptions,
     Topic,
@@ -96,7 +96,7 @@ def command(
     engine: Annotated[EngineOptions, pick(REBUILD)],
     store: StoreOptions,
     tz: Zone = UTC,
-    out: ListedSpokenOut,
+    out: ListedOut,
 ) -> None:
     """Repair a damaged store without losing intact messages.
 

@@ -63,9 +63,15 @@ OutputFormat = Annotated[Format | None, typer.Option(
     help="Output format (default: table on a terminal, plain otherwise).")]
 
 
+Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
+    "--lang", rich_help_panel=_OUTPUT, show_default=False,
+    help="Language of messages, not of data: en or zh (default: RMQCTL_LANG, LC_ALL, LC_MESSAGES, "
+         "LANG).")]
+
+
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(OptionGroup):
-    """The four options that every command has; a command gets the `Output` that they describe."""
+    """The options that every command has; a command gets the `Output` that they describe."""
 
     output: OutputFormat = None
     quiet: Annotated[int, typer.Option(
@@ -76,22 +82,6 @@ class OutputOptions(OptionGroup):
         help="More detail on stderr; -vv also prints tracebacks of internal errors.")] = 0
     no_progress: Annotated[bool, typer.Option(
         "--no-progress", help="Do not show a progress bar.", rich_help_panel=_OUTPUT)] = False
-
-    def value(self) -> Output:
-        return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
-                           no_progress=self.no_progress)
-
-
-Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
-    "--lang", rich_help_panel=_OUTPUT, show_default=False,
-    help="Language of messages, not of data: en or zh (default: RMQCTL_LANG, LC_ALL, LC_MESSAGES, "
-         "LANG).")]
-
-
-@dataclass(frozen=True, kw_only=True)
-class SpokenOptions(OutputOptions):
-    """Output options of a command whose screens are translated."""
-
     lang: Lang = None
 
     def value(self) -> Output:
@@ -118,24 +108,11 @@ class ListedOptions(OutputOptions):
     every: _All = False
 
     def value(self) -> Output:
-        return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
-                           no_progress=self.no_progress, every=self.every)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ListedSpokenOptions(SpokenOptions):
-    """Output options of a command with translated screens and a table of findings or actions."""
-
-    every: _All = False
-
-    def value(self) -> Output:
         return self._opened(every=self.every)
 
 
 Out = Annotated[Output, OutputOptions]
-SpokenOut = Annotated[Output, SpokenOptions]
 ListedOut = Annotated[Output, ListedOptions]
-ListedSpokenOut = Annotated[Output, ListedSpokenOptions]
 
 # -- where ------------------------------------------------------------------------------------
 

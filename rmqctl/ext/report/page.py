@@ -26,6 +26,7 @@ from rmqctl.ext.report.drawing import NARROW, WIDE, Bars, bars, log_map, timelin
 from rmqctl.ext.report.facts import Facts
 from rmqctl.ext.report.masking import Mask
 from rmqctl.output.language import ENGLISH, Language, language
+from rmqctl.output.texts import Texts
 from rmqctl.output.units import count_text, duration_text, size_text, time_text
 from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import DAMAGED
@@ -141,7 +142,7 @@ def page(facts: Facts, request: Request) -> str:
         moment=lambda millis: "" if millis is None else moment(millis, request.tz),
         calm=words.GOOD if head.tone == words.GOOD else "",
         detail=lambda row: Said(request.mask.detail(
-            request.language.say(row.detail), row.category)),
+            request.language.text(row.detail), row.category)),
         zone=str(request.tz), relative=lambda path: _relative(path, facts.root))
     return html
 
@@ -151,7 +152,7 @@ def of_report(name: str) -> Language:
     known = language(name)
     if name == ENGLISH:
         return known
-    return Language(name, {**known.catalog, **tomllib.loads(_read(f"{name}.toml"))})
+    return Language(name, Texts({**known.catalog, **tomllib.loads(_read(f"{name}.toml"))}))
 
 
 def moment(millis: int, tz: tzinfo) -> str:

@@ -1,0 +1,154 @@
+"""Finished English texts in another language: found by the template that they were made of.
+
+Library code makes its texts (details of findings, reasons, errors) with f-strings and knows no
+languages. Only the page for people looks for the template in the catalog that fits a text, and
+puts the values found in it into the template of the other language. In the catalog, the values of
+an f-string are numbered: ``f"{count:,} files in {folder}"`` is ``{0:,} files in {1}``.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable, Iterator
+from functools import cache, cached_property, lru_cache
+from typing import NamedTuple
+
+from rmqctl.phrases import Catalog
+
+_NUMBER = r"-?[\d,]+(?:\.\d+)?"
+_ANYTHING = r".*?"
+_LETTERS = 4
+"""Fewest letters of a template that a text is compared with."""
+_JOINTS = ("\n", "; ", ". ", ": ", " (", ", ")
+"""Separators between texts that have templates of their own."""
+_SPECIFIC = 24
+_START = 20
+"""Worth of a beginning without a value, in characters of text."""
+_BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
+"""A blank between East Asian characters: one of the two was a word in English."""
+_PROSE = re.compile(r"(?<![\w/.-])[a-z]{2,}(?: [a-z]{2,}){2,}(?![\w/.-])")
+_ONE = re.compile(r"1 ([a-z ]+[a-z])")
+_CACHED = 4096
+
+
+class _Template(NamedTuple):
+    anchor: str
+    """Its longest piece without a value."""
+    pattern: str
+    key: str
+    is_long: bool
+    """It is specific enough even if one of its values is not translated."""
+
+
+def pieces(template: str) -> Iterator[tuple[str, str | None, str]]:
+    """Yield (text, name of the value after it or None, format of the value)."""
+    for text, name, form, _ in string.Formatter().parse(template):
+        yield text, name, form or ""
+
+
+def filled(template: str, values: dict[str, str]) -> str:
+    """Return a template with texts in the places of its values."""
+    return "".join(text + ("" if name is None else values[name])
+                   for text, name, _ in pieces(template))
+
+
+class Texts(Catalog):
+    """A catalog that also translates finished texts."""
+
+    def text(self, text: str) -> str:
+        """Return an English text in the language; as it is if no template fits.
+
+        A single word may be a name in the store, and stays.
+        """
+        if " " not in text or (not text.isprintable() and "\n" not in text):
+            return text
+        return self._found(text) or text
+
+    def tidy(self, text: str) -> str:
+        return text if text.isascii() else _BLANK.sub("", text)
+
+    @cached_property
+    def _found(self) -> Callable[[str], str | None]:
+        return lru_cache(_CACHED)(self._find)
+
+    def _find(self, text: str) -> str | None:
+        constant = self.get(text)
+        if constant is not None:
+            return constant
+        for template in self._templates:
+            if template.anchor in text and (
+                    found := _compiled(template.pattern).fullmatch(text)):
+                values = {name[1:]: self.text(value or "")
+                          for name, value in found.groupdict().items()}
+                if template.is_long or not any(map(_PROSE.search, values.values())):
+                    return self.tidy(filled(self[template.key], values))
+        return self._single(text) or self._by_parts(text)
+
+    def _single(self, text: str) -> str | None:
+        """Translate ``1 entry``: only ``{count:,} entries`` is in the catalog."""
+        found = _ONE.fullmatch(text)
+        if found is None:
+            return None
+        noun = found[1]
+        plurals = [f"{noun}s", f"{noun[:-1]}ies"] if noun.endswith("y") else [
+            f"{noun}s", f"{noun}es"]
+        for plural in plurals:
+            said = self.get(f"{{count:,}} {plural}")
+            if said is not None:
+                return filled(said, {"count": "1"})
+        return None
+
+    def _by_parts(self, text: str) -> str | None:
+        """Translate a text that was joined of others, if all or the end of it has templates."""
+        for joint in _JOINTS:
+            first, found, rest = text.partition(joint)
+            if not found or not first or not rest:
+                continue
+            closed = joint == " (" and rest.endswith(")")
+            if joint == " (" and not closed:
+                continue
+            rest = rest.removesuffix(")") if closed else rest
+            said, said_rest = self.text(first), self.text(rest)
+            if (said, said_rest) != (first, rest):
+                between = self.get(joint, joint)
+                return said + between + said_rest + (self.get(")", ")") if closed else "")
+        return None
+
+    @cached_property
+    def _templates(self) -> list[_Template]:
+        """Return the templates with values, those first that are most specific: with most text of
+        their own, and not beginning with a value.
+        """
+        found = []
+        for key in self:
+            parts = list(pieces(key))
+            own = "".join(text for text, _, _ in parts)
+            if all(name is None for _, name, _ in parts) or sum(
+                    map(str.isalpha, own)) < _LETTERS:
+                continue
+            start = _START if len(parts[0][0]) >= _LETTERS else 0
+            found.append((len(own) + start, _Template(
+                max((text for text, _, _ in parts), key=len), _pattern(parts), key,
+                len(own) >= _SPECIFIC)))
+        return [template for _, template in sorted(found, key=lambda each: -each[0])]
+
+
+@cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.DOTALL)
+
+
+def _pattern(parts: list[tuple[str, str | None, str]]) -> str:
+    seen: set[str] = set()
+    pattern = ""
+    for text, name, form in parts:
+        pattern += re.escape(text)
+        if name is None:
+            continue
+        if name in seen:
+            pattern += f"(?P=_{name})"
+            continue
+        seen.add(name)
+        pattern += f"(?P<_{name}>{_NUMBER if form in (',', 'd') else _ANYTHING})"
+    return pattern
