@@ -14,7 +14,7 @@ from textual.widgets import Input
 from textual.worker import WorkerCancelled
 
 from rmqctl.ext.browse.app import Browser
-from rmqctl.ext.browse.opened import Opened
+from rmqctl.ext.browse.opened import BrowsedStore
 from rmqctl.ext.browse.widgets import RowList
 from rmqctl.parse_values import parse_time
 from rmqctl.store import Store
@@ -84,7 +84,7 @@ def browse(root: Path, act: Callable[[Screen], Awaitable[None]],
            size: tuple[int, int] = NARROW) -> None:
     """Opens a store and acts on the screen. A defect of the program is raised."""
     async def main() -> None:
-        opened = Opened(lambda: Store.open(root))
+        opened = BrowsedStore(lambda: Store.open(root))
         app = Browser(opened, lambda text: read_condition(text, UTC),
                       lambda text: parse_time(text, tz=UTC))
         try:

@@ -12,7 +12,7 @@ import pytest
 
 from rmqctl.ext.browse.figures import figures, topics_of
 from rmqctl.ext.browse.header import Header
-from rmqctl.ext.browse.opened import Opened, Place
+from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore
 from rmqctl.ext.browse.panes import aligned, indented
 from rmqctl.ext.browse.survey import (
     BARS,
@@ -83,10 +83,10 @@ def test_two_missing_files_are_two_pieces_of_lost_time(golden_copy):
     damage.remove(root, MIDDLE)
     damage.remove(root, LAST)
     made = survey_of(root)
-    opened = Opened(lambda: Store.open(root))
+    opened = BrowsedStore(lambda: Store.open(root))
     assert len(made.lost) == 2
     assert made.lost[0][1] < made.lost[1][0]
-    list(opened.reader.listing(Place()).forward(None, 9999, lambda _done: None))
+    list(opened.reader.listing(BrowsedPlace()).forward(None, 9999, lambda _done: None))
     assert opened.seen == (1, 0)
     # The gap that the list has met is still one, and no damage of a file.
     assert cells(log_strip(made, 20, opened.damaged, opened.read_of, None)) == (
@@ -176,20 +176,20 @@ def test_a_sound_store_is_called_so_only_once_it_was_verified(golden):
 
 
 def test_figures_of_every_branch(tmp_path):
-    opened = Opened(lambda: Store.open(grouped(tmp_path)))
+    opened = BrowsedStore(lambda: Store.open(grouped(tmp_path)))
     reader = opened.reader
     assert topics_of(reader, "topics") == ["orders", ORDERS]
     assert topics_of(reader, "retry") == [f"%RETRY%{ORDERS}"]
     assert topics_of(reader, "dead") == [f"%DLQ%{ORDERS}"]
-    topic = figures(reader, Place("topic", "orders"))
+    topic = figures(reader, BrowsedPlace("topic", "orders"))
     assert topic.brief == "6"
     assert topic.facts["messages"] == "6"
     assert topic.facts[f"group {ORDERS}"] == "lag 2"
     assert topic.facts["first stored"] < topic.facts["last stored"]
-    queue = figures(reader, Place("queue", "orders", 1))
+    queue = figures(reader, BrowsedPlace("queue", "orders", 1))
     assert (queue.brief, queue.facts["offsets"]) == ("0-2", "0 to 2")
-    assert figures(reader, Place("group", group=ORDERS)).brief == "lag 2"
-    commit = figures(reader, Place("queue", "orders", 0, group="g\x1b[31m", at=99)).facts
+    assert figures(reader, BrowsedPlace("group", group=ORDERS)).brief == "lag 2"
+    commit = figures(reader, BrowsedPlace("queue", "orders", 0, group="g\x1b[31m", at=99)).facts
     assert (commit["group"], commit["consumer offset"]) == ("g\\x1b[31m", "99")
     assert "beyond the end of the queue" in commit["note"]
     opened.close()
@@ -198,19 +198,19 @@ def test_figures_of_every_branch(tmp_path):
 def test_figures_say_what_lies_beyond_the_log_and_what_cannot_be_read(golden_copy, monkeypatch):
     root = golden_copy(BASIC)
     without_last(root)
-    opened = Opened(lambda: Store.open(root))
-    found = figures(opened.reader, Place("topic", "TP_fraud_Topic"))
+    opened = BrowsedStore(lambda: Store.open(root))
+    found = figures(opened.reader, BrowsedPlace("topic", "TP_fraud_Topic"))
     assert found.brief.endswith(" +44!")
     assert found.facts["beyond the log"] == "44 entries"
     monkeypatch.setattr("rmqctl.ext.browse.figures.topics_on_disk", lambda _store: 1 / 0)
     with pytest.raises(ZeroDivisionError):  # a defect is none of the store
-        figures(opened.reader, Place("topics"))
+        figures(opened.reader, BrowsedPlace("topics"))
 
     def fails(_store: Store) -> list[str]:
         raise PermissionError(13, "Permission denied", "x\x1b")
 
     monkeypatch.setattr("rmqctl.ext.browse.figures.topics_on_disk", fails)
-    assert "\\x1b" in figures(opened.reader, Place("topics")).facts["problem"]
+    assert "\\x1b" in figures(opened.reader, BrowsedPlace("topics")).facts["problem"]
     opened.close()
 
 
@@ -220,9 +220,9 @@ def test_groups_lead_to_their_offset(tmp_path):
         assert "consumer groups" in screen.text
         tree = screen.app.query_one(StoreTree)
         await screen.press(*"jjjjjjj")
-        assert tree.place == Place("groups")
+        assert tree.place == BrowsedPlace("groups")
         await screen.press("space", "j", "j")
-        assert tree.place == Place("group", group=ORDERS)
+        assert tree.place == BrowsedPlace("group", group=ORDERS)
         assert "lag 2" in screen.text
         await screen.press("space", "j")
         assert "consumer offset" in screen.text  # the pane, for the tree

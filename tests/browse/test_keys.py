@@ -12,8 +12,8 @@ import pytest
 
 from rmqctl.commands.inspect import browse as command
 from rmqctl.ext.browse.app import Browser
-from rmqctl.ext.browse.listing import LogListing, QueueListing, Step
-from rmqctl.ext.browse.opened import Place
+from rmqctl.ext.browse.listing import ListedRows, LogListing, QueueListing
+from rmqctl.ext.browse.opened import BrowsedPlace
 from tests.browse.driving import WIDE, Screen, browse
 from tests.support import damage, holder, snapshot
 
@@ -174,7 +174,7 @@ def test_what_takes_long_can_be_stopped(golden, monkeypatch):
         while True:
             watch(1)
             time.sleep(0.01)
-            yield Step([], 100)
+            yield ListedRows([], 100)
 
     async def act(screen: Screen) -> None:
         monkeypatch.setattr(LogListing, "forward", for_ever)
@@ -226,7 +226,7 @@ def test_many_topics_are_parted(tiny):
 
 
 def test_places_have_safe_names():
-    assert Place("topic", "a\x1bb").name == "a\\x1bb"
+    assert BrowsedPlace("topic", "a\x1bb").name == "a\\x1bb"
 
 
 def test_without_a_terminal(rmqctl, tiny):

@@ -11,8 +11,8 @@ import pytest
 from rmqctl.errors import UsageError
 from rmqctl.ext.browse.dump_listing import DumpListing
 from rmqctl.ext.browse.filters import conditions_of
-from rmqctl.ext.browse.listing import Listing, LogListing, Row, Stopped, unwatched
-from rmqctl.ext.browse.opened import Opened, Place
+from rmqctl.ext.browse.listing import LogListing, Row, RowListing, Stopped, unwatched
+from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore
 from rmqctl.ext.browse.panes import PANES, pane
 from rmqctl.parse_values import UTC
 from rmqctl.store import Store
@@ -32,7 +32,7 @@ def parse(text: str):
     return conditions_of(text, lambda part: read_condition(part, UTC))
 
 
-def onward(listing: Listing) -> list[Row]:
+def onward(listing: RowListing) -> list[Row]:
     """All rows, a few at a time, from the first one on."""
     rows: list[Row] = []
     start = None
@@ -44,7 +44,7 @@ def onward(listing: Listing) -> list[Row]:
         start = part[-1].after
 
 
-def back(listing: Listing) -> list[Row]:
+def back(listing: RowListing) -> list[Row]:
     """All rows, a few at a time, from the last one back; in the order of the listing."""
     rows: list[Row] = []
     end = None
@@ -66,54 +66,54 @@ def read(store: Store, selection: Selection) -> list[int]:
 
 
 @pytest.fixture
-def opened(request, golden) -> Iterator[Opened]:
-    found = Opened(lambda: Store.open(golden(request.param.id)))
+def opened(request, golden) -> Iterator[BrowsedStore]:
+    found = BrowsedStore(lambda: Store.open(golden(request.param.id)))
     yield found
     found.close()
 
 
 @pytest.mark.parametrize("opened", sample(STORES, 4, "browse"), ids=lambda store: store.id,
                          indirect=True)
-def test_all_that_read_gives_in_both_directions(opened: Opened):
+def test_all_that_read_gives_in_both_directions(opened: BrowsedStore):
     store = opened.reader.store
-    log = opened.reader.listing(Place())
+    log = opened.reader.listing(BrowsedPlace())
     assert offsets(onward(log)) == read(store, Selection())
     assert onward(log) == back(log)
     for topic in topics_on_disk(store):
         queues = opened.queues(topic)
         own = [read(store, Selection(topic=topic, queue_id=queue)) for queue in queues]
         for queue, wanted in zip(queues, own, strict=True):
-            listing = opened.reader.listing(Place("queue", topic, queue))
+            listing = opened.reader.listing(BrowsedPlace("queue", topic, queue))
             assert offsets(onward(listing)) == wanted
             assert onward(listing) == back(listing)
-        listing = opened.reader.listing(Place("topic", topic))
+        listing = opened.reader.listing(BrowsedPlace("topic", topic))
         assert offsets(back(listing)) == offsets(onward(listing)) == [*chain.from_iterable(own)]
 
 
 @pytest.fixture
-def sound(golden) -> Iterator[Opened]:
-    found = Opened(lambda: Store.open(golden("5.3.3/basic/store")))
+def sound(golden) -> Iterator[BrowsedStore]:
+    found = BrowsedStore(lambda: Store.open(golden("5.3.3/basic/store")))
     yield found
     found.close()
 
 
 @pytest.fixture
-def broken(golden_copy) -> Iterator[Opened]:
+def broken(golden_copy) -> Iterator[BrowsedStore]:
     root = golden_copy("5.3.3/basic/store")
     damage.garbage_tail(root, "commitlog/00000000000000065536", 9000, 7, 3000)
     damage.zero(root, "commitlog/00000000000000131072", 4096, 4096)
     damage.cq_wrong_offset(root, "consumequeue/TP_fraud_Topic/0/00000000000000000000", 5)
-    found = Opened(lambda: Store.open(root))
+    found = BrowsedStore(lambda: Store.open(root))
     yield found
     found.close()
 
 
 @pytest.mark.parametrize("text", ["TagA", "tags=TagA", 'body~h && queue_id=0', '"TagA"',
                                   "store_timestamp>=2024-06-21T19:51:00Z && tags!=A"])
-def test_a_filter_is_that_of_read(sound: Opened, text: str):
+def test_a_filter_is_that_of_read(sound: BrowsedStore, text: str):
     conditions = parse(text)
-    for place, wanted in ((Place(), Selection(where=conditions)),
-                          (Place("queue", "TP_fraud_Topic", 0), Selection(
+    for place, wanted in ((BrowsedPlace(), Selection(where=conditions)),
+                          (BrowsedPlace("queue", "TP_fraud_Topic", 0), Selection(
                               topic="TP_fraud_Topic", queue_id=0, where=conditions))):
         listing = sound.reader.listing(place, conditions)
         found = offsets(onward(listing))
@@ -121,11 +121,11 @@ def test_a_filter_is_that_of_read(sound: Opened, text: str):
         assert found == read(sound.reader.store, wanted) == offsets(back(listing))
 
 
-def test_text_is_looked_for_in_tags_keys_and_body(sound: Opened):
+def test_text_is_looked_for_in_tags_keys_and_body(sound: BrowsedStore):
     wanted = [record.physical_offset for record in Selector(
         sound.reader.store, Selection(), View(sound.reader.store)).records()
         if any(b"order-3" in part for part in (record.body, record.properties))]
-    found = offsets(onward(sound.reader.listing(Place(), parse("order-3"))))
+    found = offsets(onward(sound.reader.listing(BrowsedPlace(), parse("order-3"))))
     assert found
     assert found == wanted
 
@@ -143,37 +143,37 @@ def test_no_conditions_in_an_empty_line():
     assert parse("  ") == ()
 
 
-def test_damage_has_rows(broken: Opened):
-    rows = onward(broken.reader.listing(Place()))
+def test_damage_has_rows(broken: BrowsedStore):
+    rows = onward(broken.reader.listing(BrowsedPlace()))
     spans = [(row.physical, row.size) for row in rows if row.kind == "damage"]
     assert spans[0] == (74565, 9731)
     assert len(spans) > 1
-    assert rows == back(broken.reader.listing(Place()))
+    assert rows == back(broken.reader.listing(BrowsedPlace()))
     assert all(each.after >= each.position for each in rows)
     assert len(broken.problems) == len(spans)
     # From within the damage on: what follows it.
-    later = next(broken.reader.listing(Place()).forward(80_000, 3, unwatched))
+    later = next(broken.reader.listing(BrowsedPlace()).forward(80_000, 3, unwatched))
     assert later.rows[0].position == 84296
-    queue = onward(broken.reader.listing(Place("queue", "TP_fraud_Topic", 0)))
+    queue = onward(broken.reader.listing(BrowsedPlace("queue", "TP_fraud_Topic", 0)))
     assert [row.position[1] for row in queue] == list(range(len(queue)))
     wrong = queue[5]
     assert wrong.kind == "damage"
     assert "points to no message" in wrong.cells["body"]
 
 
-def test_a_file_of_the_log_alone(broken: Opened):
+def test_a_file_of_the_log_alone(broken: BrowsedStore):
     store = broken.reader.store
     for file in store.log.files:
-        rows = onward(broken.reader.listing(Place("file", path=file.path)))
-        assert rows == back(broken.reader.listing(Place("file", path=file.path)))
+        rows = onward(broken.reader.listing(BrowsedPlace("file", path=file.path)))
+        assert rows == back(broken.reader.listing(BrowsedPlace("file", path=file.path)))
         assert all(file.base <= row.position < file.end for row in rows)
         assert offsets(rows) == read(store, Selection(from_phy=file.base, to_phy=file.end))
 
 
-def test_times(sound: Opened):
+def test_times(sound: BrowsedStore):
     reader = sound.reader
     record = list(Selector(reader.store, Selection(), View(reader.store)).records())[40]
-    log = reader.listing(Place())
+    log = reader.listing(BrowsedPlace())
     assert isinstance(log, LogListing)
     found = log.at_time(record.store_timestamp, unwatched)
     assert found is not None
@@ -181,7 +181,7 @@ def test_times(sound: Opened):
     assert log.at_time(1 << 50, unwatched) is None
 
 
-def test_every_file_and_every_pane(broken: Opened):
+def test_every_file_and_every_pane(broken: BrowsedStore):
     """All files of a store, as `dump` shows them, and what is shown of their records."""
     root, seen = Path(broken.root), set()
     for path in sorted(root.rglob("*")):
@@ -198,7 +198,7 @@ def test_every_file_and_every_pane(broken: Opened):
         for name in PANES if rows else ():
             assert pane(name, broken.reader, listing, rows[-1], 50)
     assert {"consumequeue", "index", "checkpoint", "lock"} <= seen
-    log = broken.reader.listing(Place())
+    log = broken.reader.listing(BrowsedPlace())
     for row in [row for number, row in enumerate(onward(log))
                 if row.kind == "damage" or number % 20 == 0]:
         for name in PANES:
@@ -207,17 +207,17 @@ def test_every_file_and_every_pane(broken: Opened):
             assert not any(ord(char) < 0x20 for line in lines for text, _ in line for char in text)
 
 
-def test_nobody_waits_for_a_scan_that_was_stopped(sound: Opened):
+def test_nobody_waits_for_a_scan_that_was_stopped(sound: BrowsedStore):
     def stop(_done: int) -> None:
         raise Stopped
 
-    for place in (Place(), Place("topic", "TP_fraud_Topic")):
+    for place in (BrowsedPlace(), BrowsedPlace("topic", "TP_fraud_Topic")):
         listing = sound.reader.listing(place, parse("no such text anywhere"))
         with pytest.raises(Stopped):
             list(listing.forward(None, 10, stop))
 
 
-def test_keys_and_message_ids(sound: Opened):
+def test_keys_and_message_ids(sound: BrowsedStore):
     reader = sound.reader
     record = next(record for record in Selector(
         reader.store, Selection(), View(reader.store)).records() if b"user-290" in

@@ -36,14 +36,14 @@ def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> No
                          "read` or `rmqctl info` with files and pipes")
     require("textual")
     from rmqctl.ext.browse.app import Browser
-    from rmqctl.ext.browse.opened import Opened
+    from rmqctl.ext.browse.opened import BrowsedStore
     from rmqctl.store.query.conditions import read_condition
 
     spoken = requested(words.get(), os.environ)
     if spoken.name != ENGLISH:
         say(f"rmqctl: {spoken.say(_IN_ENGLISH)}", sys.stderr)
     show_times_in(tz)
-    opened = Opened(store.open)
+    opened = BrowsedStore(store.open)
     try:
         decoding = cache(lambda: decoding_of(decode))  # only when a condition asks for it
         app = Browser(opened, lambda text: read_condition(text, tz, decoding),

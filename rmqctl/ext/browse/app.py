@@ -1,4 +1,4 @@
-"""The screen of ``rmqctl browse``: tree, list, pane, and what the keys do."""
+"""The screen of ``rmqctl browse``: tree, list, pane, and the actions of the keys."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from textual.worker import get_current_worker
 
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.browse.exporting import export
-from rmqctl.ext.browse.figures import Figures
+from rmqctl.ext.browse.figures import PlaceFigures
 from rmqctl.ext.browse.filters import Parse, conditions_of
-from rmqctl.ext.browse.going import Going
+from rmqctl.ext.browse.going import Navigator
 from rmqctl.ext.browse.header import Header
 from rmqctl.ext.browse.listing import (
     LogListing,
@@ -30,25 +30,25 @@ from rmqctl.ext.browse.listing import (
     Watch,
     committed,
 )
-from rmqctl.ext.browse.opened import Opened, Place
+from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore
 from rmqctl.ext.browse.panes import PANES, Line, aligned, pane
 from rmqctl.ext.browse.questions import Help
 from rmqctl.ext.browse.survey import Survey, judged
 from rmqctl.ext.browse.tree import StoreTree
-from rmqctl.ext.browse.widgets import Lines, RowList
+from rmqctl.ext.browse.widgets import LinePane, RowList
 from rmqctl.output.units import counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.findings import Finding
-    from rmqctl.ext.browse.checking import Answer, Task
+    from rmqctl.ext.browse.checking import CheckResult, Task
 
 _PAUSE = 0.35
-"""Seconds without a key after which what was typed into the filter counts."""
+"""Seconds without a key press after which the filter's text is applied."""
 _LOCK_LOOK = 5.0
 
 
-class Browser(Going):
-    """One store on the screen."""
+class Browser(Navigator):
+    """The screen of one store."""
 
     CSS_PATH = "browse.tcss"
     ENABLE_COMMAND_PALETTE = False
@@ -72,7 +72,8 @@ class Browser(Going):
         Binding("escape", "escape", show=False),
     ]
 
-    def __init__(self, opened: Opened, parse: Parse, parse_time: Callable[[str], int]) -> None:
+    def __init__(self, opened: BrowsedStore, parse: Parse, parse_time: Callable[[str], int]
+                 ) -> None:
         super().__init__(opened, parse_time)
         self.HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (140, "-wide")]
         self._parse = parse
@@ -89,7 +90,7 @@ class Browser(Going):
                 yield Static(id="what")
                 yield RowList()
                 yield Static(id="panes")
-                yield Lines(id="pane")
+                yield LinePane(id="pane")
         yield Static(id="status")
         yield Footer(compact=True, show_command_palette=False)
 
@@ -105,7 +106,7 @@ class Browser(Going):
     # -- what is said -------------------------------------------------------------------------
 
     def _judge(self) -> None:
-        """Sample the log and predict a start, in a thread."""
+        """Sample the log and predict startup, in a thread."""
         opened = self.opened
 
         def work() -> None:
@@ -115,14 +116,14 @@ class Browser(Going):
                 if worker.is_cancelled:
                     raise Stopped
 
-            def shown(made: Survey) -> None:
+            def show(survey: Survey) -> None:
                 watch(0)
-                self.call_from_thread(self.header.show, made)
+                self.call_from_thread(self.header.show, survey)
 
             reader = opened.another()
             try:
-                for made in judged(reader.store, watch):
-                    shown(made)
+                for survey in judged(reader.store, watch):
+                    show(survey)
             except Stopped:
                 return
             finally:
@@ -144,7 +145,7 @@ class Browser(Going):
         self.opened.lock = self.opened.reader.store.lock
         if self.opened.lock.held and not before.held:
             self.say("a process has opened the store; press r to read it again")
-        for header in self.main.query(Header):  # none is left at the end
+        for header in self.main.query(Header):  # the screen may be closed already
             header.show()
 
     # -- what the list shows ------------------------------------------------------------------
@@ -160,32 +161,32 @@ class Browser(Going):
         if isinstance(event.widget, StoreTree | RowList):
             self._fill_pane()
 
-    def on_row_list_moved(self, event: RowList.Moved) -> None:
+    def on_row_list_cursor_moved(self, event: RowList.CursorMoved) -> None:
         self.header.mark(None if event.row is None else event.row.physical)
         self._fill_pane()
 
     def on_row_list_chosen(self, _event: RowList.Chosen) -> None:
-        self.main.query_one("#pane", Lines).focus()
+        self.main.query_one("#pane", LinePane).focus()
 
     def on_row_list_reading(self, event: RowList.Reading) -> None:
         rows = self._list
         if event.problem:
             self.say(event.problem, bad=True)
         elif not self.is_working and self.conditions:
-            found = counted(len(rows.rows), "message")
+            hits = counted(len(rows.rows), "message")
             if event.share is not None:
-                if rows.is_reading:  # else it was stopped since
-                    self.say(f"filter: {event.share:.0%}, {found} found, Esc stops")
+                if rows.is_reading:  # it may have been stopped meanwhile
+                    self.say(f"filter: {event.share:.0%}, {hits} found, Esc stops")
             else:
                 more = "" if rows.at_end else "; go to the end of the list to search on"
-                self.say(f"filter: {found} found{more}")
+                self.say(f"filter: {hits} found{more}")
         self.header.show()
 
     def _fill_pane(self) -> None:
         """Read the record under the cursor, in a thread; only the last call counts. While the tree
-        has the focus, the pane of fields shows the figures of the place under its cursor.
+        has the focus, the fields pane shows the figures of the place under its cursor.
         """
-        rows, lines = self._list, self.main.query_one("#pane", Lines)
+        rows, lines = self._list, self.main.query_one("#pane", LinePane)
         row, listing, name = rows.row, rows.listing, self._pane
         if (figures := self._figures()) is not None:
             lines.put(aligned(((fact, value, "bad" if fact == "problem" else "")
@@ -202,18 +203,18 @@ class Browser(Going):
             with reader.guard:
                 if worker.is_cancelled:
                     return
-                found = pane(name, reader, listing, row, width)
+                content = pane(name, reader, listing, row, width)
             if not worker.is_cancelled:
-                self.call_from_thread(self._put_pane, row, name, found)
+                self.call_from_thread(self._put_pane, row, name, content)
 
         self.run_worker(work, thread=True, group="pane", exclusive=True)
 
-    def _put_pane(self, row: Row, name: str, found: list[Line]) -> None:
+    def _put_pane(self, row: Row, name: str, content: list[Line]) -> None:
         if self._list.row is row and self._pane == name and not self._figures():
-            self.main.query_one("#pane", Lines).put(found)
+            self.main.query_one("#pane", LinePane).put(content)
 
-    def _figures(self) -> Figures | None:
-        """Return the figures that the pane shows instead of the row of the list."""
+    def _figures(self) -> PlaceFigures | None:
+        """Return the figures to show in the pane; None if it shows the row of the list."""
         tree = self.main.query_one(StoreTree)
         if not tree.has_focus or tree.place is None or self._pane != PANES[0]:
             return None
@@ -265,7 +266,7 @@ class Browser(Going):
             self._show(self.place)
 
     def action_escape(self) -> None:
-        """Esc: out of the line of the filter; stops what is being read; takes the filter away."""
+        """Leave the filter line, stop reading, or remove the filter."""
         line, rows = self.main.query_one("#filter", Input), self._list
         if not rows.display:
             self.action_zoom()
@@ -290,14 +291,14 @@ class Browser(Going):
         task = None if of_tree or row is None else checking.of_row(row)
         place, opened = self._verified_place(of_tree), self.opened
 
-        def work(watch: Watch) -> tuple[Task, Answer]:
+        def work(watch: Watch) -> tuple[Task, CheckResult]:
             reader = opened.another()
             try:
                 chosen = task or checking.of_place(place, reader)
                 answer = checking.run(chosen, reader, watch)
                 if row is not None and row.kind == "message" and task is not None:
-                    said = checking.row_of(reader, row.physical or 0)
-                    answer.notes += [said] if said else []
+                    note = checking.row_of(reader, row.physical or 0)
+                    answer.notes += [note] if note else []
                 return chosen, answer
             finally:
                 reader.close()
@@ -309,15 +310,15 @@ class Browser(Going):
         elif opened.reader.store.layout.reads("commitlog"):
             total = 2 * opened.reader.store.log.size
         self.run_task(f"verifying {place.name if task is None else 'it'}", total, work,
-                  lambda found: self._show_findings(*found))
+                  lambda result: self._show_findings(*result))
 
-    def _verified_place(self, of_tree: bool) -> Place:
+    def _verified_place(self, of_tree: bool) -> BrowsedPlace:
         node = self.main.query_one(StoreTree).cursor_node
-        if of_tree and node is not None and isinstance(node.data, Place):
+        if of_tree and node is not None and isinstance(node.data, BrowsedPlace):
             return node.data
         return self.place
 
-    def _show_findings(self, task: Task, answer: Answer) -> None:
+    def _show_findings(self, task: Task, answer: CheckResult) -> None:
         from rmqctl.ext.browse.findings import Findings
 
         if answer.diagnosis is not None:
@@ -332,10 +333,10 @@ class Browser(Going):
             self._show_physical(finding.offset)
         elif finding.topic is not None and finding.queue_id is not None:
             offset = finding.queue_offset
-            self._show(Place("queue", finding.topic, finding.queue_id),
+            self._show(BrowsedPlace("queue", finding.topic, finding.queue_id),
                        lambda _listing: None if offset is None else (0, offset))
         elif finding.file is not None and os.path.isfile(finding.file):
-            self._show(Place("file", path=finding.file))
+            self._show(BrowsedPlace("file", path=finding.file))
         self._list.focus()
 
     def action_export(self) -> None:

@@ -11,21 +11,22 @@ from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import UnsupportedError
 from rmqctl.ext.browse.listing import Row
-from rmqctl.ext.browse.opened import Place, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, Reader
 from rmqctl.store.log.end import used_size
 
-_MOST = 500
+_MAX_LISTED = 500
 _BY_FOLDER = {"consumequeue": "consumequeue", "consumequeue_ext": "consumequeue",
               "batchconsumequeue": "consumequeue", "index": "index", "config": "config",
               "timerlog": "timer", "timerwheel": "timer", "compaction": "compaction",
               "checkpoint": "checkpoint"}
-"""By the first folder of a file: which structure's checks concern it."""
+"""The structure whose checks cover a file, by the file's first folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``subject``: in words. ``only``: the structures to check (None: all); ``part``: physical
-    offsets of the log to look at (None: all of it); ``concerns``: which findings are shown.
+    """A check to run. ``subject``: its name for people; ``only``: the structures to check (None:
+    all); ``part``: physical offsets of the log to check (None: all of it); ``concerns``: whether to
+    show a finding.
     """
 
     subject: str
@@ -35,9 +36,9 @@ class Task:
 
 
 @dataclass(slots=True)
-class Answer:
-    """The first findings, how many there are, and what else was learnt, in sentences.
-    ``diagnosis``: that of all of the store, where all of it was checked.
+class CheckResult:
+    """The first findings, their total number, and notes as sentences. ``diagnosis``: that of the
+    whole store, if all of it was checked.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -46,31 +47,31 @@ class Answer:
     diagnosis: Diagnosis | None = None
 
     @classmethod
-    def of(cls, diagnosis: Diagnosis) -> Answer:
-        """Return the verdict of `doctor` on the whole store."""
+    def of(cls, diagnosis: Diagnosis) -> CheckResult:
+        """Return the result of `doctor` on the whole store."""
         verdict = diagnosis.findings
         notes = [diagnosis.verdict, *diagnosis.losses.in_words(), *(
             f"{name} was not checked: {reason}" for name, reason in diagnosis.not_judged.items())]
-        return cls(list(verdict.findings[:_MOST]), sum(verdict.counts.values()),
+        return cls(list(verdict.findings[:_MAX_LISTED]), sum(verdict.counts.values()),
                    list(map(str, notes)), diagnosis)
 
 
 def of_row(row: Row) -> Task | None:
-    """Return the task for the message or damage of a row; None where the row has no bytes in the
+    """Return the task for the message or damage of a row; None if the row has no bytes in the
     log.
     """
     if row.physical is None:
         return None
-    what = "message" if row.kind == "message" else "bytes"
-    return Task(f"the {what} at physical offset {row.physical}", frozenset({"commitlog"}),
+    noun = "message" if row.kind == "message" else "bytes"
+    return Task(f"the {noun} at physical offset {row.physical}", frozenset({"commitlog"}),
                 (row.physical, row.physical + max(row.size or 1, 1)))
 
 
-def of_place(place: Place, reader: Reader) -> Task:
-    """For what is chosen in the tree."""
+def of_place(place: BrowsedPlace, reader: Reader) -> Task:
+    """Return the task for a place in the tree."""
     if place.kind in ("topic", "queue"):
-        what = "queue" if place.kind == "queue" else "topic"
-        return Task(f"{what} {place.name}, checked against the whole log",
+        noun = "queue" if place.kind == "queue" else "topic"
+        return Task(f"{noun} {place.name}, checked against the whole log",
                     frozenset({"consumequeue"}), concerns=lambda finding: (
                         finding.topic == place.topic
                         and place.queue_id in (None, finding.queue_id)))
@@ -78,7 +79,7 @@ def of_place(place: Place, reader: Reader) -> Task:
         return Task("the whole store", None)
     file = reader.log_file(place.path)
     if file is not None:
-        # Zeros at the end of a file are damage only where the log goes on.
+        # Zeros at the end of a file are damage only if the log continues after it.
         log = reader.store.log
         is_last = not any(used_size(log.source(number)) for number, later in enumerate(log.files)
                           if later.base >= file.end)
@@ -89,13 +90,14 @@ def of_place(place: Place, reader: Reader) -> Task:
                 concerns=lambda finding: finding.file == place.path)
 
 
-def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
-    """Carry out a task. ``progress`` is called with bytes of the log and may raise; for all of the
+def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> CheckResult:
+    """Carry out a task. ``progress`` is called with bytes of the log and may raise; for the whole
     store each byte counts twice.
+    Raises: UnsupportedError.
     """
     if task.only is None and task.part is None:
-        return Answer.of(diagnose(reader.store, None, 1, progress))
-    answer = Answer()
+        return CheckResult.of(diagnose(reader.store, None, 1, progress))
+    answer = CheckResult()
     if not reader.store.layout.reads("commitlog") and task.part is not None:
         raise UnsupportedError(reader.store.layout.unread["commitlog"])
     checks = Verification(reader.store, VerifyOptions(task.only, part=task.part), progress)
@@ -103,7 +105,7 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
         progress(0)
         if task.concerns(finding):
             answer.total += 1
-            if len(answer.findings) < _MOST:
+            if len(answer.findings) < _MAX_LISTED:
                 answer.findings.append(finding)
     answer.notes += [f"{name} was not checked: {reason}"
                      for name, reason in checks.not_judged.items()]
@@ -111,7 +113,7 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> Answer:
 
 
 def row_of(reader: Reader, physical: int) -> str | None:
-    """Return a sentence on the consume queue entry of a message; None without a message there."""
+    """Return a sentence on the consume queue entry of a message; None without a message."""
     record = reader.record(physical)
     if record is None:
         return None

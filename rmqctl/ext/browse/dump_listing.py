@@ -1,4 +1,4 @@
-"""List the records of other files than the log: consume queue entries, index entries,
+"""List the records of files other than the log: consume queue entries, index entries,
 configuration.
 """
 
@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from rmqctl.ext.browse.listing import Column, Position, Row, Step, Watch
+from rmqctl.ext.browse.listing import Column, ListedRows, Position, Row, Watch
 from rmqctl.formats import kinds
 from rmqctl.output.cells import cell_text
 from rmqctl.output.escape import visible
@@ -19,13 +19,13 @@ from rmqctl.store.dump.units import ARRAYS
 
 _PLACE = ("number", "offset", "byte_offset", "type", "error")
 _HEADER = -1
-"""The position of what has no number: the header of an index."""
+"""The position of the header of an index, which has no number."""
 _CHUNK = 256
 
 
 class DumpListing:
-    """A file as `rmqctl dump` shows it. NotAStoreError for one of unknown kind, StoreIOError for
-    one that cannot be read.
+    """A file as `rmqctl dump` shows it.
+    Raises: NotAStoreError for an unknown kind of file, StoreIOError if the file cannot be read.
     """
 
     of_messages = False
@@ -40,17 +40,17 @@ class DumpListing:
             self._shown = [name for name in dump.brief or dump.columns if name not in _PLACE]
             self._times = dump.times
 
-    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
         if start is None and self.kind == kinds.INDEX:
             header = self._header()
-            yield Step(header, 0)
+            yield ListedRows(header, 0)
             count -= len(header)
         taken: list[Row] = []
         for row in self._rows(start, count):
             watch(1)
             taken.append(row)
         if taken:
-            yield Step(taken, taken[-1].after)
+            yield ListedRows(taken, taken[-1].after)
 
     def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
         stop = self._upper() if end is None else end
@@ -80,7 +80,9 @@ class DumpListing:
         return None
 
     def detail(self, row: Row) -> dict[str, Any] | None:
-        """Return the row of `rmqctl dump --hex` at a position; None where it is gone."""
+        """Return the row of `rmqctl dump --hex` at a row's position; None if it no longer
+        exists.
+        """
         options = DumpOptions(start=None if row.position == _HEADER else row.position, count=1,
                               hex=True)
         with Dump(self.path, options) as dump:
@@ -111,7 +113,9 @@ class DumpListing:
         return time_text(value) if name in self._times else cell_text(value)[:400]
 
     def _upper(self) -> int | None:
-        """Return the number after the last record, where the file's size determines it."""
+        """Return the number after the last record; None if the file's size does not determine
+        it.
+        """
         if self.kind in ARRAYS:
             with Dump(self.path, DumpOptions()) as dump:
                 return dump.size // ARRAYS[self.kind].unit.size

@@ -1,4 +1,4 @@
-"""Export of what the list shows, to a new file."""
+"""Export the messages of a list to a new file."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ from dataclasses import replace
 
 from rmqctl.errors import UsageError, require
 from rmqctl.ext.browse.listing import Watch
-from rmqctl.ext.browse.opened import Place, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, Reader
 from rmqctl.output.escape import spreadsheet_safe
 from rmqctl.output.units import counted
 from rmqctl.store.query.conditions import Condition
 from rmqctl.store.query.select import Selection
 
 
-def export(reader: Reader, place: Place, conditions: Sequence[Condition], target: str,
+def export(reader: Reader, place: BrowsedPlace, conditions: Sequence[Condition], target: str,
            watch: Watch) -> str:
-    """Write the messages of a place that match the conditions, as `rmqctl export` does: in the
-    order of the log, with or without a consume queue entry. Return a sentence with the result.
-    RmqctlError.
+    """Write the messages of a place that match the conditions, as `rmqctl export` does: in log
+    order, with or without a consume queue entry. Return a sentence with the result.
+    Raises: RmqctlError.
     """
     from rmqctl.export.one_file import export_file, form_of
     from rmqctl.export.plan import check_place, plan

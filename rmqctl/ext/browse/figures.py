@@ -1,6 +1,6 @@
-"""Figures of what the tree shows: counts, ranges of offsets and times, how far groups are behind.
+"""Figures for places in the tree: counts, ranges of offsets and times, consumer lag.
 
-They are asked for place by place, once a place is on the screen.
+They are computed for each place when it comes on the screen.
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rmqctl.errors import RmqctlError, StoreIOError
-from rmqctl.ext.browse.opened import Place, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, Reader
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted, size_text, time_text
 from rmqctl.store.queue.rows import QueueRows, topic_rows, topics_on_disk
 
-_MOST_GROUPS = 50
+_MAX_GROUPS = 50
 PREFIXES = {"retry": RETRY_PREFIX, "dead": DLQ_PREFIX}
-"""Kinds of topics with a branch of their own, by its kind of place."""
+"""Prefixes of topics with a branch of their own, by kind of place."""
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
-    """``brief``: for a narrow tree; ``wide``: what else a wide one shows; ``facts``: all of it, by
-    name, for the pane.
+class PlaceFigures:
+    """The figures of a place. ``brief``: for a narrow tree; ``wide``: added in a wide tree;
+    ``facts``: all figures by name, for the pane.
     """
 
     brief: str = ""
@@ -32,12 +32,12 @@ class Figures:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def figures(reader: Reader, place: Place) -> Figures:
-    """Return the figures of a place. They name what cannot be read."""
+def figures(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+    """Return the figures of a place, or the problem if it cannot be read."""
     try:
-        return _OF[place.kind](reader, place) if place.kind in _OF else Figures()
+        return _OF[place.kind](reader, place) if place.kind in _OF else PlaceFigures()
     except (RmqctlError, OSError) as error:
-        return Figures("?", "", {"problem": visible(str(error))})
+        return PlaceFigures("?", "", {"problem": visible(str(error))})
 
 
 def topics_of(reader: Reader, kind: str) -> list[str]:
@@ -51,32 +51,32 @@ def topics_of(reader: Reader, kind: str) -> list[str]:
 # -- log and topics --------------------------------------------------------------------------------
 
 
-def _log(reader: Reader, _place: Place) -> Figures:
+def _log(reader: Reader, _place: BrowsedPlace) -> PlaceFigures:
     log = reader.store.log
     ends = [_stored(reader, file.base + file.head) for file in log.files[:1]]
-    return Figures(size_text(log.size), "", {
+    return PlaceFigures(size_text(log.size), "", {
         "files": f"{len(log.files):,}", "size": size_text(log.size),
         "physical offsets": f"{log.min_offset} to {log.end}",
         **({"first stored": time_text(ends[0])} if ends and ends[0] is not None else {})})
 
 
-def _file(reader: Reader, place: Place) -> Figures:
+def _file(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
     file = reader.log_file(place.path)
     if file is None:
-        return Figures()
+        return PlaceFigures()
     stored = _stored(reader, file.base + file.head)
-    return Figures(size_text(file.size), _day(stored), {
+    return PlaceFigures(size_text(file.size), _day(stored), {
         "file": visible(file.path), "size": size_text(file.size),
         "physical offsets": f"{file.base} to {file.end}",
         **({} if stored is None else {"first stored": time_text(stored)})})
 
 
-def _branch(reader: Reader, place: Place) -> Figures:
-    return Figures(f"{len(topics_of(reader, place.kind)):,}")
+def _branch(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+    return PlaceFigures(f"{len(topics_of(reader, place.kind)):,}")
 
 
-def _queues(reader: Reader, place: Place) -> Figures:
-    """Those of a topic, or of one of its queues."""
+def _queues(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+    """Return the figures of a topic, or of one of its queues."""
     queues = topic_rows(reader.store, place.topic, place.queue_id, reader.view)
     total = sum(max(queue.end - queue.first, 0) for queue in queues)
     times = [stored for queue in queues for stored in _ends(reader, queue)]
@@ -103,13 +103,11 @@ def _queues(reader: Reader, place: Place) -> Figures:
     if times:
         first, last = _day(min(times)), _day(max(times))
         span = f"{first} to {last[6:] if last[:6] == first[:6] else last}"
-    return Figures(brief, span, facts)
+    return PlaceFigures(brief, span, facts)
 
 
 def _ends(reader: Reader, queue: QueueRows) -> Iterator[int]:
-    """Yield the store times of the first and the last message of a queue, where they can be
-    read.
-    """
+    """Yield the store times of the first and the last message of a queue, if they can be read."""
     for start in dict.fromkeys((queue.first, queue.end - 1)) if queue.end > queue.first else ():
         with suppress(StoreIOError):
             for _, physical, _size in queue.pages(start, start + 1):
@@ -130,35 +128,35 @@ def _day(millis: int | None) -> str:
 # -- consumer groups -------------------------------------------------------------------------------
 
 
-def _consumers(reader: Reader, place: Place) -> Iterator[tuple[str, str]]:
+def _consumers(reader: Reader, place: BrowsedPlace) -> Iterator[tuple[str, str]]:
     """Yield the lag of each group in a topic, or in one of its queues."""
     sums: dict[str, int] = {}
     with suppress(RmqctlError):
         for row in reader.lag.of_topic(place.topic):
             if place.queue_id in (None, row["queue_id"]):
                 sums[row["group"]] = sums.get(row["group"], 0) + (row["diff"] or 0)
-    for group in list(sums)[:_MOST_GROUPS]:
+    for group in list(sums)[:_MAX_GROUPS]:
         yield f"group {visible(group)}", f"lag {sums[group]:,}"
-    if len(sums) > _MOST_GROUPS:
-        yield "more groups", f"{len(sums) - _MOST_GROUPS:,}"
+    if len(sums) > _MAX_GROUPS:
+        yield "more groups", f"{len(sums) - _MAX_GROUPS:,}"
 
 
-def _groups(reader: Reader, _place: Place) -> Figures:
-    return Figures(f"{len(reader.lag.groups):,}")
+def _groups(reader: Reader, _place: BrowsedPlace) -> PlaceFigures:
+    return PlaceFigures(f"{len(reader.lag.groups):,}")
 
 
-def _group(reader: Reader, place: Place) -> Figures:
+def _group(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
     rows = list(reader.lag.of_group(place.group))
     lag = sum(row["diff"] or 0 for row in rows)
     since = [row["unread_since"] for row in rows if row["unread_since"] is not None]
     waiting = {"oldest unconsumed": time_text(min(since))} if since else {}
-    return Figures(f"lag {lag:,}", _day(min(since)) if since else "", {
+    return PlaceFigures(f"lag {lag:,}", _day(min(since)) if since else "", {
         "group": visible(place.group), "lag": f"{lag:,}",
         "topics": f"{len({row['topic'] for row in rows}):,}", "queues": f"{len(rows):,}",
         **waiting})
 
 
-def _commit(reader: Reader, place: Place) -> dict[str, str]:
+def _commit(reader: Reader, place: BrowsedPlace) -> dict[str, str]:
     row = next((row for row in reader.lag.of_topic(place.topic)
                 if (row["group"], row["queue_id"]) == (place.group, place.queue_id)), None)
     if row is None:

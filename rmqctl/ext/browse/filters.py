@@ -1,4 +1,4 @@
-"""The line of the filter: conditions as in ``read --where``, or text to look for."""
+"""The filter line: conditions as in ``read --where``, or text to search for."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ _AND = re.compile(r"\s+&&\s+")
 _FIELD = re.compile(r"\s*[A-Za-z_][\w.]*\s*(==|!=|<=|>=|!~|=|<|>|~)")
 
 Parse = Callable[[str], Condition]
-"""One condition as typed, such as ``tags=A``. UsageError."""
+"""Parses one condition, such as ``tags=A``. Raises UsageError."""
 
 
 def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
-    """Return the conditions of a line, which must all hold; none for an empty line. UsageError.
+    """Return the conditions of a line, which must all hold; empty for an empty line.
+    Raises: UsageError.
 
-    ``tags=A && body~^x`` is two. A term without a comparison, or in double quotes, is searched for
-    in tags, keys and body.
+    ``tags=A && body~^x`` is two conditions. A term without a comparison, or in double quotes, is
+    searched for in tags, keys and body.
     """
     return tuple(_one(part.strip(), parse) for part in _AND.split(text) if part.strip())
 

@@ -1,4 +1,4 @@
-"""The findings of a check, over the screen."""
+"""A screen with the findings of a check."""
 
 from __future__ import annotations
 
@@ -16,41 +16,41 @@ from textual.widgets.option_list import Option
 
 from rmqctl.checks.explanations import explanations
 from rmqctl.checks.findings import Finding
-from rmqctl.ext.browse.checking import Answer, Task
+from rmqctl.ext.browse.checking import CheckResult, Task
 from rmqctl.ext.browse.panes import Line, folded
-from rmqctl.ext.browse.widgets import Lines
+from rmqctl.ext.browse.widgets import LinePane
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted
 
 
 class Findings(ModalScreen[Finding | None]):
-    """The findings of a check, with the meaning of the one under the cursor; Enter goes to its
+    """The findings of a check, with an explanation of the one under the cursor. Enter goes to its
     place.
     """
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q", "dismiss(None)", "Close")]
 
-    def __init__(self, task: Task, answer: Answer, root: str) -> None:
+    def __init__(self, task: Task, answer: CheckResult, root: str) -> None:
         super().__init__()
-        self._told, self._answer, self._root = task, answer, root
+        self._task_run, self._answer, self._root = task, answer, root
 
     def compose(self) -> ComposeResult:
         answer = self._answer
-        found = counted(answer.total, "finding") if answer.total else "no damage found"
+        verdict = counted(answer.total, "finding") if answer.total else "no damage found"
         if answer.total > len(answer.findings):
-            found += f", showing the first {len(answer.findings)}"
+            verdict += f", showing the first {len(answer.findings)}"
         with Vertical(classes="box"):
-            yield Static(Text(f"{self._told.subject}: {found}"), id="verdict")
+            yield Static(Text(f"{self._task_run.subject}: {verdict}"), id="verdict")
             if answer.findings:
                 yield OptionList(*(Option(Text(self._line(finding)))
                                    for finding in answer.findings), id="findings")
-            yield Lines(id="meaning")
+            yield LinePane(id="meaning")
 
     def on_mount(self) -> None:
         if self._answer.findings:
             self.query_one(OptionList).focus()
         else:
-            self.query_one(Lines).focus()
+            self.query_one(LinePane).focus()
         self.call_after_refresh(self._explain, 0)
 
     def on_option_list_option_highlighted(self, event: OptionList.OptionHighlighted) -> None:
@@ -66,7 +66,7 @@ class Findings(ModalScreen[Finding | None]):
         return visible(f"{finding.severity} {finding.category} {where}{place}{queue}")
 
     def _explain(self, number: int) -> None:
-        pane = self.query_one(Lines)
+        pane = self.query_one(LinePane)
         lines: list[Line] = []
         width = max(pane.size.width - 2, 20)
 
@@ -87,7 +87,5 @@ class Findings(ModalScreen[Finding | None]):
 
 
 def _wrapped(words: str, width: int) -> list[str]:
-    """Return a sentence on lines of at most ``width`` columns, broken at spaces where there are
-    any.
-    """
+    """Return a sentence in lines of at most ``width`` columns, broken at spaces if possible."""
     return [part for line in textwrap.wrap(words, width) or [""] for part in folded(line, width)]

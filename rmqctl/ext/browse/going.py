@@ -10,13 +10,13 @@ from textual.widgets import Static
 from rmqctl.errors import RmqctlError, UsageError
 from rmqctl.ext.browse.header import Header
 from rmqctl.ext.browse.listing import (
-    Listing,
     LogListing,
     Position,
     QueueListing,
+    RowListing,
     Watch,
 )
-from rmqctl.ext.browse.opened import Opened, Place, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore, Reader
 from rmqctl.ext.browse.questions import Question
 from rmqctl.ext.browse.widgets import RowList
 from rmqctl.ext.browse.working import Working
@@ -25,13 +25,13 @@ from rmqctl.parse_values import parse_offset
 from rmqctl.store.query.conditions import Condition
 
 
-class Going(Working):
+class Navigator(Working):
     """A screen with a `RowList`, a `Header` and a line ``#what``."""
 
-    def __init__(self, opened: Opened, parse_time: Callable[[str], int]) -> None:
+    def __init__(self, opened: BrowsedStore, parse_time: Callable[[str], int]) -> None:
         super().__init__()
         self.opened, self._parse_time = opened, parse_time
-        self.place = Place()
+        self.place = BrowsedPlace()
         self.conditions: tuple[Condition, ...] = ()
 
     @property
@@ -42,25 +42,28 @@ class Going(Working):
     def _list(self) -> RowList:
         return self.main.query_one(RowList)
 
-    def _say_listing(self, listing: Listing | None) -> None:
+    def _say_listing(self, listing: RowListing | None) -> None:
         title = self.place.name if listing is None else listing.title
         shown = " · filtered" if self.conditions else ""
         self.main.query_one("#what", Static).update(Text(f" {title}{shown}"))
 
-    def _show(self, place: Place, at: Callable[[Listing], Position | None] = lambda _: None,
+    def _show(self, place: BrowsedPlace,
+              at: Callable[[RowListing], Position | None] = lambda _: None,
               then: Callable[[], None] = lambda: None) -> None:
-        """Show a place from the position that ``at`` returns; it may read, in the thread."""
+        """Show a place from the position that ``at`` returns; ``at`` runs in the thread and may
+        read.
+        """
         conditions = self.conditions
         self._list.stop()
 
-        def work(_watch: Watch) -> tuple[Reader, Listing, Position | None]:
+        def work(_watch: Watch) -> tuple[Reader, RowListing, Position | None]:
             reader = self.opened.scanning() if conditions else self.opened.reader
             with reader.guard:
                 listing = reader.listing(place, conditions)
                 return reader, listing, at(listing)
 
-        def shown(found: tuple[Reader, Listing, Position | None]) -> None:
-            reader, listing, position = found
+        def shown(opened: tuple[Reader, RowListing, Position | None]) -> None:
+            reader, listing, position = opened
             self.place = place
             self._say_listing(listing)
             self._list.show(reader, listing, position)
@@ -82,12 +85,14 @@ class Going(Working):
         self.push_screen(Question(question, placeholder), answered)
 
     def _current_queue(self, listing: QueueListing) -> int:
-        """Return the number of the queue that the cursor is in."""
+        """Return the number of the queue under the cursor."""
         row = self._list.row
         return 0 if row is None else int(row.position[0])
 
     def action_next(self) -> None:
-        """The next message that the filter finds; without a filter the next damage."""
+        """Go to the next message that matches the filter, or without a filter to the next
+        damage.
+        """
         rows, reader, listing = self._list, self.opened, self._list.listing
         if listing is None or rows.row is None:
             return
@@ -103,11 +108,11 @@ class Going(Working):
         def work(watch: Watch) -> Position | None:
             if not isinstance(listing, LogListing | QueueListing):
                 return listing.next_damage(start, watch)
-            scan = reader.scanning()  # the screen need not wait for it
+            scan = reader.scanning()  # a reader of its own, so that the screen does not wait
             with scan.guard:
                 return scan.listing(place).next_damage(start, watch)
 
-        def found(position: Position | None) -> None:
+        def show_position(position: Position | None) -> None:
             self.header.show()
             if position is not None and rows.reader is not None:
                 rows.show(rows.reader, listing, position)
@@ -116,13 +121,13 @@ class Going(Working):
             else:
                 self.say("no more damage")
 
-        self.run_task("searching for damage", total, work, found)
+        self.run_task("searching for damage", total, work, show_position)
 
     def action_offset(self) -> None:
         listing = self._list.listing
-        what = "queue offset" if isinstance(listing, QueueListing) else "physical offset" if (
+        unit = "queue offset" if isinstance(listing, QueueListing) else "physical offset" if (
             isinstance(listing, LogListing)) else "record number"
-        self._ask(f"Go to which {what}? (@N: physical offset)", "1200, 0x4b0, @326000",
+        self._ask(f"Go to which {unit}? (@N: physical offset)", "1200, 0x4b0, @326000",
                   self._go_to_offset)
 
     def _go_to_offset(self, text: str) -> None:
@@ -145,11 +150,11 @@ class Going(Working):
 
     def _show_physical(self, wanted: int) -> None:
         """Show the log from a physical offset on, or from the first record after it."""
-        def at(_listing: Listing) -> int:
+        def at(_listing: RowListing) -> int:
             self.opened.reader.check_offset(wanted)
             return wanted
 
-        self._show(Place(), at)
+        self._show(BrowsedPlace(), at)
 
     def action_time(self) -> None:
         self._ask("Go to which time? (the first message stored then or later)",
@@ -168,14 +173,14 @@ class Going(Working):
                     return listing.at_time(when, number) if listing.queues else None
                 return listing.at_time(when, watch)
 
-        def found(position: Position | None) -> None:
+        def show_position(position: Position | None) -> None:
             if position is None:
                 self.say(f"no message was stored at {text} or later", bad=True)
                 rows.action_last()
             else:
                 rows.show(reader, listing, position)
 
-        self.run_task("searching for the time", 0, work, found)
+        self.run_task("searching for the time", 0, work, show_position)
 
     def action_key(self) -> None:
         topic = self.place.topic
@@ -186,25 +191,25 @@ class Going(Working):
     def _go_to_key(self, key: str) -> None:
         reader, topic = self.opened.reader, self.place.topic
 
-        def work(_watch: Watch) -> Listing:
+        def work(_watch: Watch) -> RowListing:
             with reader.guard:
                 return reader.with_key(key, [topic] if topic else self.opened.known_topics())
 
-        def found(listing: Listing) -> None:
+        def show_messages(listing: RowListing) -> None:
             self._say_listing(listing)
             self._list.show(reader, listing)
             self._list.focus()
 
-        self.run_task(f"searching for the key {key}", 0, work, found)
+        self.run_task(f"searching for the key {key}", 0, work, show_messages)
 
     def action_other(self) -> None:
-        """From the log to the queue of the message, and back."""
+        """Go from the log to the message's queue, and back."""
         row = self._list.row
         listing = self._list.listing
         if row is None or row.physical is None:
             return
         if isinstance(listing, LogListing) and row.place is not None:
             topic, queue_id, offset = row.place
-            self._show(Place("queue", topic, queue_id), lambda _listing: (0, offset))
+            self._show(BrowsedPlace("queue", topic, queue_id), lambda _listing: (0, offset))
         else:
             self._show_physical(row.physical)

@@ -1,4 +1,4 @@
-"""The top of the screen: the store and its verdict, when messages were stored, where damage is."""
+"""The top of the screen: the store and its verdict, a time axis, and a map of the log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Static
 
-from rmqctl.ext.browse.opened import Opened
+from rmqctl.ext.browse.opened import BrowsedStore
 from rmqctl.ext.browse.survey import Piece, Survey, log_strip, time_range, time_strip
 from rmqctl.output.cells import display_width
 from rmqctl.output.escape import visible
@@ -26,9 +26,9 @@ _NAME = 6
 
 
 class Header(Vertical):
-    """Four lines. What was not looked at is never called undamaged."""
+    """Four lines. Parts of the store that were not read are never shown as intact."""
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: BrowsedStore) -> None:
         super().__init__(id="header")
         self._opened, self.survey = opened, Survey()
 
@@ -37,10 +37,10 @@ class Header(Vertical):
         yield Static(id="judged")
         yield Overview(self._opened)
 
-    def show(self, made: Survey | None = None) -> None:
-        """Show another survey, or the same one with what was found since."""
-        if made is not None:
-            self.survey = made
+    def show(self, survey: Survey | None = None) -> None:
+        """Show another survey, or the same one with the damage found since."""
+        if survey is not None:
+            self.survey = survey
         self.query_one(Overview).show(self.survey)
         opened = self._opened
         lock, (places, rows) = opened.lock, opened.seen
@@ -60,7 +60,7 @@ class Header(Vertical):
         judged.set_class(self.survey.has_abort and not self.survey.is_bad, "warn")
 
     def mark(self, physical: int | None) -> None:
-        """Show the cursor's place in the log."""
+        """Show the cursor's position in the log."""
         self.query_one(Overview).mark(physical)
 
     def on_resize(self) -> None:
@@ -68,7 +68,7 @@ class Header(Vertical):
 
 
 def cut_left(words: str, width: int) -> str:
-    """Return the end of a text, in at most ``width`` columns."""
+    """Return the end of a text that fits into ``width`` columns, after an ellipsis."""
     if display_width(words) <= width:
         return words
     while display_width(words) > width - 1:
@@ -82,18 +82,18 @@ class Overview(Widget):
     COMPONENT_CLASSES: ClassVar[set[str]] = {
         "overview--name", "overview--dim", "overview--bad", "overview--time", "overview--cursor"}
 
-    def __init__(self, opened: Opened) -> None:
+    def __init__(self, opened: BrowsedStore) -> None:
         super().__init__(id="overview")
-        self._opened, self._made = opened, Survey()
+        self._opened, self._survey = opened, Survey()
         self._cursor: int | None = None
 
-    def show(self, made: Survey) -> None:
+    def show(self, survey: Survey) -> None:
         """Draw another survey."""
-        self._made = made
+        self._survey = survey
         self.refresh()
 
     def mark(self, physical: int | None) -> None:
-        """Show the place in the log of the message under the cursor."""
+        """Show the position in the log of the message under the cursor."""
         self._cursor = physical
         self.refresh()
 
@@ -112,17 +112,18 @@ class Overview(Widget):
         return Segment(text, drawn)
 
     def _time(self) -> tuple[str, Sequence[Piece], str]:
-        span = time_range(self._made)
+        span = time_range(self._survey)
         ends = ["", ""] if span is None else [self._moment(when) for when in span]
         left, right = f"{ends[0]:>{self._label}} ", f" {ends[1]}"
-        pieces = time_strip(self._made, self._room(left, right))
+        pieces = time_strip(self._survey, self._room(left, right))
         return left, [(text, style or "time") for text, style in pieces], right
 
     def _log(self) -> tuple[str, Sequence[Piece], str]:
-        made = self._made
-        left, right = f"{made.first:>{self._label}} ", f" {size_text(made.reach - made.first)}"
+        survey = self._survey
+        left = f"{survey.first:>{self._label}} "
+        right = f" {size_text(survey.reach - survey.first)}"
         opened = self._opened
-        return left, log_strip(made, self._room(left, right), opened.damaged,
+        return left, log_strip(survey, self._room(left, right), opened.damaged,
                                opened.read_of, self._cursor), right
 
     @property
@@ -133,6 +134,6 @@ class Overview(Widget):
         return time_text(when)[19 - self._label:19].replace("T", " ")
 
     def _room(self, left: str, right: str) -> int:
-        """Return the columns of both strips: they end below each other."""
+        """Return the columns of both strips, which end in the same column."""
         taken = 1 + _NAME + cell_len(left) + max(cell_len(right), self._label + 1) + 1
         return max(self.size.width - taken, 8)

@@ -1,8 +1,9 @@
 """Rows of a list on the screen, read a few at a time, after or before a position.
 
-A listing knows no screen and keeps no rows, so that of a log of 100 GB costs what is shown of it.
-Positions are the listing's own (`Row.position`, and `Row.after` for the next row): physical offsets
-in the log, (number of the queue, queue offset) in queues, numbers in other files.
+A listing knows nothing of the screen and keeps no rows, so that a list of a 100 GB log costs only
+the rows on the screen. Positions are the listing's own (`Row.position`, and `Row.after` for the
+next row): physical offsets in the log, (number of the queue, queue offset) in queues, record
+numbers in other files.
 """
 
 from __future__ import annotations
@@ -30,16 +31,16 @@ from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import PAGE_ROWS, QueueRows
 
 Position = Any
-"""Of one listing; positions of the same listing compare."""
+"""A position in one listing; positions of the same listing can be compared."""
 Kind = Literal["message", "damage", "record"]
 Watch = Callable[[int], None]
-"""Called repeatedly while something is read, with the bytes or rows since the last call; raises
-`Stopped` where the result is no longer wanted.
+"""Called repeatedly during a read, with the bytes or rows since the last call; raises `Stopped`
+when the result is no longer wanted.
 """
 
 
 class Stopped(Exception):  # noqa: N818 - no error: the user went elsewhere
-    """Nobody waits for what is being read."""
+    """The result of a read is no longer wanted."""
 
 
 def sentence(error: RmqctlError | OSError) -> str:
@@ -48,11 +49,11 @@ def sentence(error: RmqctlError | OSError) -> str:
 
 
 def unwatched(_done: int) -> None:
-    """Never stops."""
+    """Never stop a read."""
 
 
 class Column(NamedTuple):
-    """``width`` in terminal columns; 0: what is left of the line."""
+    """A column of a list. ``width``: in terminal columns; 0 for the rest of the line."""
 
     name: str
     title: str
@@ -62,9 +63,9 @@ class Column(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a listing. `cells`: column -> text, safe for a terminal and on one line. `physical`
-    and `size`: range of its bytes in the log; `place`: topic, queue id and queue offset of a
-    message.
+    """A row of a listing. ``cells``: column -> text, safe for a terminal and on one line.
+    ``physical`` and ``size``: the range of its bytes in the log; ``place``: topic, queue id and
+    queue offset of a message.
     """
 
     position: Position
@@ -77,31 +78,31 @@ class Row:
     wrong: bool = False
 
 
-class Step(NamedTuple):
-    """Some rows, and how far the reading has come: all before ``reached`` was looked at."""
+class ListedRows(NamedTuple):
+    """Rows, and the position ``reached``: everything before it was read."""
 
     rows: list[Row]
     reached: Position
 
 
-class Listing(Protocol):
-    """Rows in an order."""
+class RowListing(Protocol):
+    """A list of rows in a fixed order."""
 
     title: str
-    """Safe for a terminal."""
+    """The title, safe for a terminal."""
     columns: tuple[Column, ...]
     of_messages: bool
-    """True if its rows are in the log; else it is a `DumpListing`."""
+    """True if its rows are in the log, False for a `DumpListing`."""
 
-    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
-        """Yield about ``count`` rows at or after ``start`` (None: the first ones). The end is
-        reached where the iterator ends before there are so many.
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
+        """Yield about ``count`` rows at or after ``start`` (None: the first ones). Fewer rows mean
+        that the listing has ended.
         """
         ...
 
     def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
-        """Return the last rows before ``end`` (None: of all), at most ``count``; none: it is the
-        start.
+        """Return at most ``count`` rows before ``end`` (None: the last ones). Fewer rows mean that
+        the listing starts there.
         """
         ...
 
@@ -110,20 +111,20 @@ class Listing(Protocol):
         ...
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
-        """Return the first row at or after ``start`` that is damage, or wrong; None if there is
-        none.
+        """Return the position of the first damaged or wrong row at or after ``start``; None if
+        there is none.
         """
         ...
 
 
-def first_wrong(steps: Iterator[Step]) -> Position | None:
-    """Return the position of the first row that is damage, or wrong."""
+def first_wrong(steps: Iterator[ListedRows]) -> Position | None:
+    """Return the position of the first row that is damaged or wrong."""
     return next((row.position for step in steps for row in step.rows
                  if row.wrong or row.kind == "damage"), None)
 
 
 PREVIEW = 160
-"""Bytes of a body that a list shows."""
+"""Bytes of a body in a list."""
 _FIELDS = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags",
            "keys", "total_size", "crc_ok", "body")
 _PROJECTION = Projection(_FIELDS, preview=PREVIEW)
@@ -133,14 +134,16 @@ _TEXTS = (Column("tags", "tags", 8), Column("keys", "keys", 12), Column("body", 
 
 def message_rows(page: Page, position: Callable[[dict[str, Any]], tuple[Position, Position]],
                  ) -> list[Row]:
-    """Yield the rows of a page; `position` returns a message's own position and the next one."""
+    """Return the rows of a page's messages; ``position`` returns a message's position and the next
+    one.
+    """
     rows = []
     for fields in _PROJECTION.rows(page):
-        here, after = position(fields)
+        start, after = position(fields)
         cells = {name: cell_text(fields[name]) for name in _FIELDS}
         cells["time"] = time_text(fields["store_timestamp"])
         cells["queue"] = f"{cells['topic']}/{fields['queue_id']}"
-        rows.append(Row(here, after, "message", cells, fields["physical_offset"],
+        rows.append(Row(start, after, "message", cells, fields["physical_offset"],
                         fields["total_size"],
                         (fields["topic"], fields["queue_id"], fields["queue_offset"]),
                         not fields["crc_ok"]))
@@ -157,8 +160,8 @@ def _damage_row(problem: Problem, position: Position, after: Position) -> Row:
 
 
 class LogListing:
-    """The log, or one of its files ``[first, end)``, in physical order; damage has rows, too,
-    unless there are conditions. ``note`` receives all damage that is met.
+    """The log, or one of its files ``[first, end)``, in physical order. Damage has its own rows,
+    unless there are conditions. ``note`` is called with all damage that is read.
     """
 
     of_messages = True
@@ -178,7 +181,7 @@ class LogListing:
 
     @property
     def used(self) -> int:
-        """Return the position after the last byte that is not zero. StoreIOError."""
+        """The physical offset after the last byte that is not zero. Raises: StoreIOError."""
         if self._used is None:
             log = self.view.store.log
             self._used = self.first
@@ -191,10 +194,10 @@ class LogListing:
                         break
         return self._used
 
-    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
         left = count
         for step in self._pass(self.first if start is None else start, self.end, watch, count):
-            yield Step(step.rows[:left], step.reached)
+            yield ListedRows(step.rows[:left], step.reached)
             left -= len(step.rows)
             if left <= 0:
                 return
@@ -205,7 +208,7 @@ class LogListing:
         while True:
             begin = max(self.first, stop - span)
             kept: deque[Row] = deque(maxlen=count)
-            # With the frame behind, which tells whether zeros before it are damage.
+            # Include the next frame: it decides whether zeros before it are damage.
             for step in self._pass(begin, min(stop + 1, self.end), watch, None):
                 kept.extend(row for row in step.rows if row.position < stop)
             if len(kept) == count or begin == self.first:
@@ -216,16 +219,18 @@ class LogListing:
         return float(reached - self.first) / max(self.end - self.first, 1)
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
-        """Return the offset of the first message stored at ``when`` (ms) or later. Looks through
-        the files that may hold it only.
+        """Return the offset of the first message stored at ``when`` (ms) or later, from the files
+        that may contain it; None if there is none.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):
             return int(page.numbers("physical_offset")[0])
         return None
 
-    def _pass(self, start: int, end: int, watch: Watch, most: int | None) -> Iterator[Step]:
-        """Yield all rows from one place to another, of each page the first or last ``most``."""
+    def _pass(self, start: int, end: int, watch: Watch, most: int | None) -> Iterator[ListedRows]:
+        """Yield the rows of ``[start, end)``, page by page; of a page at most the first
+        ``most``.
+        """
         problems = self._gap_at(start)
         wanted = Selection(from_phy=start, to_phy=end)
         for page in log_pages(self.view, wanted, (), problems.append, watch):
@@ -238,13 +243,13 @@ class LogListing:
                 chosen = chosen.select(np.arange(most))
             rows += message_rows(chosen, lambda row: (
                 row["physical_offset"], row["physical_offset"] + row["total_size"]))
-            yield Step(rows, reached)
+            yield ListedRows(rows, reached)
             watch(0)
         self._note_read(start, end)
-        yield Step(self._of_problems(problems), end)
+        yield ListedRows(self._of_problems(problems), end)
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
-        """Return the first damage, gap or message with a wrong CRC at or after a physical
+        """Return the offset of the first damage, gap or body CRC mismatch at or after a physical
         offset.
         """
         problems = self._gap_at(start)
@@ -259,7 +264,7 @@ class LogListing:
         return self._first_of(problems, [], start)
 
     def _gap_at(self, start: int) -> list[Problem]:
-        """Return the gap that begins at a physical offset, which a pass from there on does not
+        """Return the gap that begins at a physical offset, which a pass from there does not
         report.
         """
         return [gap(place.start, place.end) for place in self.view.store.log.gaps()
@@ -285,11 +290,11 @@ class LogListing:
 # -- queues ----------------------------------------------------------------------------------------
 
 _CHUNK, _CHUNK_BYTES = 64, 4 << 20
-"""Messages, and bytes of them, that are read between two looks at whether anybody waits."""
+"""Maximum messages, and bytes of them, that are read between two calls of ``watch``."""
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class EntryWithRecord:
     """A consume queue entry, and the message that it points to, if any."""
 
     offset: int
@@ -299,7 +304,7 @@ class Found:
 
 
 class QueueListing:
-    """Queues of a topic, one after the other; entries that point to nothing have rows, too."""
+    """Queues of a topic, one after the other. Dangling entries have rows, too."""
 
     of_messages = True
 
@@ -311,18 +316,18 @@ class QueueListing:
         many = (Column("queue_id", "queue", 5, right=True),) if len(queues) > 1 else ()
         self.columns = (*many, Column("queue_offset", "offset", 10, right=True), _TIME, *_TEXTS)
 
-    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
         number, offset = (0, 0) if start is None else start
         left = count
         while number < len(self.queues):
             queue = self.queues[number]
-            for found in self._chunks(queue, max(offset, queue.first), queue.end):
-                rows = self._rows(number, found)
-                yield Step(rows[:left], (number, found[-1].offset + 1))
+            for entries in self._chunks(queue, max(offset, queue.first), queue.end):
+                rows = self._rows(number, entries)
+                yield ListedRows(rows[:left], (number, entries[-1].offset + 1))
                 left -= len(rows)
                 if left <= 0:
                     return
-                watch(len(found))
+                watch(len(entries))
             number, offset = number + 1, 0
 
     def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
@@ -351,7 +356,9 @@ class QueueListing:
         return number, offset
 
     def at_time(self, when: int, number: int) -> Position:
-        """That of the first message stored at ``when`` (ms) or later. StoreIOError."""
+        """Return the position of the first message stored at ``when`` (ms) or later.
+        Raises: StoreIOError.
+        """
         return number, self.queues[number].at_or_after(when)
 
     def range_of(self, number: int) -> tuple[int, int]:
@@ -364,24 +371,24 @@ class QueueListing:
         while len(kept) < count and end > queue.first:
             begin = max(queue.first, end - span)
             part: list[Row] = []
-            for found in self._chunks(queue, begin, end):
-                part += self._rows(number, found)
-                watch(len(found))
+            for entries in self._chunks(queue, begin, end):
+                part += self._rows(number, entries)
+                watch(len(entries))
             kept = part + kept
             end, span = begin, min(span * 4, PAGE_ROWS)
         return kept[-count:]
 
-    def _chunks(self, queue: QueueRows, start: int, end: int) -> Iterator[list[Found]]:
-        """Yield the rows of ``[start, end)`` with their records, a few at a time."""
+    def _chunks(self, queue: QueueRows, start: int, end: int) -> Iterator[list[EntryWithRecord]]:
+        """Yield the entries of ``[start, end)`` with their records, a few at a time."""
         read = self.view.store.log.record_at
         for offsets, physical, sizes in queue.pages(start, end):
-            chunk: list[Found] = []
+            chunk: list[EntryWithRecord] = []
             held = 0
             for offset, place, size in zip(offsets.tolist(), physical.tolist(), sizes.tolist(),
                                            strict=True):
-                if offset < start:  # a batch that begins before
+                if offset < start:  # a batch that starts earlier
                     continue
-                chunk.append(Found(offset, place, size, read(place, size)))
+                chunk.append(EntryWithRecord(offset, place, size, read(place, size)))
                 held += size
                 if len(chunk) == _CHUNK or held > _CHUNK_BYTES:
                     yield chunk
@@ -389,28 +396,29 @@ class QueueListing:
             if chunk:
                 yield chunk
 
-    def _rows(self, number: int, found: list[Found]) -> list[Row]:
-        whole = [each for each in found if each.record is not None]
-        page = filtered(RecordPage([each.record for each in whole if each.record is not None]),
-                        self._conditions)
+    def _rows(self, number: int, entries: list[EntryWithRecord]) -> list[Row]:
+        readable = [entry for entry in entries if entry.record is not None]
+        page = filtered(
+            RecordPage([entry.record for entry in readable if entry.record is not None]),
+            self._conditions)
         offsets: dict[int, deque[int]] = {}
-        for each in whole:  # rows may be double
-            offsets.setdefault(each.physical, deque()).append(each.offset)
+        for entry in readable:  # several entries may point to one message
+            offsets.setdefault(entry.physical, deque()).append(entry.offset)
 
         def position(fields: dict[str, Any]) -> tuple[Position, Position]:
             offset = offsets[fields["physical_offset"]].popleft()
             return (number, offset), (number, offset + 1)
 
         rows = message_rows(page, position)
-        lost = [each for each in found if each.record is None]
+        lost = [entry for entry in entries if entry.record is None]
         queue = self.queues[number]
-        for each in lost:
-            reason = self.view.store.log.explain(each.physical)
-            problem = Problem("row", f"points to no message at physical offset {each.physical}: "
-                              f"{reason}", each.physical, each.size)
+        for entry in lost:
+            reason = self.view.store.log.explain(entry.physical)
+            problem = Problem("row", f"points to no message at physical offset {entry.physical}: "
+                              f"{reason}", entry.physical, entry.size)
             self._note(problem)
             if not self._conditions:
-                row = _damage_row(problem, (number, each.offset), (number, each.offset + 1))
+                row = _damage_row(problem, (number, entry.offset), (number, entry.offset + 1))
                 rows.append(row)
         for row in rows:  # a light queue has offsets of its own
             row.cells["queue_offset"] = str(row.position[1])
@@ -423,7 +431,7 @@ class QueueListing:
 
 @dataclass
 class RecordListing:
-    """Some messages, in the order given."""
+    """Some messages, in the given order."""
 
     title: str
     records: Sequence[Record]
@@ -436,14 +444,14 @@ class RecordListing:
         number = iter(range(len(self.records)))
 
         def position(_row: dict[str, Any]) -> tuple[int, int]:
-            here = next(number)
-            return here, here + 1
+            start = next(number)
+            return start, start + 1
 
         self._rows = message_rows(filtered(RecordPage(self.records), self.conditions), position)
 
-    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[Step]:
+    def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
         rows = self._rows[start or 0:][:count]
-        yield Step(rows, len(self._rows))
+        yield ListedRows(rows, len(self._rows))
 
     def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
         return self._rows[:end][-count:]
@@ -455,8 +463,8 @@ class RecordListing:
         return first_wrong(self.forward(start, len(self._rows), watch))
 
 
-def committed(listing: Listing, at: int | None) -> Position | None:
-    """Return the position of a consumer offset in a queue, or of the nearest message to it."""
+def committed(listing: RowListing, at: int | None) -> Position | None:
+    """Return the position of a consumer offset in a queue, or of the message nearest to it."""
     if at is None or not isinstance(listing, QueueListing) or not listing.queues:
         return None
     first, end = listing.range_of(0)

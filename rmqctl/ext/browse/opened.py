@@ -1,7 +1,7 @@
-"""The store that is browsed: its contents, read folder by folder, and what the lists met in it.
+"""The browsed store: its contents, read folder by folder, and the damage found while reading.
 
-One thread at a time reads through a `Reader`; a scan that takes long has one of its own, which sees
-the store as it was when the first one was opened.
+A `Reader` serves one thread at a time. A long scan has a reader of its own, which sees the same
+state of the store as the first one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from functools import cached_property
 
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.errors import FormatError, UsageError
-from rmqctl.ext.browse.listing import Listing, LogListing, QueueListing, RecordListing
+from rmqctl.ext.browse.listing import LogListing, QueueListing, RecordListing, RowListing
 from rmqctl.files.lock_probe import LockState
 from rmqctl.formats.local.message import Record, parse_message_id
 from rmqctl.output.escape import visible
@@ -29,16 +29,16 @@ from rmqctl.store.query.lookup import by_key, known_topics, message_at, where_is
 from rmqctl.store.queue.rows import queue_ids, topic_rows
 from rmqctl.store.store import Store
 
-_MOST_PROBLEMS = 10_000
+_MAX_PROBLEMS = 10_000
 _ID_DIGITS = (32, 56)
-"""Hexadecimal digits of an offset message id: with an IPv4 or an IPv6 address."""
+"""Hexadecimal digits of an offset message id, with an IPv4 or an IPv6 address."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """The place selected in the tree. `kind`: ``log`` (all of it), ``file`` (`path`), ``topic``,
-    ``queue`` (of `topic`), or a branch without a list. `group`: the group whose consumer offset
-    `at` the place is about.
+class BrowsedPlace:
+    """A place in the tree. ``kind``: ``log`` (all of it), ``file`` (``path``), ``topic``, ``queue``
+    (of ``topic``), or a branch without a list. ``group`` and ``at``: a group and its consumer
+    offset in the queue.
     """
 
     kind: str = "log"
@@ -50,14 +50,14 @@ class Place:
 
     @property
     def name(self) -> str:
-        """For people, safe for a terminal."""
+        """The name for people, safe for a terminal."""
         if self.kind in ("topic", "queue"):
             return visible(self.topic + ("" if self.queue_id is None else f"/{self.queue_id}"))
         return visible(os.path.basename(self.path)) if self.kind == "file" else "log"
 
 
 class Reader:
-    """A view of the store, for one thread at a time: hold `guard`."""
+    """A view of the store for one thread at a time, which must hold ``guard``."""
 
     def __init__(self, store: Store, note: Callable[[Problem], None],
                  note_read: Callable[[int, int], None] = lambda _start, _end: None) -> None:
@@ -66,11 +66,11 @@ class Reader:
 
     @cached_property
     def lag(self) -> Lag:
-        """Return the lag of the groups. RmqctlError."""
+        """The consumer lag of the groups. Raises: RmqctlError."""
         return Lag(self.store, self.view)
 
-    def listing(self, place: Place, conditions: Sequence[Condition] = ()) -> Listing:
-        """Return the list of a place. RmqctlError where it cannot be read."""
+    def listing(self, place: BrowsedPlace, conditions: Sequence[Condition] = ()) -> RowListing:
+        """Return the list of a place. Raises: RmqctlError if it cannot be read."""
         store = self.store
         if place.kind == "log":
             files = store.log.files
@@ -81,7 +81,7 @@ class Reader:
             if file is not None:
                 return LogListing(self.view, f"log file {file.name}", (file.base, file.end),
                                   conditions, self._note, self._note_read)
-            from rmqctl.ext.browse.dump_listing import DumpListing  # seldom, and not at the start
+            from rmqctl.ext.browse.dump_listing import DumpListing  # rarely needed
 
             return DumpListing(place.path, visible(os.path.relpath(place.path, store.root)))
         queues = topic_rows(store, place.topic, place.queue_id, self.view, self._note)
@@ -94,18 +94,18 @@ class Reader:
         return QueueListing(self.view, f"{place.name}{bounds}", queues, conditions, self._note)
 
     def log_file(self, path: str) -> StoreFile | None:
-        """Return the file of the log at a path; None for another."""
+        """Return the log file at a path; None for any other file."""
         if not self.store.layout.reads("commitlog"):
             return None
         return next((file for file in self.store.log.files if file.path == path), None)
 
     def record(self, physical: int) -> Record | None:
-        """Return the message at a physical offset. StoreIOError."""
+        """Return the message at a physical offset. Raises: StoreIOError."""
         return self.store.log.record_at(physical)
 
     def with_key(self, key: str, topics: Sequence[str]) -> RecordListing:
-        """Return the messages with a key, a unique key or an offset message id. UsageError with the
-        reason where none exists.
+        """Return the messages with a key, a unique key or an offset message id.
+        Raises: UsageError if there are none.
         """
         if len(key) in _ID_DIGITS:
             try:
@@ -115,16 +115,16 @@ class Reader:
             record = message_at(self.store, physical) if physical >= 0 else None
             if record is not None and record.message_id == key.upper():
                 return RecordListing(f"message id {visible(key)}", [record])
-        found: list[Record] = []
+        records: list[Record] = []
         for topic in topics:
-            found += by_key(self.view, topic, key, report=self._note).records
-        if not found:
+            records += by_key(self.view, topic, key, report=self._note).records
+        if not records:
             where = visible(topics[0]) if len(topics) == 1 else counted(len(topics), "topic")
             raise UsageError(f"the index has no message with the key {key!r} in {where}")
-        return RecordListing(f"key {visible(key)}: {counted(len(found), 'message')}", found)
+        return RecordListing(f"key {visible(key)}: {counted(len(records), 'message')}", records)
 
     def check_offset(self, physical: int) -> None:
-        """UsageError, with why, where a physical offset is outside of the log."""
+        """Raise UsageError with the reason if a physical offset is outside the log."""
         if self.store.log.file_of(physical) is None:
             raise UsageError(f"physical offset {physical}: {where_is(self.store, physical)}")
 
@@ -133,23 +133,23 @@ class Reader:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """One entry of a folder."""
+class FolderEntry:
+    """An entry of a folder."""
 
     name: str
     path: str
     is_folder: bool
 
 
-class Opened:
-    """A store while it is browsed. `refresh` reads it again."""
+class BrowsedStore:
+    """A store that is browsed; `refresh` reopens it."""
 
     def __init__(self, open_store: Callable[[], Store]) -> None:
         self._open = open_store
         self.problems: dict[tuple[str, int | None], Problem] = {}
         self.lock = LockState(False)
         self._read = OffsetRuns()
-        """Physical offsets of the log that a list has read."""
+        """The ranges of the log that were read."""
         self._reading = threading.Lock()
         self._start()
 
@@ -167,36 +167,36 @@ class Opened:
         return self.reader.store.root
 
     def note(self, problem: Problem) -> None:
-        """Remember a problem, once."""
-        if problem.is_fault and len(self.problems) < _MOST_PROBLEMS:
+        """Record a problem once."""
+        if problem.is_fault and len(self.problems) < _MAX_PROBLEMS:
             self.problems.setdefault((problem.kind, problem.offset), problem)
 
     def note_read(self, start: int, end: int) -> None:
-        """Remember a range that was read of the log."""
+        """Record a range of the log that was read."""
         with self._reading:
             self._read.add_run(start, end)
 
     def read_of(self, start: int, end: int) -> int:
-        """Return how many bytes of a part of the log a list has read."""
+        """Return the number of bytes in a range of the log that were read."""
         with self._reading:
             return self._read.count(start, end)
 
     @property
     def damaged(self) -> list[tuple[int, int]]:
-        """Physical offsets of the damage in the files of the log that was met."""
+        """The ranges of damage found in log files."""
         return [(problem.offset, problem.offset + max(problem.length or 0, 1))
                 for problem in list(self.problems.values())
                 if problem.offset is not None and problem.kind not in ("row", "gap")]
 
     @property
     def seen(self) -> tuple[int, int]:
-        """Return (damaged places met so far, entries met that point to nothing)."""
+        """The number of damaged places and of dangling entries found so far."""
         rows = sum(kind == "row" for kind, _ in list(self.problems))
         return len(self.problems) - rows, rows
 
     def refresh(self) -> None:
-        """Open the store again: from then on it shows what a broker wrote meanwhile. RmqctlError,
-        and then nothing has changed.
+        """Reopen the store, to show what a broker has written meanwhile.
+        Raises: RmqctlError; the store then stays as it was.
         """
         before, scans = self.reader, self._scans
         self._start()
@@ -208,15 +208,15 @@ class Opened:
                 reader.close()
 
     def another(self) -> Reader:
-        """Return a reader for a scan that takes long, of the same moment. To be closed."""
+        """Return a reader for a long scan, on the same state of the store. The caller closes it."""
         reader = self.reader
-        with reader.guard:  # what a store computes once, only one thread may ask for
+        with reader.guard:  # values that a store caches are not computed by two threads
             store = reader.store
             copy = Store(store.root, store.log_folders, store.sizes, store.snapshot)
         return Reader(copy, self.note, self.note_read)
 
     def scanning(self) -> Reader:
-        """Return the reader for filters, so that nothing else has to wait for them."""
+        """Return the reader for filters, so that nothing else waits for them."""
         if not self._scans:
             self._scans = [self.another()]
         return self._scans[0]
@@ -229,7 +229,7 @@ class Opened:
     # -- the tree -----------------------------------------------------------------------------
 
     def known_topics(self) -> list[str]:
-        """Those which queues or the configuration name."""
+        """Return the topics that have queues, or are configured."""
         return known_topics(self.reader.store)
 
     def queues(self, topic: str) -> list[int]:
@@ -238,15 +238,16 @@ class Opened:
                        *queue_ids(store, "batchconsumequeue", topic)})
 
     def log_files(self) -> list[StoreFile]:
-        """UnsupportedError where the log cannot be read."""
+        """Return the log files. Raises: UnsupportedError if the log cannot be read."""
         return self.reader.store.log.files
 
     def unread(self) -> dict[str, str]:
-        """Return the structures that are not read, with the reason."""
+        """Return the structures that cannot be read, with the reason."""
         return dict(self.reader.store.layout.unread)
 
-    def folder(self, path: str) -> list[Entry]:
-        """Return the entries of a folder below the root; OSError."""
+    def folder(self, path: str) -> list[FolderEntry]:
+        """Return the entries of a folder of the store. Raises: OSError."""
         with closing(os.scandir(path)) as entries:
-            return sorted((Entry(entry.name, entry.path, entry.is_dir()) for entry in entries),
-                          key=lambda entry: (not entry.is_folder, entry.name))
+            return sorted(
+                (FolderEntry(entry.name, entry.path, entry.is_dir()) for entry in entries),
+                key=lambda entry: (not entry.is_folder, entry.name))

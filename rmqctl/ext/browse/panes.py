@@ -1,7 +1,6 @@
-"""The three panes of what the cursor is on: fields, bytes by field, JSON. Lines of styled text.
+"""The three panes for the row under the cursor: fields, bytes by field, JSON, as styled lines.
 
-All text is safe for a terminal, and bounded: of a long body the beginning is shown, and it is said
-that there is more.
+All text is safe for a terminal, and bounded: a long body is truncated, with a note.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rmqctl.errors import RmqctlError
-from rmqctl.ext.browse.listing import Listing, Row
+from rmqctl.ext.browse.listing import Row, RowListing
 from rmqctl.ext.browse.opened import Reader
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Message, Record
@@ -26,19 +25,19 @@ from rmqctl.store.objects import TIMES, message_object, plain_body, text
 
 PANES = ("fields", "hex", "json")
 Line = tuple[tuple[str, str], ...]
-"""(text, style) pieces; styles are ``name``, ``dim``, ``bad`` or "" ."""
+"""(text, style) pieces; styles are ``name``, ``dim``, ``bad`` or empty."""
 
-_MOST_TEXT, _MOST_HEX = 32 << 10, 8 << 10
-"""Bytes of a body, and of a record in hex, that are shown."""
+_MAX_TEXT, _MAX_HEX = 32 << 10, 8 << 10
+"""Maximum bytes of a body, and of a record in hex, that are shown."""
 _LATER = ("properties", "properties_raw", "body", "body_encoding", "tags", "keys")
-_DEEPEST = 24
-"""Levels of a JSON body that have an indent of their own."""
+_MAX_INDENTS = 24
+"""Maximum levels of a JSON body that are indented."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\{\s*\}|\[\s*\]|[][{}:,]|[^][{}:,"\s]+')
 _WIDE = 76
-"""Columns from which on a line shows 16 bytes."""
+"""Minimum columns for lines of 16 bytes."""
 
 
-def pane(name: str, reader: Reader, listing: Listing, row: Row, width: int) -> list[Line]:
+def pane(name: str, reader: Reader, listing: RowListing, row: Row, width: int) -> list[Line]:
     """Return the lines of one of `PANES` for a row, ``width`` columns wide."""
     try:
         if not listing.of_messages:
@@ -60,7 +59,9 @@ def _plain(words: str, style: str = "") -> Line:
 
 
 def aligned(pairs: Iterable[tuple[str, str, str]], width: int) -> list[Line]:
-    """Names, values and styles: the values below each other, folded where they are too long."""
+    """Return (name, value, style) triples as lines with aligned values, folded if they are too
+    long.
+    """
     rows = [(visible(name), value, style) for name, value, style in pairs]
     column = min(max((display_width(name) for name, _, _ in rows), default=0), width // 3)
     lines: list[Line] = []
@@ -74,7 +75,7 @@ def aligned(pairs: Iterable[tuple[str, str, str]], width: int) -> list[Line]:
 
 
 def folded(words: str, width: int) -> Iterator[str]:
-    """Text in pieces of at most ``width`` terminal columns; an empty one as itself."""
+    """Yield a text in pieces of at most ``width`` terminal columns; an empty text as it is."""
     if display_width(words) <= width:
         yield words
         return
@@ -94,9 +95,7 @@ def folded(words: str, width: int) -> Iterator[str]:
 
 
 def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
-    """Yield the fields that people look for first, then all properties and fields, then the
-    body.
-    """
+    """Yield the most important fields, then all properties and other fields, then the body."""
     fields = message_object(record, body="none")
     if not fields["crc_ok"]:
         yield _plain("body CRC mismatch", "bad")
@@ -127,7 +126,7 @@ def _body(record: Record, width: int) -> Iterator[Line]:
     yield _plain(f"body ({size}{packed})", "name")
     if problem:
         yield _plain(visible(problem), "bad")
-    head = content[:_MOST_TEXT]
+    head = content[:_MAX_TEXT]
     if b"\0" in head or "�" in head.decode("utf-8", "replace")[:-3]:
         yield _plain("not text: press 2 for hex", "dim")
         return
@@ -141,8 +140,8 @@ def _body(record: Record, width: int) -> Iterator[Line]:
 
 
 def indented(words: str) -> str | None:
-    """Return a JSON text with line breaks and indents; every other character is unchanged. None
-    unless the text is a JSON object or array.
+    """Return a JSON text with line breaks and indentation; other characters are unchanged. Return
+    None unless the text is a JSON object or array.
     """
     if words.lstrip()[:1] not in ("{", "["):
         return None
@@ -155,7 +154,7 @@ def indented(words: str) -> str | None:
     for piece in _TOKENS.findall(words):
         opens, closes = piece in ("{", "["), piece in ("}", "]")
         depth += opens - closes
-        start = "\n" + "  " * min(depth, _DEEPEST)
+        start = "\n" + "  " * min(depth, _MAX_INDENTS)
         if closes:
             parts.append(start)
         parts.append(": " if piece == ":" else piece)
@@ -165,8 +164,8 @@ def indented(words: str) -> str | None:
 
 
 def _bounded(record: Record) -> dict[str, Any]:
-    """Return the message object; a long body is cut and marked as such."""
-    if len(record.body) <= _MOST_TEXT:
+    """Return the message object; a long body is replaced by a note."""
+    if len(record.body) <= _MAX_TEXT:
         return message_object(record)
     fields = message_object(record, body="none")
     return {**fields, "body": f"({len(record.body)} bytes: `rmqctl read --from-phy "
@@ -175,7 +174,7 @@ def _bounded(record: Record) -> dict[str, Any]:
 
 def _json(value: Any) -> list[Line]:
     shown = json_visible(json.dumps(value, ensure_ascii=False, indent=2, default=str))
-    # A lone surrogate is a byte that is no UTF-8: JSON has an escape for it.
+    # A lone surrogate is an invalid UTF-8 byte, which JSON can escape.
     shown = shown.encode("utf-8", "backslashreplace").decode()
     return [_plain(line) for line in shown.split("\n")]
 
@@ -184,7 +183,7 @@ def _json(value: Any) -> list[Line]:
 
 
 def _hex_record(reader: Reader, record: Record, width: int) -> Iterator[Line]:
-    """Yield the record with a line above each field: its name and value."""
+    """Yield the record field by field, each with its name, value and bytes."""
     raw = reader.store.log.raw_at(record.physical_offset, record.total_size) or b""
     for part in trace(Message, raw):
         value = shown_value(part.name, part.value, full=False)
@@ -204,51 +203,51 @@ def _hex_field(name: str, value: Any, raw: bytes, origin: int, width: int) -> It
 
 
 def _hex_lines(raw: bytes, origin: int, width: int) -> Iterator[Line]:
-    """Yield lines of 8 or 16 bytes with their physical offset, and as ASCII."""
+    """Yield lines of 8 or 16 bytes as hex and ASCII, with their physical offset."""
     step = 16 if width >= _WIDE else 8
-    for at in range(0, min(len(raw), _MOST_HEX), step):
+    for at in range(0, min(len(raw), _MAX_HEX), step):
         part = raw[at:at + step]
         shown = "".join(chr(byte) if 0x20 <= byte < 0x7f else "." for byte in part)
         yield ((f"{origin + at:>9x}  ", "dim"), (f"{part.hex(' '):<{step * 3}} ", ""),
                (shown, "dim"))
-    if len(raw) > _MOST_HEX:
-        yield _plain(f"{len(raw) - _MOST_HEX} more bytes: `rmqctl dump --hex -v` shows them", "dim")
+    if len(raw) > _MAX_HEX:
+        yield _plain(f"{len(raw) - _MAX_HEX} more bytes: `rmqctl dump --hex -v` shows them", "dim")
 
 
 # -- damage, and files that are no log -------------------------------------------------------------
 
 
 def _of_damage(name: str, reader: Reader, row: Row, width: int) -> list[Line]:
-    what = {"physical_offset": row.physical, "length": row.size, "problem": row.cells["body"]}
+    damage = {"physical_offset": row.physical, "length": row.size, "problem": row.cells["body"]}
     if name == "json":
-        return _json(what)
+        return _json(damage)
     if name == "fields":
         lines = aligned(((key, str(value), "bad" if key == "problem" else "")
-                         for key, value in what.items()), width)
+                         for key, value in damage.items()), width)
         return [*lines, _plain(""), _plain("v: verify this place", "dim")]
     place = None if row.physical is None else reader.store.log.locate(row.physical)
     if place is None or row.physical is None:
         return [_plain("no file contains these bytes", "dim")]
     source, position = place
-    raw = source.read(position, min(row.size or _MOST_HEX, _MOST_HEX))
+    raw = source.read(position, min(row.size or _MAX_HEX, _MAX_HEX))
     more = (row.size or 0) - len(raw)
     return [*_hex_lines(raw, row.physical, width),
             *([_plain(f"{more} more bytes", "dim")] if more > 0 else [])]
 
 
-def _of_dump(name: str, listing: Listing, row: Row, width: int) -> list[Line]:
+def _of_dump(name: str, listing: RowListing, row: Row, width: int) -> list[Line]:
     from rmqctl.ext.browse.dump_listing import DumpListing
 
     assert isinstance(listing, DumpListing)
-    found = listing.detail(row)
-    if found is None:
+    record = listing.detail(row)
+    if record is None:
         return [_plain("the record no longer exists; press r to read the store again", "bad")]
-    parts = found.pop("fields", [])
+    parts = record.pop("fields", [])
     if name == "json":
-        return _json(found)[:_MOST_HEX]
+        return _json(record)[:_MAX_HEX]
     if name == "fields":
-        return aligned(((key, cell_text(value)[:_MOST_TEXT], "bad" if key == "error" else "")
-                        for key, value in found.items() if value is not None), width)
+        return aligned(((key, cell_text(value)[:_MAX_TEXT], "bad" if key == "error" else "")
+                        for key, value in record.items() if value is not None), width)
     lines: list[Line] = []
     for part in parts:
         raw = bytes.fromhex(part["hex"].partition("…")[0])

@@ -1,4 +1,4 @@
-"""Screens on top of the main one: a question, the list of keys."""
+"""Screens over the main one: a question, the list of keys."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from rmqctl.ext.browse.panes import Line
-from rmqctl.ext.browse.widgets import Lines
+from rmqctl.ext.browse.widgets import LinePane
 
 KEYS = """\
 Everywhere
@@ -55,7 +55,7 @@ Nothing in the store is changed. Damage is red.
 
 
 class Help(ModalScreen[None]):
-    """The keys."""
+    """The list of keys."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,q,question_mark,enter",
                                                      "dismiss", "Close")]
@@ -64,14 +64,14 @@ class Help(ModalScreen[None]):
         lines: list[Line] = [((line, "" if line.startswith(" ") else "name"),)
                              for line in KEYS.splitlines()]
         with Vertical(classes="box"):
-            yield Lines(lines, id="help")
+            yield LinePane(lines, id="help")
 
     def on_mount(self) -> None:
-        self.query_one(Lines).focus()
+        self.query_one(LinePane).focus()
 
 
 class Question(ModalScreen[str | None]):
-    """One line to be typed; None where Esc was pressed."""
+    """A question with one line of input; None if Esc was pressed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 

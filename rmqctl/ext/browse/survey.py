@@ -1,8 +1,8 @@
-"""The store at a glance: one sentence, where damage is in the log, when its messages were stored.
+"""The store at a glance: a verdict, the damage in the log, and the store times of its messages.
 
-The sentence is that of `rmqctl preflight`, and that of `rmqctl doctor` once all was verified. Of
-the log only a sample is read: the first record at or after each of `_SAMPLES` places. What was not
-read is shown as not read, never as intact.
+The verdict is that of `rmqctl preflight`, or that of `rmqctl doctor` after a full verification.
+Only a sample of the log is read: the first record at or after each of `_SAMPLES` positions. Parts
+that were not read are shown as not read, never as intact.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ if TYPE_CHECKING:
 
 _SAMPLES = 480
 _WINDOW = 64 << 10
-"""Bytes after a place in which a record is looked for."""
+"""Bytes after a position in which to look for a record."""
 _CROWD, _FAR = 0.01, 12
-"""A share of the samples that is not drawn where it makes the range so many times longer."""
+"""Part of the samples that is not drawn if it would make the range longer by this factor."""
 BARS = " ▁▂▃▄▅▆▇█"
 UNREAD, INTACT, DAMAGED, MISSING, EMPTY, LOST = "·", "─", "█", "x", " ", "░"
 Span = tuple[int, int]
 Piece = tuple[str, str]
-"""(text, style): a style of the screen, or "" ."""
+"""(text, style): a style of the screen, or empty."""
 
 
 @dataclass(slots=True)
 class Survey:
-    """``first`` and ``end``: the physical offsets that the files of the log have; ``used``: the end
-    of what is written. ``samples``: (physical offset of a place, store time in ms of the record
-    there), evenly spaced. ``start``: the prediction of a start; ``diagnosis``: that of `doctor`,
-    once all was verified.
+    """A survey of the log. ``first`` and ``end``: the physical offsets of its files; ``used``: the
+    end of the written data. ``samples``: (physical offset, store time in ms of the next record),
+    evenly spaced. ``start``: the prediction of startup; ``diagnosis``: that of `doctor`, after a
+    full verification.
     """
 
     has_abort: bool = False
@@ -62,7 +62,7 @@ class Survey:
 
     @property
     def verdict(self) -> Phrase:
-        """One sentence; it never calls a store sound that a broker did not close."""
+        """The verdict as one sentence; it never calls a store sound that a broker did not close."""
         from rmqctl.checks.preflight.in_words import in_words
 
         parts = [Phrase("abort file: the broker did not stop cleanly")] if self.has_abort else []
@@ -77,13 +77,13 @@ class Survey:
 
     @property
     def is_bad(self) -> bool:
-        """Return whether anything is damaged or lost, or would be lost at startup."""
+        """True if anything is damaged or lost, or would be lost at startup."""
         return (self.start is not None and not self.start.harmless) or (
             self.diagnosis is not None and not self.diagnosis.sound)
 
     @property
     def damaged(self) -> list[Span]:
-        """Physical offsets of the damage that a check of all of the store has found."""
+        """The physical offsets of the damage found by a full verification."""
         if self.diagnosis is None:
             return []
         from rmqctl.checks.verify.verdict import DAMAGE
@@ -94,23 +94,21 @@ class Survey:
 
     @property
     def reach(self) -> int:
-        """The end of the last file that there is, or of which entries or index prove that it was
-        there.
-        """
+        """The end of the last log file, or of the last missing one that entries or index prove."""
         places = None if self.start is None else self.start.already_lost_places
-        if not self.end or places is None or places[1] < self.end:  # of no file the size is unknown
+        if not self.end or places is None or places[1] < self.end:  # no known file size
             return self.end
         return (places[1] // self.file_size + 1) * self.file_size
 
     @property
     def missing(self) -> list[Span]:
-        """Physical offsets that no file has, between files and after the last one."""
+        """The physical offsets of missing files, between other files and after the last one."""
         return [*self.gaps, *([(self.end, self.reach)] if self.reach > self.end else [])]
 
     @property
     def lost(self) -> list[tuple[int | None, int | None]]:
-        """Store times (ms) between which lost messages were stored: those of missing files by the
-        samples around them; without a missing file those of the prediction.
+        """The store times (ms) between which lost messages were stored: for missing files from the
+        samples around them, without missing files from the prediction.
         """
         start = self.start
         first, last = (None, None) if start is None else (
@@ -125,28 +123,28 @@ class Survey:
 
 
 def judged(store: Store, watch: Watch) -> Iterator[Survey]:
-    """Yield the survey of a store, first without and then with the prediction of a start."""
+    """Yield the survey of a store, first without and then with the prediction of startup."""
     from rmqctl.checks.preflight.around import around_in_use  # large, and not needed at the start
     from rmqctl.checks.preflight.preflight import preflight
 
-    made = survey(store, watch)
-    yield made
+    sampled = survey(store, watch)
+    yield sampled
     try:
-        yield replace(made, start=preflight(store, full=False, progress=watch,
-                                            machine=around_in_use(store)))
+        yield replace(sampled, start=preflight(store, full=False, progress=watch,
+                                               machine=around_in_use(store)))
     except (RmqctlError, OSError) as error:
-        yield replace(made, problem=sentence(error))
+        yield replace(sampled, problem=sentence(error))
 
 
 def survey(store: Store, watch: Watch) -> Survey:
-    """Return the survey without a prediction. What cannot be read has no samples."""
+    """Return the survey without a prediction. Unreadable parts have no samples."""
     if not store.layout.reads("commitlog"):
         return Survey(store.has_abort)
     log = store.log
-    made = Survey(store.has_abort, log.min_offset, log.end, LogListing(View(store), "").used,
-                  log.file_size, [(gap.start, gap.end) for gap in log.gaps()])
-    # The places are evenly spaced over what is written of all files.
-    sizes = [max(min(file.size, made.used - file.base), 0) for file in log.files]
+    sampled = Survey(store.has_abort, log.min_offset, log.end, LogListing(View(store), "").used,
+                     log.file_size, [(gap.start, gap.end) for gap in log.gaps()])
+    # The positions are evenly spaced over the written parts of all files.
+    sizes = [max(min(file.size, sampled.used - file.base), 0) for file in log.files]
     step = max(sum(sizes) // _SAMPLES, 1)
     passed = 0
     for number, size in enumerate(sizes):
@@ -155,13 +153,13 @@ def survey(store: Store, watch: Watch) -> Survey:
             with suppress(FormatError, StoreIOError):
                 stored = _stored(log.source(number), place)
                 if stored is not None and EARLIEST <= stored < LATEST:
-                    made.samples.append((log.files[number].base + place, stored))
+                    sampled.samples.append((log.files[number].base + place, stored))
         passed += size
-    return made
+    return sampled
 
 
 def _stored(source: FileSource, place: int) -> int | None:
-    """Return the store time of the first record at or after a place."""
+    """Return the store time of the first record at or after a position."""
     start = next_provable(source, place, min(place + _WINDOW, source.size))
     size = None if start is None else located_size(source, start)
     if start is None or size is None:  # a blank
@@ -172,53 +170,49 @@ def _stored(source: FileSource, place: int) -> int | None:
 # -- strips ----------------------------------------------------------------------------------------
 
 
-def log_strip(made: Survey, width: int, damaged: Iterable[Span],
+def log_strip(shown: Survey, width: int, damaged: Iterable[Span],
               read_of: Callable[[int, int], int], cursor: int | None) -> list[Piece]:
-    """Return the log from its first to its last byte. ``damaged``: what the survey does not know;
-    ``read_of``: how many bytes of a part were read.
+    """Return the strip of the log from its first to its last byte. ``damaged``: damage that the
+    survey does not contain; ``read_of``: returns the number of bytes read in a range.
     """
-    length = made.reach - made.first
+    length = shown.reach - shown.first
     if length <= 0:
         return [("no log file", "dim")]
 
     def cell(offset: int) -> int:
-        return min(max((offset - made.first) * width // length, 0), width - 1)
+        return min(max((offset - shown.first) * width // length, 0), width - 1)
 
-    # What was read, then what is wrong, over it.
-    edges = [made.first + length * number // width for number in range(width + 1)]
-    cells = [EMPTY if low >= made.used else INTACT if made.diagnosis is not None
-             or read_of(low, high) >= min(high, made.used) - low else UNREAD
+    # Draw the read parts, then missing and damaged ones over them.
+    edges = [shown.first + length * number // width for number in range(width + 1)]
+    cells = [EMPTY if low >= shown.used else INTACT if shown.diagnosis is not None
+             or read_of(low, high) >= min(high, shown.used) - low else UNREAD
              for low, high in pairwise(edges)]
-    for spans, sign in ((made.missing, MISSING), ((*made.damaged, *damaged), DAMAGED)):
+    for spans, sign in ((shown.missing, MISSING), ((*shown.damaged, *damaged), DAMAGED)):
         for start, end in spans:
-            if end > made.first:
+            if end > shown.first:
                 cells[cell(start):cell(end - 1) + 1] = sign * (cell(end - 1) + 1 - cell(start))
     styles = ["bad" if sign in (MISSING, DAMAGED) else "dim" if sign == UNREAD else ""
               for sign in cells]
-    if cursor is not None and made.first <= cursor < made.reach:
+    if cursor is not None and shown.first <= cursor < shown.reach:
         styles[cell(cursor)] += " cursor"
     return _joined(cells, styles)
 
 
-def time_range(made: Survey) -> Span | None:
-    """Return the store times (ms) that the strip of times begins and ends with, lost time
-    included.
-    """
-    times = sorted(when for _, when in made.samples)
+def time_range(shown: Survey) -> Span | None:
+    """Return the first and the last store time (ms) of the time strip, lost messages included."""
+    times = sorted(when for _, when in shown.samples)
     if times:
         spare = int(len(times) * _CROWD)
         crowd = times[spare:len(times) - spare]
         if (crowd[-1] - crowd[0] + 1) * _FAR < times[-1] - times[0]:
             times = crowd
-    ends = [*times, *(when for span in made.lost for when in span if when is not None)]
+    ends = [*times, *(when for span in shown.lost for when in span if when is not None)]
     return (min(ends), max(ends)) if ends else None
 
 
-def time_strip(made: Survey, width: int) -> list[Piece]:
-    """Return bytes of messages by store time; where messages of the time are lost, that is
-    shown.
-    """
-    span = time_range(made)
+def time_strip(shown: Survey, width: int) -> list[Piece]:
+    """Return the strip of bytes by store time, in which times of lost messages are marked."""
+    span = time_range(shown)
     if span is None:
         return [("no message", "dim")]
     first, length = span[0], span[1] - span[0] + 1
@@ -227,13 +221,13 @@ def time_strip(made: Survey, width: int) -> list[Piece]:
         return min((when - first) * width // length, width - 1)
 
     sums = [0] * width
-    for _, when in made.samples:
+    for _, when in shown.samples:
         if span[0] <= when <= span[1]:
             sums[column(when)] += 1
     most = max(sums)
-    cells = [BARS[-(-8 * each // most)] if most else BARS[0] for each in sums]
+    cells = [BARS[-(-8 * count // most)] if most else BARS[0] for count in sums]
     styles = [""] * width
-    for before, after in made.lost:
+    for before, after in shown.lost:
         begin, end = (span[0] if before is None else before), (span[1] if after is None else after)
         for number in range(column(begin), column(max(begin, end)) + 1):
             styles[number] = "bad"
@@ -243,6 +237,6 @@ def time_strip(made: Survey, width: int) -> list[Piece]:
 
 
 def _joined(cells: Sequence[str], styles: Sequence[str]) -> list[Piece]:
-    """Return neighbours of one style as one piece."""
+    """Return neighbouring cells of the same style as one piece."""
     numbers = groupby(range(len(cells)), styles.__getitem__)
     return [("".join(cells[number] for number in part), style.strip()) for style, part in numbers]

@@ -1,6 +1,6 @@
-"""Widgets that draw lines themselves: a list that reads as it is scrolled, and a pane of lines.
+"""Widgets that draw their own lines: a list that reads while it is scrolled, and a pane of lines.
 
-Nothing in them understands markup: what is drawn are pieces of text with a style.
+They do not interpret markup: they draw pieces of text with a style.
 """
 
 from __future__ import annotations
@@ -21,22 +21,30 @@ from textual.widget import Widget
 from textual.worker import Worker, get_current_worker
 
 from rmqctl.errors import RmqctlError
-from rmqctl.ext.browse.listing import Column, Listing, Position, Row, Step, Stopped, sentence
+from rmqctl.ext.browse.listing import (
+    Column,
+    ListedRows,
+    Position,
+    Row,
+    RowListing,
+    Stopped,
+    sentence,
+)
 from rmqctl.ext.browse.opened import Reader
 from rmqctl.ext.browse.panes import Line
 from rmqctl.output.cells import display_width
 
-_LEAST, _KEPT = 50, 2000
-"""Rows read at a time, and rows that are kept."""
+_MIN_READ, _MAX_KEPT = 50, 2000
+"""Minimum rows of one read, and maximum rows that are kept."""
 _NARROW = 80
-"""Columns below which some of a list are narrower: times without year, zone and milliseconds."""
+"""Columns below which some columns are narrower: times without year, zone and milliseconds."""
 _NARROW_WIDTHS = {"time": 14, "queue": 14, "physical_offset": 10}
-_FIRST_TO_GO, _LEAST_LEFT = ("keys", "tags"), 16
-"""Columns that are left out where fewer columns than that are left for the last one."""
+_FIRST_TO_GO, _MIN_LAST = ("keys", "tags"), 16
+"""Columns that are omitted, in this order, if the last column would be narrower than this."""
 
 
 class RowList(Widget, can_focus=True):
-    """The rows of a listing around a cursor, read in a thread as they are needed."""
+    """The rows of a listing around a cursor, read in a thread when they are needed."""
 
     DEFAULT_CSS = """
     RowList { height: 1fr; }
@@ -49,7 +57,7 @@ class RowList(Widget, can_focus=True):
         Binding("home,g", "first", show=False), Binding("end,G", "last", show=False),
         Binding("enter", "choose", show=False)]
 
-    class Moved(Message):
+    class CursorMoved(Message):
         """The cursor moved to another row; None without rows."""
 
         def __init__(self, row: Row | None) -> None:
@@ -60,7 +68,7 @@ class RowList(Widget, can_focus=True):
         """Enter was pressed on the row."""
 
     class Reading(Message):
-        """Progress of reading: `share` of the listing (None: it has ended), or the reason why it
+        """Progress of reading: ``share`` of the listing (None at the end), or the reason why it
         failed.
         """
 
@@ -71,13 +79,13 @@ class RowList(Widget, can_focus=True):
     def __init__(self) -> None:
         super().__init__(id="rows")
         self.reader: Reader | None = None
-        self.listing: Listing | None = None
+        self.listing: RowListing | None = None
         self.rows: list[Row] = []
         self.cursor = self._top = 0
         self.at_start = self.at_end = True
         self._worker: Worker[None] | None = None
         self._generation = 0
-        self._told: Row | None = None
+        self._reported: Row | None = None
 
     # -- what is shown ------------------------------------------------------------------------
 
@@ -90,7 +98,7 @@ class RowList(Widget, can_focus=True):
     def is_reading(self) -> bool:
         return self._worker is not None
 
-    def show(self, reader: Reader, listing: Listing, position: Position | None = None) -> None:
+    def show(self, reader: Reader, listing: RowListing, position: Position | None = None) -> None:
         """Show a listing from its start, or from a position on."""
         self.reader, self.listing = reader, listing
         self._reset(at_start=position is None)
@@ -118,7 +126,7 @@ class RowList(Widget, can_focus=True):
         reader, listing, generation = self.reader, self.listing, self._generation
         if reader is None or listing is None:
             return
-        count = max(_LEAST, self.size.height * 2)
+        count = max(_MIN_READ, self.size.height * 2)
 
         # Read in a thread, because a slow disk must not block the screen.
         def work() -> None:
@@ -128,19 +136,19 @@ class RowList(Widget, can_focus=True):
                 if worker.is_cancelled:
                     raise Stopped
 
-            def hand_over(*what: object) -> None:
+            def hand_over(*result: object) -> None:
                 if not worker.is_cancelled:
-                    self.app.call_from_thread(self._arrived, generation, *what)
+                    self.app.call_from_thread(self._arrived, generation, *result)
 
             # Forward rows arrive in steps; backward rows are inserted at once to keep the position.
             try:
                 with reader.guard:
                     if forward:
-                        found = 0
+                        count_read = 0
                         for step in listing.forward(position, count, watch):
-                            found += len(step.rows)
+                            count_read += len(step.rows)
                             hand_over(step, listing.share(step.reached))
-                        hand_over(None, 1.0, found < count)
+                        hand_over(None, 1.0, count_read < count)
                     else:
                         rows = listing.backward(position, count, watch)
                         self.app.call_from_thread(self._before, generation, rows,
@@ -153,7 +161,7 @@ class RowList(Widget, can_focus=True):
         self._worker = self.run_worker(work, thread=True, group="rows", exit_on_error=True)
         self.post_message(self.Reading(0.0))
 
-    def _arrived(self, generation: int, step: Step | None, share: float,
+    def _arrived(self, generation: int, step: ListedRows | None, share: float,
                  ended: bool = False) -> None:
         if generation != self._generation:
             return
@@ -165,7 +173,7 @@ class RowList(Widget, can_focus=True):
             self._want()
             return
         self.rows += step.rows
-        excess = len(self.rows) - _KEPT
+        excess = len(self.rows) - _MAX_KEPT
         if excess > 0 and self.cursor >= excess:
             del self.rows[:excess]
             self.cursor, self._top = self.cursor - excess, max(self._top - excess, 0)
@@ -182,8 +190,8 @@ class RowList(Widget, can_focus=True):
         self.cursor = len(self.rows) - 1 if was_empty and self.rows else self.cursor + (
             0 if was_empty else len(rows))
         self._top += len(rows)
-        if len(self.rows) > _KEPT and self.cursor < _KEPT:
-            del self.rows[_KEPT:]
+        if len(self.rows) > _MAX_KEPT and self.cursor < _MAX_KEPT:
+            del self.rows[_MAX_KEPT:]
             self.at_end = False
         self.post_message(self.Reading(None))
         self._tell()
@@ -195,7 +203,7 @@ class RowList(Widget, can_focus=True):
             self._tell()
 
     def _want(self) -> None:
-        """Read more where the cursor comes near an end that is not the listing's."""
+        """Read more if the cursor is near an end of the rows that is not the end of the listing."""
         if self._worker is not None:
             return
         margin = max(self._visible, 1)
@@ -253,20 +261,20 @@ class RowList(Widget, can_focus=True):
         self._top = max(0, min(self._top, len(self.rows) - height))
         self._top = min(max(self._top, self.cursor - height + 1), self.cursor)
         self.refresh()
-        if self.row is not self._told:
-            self._told = self.row
-            self.post_message(self.Moved(self.row))
+        if self.row is not self._reported:
+            self._reported = self.row
+            self.post_message(self.CursorMoved(self.row))
 
     # -- drawing ------------------------------------------------------------------------------
 
     def _laid_out(self) -> list[tuple[Column, int]]:
-        """Return the columns with their widths; the last takes what is left."""
+        """Return the columns with their widths; the last column gets the rest of the line."""
         columns = self.listing.columns if self.listing is not None else ()
         if self.size.width < _NARROW:
             columns = tuple(column._replace(width=min(column.width, _NARROW_WIDTHS.get(
                 column.name, column.width))) for column in columns)
         for name in _FIRST_TO_GO:
-            if self._left(columns) < _LEAST_LEFT:
+            if self._left(columns) < _MIN_LAST:
                 columns = tuple(column for column in columns if column.name != name)
         left = max(self._left(columns), 1)
         return [(column, column.width or left) for column in columns]
@@ -298,8 +306,8 @@ class RowList(Widget, can_focus=True):
 
 
 def _row_line(row: Row, columns: Sequence[tuple[Column, int]], width: int) -> str:
-    """Return a row's cells side by side. The text of damage takes the columns that it does not
-    have.
+    """Return a row's cells side by side. The text of damage takes the place of its missing
+    cells.
     """
     parts: list[str] = []
     for number, (column, size) in enumerate(columns):
@@ -312,14 +320,14 @@ def _row_line(row: Row, columns: Sequence[tuple[Column, int]], width: int) -> st
             text = ""
         if column.name == "time" and size < 23 and len(text) > 23:
             text = text[5:19].replace("T", " ")
-        if column.name == "queue" and display_width(text) > size:  # its end says which queue
+        if column.name == "queue" and display_width(text) > size:  # keep its end, the queue id
             text = "…" + text[1 - size:]
         parts.append(_cell(text, size, right=column.right))
     return " ".join(parts)
 
 
 def _cell(text: str, width: int, *, right: bool = False) -> str:
-    """Return a text of just that many columns; what is cut ends in an ellipsis."""
+    """Return a text in exactly ``width`` columns; truncated text ends in an ellipsis."""
     text = text[:width * 2 + 1]
     fitted = set_cell_size(text, width)
     if len(fitted) < len(text.rstrip()) or fitted.rstrip() != text.rstrip()[:len(fitted.rstrip())]:
@@ -327,8 +335,8 @@ def _cell(text: str, width: int, *, right: bool = False) -> str:
     return fitted if not right else f"{text:>{width}}"
 
 
-class Lines(ScrollView, can_focus=True):
-    """Lines of styled text that can be scrolled."""
+class LinePane(ScrollView, can_focus=True):
+    """A scrollable pane of styled lines."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {"lines--name", "lines--dim", "lines--bad"}
     BINDINGS: ClassVar[list[BindingType]] = [
@@ -347,7 +355,7 @@ class Lines(ScrollView, can_focus=True):
         self.put(self._lines)
 
     def put(self, lines: Sequence[Line]) -> None:
-        """Show other lines, from their first one on."""
+        """Show other lines, from the first one on."""
         self._lines = lines
         self.virtual_size = Size(0, len(lines))
         self.scroll_to(0, 0, animate=False)

@@ -1,4 +1,4 @@
-"""Work in threads, one task at a time, that reports progress and can be stopped."""
+"""Run one task at a time in a thread, with progress; it can be stopped."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from rmqctl.ext.browse.listing import Stopped, Watch, sentence
 from rmqctl.output.escape import visible
 
 T = TypeVar("T")
-_TOLD = 0.1
-"""Seconds between two words on how far something is."""
+_REPORT_S = 0.1
+"""Minimum seconds between two updates of the progress."""
 
 
 class Working(App[None]):
-    """A screen with a line ``#status``. ``failure`` is what ended it, if it was a defect;
-    ``terminated``: SIGTERM came.
+    """A screen with a line ``#status``. ``failure``: the defect that ended it, if any;
+    ``terminated``: whether SIGTERM ended it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Working(App[None]):
         self._work: Worker[None] | None = None
 
     def mind_signals(self) -> None:
-        """From now on SIGTERM ends the screen, which leaves the terminal as it was."""
+        """Let SIGTERM close the screen, so that the terminal is restored."""
         if not self.is_headless:
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._terminate)
 
@@ -44,8 +44,8 @@ class Working(App[None]):
         self.exit()
 
     def _handle_exception(self, error: Exception) -> None:
-        """A defect ends the run with its exit code, not with a traceback on the screen. What was
-        still on its way when the screens were taken down finds none of them: no defect.
+        """End the run with the exit code of a defect, without a traceback on the screen. Errors of
+        events that arrive after the screens were closed are no defects.
         """
         if not self.screen_stack:
             return
@@ -57,7 +57,7 @@ class Working(App[None]):
 
     @property
     def main(self) -> Screen[Any]:
-        """The screen below all that may have come up over it."""
+        """The main screen, below all others."""
         return self.screen_stack[0]
 
     def say(self, words: str, *, bad: bool = False) -> None:
@@ -68,7 +68,7 @@ class Working(App[None]):
     def is_working(self) -> bool:
         return self._work is not None
 
-    def run_task(self, what: str, total: int, work: Callable[[Watch], T],
+    def run_task(self, title: str, total: int, work: Callable[[Watch], T],
              then: Callable[[T], None]) -> None:
         """Run a long task in a thread, show its progress, and continue with its result. Only one
         task runs at a time: a new task stops the one before.
@@ -76,19 +76,19 @@ class Working(App[None]):
         self.stop_task()
 
         def run() -> None:
-            worker, done, told = get_current_worker(), 0, 0.0
+            worker, done, reported_at = get_current_worker(), 0, 0.0
 
             # Stop when cancelled, and show progress at a limited rate.
             def watch(more: int) -> None:
-                nonlocal done, told
+                nonlocal done, reported_at
                 if worker.is_cancelled:
                     raise Stopped
                 done += more
                 now = time.monotonic()
-                if now - told > _TOLD:
-                    told = now
+                if now - reported_at > _REPORT_S:
+                    reported_at = now
                     share = f" {min(done / total, 1):.0%}" if total else ""
-                    self.call_from_thread(self.say, f"{what}{share}, Esc stops")
+                    self.call_from_thread(self.say, f"{title}{share}, Esc stops")
 
             # The result or the error is shown only if no later task has replaced this one.
             try:
@@ -101,11 +101,11 @@ class Working(App[None]):
             else:
                 self._end_task(worker, lambda: then(result))
 
-        self.say(f"{what} …")
+        self.say(f"{title} …")
         self._work = self.run_worker(run, thread=True, group="task")
 
     def _end_task(self, worker: Worker[Any], then: Callable[[], None]) -> None:
-        """End a task that was not stopped; runs in the thread."""
+        """End a task that was not stopped; runs in its thread."""
         def end() -> None:
             if not worker.is_cancelled:
                 self._work = None

@@ -1,1 +1,1 @@
-"""Bodies decoded on request: JSON, MessagePack, Hessian, Avro, Protobuf, plug-ins."""
+"""Decoders of message bodies: JSON, MessagePack, Hessian, Avro, Protobuf, plug-ins."""

@@ -1,8 +1,8 @@
-"""One Avro datum read within bounds, by fastavro's reader in Python.
+"""Read one Avro datum within bounds, by fastavro's reader in Python.
 
-Not by the compiled one, which does not count how deep it is: a body for a recursive schema would
-end the process. What a body claims of itself is checked where it is read: a number of any length
-takes quadratic time, and so does a decimal.
+Its compiled reader does not count depth: a body for a recursive schema would end the process. The
+sizes that a body claims are checked while it is read: a number of any length takes quadratic time,
+and so does a decimal.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from rmqctl.formats.budget import Budget, BudgetError
 
 _DECIMAL, _BOUNDED = "decimal", "rmqctl-decimal"
 _MAX_DECIMAL = 1024
-"""Bytes of a decimal: 2,466 digits."""
+"""Maximum bytes of a decimal (2,466 digits)."""
 _MAX_VARINT = 10
-"""Bytes of an integer of 64 bits."""
+"""Maximum bytes of a 64-bit integer."""
 
 
 def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
-    """Return the reader of bodies that are one datum of a parsed schema, whose named types are
+    """Return a reader of bodies that are one datum of a parsed schema with the named types
     ``named``.
     """
     from fastavro._read_py import read_data
@@ -43,8 +43,8 @@ def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
 
 
 class _Decoder:
-    """fastavro's decoder of binary data, which counts the items of arrays and maps, and believes
-    no size that it cannot read.
+    """fastavro's binary decoder, with limits: it counts the items of arrays and maps, and accepts
+    no size beyond the body's end.
     """
 
     def __init__(self, source: io.BytesIO) -> None:
@@ -114,7 +114,7 @@ class _Decoder:
 
 
 def _bound_decimals(schema: Any) -> Any:
-    """Return the schema with another name for decimals, which `_decimal` reads."""
+    """Return the schema with another type name for decimals, which `_decimal` reads."""
     if isinstance(schema, dict):
         return {name: _BOUNDED if name == "logicalType" and part == _DECIMAL
                 else _bound_decimals(part) for name, part in schema.items()}

@@ -1,10 +1,10 @@
-"""The decoders of ``--decode`` by name: a closed table, and what plug-ins add.
+"""The decoders of ``--decode`` by name: a fixed table, and plug-ins.
 
-A decoder takes a body, as the producer handed it in, and the `Message` it came with; it gives
-(value, what it was decoded as) or raises anything, which is told of that message alone. `limits`
-runs it, within bounds, and makes the value plain. A plug-in or a ``python:`` function takes the
-body, and the message where it has a parameter of that name, and gives the value. CONTRIBUTING.md
-says how to add one.
+A decoder receives a body, as its producer sent it, and its `Message`. It returns (value, name of
+the format) or raises any exception, which is reported for that message only. `limits` runs it
+within bounds, and makes the value plain. A plug-in or a ``python:`` function receives the body, and
+the message if it has a parameter of that name, and returns the value. CONTRIBUTING.md describes how
+to add one.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from rmqctl.formats.budget import MAX_DEPTH, MAX_VALUES, BudgetError, at_most
 PLUGINS = "rmqctl.decoders"
 """The group of entry points in which packages name their decoders."""
 _GZIP = b"\x1f\x8b\x08"
-_DEEPEST = 3
-"""Bodies packed more often than that are not unpacked further."""
+_MAX_GZIP = 3
+"""Maximum number of nested gzip layers that are decompressed."""
 
 
-class Nothing(Exception):  # noqa: N818
-    """`auto` knows nothing of a body: no failure, it may just be text."""
+class NotRecognized(Exception):  # noqa: N818
+    """`auto` does not recognize the body: no error, since it may be plain text."""
 
 
 def decoder(spec: str) -> Decoder:
@@ -48,7 +48,7 @@ def decoder(spec: str) -> Decoder:
 
 
 def names() -> list[str]:
-    """Return all names, as users write them: without those of plug-ins."""
+    """Return all names in the form for users, without plug-ins."""
     return [*_PLAIN, "avro:SCHEMA", "protobuf:DESC#TYPE", "python:module.function"]
 
 
@@ -56,20 +56,20 @@ def names() -> list[str]:
 
 
 def json_value(body: bytes) -> Any:
-    """Return the JSON in UTF-8 that a body is, as a plain value. Raise ValueError."""
+    """Return a UTF-8 JSON body as a plain value. Raises: ValueError."""
     containers = body.count(b"{") + body.count(b"[")
     if body.count(b",") + containers > MAX_VALUES:
-        marks = _JSON_TEXT.sub(b"", body)  # those in texts are not counted
+        marks = _JSON_TEXT.sub(b"", body)  # characters in texts do not count
         at_most(marks.count(b",") + marks.count(b"{") + marks.count(b"["))
     try:
         value = _fast_json()(body)
-        # It is plain, and not deep where there are few objects and lists at all.
+        # The value is plain already, and cannot be deep with few objects and lists.
         return value if containers <= MAX_DEPTH else plain(value)
     except ValueError:
-        body.decode()  # invalid UTF-8 is named as such, and with its place
+        body.decode()  # reports invalid UTF-8 with its position
         if b"\\u" not in body:
             raise
-    import json  # which takes lone surrogates, as Java writes them
+    import json  # accepts lone surrogates, which Java writes
 
     return plain(json.loads(body.decode(), parse_constant=_no_number))
 
@@ -79,7 +79,7 @@ _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 @cache
 def _fast_json() -> Callable[[bytes], Any]:
-    """Return the decoder, imported when there is a body."""
+    """Return the decoder, which is imported for the first body."""
     from msgspec import json as fast
 
     return fast.Decoder().decode
@@ -94,24 +94,26 @@ def _json(body: bytes, _message: Message) -> tuple[Any, str]:
 
 
 def _structure(body: bytes) -> Plain:
-    """Return a JSON object or list; `Nothing` for all else: a number or a word may be just text."""
+    """Return a JSON object or list.
+    Raises: NotRecognized for anything else: a number or a word may be plain text.
+    """
     if body[:64].lstrip()[:1] not in (b"{", b"["):
-        raise Nothing
+        raise NotRecognized
     try:
         return Plain(json_value(body))
     except BudgetError:
         raise
     except (ValueError, RecursionError):
-        raise Nothing from None
+        raise NotRecognized from None
 
 
 def _auto(body: bytes, message: Message, depth: int = 0) -> tuple[Any, str]:
-    """Decode by evidence alone: the magic of gzip, or valid JSON. Raise `Nothing`."""
-    if body.startswith(_GZIP) and depth < _DEEPEST:
+    """Decode by evidence only: the magic of gzip, or valid JSON. Raises: NotRecognized."""
+    if body.startswith(_GZIP) and depth < _MAX_GZIP:
         content = _gunzip(body)
         try:
             value, kind = _auto(content, message, depth + 1)
-        except Nothing:
+        except NotRecognized:
             try:
                 return content.decode(), "gzip"
             except UnicodeDecodeError:
@@ -121,7 +123,7 @@ def _auto(body: bytes, message: Message, depth: int = 0) -> tuple[Any, str]:
 
 
 def _gunzip(body: bytes) -> bytes:
-    """Return the content of gzip members, one after the other. Raise ValueError."""
+    """Return the content of all gzip members. Raises: ValueError."""
     try:
         return members(body, lambda: zlib.decompressobj(wbits=31), MAX_BYTES, "gzip member")
     except zlib.error as error:
@@ -143,18 +145,18 @@ def _unpacking(inner: Decoder) -> Decoder:
 
 
 def _gbk(body: bytes, _message: Message) -> tuple[Any, str]:
-    """Return text in GBK; its value if that is a JSON object or list."""
+    """Return GBK text; its value if it is a JSON object or list."""
     text = body.decode("gbk")
     try:
         return _structure(text.encode()), "gbk+json"
-    except Nothing:
+    except NotRecognized:
         return text, "gbk"
 
 
 def _msgpack(body: bytes, _message: Message) -> tuple[Any, str]:
     from msgspec import msgpack
 
-    if len(body) > MAX_VALUES:  # a value takes a byte at least
+    if len(body) > MAX_VALUES:  # a value takes at least one byte
         from rmqctl.ext.payloads.msgpack import count
 
         at_most(count(body, MAX_VALUES))
@@ -191,7 +193,9 @@ def _protobuf(argument: str) -> Decoder:
 
 
 def _python(argument: str) -> Decoder:
-    """Return a function of a module that Python finds. It runs as the user's own code."""
+    """Return a decoder that calls a function of an importable module. It runs as the user's own
+    code.
+    """
     import importlib
 
     module, dot, function = argument.rpartition(".")
@@ -199,11 +203,11 @@ def _python(argument: str) -> Decoder:
         raise UsageError("--decode python: expected a module and a function, for example "
                          "python:decoders.order")
     try:
-        found = getattr(importlib.import_module(module), function)
+        decoder = getattr(importlib.import_module(module), function)
     except Exception as error:  # noqa: BLE001  # importing runs code that may raise anything
         raise UsageError(f"--decode python:{argument}: {_words(error)} (Python's own search path "
                          "applies: PYTHONPATH=. adds this folder)") from None
-    return _calling(found, f"python:{argument}")
+    return _calling(decoder, f"python:{argument}")
 
 
 def _calling(function: Any, name: str) -> Decoder:
@@ -227,8 +231,8 @@ _WITH_ARGUMENT: dict[str, Callable[[str], Decoder]] = {
 def _plugin(name: str) -> Decoder:
     from importlib.metadata import entry_points
 
-    found = entry_points(group=PLUGINS)
-    for point in found:
+    plugins = entry_points(group=PLUGINS)
+    for point in plugins:
         if point.name == name:
             try:
                 loaded = point.load()
@@ -236,7 +240,7 @@ def _plugin(name: str) -> Decoder:
                 raise UsageError(f"--decode {name}: cannot use the plug-in {point.value}: "
                                  f"{_words(error)}") from None
             return _calling(loaded, name)
-    more = sorted({point.name for point in found})
+    more = sorted({point.name for point in plugins})
     raise UsageError(f"unknown decoder {name!r}; available: {', '.join([*names(), *more])}")
 
 

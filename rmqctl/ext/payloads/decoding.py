@@ -1,4 +1,4 @@
-"""Bodies of a page decoded one by one, and the account of those that were not."""
+"""Decode the bodies of a page one by one, and count those that cannot be decoded."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from rmqctl.ext.payloads.decoders import Nothing, decoder, json_value
+from rmqctl.ext.payloads.decoders import NotRecognized, decoder, json_value
 from rmqctl.ext.payloads.limits import Decoder, Message, bounded
 from rmqctl.formats import internal_topics
 from rmqctl.store.decoded import Decoded
@@ -14,12 +14,12 @@ from rmqctl.store.objects import plain_body
 from rmqctl.store.pages import Page
 
 AUTO = "auto"
-_LONGEST_REASON = 200
+_MAX_REASON = 200
 
 
 class Decoding:
-    """``spec`` as ``--decode`` takes it. Threads may share one; a copy for another process counts
-    for itself.
+    """Decodes bodies by ``spec``, an argument of ``--decode``. Threads may share one; a copy in
+    another process has its own counts.
     """
 
     def __init__(self, spec: str = AUTO) -> None:
@@ -42,7 +42,7 @@ class Decoding:
 
     def decode(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
                place: str) -> Decoded:
-        """Return the decoded body; ``place`` names it if it is the first that is not decoded."""
+        """Return the decoded body; ``place`` names the message in the first problem."""
         internal = internal_topics.meaning(topic, properties)
         message = Message(internal_topics.real_topic(topic, properties), properties)
         content, packed_badly = plain_body(sys_flag, body)
@@ -51,7 +51,7 @@ class Decoding:
         try:
             value, kind = self._value(content, message)
             return Decoded(value, kind, None, internal)
-        except Nothing:
+        except NotRecognized:
             if packed_badly is None:
                 with self._lock:
                     self.unknown += 1
@@ -73,10 +73,10 @@ class Decoding:
 
 
 def _reason(error: Exception) -> str:
-    """Return an error of a decoder in one line."""
+    """Return a decoder's error as one line."""
     if isinstance(error, RecursionError):
         return "nested too deeply"
-    text = " ".join(str(error).split())[:_LONGEST_REASON]
+    text = " ".join(str(error).split())[:_MAX_REASON]
     if isinstance(error, ValueError) and text:
         return text
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -1,13 +1,14 @@
 """Values in Hessian 2.0, the serialisation of Dubbo and of many Java services.
 
-Source: the serialisation draft of Caucho (grammar and table of byte codes). Doubles of four bytes
+Source: the serialisation draft of Caucho (grammar and table of byte codes). Four-byte doubles
 (``x5f``) count thousandths, as the Java implementations write them. An object is a dict of its
-fields with its class as ``@class``, so is a map with a type; types of lists are omitted. A
-reference to something that is still being read, a cycle, is ``{"@ref": N}``, the N-th list, map or
-object from 0 on.
+fields with its class as ``@class``, and so is a map with a type; types of lists are omitted. A
+reference to a container that is still being read, a cycle, is ``{"@ref": N}``: the N-th list, map
+or object, from 0 on.
 
-Bytes may be hostile: depth and number of values are bounded, and no class is ever created. Values
-in several places are the same objects, so code that copies or writes them counts them in each.
+Bytes may be hostile: depth and number of values are bounded, and no class is ever instantiated.
+Repeated references return the same object, so code that copies or writes values counts it each
+time.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _END = 0x5A  # Z
 
 
 class HessianError(ValueError):
-    """The bytes are no Hessian 2.0."""
+    """The bytes are not valid Hessian 2.0."""
 
 
 def loads(data: bytes) -> Any:
-    """Return the one value that ``data`` is. Raise HessianError, BudgetError.
+    """Return the value encoded in ``data``. Raises: HessianError, BudgetError.
 
-    Texts, bytes, int, float, bool, None, datetime (UTC), lists and dicts, whose keys may be
-    anything hashable.
+    The value consists of str, bytes, int, float, bool, None, datetime (UTC), lists and dicts, whose
+    keys may be any hashable value.
     """
     reader = _Reader(data)
     value = reader.value(0)
@@ -48,7 +49,7 @@ class _Class(NamedTuple):
 
 
 class _Reader:
-    """Reads one value after the other; ``at`` is the place of the next byte."""
+    """Reads one value after the other. ``at``: the position of the next byte."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
@@ -81,7 +82,7 @@ class _Reader:
     # -- values -----------------------------------------------------------------------------------
 
     def value(self, depth: int) -> Any:
-        """Return the next value, ``depth`` levels down."""
+        """Return the next value, at nesting level ``depth``."""
         if depth > budget.MAX_DEPTH:
             raise HessianError(f"nested deeper than {budget.MAX_DEPTH} levels")
         self._budget.take()
@@ -104,7 +105,7 @@ class _Reader:
         return compound(self, depth)
 
     def _simple(self, code: int) -> Any:
-        """Return a value that holds no others; `_NONE` for a code of another kind."""
+        """Return a value that contains no others; `_NONE` for any other code."""
         if code <= 0x1F or 0x30 <= code <= 0x33 or code in (0x52, 0x53):
             return self._text(code)
         if 0x20 <= code <= 0x2F or 0x34 <= code <= 0x37 or code in (0x41, 0x42):
@@ -147,7 +148,7 @@ class _Reader:
 
     def _count(self) -> int:
         count = self._integer()
-        if not 0 <= count <= len(self._data) - self.at:  # each element takes a byte at least
+        if not 0 <= count <= len(self._data) - self.at:  # an element takes at least one byte
             raise HessianError(f"{count:,} elements in only {len(self._data) - self.at:,} bytes")
         return count
 
@@ -178,7 +179,7 @@ class _Reader:
             "utf-16-le", "replace")
 
     def _characters(self, count: int) -> str:
-        """Return so many UTF-16 units, which are stored as UTF-8."""
+        """Return text of ``count`` UTF-16 units, which is stored as UTF-8."""
         raw = self._data[self.at:self.at + count]
         if len(raw) == count and raw.isascii():
             self.at += count
@@ -211,7 +212,8 @@ class _Reader:
 
     # -- values that hold others ------------------------------------------------------------------
 
-    def _known(self, container: Any) -> int:
+    def _register(self, container: Any) -> int:
+        """Remember a list or map that is being read. Return its number for references."""
         self._seen.append(container)
         self._unfinished.add(len(self._seen) - 1)
         return len(self._seen) - 1
@@ -242,36 +244,36 @@ class _Reader:
         if not 0 <= number < len(self._classes):
             raise HessianError(f"object of class {number}, but there are only {len(self._classes)}")
         kind = self._classes[number]
-        made: dict[Any, Any] = {CLASS: kind.name}
-        known = self._known(made)
+        fields: dict[Any, Any] = {CLASS: kind.name}
+        reference = self._register(fields)
         for field in kind.fields:
-            made[field] = self.value(depth + 1)
-        self._unfinished.discard(known)
-        return made
+            fields[field] = self.value(depth + 1)
+        self._unfinished.discard(reference)
+        return fields
 
     def _list(self, count: int | None, depth: int) -> list[Any]:
-        """Read a list; ``count`` None: up to a Z."""
-        made: list[Any] = []
-        known = self._known(made)
-        while len(made) != count:
+        """Read a list; ``count`` is None for one that ends with Z."""
+        values: list[Any] = []
+        reference = self._register(values)
+        while len(values) != count:
             if count is None and self._peek() == _END:
                 self.at += 1
                 break
-            made.append(self.value(depth + 1))
-        self._unfinished.discard(known)
-        return made
+            values.append(self.value(depth + 1))
+        self._unfinished.discard(reference)
+        return values
 
     def _map(self, kind: str | None, depth: int) -> dict[Any, Any]:
-        made: dict[Any, Any] = {CLASS: kind} if kind else {}
-        known = self._known(made)
+        entries: dict[Any, Any] = {CLASS: kind} if kind else {}
+        reference = self._register(entries)
         while self._peek() != _END:
             key = self.value(depth + 1)
             if isinstance(key, list | dict):
                 raise HessianError("the key of a map is a list or map")
-            made[key] = self.value(depth + 1)
+            entries[key] = self.value(depth + 1)
         self.at += 1
-        self._unfinished.discard(known)
-        return made
+        self._unfinished.discard(reference)
+        return entries
 
     def _typed_list(self, depth: int) -> list[Any]:
         self._type()

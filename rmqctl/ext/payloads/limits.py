@@ -1,11 +1,11 @@
-"""The one wrapper of all decoders: what a body costs in bytes, values, levels and time is bounded.
+"""The wrapper of all decoders, which limits bytes, values, depth and time of a body.
 
-Whatever decodes a body, an own decoder, a library, a plug-in or a function of the user, runs in
-`bounded`. Beyond a bound it ends with an error of that body alone, and the listing continues.
+Every decoder, whether built in, from a library, a plug-in or a function of the user, runs in
+`bounded`. Beyond a limit it ends with an error for that body only, and the listing continues.
 
-Bytes, values and levels are a `Budget`'s. Decoders whose work these bound need no clock. For all
-others a thread looks each second for bodies that take longer than `MAX_SECONDS` of CPU time, and
-has Python raise `TooLongError` in the thread that decodes. Python does that between two
+Bytes, values and depth are limited by a `Budget`. Decoders whose work these limit need no clock.
+For all others a thread checks each second for bodies that take more than `MAX_SECONDS` of CPU time,
+and makes Python raise `TooLongError` in the decoding thread. Python raises it between two
 instructions: a library that stays in C is not interrupted, so decoders in C have to be linear.
 """
 
@@ -22,17 +22,17 @@ from rmqctl.ext.payloads.values import plain
 from rmqctl.formats.budget import BudgetError
 
 MAX_BYTES = 8 << 20
-"""Maximum size of a body that is decoded, after decompression: values need many times as much
+"""Maximum bytes of a body to decode, after decompression; its values need many times as much
 memory.
 """
 MAX_SECONDS = 10.0
-"""CPU time of one body; the time of a clock where a system does not know that of a thread."""
+"""Maximum CPU time of a body; wall-clock time if the system has no CPU time for a thread."""
 _LOOK, _IDLE = 1.0, 5
 
 
 class Message(NamedTuple):
-    """The message of a body, as a decoder sees it: the topic it is meant for, and all its
-    properties.
+    """The message of a body for decoders: its topic, or the original topic of a message that waits
+    or is retried, and all properties.
     """
 
     topic: str
@@ -40,7 +40,7 @@ class Message(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A value that its decoder made plain within the bounds, as that of JSON mostly is."""
+    """A value that is plain and within the limits already, as from most JSON."""
 
     value: Any
 
@@ -49,12 +49,12 @@ Decoder = Callable[[bytes, Message], tuple[Any, str]]
 
 
 class TooLongError(BaseException):
-    """Raised in a thread that decodes too long. No Exception: a plug-in may catch these."""
+    """Raised in a thread that decodes too long. Not an Exception, which a plug-in could catch."""
 
 
 def bounded(decode: Decoder, body: bytes, message: Message) -> tuple[Any, str]:
-    """Return the plain value of ``body``, and what it was decoded as. Raises what ``decode`` does,
-    and BudgetError beyond a bound.
+    """Return the plain value of ``body``, and the name of its format. Raise what ``decode`` raises,
+    and BudgetError beyond a limit.
     """
     if len(body) > MAX_BYTES:
         raise BudgetError(f"larger than {MAX_BYTES >> 20} MiB")
@@ -66,12 +66,12 @@ def bounded(decode: Decoder, body: bytes, message: Message) -> tuple[Any, str]:
         finally:
             _WATCH.leave()
     except TooLongError:
-        _WATCH.leave()  # again: the error may have come in the middle of it
+        _WATCH.leave()  # again: the error may have interrupted it
         raise BudgetError(f"takes longer than {MAX_SECONDS:g} s") from None
 
 
 class _Watch:
-    """The threads that decode, with their start times, and the thread that ends slow ones."""
+    """The decoding threads with their start times, and the thread that interrupts slow ones."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -88,8 +88,8 @@ class _Watch:
                 threading.Thread(target=self._run, name="rmqctl-decoding", daemon=True).start()
 
     def leave(self) -> None:
-        """End the watch: no `TooLongError` comes any more; one that is on its way may come
-        within.
+        """Stop watching this thread. No `TooLongError` is raised after this returns; a pending one
+        may be raised in it.
         """
         thread = threading.get_ident()
         with self._lock:
@@ -99,7 +99,7 @@ class _Watch:
                 _raise_in(thread, None)
 
     def look(self) -> None:
-        """End what takes too long; each body once."""
+        """Interrupt threads that decode too long, once for each body."""
         with self._lock:
             for thread, since in self._started.items():
                 if thread not in self._ended and _time_of(thread) - since > MAX_SECONDS:
@@ -117,7 +117,7 @@ class _Watch:
 
 
 def _time_of(thread: int) -> float:
-    """Return the CPU time in seconds of a thread of this process that still runs."""
+    """Return the CPU time in seconds of a running thread of this process."""
     if hasattr(time, "pthread_getcpuclockid"):
         return time.clock_gettime(time.pthread_getcpuclockid(thread))
     return time.monotonic()
@@ -130,5 +130,5 @@ def _raise_in(thread: int, error: type[BaseException] | None) -> None:
 
 
 _WATCH = _Watch()
-if hasattr(os, "register_at_fork"):  # a fork has neither the thread nor who holds the lock
+if hasattr(os, "register_at_fork"):  # a fork has neither the thread nor the lock's holder
     os.register_at_fork(after_in_child=_WATCH.__init__)  # type: ignore[misc]

@@ -1,5 +1,4 @@
-"""The number of values in MessagePack, claimed and present, counted before a library creates any of
-them.
+"""Count the values in MessagePack, claimed and present, before a library creates any of them.
 
 Source: the specification of MessagePack (the table of formats).
 """
@@ -14,10 +13,10 @@ _EXT = range(0xC7, 0xCA)
 
 
 def count(body: bytes, most: int) -> int:
-    """Return the number of values in ``body``, keys too, up to ``most`` and one more.
+    """Return the number of values in ``body``, keys included, up to ``most`` + 1.
 
-    Lists and maps may claim more than there is, so the existing values are counted. A truncated
-    body ends the count, and so does a byte that starts no value: the decoder finds them, too.
+    Lists and maps may claim more values than they have, so the present values are counted. Counting
+    ends at a truncated value or an invalid byte, which the decoder then reports.
     """
     at, values, end = 0, 0, len(body)
     while at < end and values <= most:

@@ -1,4 +1,4 @@
-"""Decoders that need a schema: Avro (a file of JSON) and Protobuf (a set of descriptors)."""
+"""Decoders that need a schema: Avro (a JSON file) and Protobuf (a descriptor set)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from rmqctl.errors import StoreIOError, UsageError, require
 from rmqctl.formats.budget import Budget, at_most
 
 Reader = Callable[[bytes], Any]
-_MOST_SCHEMA = 16 << 20
+_MAX_SCHEMA = 16 << 20
 
 
-def _content(path: str, what: str) -> bytes:
-    """Return a schema's file. UsageError without a name, StoreIOError."""
+def _content(path: str, problem: str) -> bytes:
+    """Return the content of a schema file. Raises: UsageError without a path, StoreIOError."""
     if not path:
-        raise UsageError(f"--decode {what}")
+        raise UsageError(f"--decode {problem}")
     try:
         with open(os.path.expanduser(path), "rb") as source:
-            content = source.read(_MOST_SCHEMA + 1)
+            content = source.read(_MAX_SCHEMA + 1)
     except OSError as error:
         raise StoreIOError.from_oserror(error, path, "read") from None
-    if len(content) > _MOST_SCHEMA:
-        raise UsageError(f"{path}: larger than {_MOST_SCHEMA >> 20} MiB, the limit for a schema")
+    if len(content) > _MAX_SCHEMA:
+        raise UsageError(f"{path}: larger than {_MAX_SCHEMA >> 20} MiB, the limit for a schema")
     return content
 
 
@@ -31,10 +31,9 @@ def _content(path: str, what: str) -> bytes:
 
 
 def avro(path: str) -> Reader:
-    """Return a reader of bodies that are one Avro datum, without the header of a file, of the
-    schema in ``path``.
-
-    Raise UsageError for an invalid schema, StoreIOError, MissingExtraError.
+    """Return a reader of bodies that are one Avro datum, without a file header, of the schema in
+    ``path``.
+    Raises: UsageError for an invalid schema, StoreIOError, MissingExtraError.
     """
     content = _content(path, "avro needs a schema file: avro:order.avsc")
     require("fastavro")
@@ -58,7 +57,7 @@ def avro(path: str) -> Reader:
 
 
 def _items(schema: Any) -> Iterator[Any]:
-    """Yield the schemas of all arrays' items within a schema."""
+    """Yield the item schemas of all arrays in a schema."""
     for part in schema if isinstance(schema, list) else [schema]:
         if not isinstance(part, dict):
             continue
@@ -73,12 +72,12 @@ def _items(schema: Any) -> Iterator[Any]:
 
 
 def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] = ()) -> bool:
-    """Return whether a datum of a parsed schema has no bytes at all."""
+    """Return whether a datum of a parsed schema has no bytes."""
     if isinstance(schema, str):
         if schema in within or schema not in named:
             return schema == "null"
         return _takes_no_bytes(named[schema], named, (*within, schema))
-    if not isinstance(schema, dict):  # a union says which of them it is
+    if not isinstance(schema, dict):  # a union stores the index of its type
         return False
     kind = schema.get("type")
     if kind in ("record", "error"):
@@ -93,11 +92,11 @@ def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] 
 
 
 def protobuf(argument: str) -> Reader:
-    """Return a reader for ``DESC#TYPE``: bodies are messages of TYPE, whose descriptors ``protoc
-    --descriptor_set_out=DESC --include_imports`` wrote. Raise UsageError, StoreIOError,
-    MissingExtraError.
+    """Return a reader for ``DESC#TYPE``: bodies are messages of TYPE, with descriptors written by
+    ``protoc --descriptor_set_out=DESC --include_imports``.
+    Raises: UsageError, StoreIOError, MissingExtraError.
     """
-    # What the user named.
+    # Read the descriptors of the user's file.
     path, sign, name = argument.rpartition("#")
     if not sign or not name:
         raise UsageError("--decode protobuf needs a descriptor file and a type: "
@@ -106,7 +105,7 @@ def protobuf(argument: str) -> Reader:
     require("google.protobuf")
     from google.protobuf import descriptor_pb2, descriptor_pool, message, message_factory
 
-    # The type out of its descriptors; each way in which that fails has its own sentence.
+    # Find the type; each failure has its own message.
     pool = descriptor_pool.DescriptorPool()
     try:
         files = descriptor_pb2.FileDescriptorSet.FromString(content).file
@@ -117,35 +116,33 @@ def protobuf(argument: str) -> Reader:
         raise UsageError(f"{path} is not a descriptor set as `protoc --descriptor_set_out "
                          "--include_imports` writes it") from None
     except KeyError:
-        known = ", ".join(sorted(f"{file.package}.{entry.name}".lstrip(".") for file in files
+        types = ", ".join(sorted(f"{file.package}.{entry.name}".lstrip(".") for file in files
                                  for entry in file.message_type)[:20])
-        raise UsageError(f"{path} has no type {name}; available: {known or 'none'}") from None
+        raise UsageError(f"{path} has no type {name}; available: {types or 'none'}") from None
     except TypeError as error:
         raise UsageError(f"{path}: {' '.join(str(error).split())} (`protoc --include_imports` adds "
                          "imported files)") from None
 
     def read(body: bytes) -> Any:
-        found = kind.FromString(body)
-        # Nearly any bytes are a message of any type: their fields are unknown then.
-        if body and not found.ListFields() and found.ByteSize():
+        message = kind.FromString(body)
+        # Nearly any bytes parse as any message, but with unknown fields only.
+        if body and not message.ListFields() and message.ByteSize():
             raise ValueError(f"no field of {name}, only unknown fields")
-        return _Values().message(found)
+        return _Values().message(message)
 
     return read
 
 
 class _Values:
-    """The values of one message; their number is bounded while they are made."""
+    """Converts the values of a message, with a limit on their number."""
 
     def __init__(self) -> None:
         self._budget = Budget()
 
-    def message(self, found: Any) -> dict[str, Any]:
-        """Return the fields that a message holds, under the names of its .proto file; enums by
-        name.
-        """
+    def message(self, message: Any) -> dict[str, Any]:
+        """Return the set fields by their names in the .proto file, with enums by name."""
         return {field.full_name if field.is_extension else field.name: self._field(field, value)
-                for field, value in found.ListFields()}
+                for field, value in message.ListFields()}
 
     def _field(self, field: Any, value: Any) -> Any:
         kind = field.message_type

@@ -1,4 +1,4 @@
-"""Decoded values as JSON knows them, within bounds, and fields of them by path."""
+"""Convert decoded values to JSON types within bounds, and select fields of them by path."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from uuid import UUID
 from rmqctl.formats.budget import Budget
 
 _MAX_BITS = 12_000
-"""Of an integer: larger ones take quadratic time to write, and Python refuses to."""
+"""Maximum bits of an integer: larger ones take quadratic time to write, and Python refuses to."""
 
 
 def plain(value: Any) -> Any:
-    """Return a copy of ``value`` made of dicts with text keys, lists, text, int, float, bool and
-    None.
+    """Return a copy of ``value`` that consists of dicts with text keys, lists, str, int, float,
+    bool and None.
 
-    Times become epoch ms (without a zone: ISO-8601 text), bytes base64, Decimals and UUIDs text,
-    numbers that are not finite None; invalid characters become U+FFFD. Raise ValueError beyond the
-    `Budget` of a body, or for any other type.
+    Times become epoch ms (ISO-8601 text without a time zone), bytes become base64, Decimals and
+    UUIDs text, non-finite numbers None; invalid characters become U+FFFD.
+    Raises: ValueError beyond the `Budget` of a body, or for any other type.
     """
     return _Plain().copy(value, 0)
 
@@ -81,7 +81,7 @@ def _leaf(value: Any) -> Any:
 def _characters(text: str) -> str:
     try:
         text.encode()
-    except UnicodeEncodeError:  # lone surrogates; two that belong together are one character
+    except UnicodeEncodeError:  # lone surrogates; a pair is one character
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return str(text)
 

@@ -1,6 +1,6 @@
 """The charts of a report: messages and bytes over time with damage marked, and the map of the log.
 
-Drawn by matplotlib without a display, of numbers and times alone: no text of a store gets in here.
+matplotlib draws them without a display, from numbers and times only: no text of a store is in them.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Mark = tuple[int | None, int | None]
-"""Store times (ms) around damage; None where an end is open."""
+"""Store times (ms) around damage; None for an open end."""
 Say = Callable[..., str]
-"""A sentence in the language of the report, with its values."""
+"""Returns a sentence in the language of the report, with its values."""
 _BARS = 150
-_MOST_TITLES = 300
+_MAX_TITLES = 300
 _CROWD = 0.995
-"""A share of the messages that is drawn alone where the rest is far away from it."""
+"""Part of the messages that is drawn alone if the rest is far away from it."""
 _FAR = 12
 _TIMES = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S.%f"]
-"""Formats of tick labels at years, months, days, hours, minutes and seconds."""
+"""Formats of tick labels for years, months, days, hours, minutes and seconds."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "font.size": 8.5,
           "axes.edgecolor": PALETTE["line"], "axes.labelcolor": PALETTE["text"],
@@ -48,8 +48,8 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "fon
 
 
 class Shape(NamedTuple):
-    """Layout of a chart: its class in the page, inches, points of its texts, the most ticks of an
-    axis of time, and cells in a row of the map.
+    """Layout of a chart: its class in the page, its size in inches, its font size in points, the
+    maximum ticks of a time axis, and the cells in a row of the map.
     """
 
     name: str
@@ -61,13 +61,13 @@ class Shape(NamedTuple):
 
 
 WIDE, NARROW = Shape("wide", 9.6, 3.3, 8.5, 9, 128), Shape("narrow", 4.2, 3.6, 10.5, 4, 40)
-"""For a desk or paper, and for a phone."""
+"""The shapes for a desktop or paper, and for a phone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Messages and bytes in steps of ``step`` ms from ``start`` on, as drawn. ``outside``: messages
-    far before or after.
+    """Messages and bytes in steps of ``step`` ms from ``start`` on. ``outside``: number of messages
+    that are far before or after.
     """
 
     start: int
@@ -82,8 +82,8 @@ class Bars:
 
 
 def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
-    """Return the steps of a timeline joined to at most about a hundred; None without messages.
-    ``lost``: store times (ms) of lost messages, which the bars reach unless they are far away.
+    """Return the steps of a timeline, joined to at most `_BARS`; None without messages. ``lost``:
+    store times (ms) of lost messages, which the bars include unless they are far away.
     """
     steps = sorted(times.steps.items())
     also = sorted(time // times.step for time in lost)
@@ -113,9 +113,7 @@ def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
 
 
 def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
-    """Return the first and the last step of those that are left when both ends lose a few
-    messages.
-    """
+    """Return the first and the last step after a few messages are removed from both ends."""
     spare = int(total * (1 - _CROWD) / 2)
 
     def end(some: Iterable[tuple[int, int]]) -> int:
@@ -131,8 +129,8 @@ def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
 
 def timeline(drawn: Bars, marks: Sequence[Mark], lost: Sequence[Mark], tz: tzinfo, say: Say,
              shape: Shape) -> str:
-    """Two rows of bars over one axis of time. Damage is a band over both, with a sign above; so is
-    a period of lost messages.
+    """Draw two rows of bars over one time axis. Damage, and a period of lost messages, is a band
+    over both rows with a sign above.
     """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -211,7 +209,7 @@ def _draw_marks(rows: tuple[Axes, Axes], drawn: Bars, marks: Sequence[Mark], col
 
 
 def _binary_ticks(axes: Axes, most: int) -> None:
-    """Two or three ticks at round binary sizes."""
+    """Set two or three ticks at round binary sizes."""
     step = 1
     while step * 3 < most:
         step *= 2
@@ -231,9 +229,9 @@ def _short_count(value: float) -> str:
 
 
 def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
-    """Return the contents of each cell of the log as a word of `KINDS`: damage if any of it is
-    damaged, else what fills most of it; None where no file exists. `reach`: the end of the last
-    file that is known to be missing.
+    """Return the contents of each cell of the log as a word of `KINDS`: damage if any of its bytes
+    is damaged, else what fills most of it; None if no file exists. ``reach``: the end of the last
+    missing file.
     """
     sums = profile.cells
     kinds: list[str | None] = [KINDS[number] for number in sums.argmax(axis=0).tolist()]
@@ -243,7 +241,7 @@ def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
         kinds[number] = DAMAGED
     for number in nothing.nonzero()[0].tolist():
         kinds[number] = None
-    while kinds and kinds[-1] is None:  # the place after the end
+    while kinds and kinds[-1] is None:  # cells after the end
         kinds.pop()
     more = -(-(reach - profile.start) // profile.cell) - len(kinds)
     return [*kinds, *[None] * min(max(more, 0), MAX_CELLS)]
@@ -251,7 +249,9 @@ def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
 
 def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,
             shape: Shape) -> str:
-    """Return the log as rows of cells, from its first byte on. ``borders``: where files begin."""
+    """Return the map of the log: rows of cells, from its first byte on. ``borders``: where files
+    begin.
+    """
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path
 
@@ -264,19 +264,19 @@ def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,
         axes = figure.add_axes((0, 0, 1, 1))
         # Draw all cells of one kind as a single path, to keep the file small.
         for kind in (MESSAGES, BLANK, ZERO, None):
-            places = [number for number, each in enumerate(kinds) if each == kind]
+            places = [number for number, kind_at in enumerate(kinds) if kind_at == kind]
             if places:
                 axes.add_patch(PathPatch(
                     Path.make_compound_path(*(_square(Path, *divmod(number, columns))
                                               for number in places)),
                     facecolor=PALETTE[_colour(kind)], linewidth=0, snap=False))
         # Damaged cells are separate and slightly larger, so that a single one is visible.
-        damaged = [number for number, each in enumerate(kinds) if each == DAMAGED]
+        damaged = [number for number, kind_at in enumerate(kinds) if kind_at == DAMAGED]
         for number in damaged:
             row, column = divmod(number, columns)
             patch = Rectangle((column - 0.08, row - 0.08), 1.06, 1.06,
                               facecolor=PALETTE["damaged"], linewidth=0, snap=False)
-            if len(titles) < _MOST_TITLES:
+            if len(titles) < _MAX_TITLES:
                 name = f"cell-{number}"
                 patch.set_gid(name)
                 offset = profile.start + number * profile.cell
@@ -314,8 +314,8 @@ def _square(path: Any, row: int, column: int) -> Any:
 @contextmanager
 def _figure(shape: Shape, height: float,
             layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
-    """A figure of ``height`` inches without a window."""
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # its cache, its fonts
+    """Yield a figure of ``height`` inches without a window."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # silence its notes on caches and fonts
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 

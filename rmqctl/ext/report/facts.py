@@ -1,9 +1,9 @@
 """Facts of a report, gathered as plain values: nothing is judged here, and little is read again.
 
-The diagnosis (`rmqctl.checks.doctor`) brings findings, prediction and the profile of the log, from
-one pass over it and the walk of the prediction. Besides, queues and groups are looked up
-(`rmqctl.store.config.offsets`), a few messages around damage, and the bytes of all files for their
-digests. All lists are bounded: what is left out is counted.
+The diagnosis (`rmqctl.checks.doctor`) contains findings, prediction and the profile of the log,
+from one pass over it and the walk of the prediction. Queues and groups are looked up
+(`rmqctl.store.config.offsets`), some messages around damage are read, and all files are hashed. All
+lists are bounded; omitted entries are counted.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
     from rmqctl.store.log.commit_log import CommitLog
     from rmqctl.store.store import Store
 
-MOST_PLACES = 200
-"""Damaged places whose times are looked up."""
-MOST_SHOWN_PLACES = 10
-"""Damaged places whose neighbours are shown."""
+MAX_PLACES = 200
+"""Maximum number of damaged places whose store times are looked up."""
+MAX_SHOWN_PLACES = 10
+"""Maximum number of damaged places whose neighbours are shown."""
 _EXCERPT = 160
 _NEAR = 64 << 10
-"""Bytes before a missing file that are looked at first."""
+"""Bytes before a missing file that are searched first."""
 _BY_TOPIC = frozenset({"consumequeue", "consumequeue_ext", "batchconsumequeue", "compactionLog",
                        "compactionCq"})
-"""Folders in which each folder is a topic's."""
+"""Folders that contain one folder for each topic."""
 Progress = Callable[[int], None]
 Watch = Callable[[str, int], Any]
 
 
 class QueueRow(NamedTuple):
-    """``messages`` intact in the log, of which ``size`` bytes; stored from ``first`` to ``last``
-    (ms). ``least``, ``most``: queue offsets, None without a consume queue. ``lost``: already gone;
-    ``cut``: lost at startup.
+    """A queue: ``messages`` intact in the log and their ``size`` in bytes; ``first``, ``last``:
+    store times (ms); ``least``, ``most``: queue offsets, None without a consume queue; ``lost``:
+    messages already lost; ``cut``: messages lost at startup.
     """
 
     topic: str
@@ -72,7 +72,7 @@ class QueueRow(NamedTuple):
 
 
 class TopicRow(NamedTuple):
-    """The sums of a topic; ``queues`` in the order of their ids."""
+    """The sums of a topic; ``queues`` are sorted by id."""
 
     topic: str
     messages: int
@@ -85,10 +85,11 @@ class TopicRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A group and a topic: `lag` is how many messages it has not consumed, as a broker counts;
-    `since`: store time (ms) of the last message that it consumed in the queue with the largest lag.
-    `lost`: gone before it read them; `at_risk`: intact, unread, and lost by a start; `beyond`: how
-    far its offsets exceed their queues' ends; `twice`: delivered again.
+    """A group in a topic. ``lag``: messages not consumed, as a broker counts them; ``since``: store
+    time (ms) of the last consumed message in the queue with the largest lag; ``lost``: messages
+    lost before they were consumed; ``at_risk``: intact, not consumed, and lost at startup;
+    ``beyond``: how far its consumer offsets exceed the ends of queues; ``twice``: messages
+    delivered again.
     """
 
     group: str
@@ -103,8 +104,8 @@ class GroupRow(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The messages before and after a damaged place (message objects; None without one);
-    ``is_missing``: no file has these bytes.
+    """The messages before and after a damaged place (message objects or None). ``is_missing``:
+    whether the file is missing.
     """
 
     offset: int
@@ -115,7 +116,7 @@ class Neighbours(NamedTuple):
 
 
 class MissingFile(NamedTuple):
-    """A file of the log that is gone, as its neighbours, entries or index prove."""
+    """A missing log file, proven by its neighbours, entries or index."""
 
     name: str
     offset: int
@@ -124,12 +125,12 @@ class MissingFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """``marks``: store times (ms) around damage, None where an end is open; ``lost``: the same of
-    missing files, and of messages after the end of the log; ``proven``: the latest store time that
-    anything proves. ``marks_left``: damaged places that were not looked up. ``missing``: the first
-    missing files, of ``missing_bytes`` in all. ``files`` is None where nothing was hashed.
-    ``notes``: what could not be looked at. ``further``: topics and groups of which there may be
-    nothing but a path or an entry of a configuration file; for `Mask`.
+    """The facts of a report. ``marks``: store times (ms) around damage, None for an open end;
+    ``marks_left``: number of damaged places without marks; ``lost``: marks of missing files, and of
+    messages after the end of the log; ``proven``: the latest proven store time. ``missing``: the
+    first missing files; ``missing_bytes``: the size of all. ``files``: None if nothing was hashed.
+    ``notes``: what could not be read. ``further``: topics and groups known only from paths or
+    configuration entries, for `Mask`.
     """
 
     root: str
@@ -154,7 +155,7 @@ class Facts:
 
     @property
     def lost_times(self) -> list[int]:
-        """Store times (ms) that the chart has to reach."""
+        """The store times (ms) that the chart must include."""
         times = [*(time for mark in self.lost for time in mark), self.proven]
         return [time for time in times if time is not None]
 
@@ -165,7 +166,7 @@ class Facts:
 
     @property
     def topic_names(self) -> Iterator[str]:
-        """All topics that anything here may name."""
+        """All topics that the report may name."""
         lost = self.diagnosis.losses
         for row in self.topics:
             yield row.topic
@@ -192,8 +193,9 @@ class Facts:
 
 def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
            hashes: bool = True) -> Facts:
-    """Return all facts of a store for a report. ``watch``: (label, bytes) to a context manager with
-    a function that receives progress. StoreIOError.
+    """Return all facts of a store. ``watch``: maps (label, bytes) to a context manager with a
+    function that receives progress.
+    Raises: StoreIOError.
     """
     items, troubles = inventory(store)
     notes = [f"{trouble.path}: {trouble.reason}" for trouble in troubles if trouble.unreadable]
@@ -210,7 +212,7 @@ def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
     gaps = [(gap.start, gap.end - gap.start) for gap in store.log.gaps()] if has_log else []
     places = sorted([*damage, *gaps])
     neighbours = [_neighbours(store, *place, is_missing=place in gaps)
-                  for place in places[:MOST_PLACES]]
+                  for place in places[:MAX_PLACES]]
     missing, missing_bytes = _missing(store, diagnosis.start, gaps) if has_log else ([], 0)
     ending, proven = _after_the_end(store, diagnosis.start) if has_log else (None, None)
     total = sum(item.size for item in items)
@@ -222,12 +224,12 @@ def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
         store.root, diagnosis, _topics(store, diagnosis, lags, jobs), _groups(diagnosis, lags),
         _marks(neighbours, is_missing=False), len(places) - len(neighbours),
         [*_marks(neighbours, is_missing=True), *([] if ending is None else [ending])], proven,
-        missing, missing_bytes, neighbours[:MOST_SHOWN_PLACES], hashed, total, notes,
+        missing, missing_bytes, neighbours[:MAX_SHOWN_PLACES], hashed, total, notes,
         _further(store, items))
 
 
 def _further(store: Store, items: Iterable[Item]) -> tuple[set[str], set[str]]:
-    """Return topics and groups that paths and configuration files name."""
+    """Return the topics and groups that paths and configuration files name."""
     topics: set[str] = set(topics_on_disk(store))
     groups: set[str] = set()
     for item in items:
@@ -249,7 +251,9 @@ def _lags(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def _sums(store: Store, profile: LogProfile | None, jobs: int) -> Aggregate | None:
-    """By topic and queue; with more queues than fit the log is read again for the heavy ones."""
+    """Return the sums by topic and queue; read the log again for the largest ones if there are too
+    many queues.
+    """
     if profile is None:
         return None
     return collect(store, Query("queue"), jobs) if profile.queues.is_full else profile.queues
@@ -257,7 +261,7 @@ def _sums(store: Store, profile: LogProfile | None, jobs: int) -> Aggregate | No
 
 def _topics(store: Store, diagnosis: Diagnosis, lags: Iterable[dict[str, Any]],
             jobs: int) -> list[TopicRow]:
-    """Return the topic with the most messages first."""
+    """Return the topics, sorted by number of messages."""
     lost, sums = diagnosis.losses, _sums(store, diagnosis.profile, jobs)
     counted = {} if sums is None else {
         _key(key): values for key, values in sums.groups().items()}
@@ -291,7 +295,7 @@ def _key(key: Any) -> tuple[str, int]:
 
 
 def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupRow]:
-    """Return a row for each group and topic: those that miss messages first, then by lag."""
+    """Return a row for each group and topic: those with lost messages first, then by lag."""
     rows = [GroupRow(row["group"], row["topic"], 1, row["diff"] or 0,
                      row["last_store_timestamp"] if (row["diff"] or 0) > 0 else None, 0, 0, 0, 0)
             for row in lags if row["group"] is not None]
@@ -304,15 +308,15 @@ def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupR
 
 def _joined(rows: Iterable[GroupRow],
             key: Callable[[GroupRow], tuple[str, str]]) -> list[GroupRow]:
-    """Return the sums of the rows of one group and topic, as `key` selects them."""
+    """Return the sums of rows with the same group and topic, which ``key`` selects."""
     sums: dict[tuple[str, str], GroupRow] = {}
     for row in rows:
         name = key(row)
-        known = sums.get(name, GroupRow("", "", 0, 0, None, 0, 0, 0, 0))
-        times = [since for since in (known.since, row.since) if since is not None]
-        sums[name] = GroupRow(*name, known.queues + row.queues, known.lag + row.lag,
+        total = sums.get(name, GroupRow("", "", 0, 0, None, 0, 0, 0, 0))
+        times = [since for since in (total.since, row.since) if since is not None]
+        sums[name] = GroupRow(*name, total.queues + row.queues, total.lag + row.lag,
                               min(times, default=None),
-                              *(a + b for a, b in zip(known[5:], row[5:], strict=True)))
+                              *(a + b for a, b in zip(total[5:], row[5:], strict=True)))
     return sorted(sums.values(), key=lambda row: (
         -(row.lost + row.at_risk + row.beyond), -row.lag, row.group, row.topic))
 
@@ -321,15 +325,15 @@ def _joined(rows: Iterable[GroupRow],
 
 
 def _places(findings: Iterable[Finding]) -> list[tuple[int, int]]:
-    """Return (physical offset, length) of damage in the log; adjacent ranges are one place."""
+    """Return (physical offset, length) of damage in the log, with adjacent ranges joined."""
     spans = sorted((finding.offset, finding.length or 0) for finding in findings
                    if finding.is_trouble and finding.category in DAMAGE
                    and finding.offset is not None)
     places: list[tuple[int, int]] = []
     for offset, length in spans:
         if places and offset <= sum(places[-1]):
-            first, known = places[-1]
-            places[-1] = first, max(known, offset + length - first)
+            first, length_before = places[-1]
+            places[-1] = first, max(length_before, offset + length - first)
         else:
             places.append((offset, length))
     return places
@@ -345,7 +349,9 @@ def _neighbours(store: Store, offset: int, length: int, *, is_missing: bool) -> 
 
 
 def _last_before(log: CommitLog, end: int) -> Record | None:
-    """Return the last record of the file that ends at a physical offset, with a blank or not."""
+    """Return the last record of the file that ends at a physical offset, before a blank record if
+    there is one.
+    """
     base = next((file.base for file in log.files if file.end == end), end)
     span = _NEAR
     while base < end:
@@ -367,8 +373,8 @@ def _marks(neighbours: Iterable[Neighbours], *, is_missing: bool) -> list[
 
 def _missing(store: Store, start: Prediction,
              gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
-    """Yield the first files that are missing between others, or after the last one, where entries
-    or index know messages; and the bytes of all of them.
+    """Return the first files that are missing between others, or after the last one if entries or
+    index point there, and the bytes of all of them.
     """
     log, places = store.log, start.already_lost_places
     spans = list(gaps)
@@ -383,13 +389,13 @@ def _missing(store: Store, start: Prediction,
             begin = after
 
     files = (file for begin, length in spans for file in parts(begin, begin + length))
-    return list(islice(files, MOST_PLACES)), sum(length for _, length in spans)
+    return list(islice(files, MAX_PLACES)), sum(length for _, length in spans)
 
 
 def _after_the_end(store: Store, start: Prediction) -> tuple[
         tuple[int | None, int | None] | None, int | None]:
-    """Return the store times (ms) between which lost messages after the end of the log were stored
-    (None: none are lost there), and the latest time that the index or the checkpoint proves.
+    """Return the store times (ms) of lost messages after the end of the log (None if there are
+    none), and the latest store time that the index or the checkpoint proves.
     """
     end, places = View(store).disk_end, start.already_lost_places
     if not start.lost_at_end and (places is None or places[1] < end.offset):
@@ -405,7 +411,7 @@ def _after_the_end(store: Store, start: Prediction) -> tuple[
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
-    """With the beginning of the body only: many of these are kept."""
+    """Return a message with only the beginning of its body, since many are kept."""
     body: str = message["body"]
     message["body"] = body if len(body) <= _EXCERPT else body[:_EXCERPT] + "…"
     for name in ("properties", "properties_raw"):

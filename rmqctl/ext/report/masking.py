@@ -1,7 +1,7 @@
-"""Mask parts of a report on request: nothing that is masked is in the file in any form.
+"""Mask parts of a report on request: the file does not contain a masked value in any form.
 
 Texts of a store may contain a masked value anywhere (a detail names a topic, a path contains it),
-so all texts go through `Mask.text`; a whole topic, group or body has its own method.
+so all texts go through `Mask.text`; topics, groups and bodies have methods of their own.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ KINDS = ("bodies", "properties", "addresses", "topics", "groups", "paths")
 HIDDEN = "▒▒▒▒"
 _WORD = re.compile(r"[\w%|.@-]+")
 _KEYS = re.compile(r"(\$\.\w+\.).*")
-"""A place in a configuration file (``$.topicConfigTable.orders.perm``), and what follows: keys are
-names, of any characters, that may occur nowhere else.
+"""A path in a configuration file (``$.topicConfigTable.orders.perm``), and its continuation: keys
+are names, of any characters, that may occur nowhere else.
 """
 _OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 
 
 def parse_kinds(text: str | None) -> frozenset[str]:
-    """Return the words of ``bodies,addresses`` or ``all``. UsageError for a word that is not in
-    `KINDS`.
+    """Return the kinds in ``bodies,addresses`` or ``all``.
+    Raises: UsageError for a word that is not in `KINDS`.
     """
     words = [word.strip() for word in (text or "").split(",") if word.strip()]
     if words == ["all"]:
@@ -41,9 +41,9 @@ def parse_kinds(text: str | None) -> frozenset[str]:
 
 
 class Mask:
-    """``kinds`` of `KINDS`. ``topics`` and ``groups`` are all that the report may name: each has
-    the same pseudonym everywhere. ``roots``: paths of the store, as typed and in full; ``others``:
-    further ones that the report may name.
+    """Masks the given kinds of `KINDS`. ``topics``, ``groups``: all that the report may name; each
+    has the same pseudonym everywhere. ``roots``: paths of the store, as typed and in full;
+    ``others``: further paths that the report may name.
     """
 
     def __init__(self, kinds: Iterable[str], topics: Iterable[str] = (),
@@ -67,7 +67,7 @@ class Mask:
                     self._names.setdefault(prefix + group, prefix + shown)
                     if "groups" in self.kinds:
                         self._names[prefix + group] = prefix + shown
-        # Names that are not one word of a text are looked for as they are, the longest first.
+        # Names that are not a single word are searched for literally, the longest first.
         odd = sorted((visible(name) for name in self._names
                       if not _WORD.fullmatch(name)), key=len, reverse=True)
         self._odd = re.compile("|".join(map(re.escape, filter(None, odd)))) if any(odd) else None
@@ -81,7 +81,7 @@ class Mask:
         return kind in self.kinds
 
     def text(self, text: str) -> str:
-        """One line that is safe to show, without what is masked."""
+        """Return one line of text, safe to show, with masked values replaced."""
         shown = visible(text)
         if self._path is not None:
             shown = self._path.sub(lambda match: self._paths[match.group()], shown)
@@ -97,14 +97,14 @@ class Mask:
 
     def _word(self, match: re.Match[str]) -> str:
         word = match.group()
-        found = self._shown.get(word)
-        if found is not None:
-            return found
+        replacement = self._shown.get(word)
+        if replacement is not None:
+            return replacement
         bare = word.rstrip(".")  # the end of a sentence
         return self._shown[bare] + word[len(bare):] if bare in self._shown else word
 
     def detail(self, text: str, category: str) -> str:
-        """Return the detail of a finding; that of ``property-number`` quotes a property."""
+        """Return a finding's detail; that of ``property-number`` quotes a property."""
         if "properties" in self.kinds and category == "property-number":
             text = QUOTED.sub(HIDDEN, text)
         return self.text(text)
@@ -116,19 +116,19 @@ class Mask:
         return HIDDEN if text and "properties" in self.kinds else self.text(text)
 
     def address(self, text: str) -> str:
-        """Return a host, or an id that has one in it."""
+        """Return a host, or an id that contains one."""
         return HIDDEN if text and "addresses" in self.kinds else self.text(text)
 
 
 def _spellings(path: str) -> tuple[str, ...]:
-    """Return a path as it is, and as it is written in a command line, alone and after
+    """Return a path as it is, and as it is quoted in a command line, alone and after
     ``--option=``.
     """
     return path, shlex.quote(path), path.replace("'", "'\"'\"'")
 
 
 def _as_path(path: str) -> str:
-    """Return a pattern. What has no separator may be a word of any sentence: it has its own
-    pattern.
+    """Return a pattern for a path. Without a separator it may be a word of any sentence, and must
+    stand alone.
     """
     return re.escape(path) if os.sep in path else rf"(?<![\w./-]){re.escape(path)}(?![\w.-])"

@@ -1,7 +1,7 @@
-"""The page: facts, words and charts laid out by a template in which everything is escaped.
+"""The page: facts, sentences and charts in a template that escapes everything.
 
-The template (``report.html``) has no script, and its style sheet (``report.css``) is the only one a
-browser applies to it: the policy in its head forbids all else, and every connection.
+The template (``report.html``) has no script, and a browser applies only its own style sheet
+(``report.css``): the content security policy in its head forbids all else, and every connection.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import DAMAGED
 from rmqctl.store.log.commit_log import CommitLog
 
-MOST_ROWS = 200
-"""Rows of a table of topics or groups."""
-MOST_QUEUES = 2000
+MAX_ROWS = 200
+"""Maximum rows of a table of topics or groups."""
+MAX_QUEUES = 2000
 _FIRST_ROWS = 25
 _PER_KIND = 12
 _ACTIONS = 30
@@ -45,43 +45,45 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d")
 _SEVERITIES = (ERROR, WARNING, INFO)
 
 
-class Said(str):
-    """A text that needs no mask any more; it is still to be escaped."""
+class MaskedText(str):
+    """A text that is masked already, but not escaped."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """Language of the page, with a mask for every text that is not its own."""
+    """The language of the page, with a mask for every text that is not its own."""
 
     language: Language
     mask: Mask
 
-    def say(self, one: str, many: str = "", /, **values: Any) -> Said:
-        """Return a sentence of the report, by the rules of `rmqctl.phrases.Phrase`."""
+    def say(self, singular: str, many: str = "", /, **values: Any) -> MaskedText:
+        """Return a sentence of the report in its language, by the rules of
+        `rmqctl.phrases.Phrase`.
+        """
         masked = {name: self.shown(value) for name, value in values.items()}
-        english = many if many and values["count"] != 1 else one
-        template = self.language.catalog.get(many or one, english)
-        return Said(template.format(**masked) if masked else template)
+        english = many if many and values["count"] != 1 else singular
+        template = self.language.catalog.get(many or singular, english)
+        return MaskedText(template.format(**masked) if masked else template)
 
-    def tell(self, text: str) -> Said:
-        """Return a sentence from outside the page, which may be a `Phrase`."""
-        said = self.language.say(text) if isinstance(text, Phrase) else self.language.caption(text)
-        return Said(self.mask.text(said))
+    def tell(self, text: str) -> MaskedText:
+        """Return a sentence that is not the page's own, which may be a `Phrase`."""
+        shown = self.language.say(text) if isinstance(text, Phrase) else self.language.caption(text)
+        return MaskedText(self.mask.text(shown))
 
     def shown(self, value: Any) -> Any:
-        """Return a value as the template shows it."""
+        """Return a value in the form for the template."""
         if value is None:
             return ""
-        if isinstance(value, Said) or hasattr(value, "__html__"):
+        if isinstance(value, MaskedText) or hasattr(value, "__html__"):
             return value
         return self.mask.text(value) if isinstance(value, str) else value
 
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The findings of one category: the first ones, and how many there are."""
+    """The findings of one category: the first ones, and their number."""
 
     category: str
     severity: str
@@ -91,41 +93,42 @@ class Kind:
 
     @property
     def columns(self) -> dict[str, bool]:
-        """Return the optional columns for which any of the rows has a value."""
+        """Return for each optional column whether any row has a value."""
         return {name: any(getattr(row, name) is not None for row in self.rows)
                 for name in ("offset", "length", "topic", "queue_id", "queue_offset")}
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Inputs of the page. `made`: when (ms). `commands`: command lines for a shell, by what they
-    print. `log`: files of the log.
+    """Inputs of the page. ``created_at``: ms. ``commands``: shell command lines, by what they
+    print. ``log``: files of the log.
     """
 
     language: Language
     tz: tzinfo
     mask: Mask
-    made: int
+    created_at: int
     commands: Mapping[str, str]
     next: list[tuple[str, str]]
     log: CommitLog | None = None
 
 
 def page(facts: Facts, request: Request) -> str:
-    """Return the whole file."""
-    # What the template shows beside the facts themselves.
+    """Return the HTML of the report."""
+    # Compute what the template shows besides the facts.
     speech = Speech(request.language, request.mask)
-    found = facts.diagnosis
+    diagnosis = facts.diagnosis
     css = _read("report.css")
     drawn = None if facts.profile is None else bars(facts.profile.times, facts.lost_times)
     sums = _checksums(facts, request.mask)
-    head = words.headline(found, speech.say)
+    head = words.headline(diagnosis, speech.say)
     template = _environment(speech).from_string(_read("report.html"))
-    # The template gets facts and functions that say them; texts are escaped there.
+    # Render the template, which escapes all texts.
     html: str = template.render(
         css=_safe(css), style_hash=_style_hash(css), lang=request.language.name,
-        version=__version__, python=platform.python_version(), made=request.made,
-        facts=facts, found=found, start=found.start, coverage=found.findings.coverage,
+        version=__version__, python=platform.python_version(), created_at=request.created_at,
+        facts=facts, diagnosis=diagnosis, start=diagnosis.start,
+        coverage=diagnosis.findings.coverage,
         head=head,
         story=words.story(facts, speech.say, lambda millis: moment(millis, request.tz)),
         commands=request.commands, next=request.next,
@@ -133,36 +136,36 @@ def page(facts: Facts, request: Request) -> str:
         map=_map(facts, request, speech), map_scale=_scale(facts),
         kinds=_kinds(facts, request.language.name),
         sums=sums, fingerprint=of_all(sums),
-        unread=[each for each in facts.files or () if each.sha256 is None],
-        changed=[each for each in facts.files or () if each.changed],
-        first_rows=_FIRST_ROWS, most=MOST_ROWS, most_queues=MOST_QUEUES, most_actions=_ACTIONS,
+        unread=[file for file in facts.files or () if file.sha256 is None],
+        changed=[file for file in facts.files or () if file.changed],
+        first_rows=_FIRST_ROWS, most=MAX_ROWS, most_queues=MAX_QUEUES, most_actions=_ACTIONS,
         most_missing=_MISSING,
         open_queues=_OPEN_QUEUES, printed_queues=_PRINTED_QUEUES, open_files=_OPEN_FILES,
         masked=sorted(request.mask.kinds), mask=request.mask,
         moment=lambda millis: "" if millis is None else moment(millis, request.tz),
         calm=words.GOOD if head.tone == words.GOOD else "",
-        detail=lambda row: Said(request.mask.detail(
+        detail=lambda row: MaskedText(request.mask.detail(
             request.language.text(row.detail), row.category)),
         zone=str(request.tz), relative=lambda path: _relative(path, facts.root))
     return html
 
 
 def of_report(name: str) -> Language:
-    """Return a language with the sentences of the report (``zh.toml``) besides its own."""
-    known = language(name)
+    """Return a language with the sentences of the report (``zh.toml``) added."""
+    base = language(name)
     if name == ENGLISH:
-        return known
-    return Language(name, Texts({**known.catalog, **tomllib.loads(_read(f"{name}.toml"))}))
+        return base
+    return Language(name, Texts({**base.catalog, **tomllib.loads(_read(f"{name}.toml"))}))
 
 
 def moment(millis: int, tz: tzinfo) -> str:
-    """``2024-06-23 19:12:52``; as it is stored where no calendar has it."""
-    said = time_text(millis, tz)
-    return said[:19].replace("T", " ") if _TIME.match(said) else said
+    """Return a time as ``2024-06-23 19:12:52``; the stored number if no calendar has it."""
+    stamp = time_text(millis, tz)
+    return stamp[:19].replace("T", " ") if _TIME.match(stamp) else stamp
 
 
 def span_text(millis: int) -> str:
-    """``3 h``, ``5 min``, ``1 s``: a span of time that is a round one."""
+    """Return a time span as ``3 h``, ``5 min`` or ``1 s``."""
     return re.sub(r"(?<=\d)\.0(?= s)| 0 (h|min|s)$", "", duration_text(millis))
 
 
@@ -193,9 +196,9 @@ def _scale(facts: Facts) -> str:
 
 def _kinds(facts: Facts, lang: str) -> list[Kind]:
     """Return findings by category, the worst first; findings of severity info come last."""
-    known = explanations(lang)
+    meanings = explanations(lang)
     verdict = facts.diagnosis.findings
-    kinds = {(category, severity): Kind(category, severity, count, known.get(category))
+    kinds = {(category, severity): Kind(category, severity, count, meanings.get(category))
              for (category, severity), count in verdict.counts.items() if severity in _SEVERITIES}
     for finding in verdict.findings:
         rows = kinds[finding.category, finding.severity].rows
@@ -205,11 +208,11 @@ def _kinds(facts: Facts, lang: str) -> list[Kind]:
         _SEVERITIES.index(kind.severity), -kind.count, kind.category))
 
 
-def _checksums(facts: Facts, mask: Mask) -> list[Said]:
-    """Return the lines that `sha256sum --check` takes, in which names are masked as everywhere."""
-    return [Said(f"{line[:66]}{mask.text(line[66:])}" if not line.startswith("\\") else
+def _checksums(facts: Facts, mask: Mask) -> list[MaskedText]:
+    """Return lines for `sha256sum --check`, with masked names."""
+    return [MaskedText(f"{line[:66]}{mask.text(line[66:])}" if not line.startswith("\\") else
                  f"{line[:67]}{mask.text(line[67:])}")
-            for line in (each.line() for each in facts.files or ()) if line]
+            for line in (file.line() for file in facts.files or ()) if line]
 
 
 def _relative(path: str | None, root: str) -> str:
@@ -225,41 +228,41 @@ def _relative(path: str | None, root: str) -> str:
 def _environment(speech: Speech) -> Any:
     from jinja2 import Environment, StrictUndefined
 
-    made = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True,
-                       undefined=StrictUndefined, finalize=speech.shown)
-    made.globals |= {"say": speech.say, "tell": speech.tell, "DAMAGED": DAMAGED}
-    made.filters |= {"count": _number, "size": size_text, "share": _share, "bar": _bar,
-                     "largest": _largest,
-                     "span": span_text, "said": Said, "prose": _prose}
-    return made
+    environment = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True,
+                              undefined=StrictUndefined, finalize=speech.shown)
+    environment.globals |= {"say": speech.say, "tell": speech.tell, "DAMAGED": DAMAGED}
+    environment.filters |= {
+        "count": _number, "size": size_text, "share": _share, "bar": _bar, "largest": _largest,
+        "span": span_text, "masked": MaskedText, "prose": _prose}
+    return environment
 
 
 def _number(value: int | None) -> str:
     return "" if value is None else count_text(value)
 
 
-def _share(part: float, whole: float) -> str:
-    return f"{part / whole:.1%}" if whole else ""
+def _share(part: float, total: float) -> str:
+    return f"{part / total:.1%}" if total else ""
 
 
 def _largest(rows: Iterable[Any], name: str) -> int:
     return max((getattr(row, name) for row in rows), default=0)
 
 
-def _bar(part: float, whole: float, kind: str = "messages") -> Any:
-    """Return a bar as long as the share, for a cell of a table."""
-    width = 100 * max(0, part) / whole if whole > 0 else 0
+def _bar(part: float, total: float, kind: str = "messages") -> Any:
+    """Return a bar for a table cell, as long as the share."""
+    width = 100 * max(0, part) / total if total > 0 else 0
     return _safe(f'<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" '
                  f'aria-hidden="true"><rect class="f-{kind}" width="{width:.2f}" height="6"/>'
                  '</svg>')
 
 
 def _prose(text: str) -> Any:
-    """Return a sentence as markup, with code elements for the parts between backticks."""
+    """Return a sentence as markup, with code elements for text between backticks."""
     from markupsafe import Markup, escape
 
     parts = [escape(part) for part in text.split("`")]
-    if len(parts) % 2 == 0:  # one of them has no other
+    if len(parts) % 2 == 0:  # an unpaired backtick
         return escape(text)
     return Markup("").join(  # all parts are escaped
         Markup("<code>{}</code>").format(part) if number % 2 else part

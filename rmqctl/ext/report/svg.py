@@ -1,8 +1,8 @@
-"""Make matplotlib's drawings fit to be part of a page: colours by class, and no style of their own.
+"""Prepare matplotlib's drawings for the page: replace colours by classes, and remove styles.
 
-A page that forbids all styles but its own (Content-Security-Policy) ignores ``style`` attributes,
-and one that is light or dark cannot have fixed colours. So each colour of `PALETTE`, which means
-something, becomes a class that the page's style sheet gives a colour.
+A page with a content security policy ignores ``style`` attributes, and a page with a light and a
+dark theme cannot have fixed colours. So each colour of `PALETTE` becomes a class, to which the
+page's style sheet gives a colour.
 """
 
 from __future__ import annotations
@@ -14,20 +14,19 @@ from xml.etree import ElementTree
 PALETTE = {"messages": "#010101", "bytes": "#020202", "damaged": "#030303", "blank": "#040404",
            "zero": "#050505", "line": "#060606", "text": "#070707", "missing": "#080808",
            "lost": "#090909"}
-"""Colours to draw with, by what they mean."""
+"""The colours to draw with, by meaning."""
 _MEANING = {colour: name for name, colour in PALETTE.items()}
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
 _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _KEPT = frozenset({"fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-linecap",
                    "stroke-linejoin", "stroke-opacity", "stroke-width", "text-anchor"})
-"""Properties of a style that become attributes."""
+"""Style properties that become attributes."""
 
 
 def embedded(drawn: str, titles: Mapping[str, str], name: str, shape: str) -> str:
-    """Return the ``<svg>`` element for a page. ``titles``: what is shown over elements, by their
-    ``gid``; ``name`` begins all ids, which must differ between the drawings of a page; ``shape``: a
-    further class.
+    """Return the ``<svg>`` element for a page. ``titles``: tooltips of elements, by ``gid``;
+    ``name``: the prefix of all ids, which must be unique in a page; ``shape``: a further class.
     """
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(drawn)  # noqa: S314 - drawn here, of numbers

@@ -1,8 +1,7 @@
-"""The verdict of a report, for readers who have never seen a commitlog: what was found, in plain
-sentences.
+"""The verdict of a report in plain sentences, for readers who have never seen a commitlog.
 
 The figures are those of `rmqctl.checks.doctor`; ``say`` translates a sentence into the language of
-the report, with values that are masked already.
+the report, with masked values.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ _REPAIRS = 3
 
 
 class Headline(NamedTuple):
-    """``tone``: one of `GOOD`, `WARN`, `BAD`."""
+    """The headline of a report. ``tone``: `GOOD`, `WARN` or `BAD`."""
 
     tone: str
     text: str
 
 
-class Part(NamedTuple):
-    """A question a reader has, and the answer."""
+class StoryPart(NamedTuple):
+    """A question of the reader, and the answer."""
 
     title: str
     sentences: list[str]
 
 
-def headline(found: Diagnosis, say: Say) -> Headline:
+def headline(diagnosis: Diagnosis, say: Say) -> Headline:
     """Return the headline of the report."""
-    start, lost = found.start, found.losses
-    if found.sound and found.not_judged:
+    start, lost = diagnosis.start, diagnosis.losses
+    if diagnosis.sound and diagnosis.not_judged:
         return Headline(WARN, say("No damage found; not everything could be checked"))
-    if found.sound and not lost.is_complete:
+    if diagnosis.sound and not lost.is_complete:
         return Headline(WARN, say("No damage now; messages were lost before"))
-    if found.sound:
+    if diagnosis.sound:
         return Headline(GOOD, say("Sound: nothing is damaged, nothing is lost"))
     gone = lost.known_lost or lost.in_tier.messages
     if gone and lost.would_lose:
@@ -57,29 +56,29 @@ def headline(found: Diagnosis, say: Say) -> Headline:
                         say("Nothing is lost yet, but starting a broker would lose topics, "
                             "groups or committed offsets") if start.metadata.losses else
                         say("Nothing is lost yet, but starting a broker would do harm"))
-    if found.findings.ok:
+    if diagnosis.findings.ok:
         return Headline(WARN, say("No damage, but something needs attention"))
     return Headline(WARN, say("Damaged, but no message is lost"))
 
 
-def story(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[Part]:
-    """Return the parts of the story: what was checked, what is damaged, what is lost, what a start
-    would do, who is affected, what to do.
+def story(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[StoryPart]:
+    """Return the story: what was checked, what is damaged, what is lost, what a broker would do at
+    startup, who is affected, what to do.
     """
-    found = facts.diagnosis
+    diagnosis = facts.diagnosis
     return [
-        Part(say("What was checked"), _looked_at(facts, say, moment)),
-        Part(say("What is wrong"), _wrong(facts, say)),
-        Part(say("What is lost"), _lost(found, say, moment)),
-        Part(say("What a broker would do at startup"), _start(found, say)),
-        Part(say("Who is affected"), _concerned(found, say)),
-        Part(say("What to do"), _to_do(found, say)),
+        StoryPart(say("What was checked"), _looked_at(facts, say, moment)),
+        StoryPart(say("What is wrong"), _wrong(facts, say)),
+        StoryPart(say("What is lost"), _lost(diagnosis, say, moment)),
+        StoryPart(say("What a broker would do at startup"), _start(diagnosis, say)),
+        StoryPart(say("Who is affected"), _concerned(diagnosis, say)),
+        StoryPart(say("What to do"), _to_do(diagnosis, say)),
     ]
 
 
 def _looked_at(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[str]:
-    found, cover = facts.diagnosis, facts.diagnosis.findings.coverage
-    if "commitlog" in found.not_judged:
+    diagnosis, cover = facts.diagnosis, facts.diagnosis.findings.coverage
+    if "commitlog" in diagnosis.not_judged:
         return [say("This version of rmqctl does not support the layout of the commitlog.")]
     if not cover.bytes_total:
         return [say("A broker keeps all messages in one log, the commitlog. This store has none.")]
@@ -96,15 +95,15 @@ def _looked_at(facts: Facts, say: Say, moment: Callable[[int], str]) -> list[str
             last=moment(max(row.last or 0 for row in times))))
     else:
         sentences.append(say("It contains no message."))
-    if found.lock.held:
+    if diagnosis.lock.held:
         sentences.append(say("A process holds the store and may be writing to it, so these "
                              "numbers are a snapshot."))
     return sentences
 
 
 def _wrong(facts: Facts, say: Say) -> list[str]:
-    found = facts.diagnosis
-    cover, counts = found.findings.coverage, found.damaged
+    diagnosis = facts.diagnosis
+    cover, counts = diagnosis.findings.coverage, diagnosis.damaged
     sentences = []
     places = len(facts.marks) + facts.marks_left
     if cover.bytes_damaged and places:
@@ -115,10 +114,10 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
     elif cover.bytes_damaged:
         sentences.append(say("{size} of the log are damaged.",
                              size=size_text(cover.bytes_damaged)))
-    elif not found.findings.ok and not cover.bytes_total:
+    elif not diagnosis.findings.ok and not cover.bytes_total:
         sentences.append(say("The log has no files, but other files of the store refer to "
                              "messages in it."))
-    elif not found.findings.ok and not facts.missing:
+    elif not diagnosis.findings.ok and not facts.missing:
         sentences.append(say("No byte of the log is damaged, but other files of the store do not "
                              "match it."))
     if facts.missing:
@@ -133,14 +132,14 @@ def _wrong(facts: Facts, say: Say) -> list[str]:
             "{count:,} finding in all; each is explained below.",
             "{count:,} findings of {kinds} kinds in all; each kind is explained below.",
             count=total, kinds=kinds))
-    if not found.start.starts:
+    if not diagnosis.start.starts:
         sentences.append(say("A problem in the store prevents a broker from starting."))
     return sentences or [say("Nothing.")]
 
 
-def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]:
+def _lost(diagnosis: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]:
     # Begin with losses of the past: fillers, other losses, and what repairs dropped.
-    start, account = found.start, found.losses
+    start, account = diagnosis.start, diagnosis.losses
     count, replaced = account.known_lost, account.all_replaced
     before = [say("{count:,} message was lost earlier; a repair replaced it with a filler.",
                   "{count:,} messages were lost earlier; a repair replaced them with fillers.",
@@ -177,9 +176,9 @@ def _lost(found: Diagnosis, say: Say, moment: Callable[[int], str]) -> list[str]
     return sentences
 
 
-def _start(found: Diagnosis, say: Say) -> list[str]:
+def _start(diagnosis: Diagnosis, say: Say) -> list[str]:
     # A broker that does not start changes nothing.
-    start, lost = found.start, found.losses
+    start, lost = diagnosis.start, diagnosis.losses
     if not start.starts:
         return [say("A {version} broker would refuse to start.", version=start.broker_version)]
     # List what the start would cost in messages.
@@ -213,20 +212,20 @@ def _start(found: Diagnosis, say: Say) -> list[str]:
                              version=start.broker_version, what=str(start.also_loses),
                              cause=_some([str(loss.cause) for loss in start.beside_messages
                                           if not loss.already], say)))
-    # What else it costs; without any cost, say so.
+    # List other losses of a start, or say that there are none.
     if not sentences and not start.start_is_harmless:
         sentences.append(say("A {version} broker would start and do harm: {cause}.",
                              version=start.broker_version, cause=_some(
                                  [str(loss.cause) for loss in start.losses if not loss.already]
-                                 or [str(found.verdict)], say)))
+                                 or [str(diagnosis.verdict)], say)))
     return sentences or [say("A {version} broker would start and lose nothing.",
                              version=start.broker_version)]
 
 
-def _concerned(found: Diagnosis, say: Say) -> list[str]:
+def _concerned(diagnosis: Diagnosis, say: Say) -> list[str]:
     # Say why there is nothing to report about consumer groups.
-    consumers = found.start.consumers
-    if consumers is None and "config" in found.not_judged:
+    consumers = diagnosis.start.consumers
+    if consumers is None and "config" in diagnosis.not_judged:
         return [say("rmqctl does not support the layout of the consumer offsets in this store.")]
     groups = {queue.group for queue in consumers.queues} if consumers is not None else ()
     if consumers is None or not groups:
@@ -241,7 +240,7 @@ def _concerned(found: Diagnosis, say: Say) -> list[str]:
     sentences = [say("{count:,} of {groups:,} consumer groups is affected: {names}.",
                      "{count:,} of {groups:,} consumer groups are affected: {names}.",
                      count=len(names), groups=len(groups), names=_some(names, say))]
-    affected = (found.losses.groups or {}).values()
+    affected = (diagnosis.losses.groups or {}).values()
     unread = sum(group.unread_lost for group in affected)
     at_risk = sum(group.at_risk for group in affected)
     twice = sum(queue.twice for queue in consumers.affected)
@@ -260,16 +259,16 @@ def _concerned(found: Diagnosis, say: Say) -> list[str]:
     return sentences
 
 
-def _to_do(found: Diagnosis, say: Say) -> list[str]:
-    if found.sound:
+def _to_do(diagnosis: Diagnosis, say: Say) -> list[str]:
+    if diagnosis.sound:
         return [say("Nothing.")]
     sentences = []
-    if found.lock.held:
+    if diagnosis.lock.held:
         sentences.append(say("The store is in use. Check it again when no process writes to it."))
-    elif not found.start.start_is_harmless:
+    elif not diagnosis.start.start_is_harmless:
         sentences.append(say("Do not start a broker on this store."))
     sentences.append(say("Copy the whole folder before you change anything."))
-    if found.next:
+    if diagnosis.next:
         sentences.append(say("Then run these commands, the safest first. As printed, none of "
                              "them changes anything:"))
     return sentences

@@ -70,5 +70,5 @@ def _unsupported(code: int) -> Response:
 
 
 def _refusal(broker: Broker, name: str) -> str:
-    what = "sending message" if name.startswith("SEND_") else name.lower().replace("_", " ")
-    return f"the broker[{broker.address}] is read-only, {what} is forbidden"
+    action = "sending message" if name.startswith("SEND_") else name.lower().replace("_", " ")
+    return f"the broker[{broker.address}] is read-only, {action} is forbidden"

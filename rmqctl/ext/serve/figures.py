@@ -145,9 +145,9 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
 def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int]]:
     """Yield (group, topic, lag), connected groups first, as many as there is time for."""
     late = time.monotonic() + _LAG_S
-    here = ((group.name, topic) for group in broker.groups.consumers.values()
-            for topic in group.subscriptions)
-    keys = chain(here, broker.positions.committed, broker.positions.stored)
+    connected = ((group.name, topic) for group in broker.groups.consumers.values()
+                 for topic in group.subscriptions)
+    keys = chain(connected, broker.positions.committed, broker.positions.stored)
     seen: set[tuple[str, str]] = set()
     for key in islice(keys, 2 * most):
         if len(seen) >= most or time.monotonic() > late:
@@ -165,10 +165,11 @@ def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int
 
 def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]]:
     """Return the busiest connected groups with their topics: members, lag, messages per second."""
-    here = ((broker, group.name, topic) for broker in server.brokers
-            for group in broker.groups.consumers.values() for topic in group.subscriptions or ("",))
-    chosen = nlargest(most, islice(here, 20 * MAX_LABELS), key=lambda row: second.delivered.get(
-        (row[0].name, row[1], row[2]), 0))
+    connected = ((broker, group.name, topic) for broker in server.brokers
+                 for group in broker.groups.consumers.values()
+                 for topic in group.subscriptions or ("",))
+    chosen = nlargest(most, islice(connected, 20 * MAX_LABELS), key=lambda row: (
+        second.delivered.get((row[0].name, row[1], row[2]), 0)))
     late = time.monotonic() + _LAG_S
     return [{
         "broker": broker.name, "group": name, "topic": topic,
@@ -233,14 +234,14 @@ def samples(server: Server) -> Iterator[Sample]:
 def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
     def each(metric: str, names: Sequence[str], counts: Iterable[tuple[tuple[str, ...], float]]
              ) -> Iterator[Sample]:
-        rest, count = 0.0, 0
+        remainder, count = 0.0, 0
         for count, (key, value) in enumerate(counts, start=1):
             if count <= MAX_LABELS and REST not in key:
                 yield metric, {**label, **dict(zip(names, key, strict=True))}, value
             else:
-                rest += value
-        if count > MAX_LABELS or rest:
-            yield metric, {**label, **dict.fromkeys(names, REST)}, rest
+                remainder += value
+        if count > MAX_LABELS or remainder:
+            yield metric, {**label, **dict.fromkeys(names, REST)}, remainder
 
     # Requests, messages received and delivered.
     yield from each("rmqctl_serve_requests_total", ("request",), (

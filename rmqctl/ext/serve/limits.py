@@ -165,30 +165,30 @@ class Places:
 
     def leave(self, holder: Holder) -> None:
         """Free the place of a connection."""
-        there = self._of[holder.host]
-        del there[holder]
+        neighbours = self._of[holder.host]
+        del neighbours[holder]
         self._taken -= 1
-        if not there:
+        if not neighbours:
             del self._of[holder.host]
 
     def _giving_way(self, fewest: int, now: float) -> Holder | None:
         by_size = sorted(self._of.values(), key=len, reverse=True)
-        for there in by_size:
-            if len(there) < fewest:
+        for neighbours in by_size:
+            if len(neighbours) < fewest:
                 break
-            place = _spare(there, now)
+            place = _spare(neighbours, now)
             if place is not None:
                 return place
-        there = by_size[0]
-        place = min(there, key=lambda candidate: candidate.last)
-        is_silent = len(there) >= fewest and place.last < now - SILENT_S
-        return place if is_silent or len(there) > fewest + 1 else None
+        neighbours = by_size[0]
+        place = min(neighbours, key=lambda candidate: candidate.last)
+        is_silent = len(neighbours) >= fewest and place.last < now - SILENT_S
+        return place if is_silent or len(neighbours) > fewest + 1 else None
 
 
-def _spare(there: Iterable[Holder], now: float) -> Holder | None:
+def _spare(holders: Iterable[Holder], now: float) -> Holder | None:
     """Return the connection that has been unused for the longest time; None if all are in use."""
     oldest, spare = now - SPARE_S, None
-    for candidate in there:
+    for candidate in holders:
         since = candidate.spare_since()
         if since is not None and since < oldest:
             oldest, spare = since, candidate

@@ -274,10 +274,10 @@ class StoredQueue:
             rows, sizes, is_filler = rows[:most], sizes[:most], is_filler[:most]
         data, starts = self._log.records(rows["physical_offset"].astype(np.int64), sizes)
         missing = starts[1:] == starts[:-1]
-        whole = not missing.any()
-        damaged = () if whole else np.flatnonzero(missing & ~is_filler).tolist()
+        is_complete = not missing.any()
+        damaged = () if is_complete else np.flatnonzero(missing & ~is_filler).tolist()
         return QueuePage(data, starts.tolist(), rows["tags_code"].tolist(), frozenset(damaged),
-                         whole)
+                         is_complete)
 
 
 class AnsweredQueue:

@@ -44,16 +44,16 @@ class Sums:
     """
     _day: int = field(default_factory=lambda: time.localtime().tm_yday)
 
-    def note(self, put: Mapping[str, int], got: Mapping[tuple[str, str], int]) -> None:
+    def note(self, put: Mapping[str, int], delivered: Mapping[tuple[str, str], int]) -> None:
         """Record the counts; call it every 10 seconds."""
         now, day = time.monotonic(), time.localtime().tm_yday
         if day != self._day:
             self._day = day
-            self.mornings = self.mornings[1], (sum(put.values()), sum(got.values()))
+            self.mornings = self.mornings[1], (sum(put.values()), sum(delivered.values()))
         new = None
         for name, step, _ in _WINDOWS:
             if now - self.notes[name][-1].seconds >= step - _SLACK_S:
-                new = new or Counts(now, dict(put), dict(got))
+                new = new or Counts(now, dict(put), dict(delivered))
                 self.notes[name].append(new)
 
     def of(self, count: int, before: Callable[[Counts], int]) -> dict[str, dict[str, Any]]:

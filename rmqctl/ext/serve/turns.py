@@ -165,11 +165,11 @@ class _Fresh:
         """Remove and return the newest or the oldest connection, alternately: with too many, most
         still wait for little, and none for ever.
         """
-        host, there = self._of.popitem(last=False)
+        host, workers = self._of.popitem(last=False)
         self._last = not self._last
-        worker = there.pop() if self._last else there.popleft()
-        if there:
-            self._of[host] = there
+        worker = workers.pop() if self._last else workers.popleft()
+        if workers:
+            self._of[host] = workers
         return worker
 
 

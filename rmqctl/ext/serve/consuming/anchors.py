@@ -73,10 +73,10 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
     for name, log in zip(names, logs, strict=True):
         judged = {key: _is_of(log, entry) if entry.get(ANCHORS) else _path(key) == _path(name)
                   for key, entry in entries.items()}
-        own = [key for key, of in judged.items() if of]
+        own = [key for key, belongs in judged.items() if belongs]
         if not own and (key := next((
-                key for key, of in judged.items() if of is None and _path(key) == _path(name)),
-                None)) is not None:
+                key for key, belongs in judged.items()
+                if belongs is None and _path(key) == _path(name)), None)) is not None:
             raise UsageError(f"{key}: none of the records that identify this store is in its log, "
                              "so it cannot be determined whether these consumer offsets belong to "
                              "it. Remove the entry from the file, or use another file.")

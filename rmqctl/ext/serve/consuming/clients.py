@@ -153,11 +153,11 @@ def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
 def lock_queues(broker: Broker, call: Call) -> Response:
     """Lock queues for a member, for orderly consumption. Return the queues that it holds now."""
     value = body_of(call)
-    got = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),
-                            _queues(value))
+    locked = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),
+                               _queues(value))
     return json_response({"lockOKMQSet": [
         {"brokerName": broker.name, "queueId": queue_id, "topic": topic}
-        for topic, queue_id in got]})
+        for topic, queue_id in locked]})
 
 
 def unlock_queues(broker: Broker, call: Call) -> Response:

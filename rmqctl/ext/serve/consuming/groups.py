@@ -106,10 +106,10 @@ def size_of(subscriptions: Iterable[Subscription]) -> int:
                for subscription in subscriptions)
 
 
-def _named(value: object, names: tuple[str, ...], other: str) -> str:
+def _named(value: object, names: tuple[str, ...], default: str) -> str:
     if isinstance(value, int) and 0 <= value < len(names):
         return names[value]
-    return value if isinstance(value, str) and value in names else other
+    return value if isinstance(value, str) and value in names else default
 
 
 @dataclass(slots=True)
@@ -195,7 +195,7 @@ class QueueLocks:
         now = time.monotonic()
         room = self.most - sum(map(len, self._held.values()))
         held = self._held.get(group, {})
-        got = []
+        locked = []
         for queue in queues:
             owner = held.get(queue)
             if owner is None and room <= 0:
@@ -203,10 +203,10 @@ class QueueLocks:
             room -= owner is None
             if owner is None or owner[0] == client_id or now - owner[1] > LOCK_S:
                 held[queue] = client_id, now
-                got.append(queue)
+                locked.append(queue)
         if held:
             self._held[group] = held
-        return got
+        return locked
 
     def holds_any(self, group: str) -> bool:
         """Return whether a member of the group holds a queue lock."""

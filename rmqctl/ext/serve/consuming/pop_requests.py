@@ -199,12 +199,12 @@ class _WaitingPop(_WaitingForAny):
         for message in given:
             by_queue.setdefault(message.receipt.queue, []).append(message.receipt.offset)
         popped = self.popped
-        rest = sum(max(self.broker.queue(*key).end - popped.queues[key].next, 0)
-                   for key in by_queue)
+        undelivered = sum(max(self.broker.queue(*key).end - popped.queues[key].next, 0)
+                          for key in by_queue)
         marks = {key: f"{_mark(key[0])} {key[1]}" for key in by_queue}
         return self._answer(
-            [_record(message) for message in given], 0, given[0].receipt.number, restNum=str(rest),
-            startOffsetInfo=";".join(
+            [_record(message) for message in given], 0, given[0].receipt.number,
+            restNum=str(undelivered), startOffsetInfo=";".join(
                 f"{marks[key]} {min(offsets)}" for key, offsets in by_queue.items()),
             msgOffsetInfo=";".join(
                 f"{marks[key]} {','.join(map(str, offsets))}" for key, offsets in by_queue.items()))

@@ -201,8 +201,8 @@ class _Call:
                 if len(self.prefix) < _PREFIX:
                     return
                 self.missing, self.prefix = int.from_bytes(self.prefix[1:], "big"), b""
-            there = min(self.missing, len(data))
-            self.missing, data = self.missing - there, data[there:]
+            present = min(self.missing, len(data))
+            self.missing, data = self.missing - present, data[present:]
         if not self.missing:
             self.came = 0
 
@@ -218,11 +218,11 @@ class _Answers(asyncio.Protocol):
         at = 0
         while at < len(data):
             if self._skip:
-                there = min(self._skip, len(data) - at)
-                self._skip, at = self._skip - there, at + there
+                step = min(self._skip, len(data) - at)
+                self._skip, at = self._skip - step, at + step
                 continue
-            there = _HEAD - len(self._head)
-            self._head, at = self._head + data[at:at + there], at + there
+            step = _HEAD - len(self._head)
+            self._head, at = self._head + data[at:at + step], at + step
             if len(self._head) < _HEAD:
                 break
             kind, flags = self._head[3], self._head[4]

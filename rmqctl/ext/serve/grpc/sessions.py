@@ -48,11 +48,11 @@ _MAX_WAITS = 64
 _EXPONENTIAL = {"initial": 5000, "max": 2 * 3_600_000, "multiplier": 2}
 
 
-def name_of(resource: Any, code: Code, what: str) -> str:
+def name_of(resource: Any, code: Code, noun: str) -> str:
     """Return the name of a topic or a group. Raises: Refused if it is invalid."""
     name: str = resource.name
     if not name.strip() or len(name) > _MAX_NAME or any(character < " " for character in name):
-        raise Refused(code, f"the {what} name is empty, too long, or contains control characters")
+        raise Refused(code, f"the {noun} name is empty, too long, or contains control characters")
     return name
 
 

@@ -203,9 +203,9 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums
     seconds = max(int(time.time() - broker.started), 1)
-    put, got = sum(broker.received.values()), sum(broker.delivered.values())
+    put, delivered = sum(broker.received.values()), sum(broker.delivered.values())
     puts = f"{sums.rate(put, lambda before: sum(before.put.values())):.2f}"
-    gets = f"{sums.rate(got, lambda before: sum(before.got.values())):.2f}"
+    gets = f"{sums.rate(delivered, lambda before: sum(before.got.values())):.2f}"
     (put_yesterday, got_yesterday), (put_today, got_today) = sums.mornings
     ratio = {"commitLogDiskRatio": _disk_ratio(source.store.log_folders[0]
                                                if source.store.log_folders else source.store.root),
@@ -224,7 +224,7 @@ def runtime_info(broker: Broker, _call: Call) -> Response:
         "msgPutTotalYesterdayMorning": str(put_yesterday),
         "msgPutTotalTodayMorning": str(put_today), "msgPutTotalTodayNow": str(put),
         "msgGetTotalYesterdayMorning": str(got_yesterday),
-        "msgGetTotalTodayMorning": str(got_today), "msgGetTotalTodayNow": str(got),
+        "msgGetTotalTodayMorning": str(got_today), "msgGetTotalTodayNow": str(delivered),
         "commitLogMinOffset": str(source.store.log.min_offset), "commitLogMaxOffset": str(log_end),
         "earliestMessageTimeStamp": str(earliest),
         "dispatchBehindBytes": no, "pageCacheLockTimeMills": no,

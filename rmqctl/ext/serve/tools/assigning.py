@@ -36,10 +36,10 @@ def assignment(broker: Broker, call: Call) -> Response:
               for queue_id in range(min(topic.read_queues, MAX_QUEUES))]
     mode, shared = _mode(broker, name, group)
     if value.get("messageModel") != BROADCASTING:
-        here = broker.groups.consumers.get(group)
-        if here is None or not queues or strategy not in _STRATEGIES:
+        connected = broker.groups.consumers.get(group)
+        if connected is None or not queues or strategy not in _STRATEGIES:
             return json_response({})
-        clients = sorted(here.ids)
+        clients = sorted(connected.ids)
         client = str(value.get("clientId") or "")
         place = clients.index(client) if client in clients else None
         queues = share_to_pop(queues, len(clients), place, strategy, shared) if mode == POP else (

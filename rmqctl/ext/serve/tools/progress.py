@@ -76,8 +76,8 @@ def topic_stats(broker: Broker, call: Call) -> Response:
 
 def _is_consumed(broker: Broker, group: str, topic: str) -> bool:
     """Return whether a group consumes a topic: not if it is connected without subscribing to it."""
-    here = broker.groups.consumers.get(group)
-    return here is None or not here.subscriptions or topic in here.subscriptions
+    connected = broker.groups.consumers.get(group)
+    return connected is None or not connected.subscriptions or topic in connected.subscriptions
 
 
 def _stood(broker: Broker, group: str, topic: str, queue_id: int) -> int:
@@ -157,8 +157,8 @@ def topics_of_group(broker: Broker, call: Call) -> Response:
 def subscription(broker: Broker, call: Call) -> Response:
     """Answer with a connected group's subscription to a topic."""
     group, name = call.fields["group"], call.fields["topic"]
-    here = broker.groups.consumers.get(group)
-    subscribed = None if here is None else here.subscriptions.get(name)
+    connected = broker.groups.consumers.get(group)
+    subscribed = None if connected is None else connected.subscriptions.get(name)
     value: dict[str, Any] = {"group": group, "topic": name}
     if subscribed is not None:
         value["subscriptionData"] = subscribed.as_dict()
@@ -248,8 +248,8 @@ def reset_offsets(broker: Broker, call: Call) -> Response:
                                        for queue_id, offset in to.items()}})
     listed = write_json({"offsetTable": [{**message_queue(broker, name, queue_id), "offset": offset}
                                          for queue_id, offset in to.items()]})
-    here = broker.groups.consumers.get(group)
-    for member in () if here is None else here.members.values():
+    connected = broker.groups.consumers.get(group)
+    for member in () if connected is None else connected.members.values():
         member.peer.send(Command(
             RESET_CONSUMER_CLIENT_OFFSET, flag=ONE_WAY,
             ext={"topic": name, "group": group, "timestamp": str(when), "isForce": "true"},

@@ -85,11 +85,11 @@ def client_positions(broker: Broker, call: Call) -> None:
     Raises: Failed if no member is connected.
     """
     wanted = call.fields
-    here = broker.groups.consumers.get(wanted["group"])
-    if here is None:
+    connected = broker.groups.consumers.get(wanted["group"])
+    if connected is None:
         raise Failed(Status.SYSTEM_ERROR,
                      f"No Any Consumer online in the consumer group: [{wanted['group']}]")
-    asked = [member for member in here.members.values()
+    asked = [member for member in connected.members.values()
              if wanted["clientAddr"] in (None, "", member.client_id)][:_MAX_ASKED]
     table: dict[str, dict[str, int]] = {}
     heard = 0
@@ -141,8 +141,8 @@ def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
 
 
 def _member(broker: Broker, group: str, client_id: str | None) -> Member:
-    here = broker.groups.consumers.get(group)
-    member = None if here is None else here.member(client_id or "")
+    connected = broker.groups.consumers.get(group)
+    member = None if connected is None else connected.member(client_id or "")
     if member is None:
         raise Failed(Status.SYSTEM_ERROR, f"The Consumer <{group}> <{client_id}> not online")
     return member
