@@ -34,8 +34,8 @@ class NotRecognized(Exception):  # noqa: N818
 
 
 def decoder(spec: str) -> Decoder:
-    """Return the decoder that ``--decode`` names. Raise UsageError, StoreIOError,
-    MissingExtraError.
+    """Return the decoder that ``--decode`` names.
+    Raises: UsageError, StoreIOError, MissingExtraError.
     """
     if spec.startswith("gzip+"):
         return _unpacking(decoder(spec.removeprefix("gzip+")))

@@ -238,7 +238,7 @@ class Broker:
             extra if self.is_writable else 0), perm, topic.order, topic.sys_flag)
 
     def require_topic(self, name: str) -> Topic:
-        """Return a topic. Raise Failed (code 17) if it does not exist."""
+        """Return a topic. Raises: Failed (code 17) if it does not exist."""
         topic = self.topic(name)
         if topic is None:
             raise Failed(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")

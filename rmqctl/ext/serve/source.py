@@ -151,7 +151,7 @@ class Source:
     # -- queues -------------------------------------------------------------------------------
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """Return one queue to pull from. Raise StoreIOError if it cannot be read."""
+        """Return one queue to pull from. Raises: StoreIOError if it cannot be read."""
         key = topic, queue_id
         queue = self._queues.get(key)
         if queue is None:

@@ -287,7 +287,9 @@ def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
 
 
 def _popped(broker: Broker, group: str, topic: str) -> Popped:
-    """Return a group's popped messages of a topic, or of one of its retry topics. Raise Failed."""
+    """Return a group's popped messages of a topic, or of one of its retry topics.
+    Raises: Failed.
+    """
     base = topic
     _check_group(group)
     if topic.startswith(RETRY_PREFIX + group) and topic[len(RETRY_PREFIX + group):][:1] in ("_", "+"

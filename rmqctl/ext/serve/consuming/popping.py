@@ -378,14 +378,14 @@ class Popped:
             receipt.offset not in queue.flights)
 
     def ack(self, receipt: Receipt) -> None:
-        """Acknowledge the message. Raise Failed."""
+        """Acknowledge the message. Raises: Failed."""
         queue, flight = self.find(receipt)
         self._land(receipt.queue, queue, flight)
         if self._fifo:
             self.broker.arrived(self.topic, ANY_QUEUE)  # who waits for the next one in order
 
     def change(self, receipt: Receipt, seconds: float) -> Receipt:
-        """Make the message visible after some seconds; return its new receipt. Raise Failed."""
+        """Make the message visible after some seconds; return its new receipt. Raises: Failed."""
         _, flight = self.find(receipt)
         flight.owner = ""
         self._count_up()

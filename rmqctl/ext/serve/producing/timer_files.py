@@ -275,7 +275,7 @@ class TimerFiles:
                 raise StoreIOError.from_oserror(error, TIMERCHECK, "write") from None
 
     def close(self) -> None:
-        """Write everything to the disk. Raise StoreIOError."""
+        """Write everything to the disk. Raises: StoreIOError."""
         try:
             for file in self._files.values():
                 os.fsync(file)

@@ -62,7 +62,7 @@ class Client:
         self.send(request, flag=ONE_WAY, ext=ext)
 
     def receive(self) -> Command:
-        """Return the next command from the server. Raise EOFError if it closed the connection."""
+        """Return the next command from the server. Raises: EOFError if it closed the connection."""
         while True:
             frame = self._frames.next()
             if frame is not None:

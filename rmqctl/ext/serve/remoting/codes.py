@@ -205,8 +205,9 @@ class Request:
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
         """Return the fields of a header by long name, converted to their kinds; missing ones are
-        None. Raise Failed for an invalid value, and for an unpaired surrogate, which JSON can write
-        but UTF-8 cannot, except in ``properties``.
+        None.
+        Raises: Failed for an invalid value, and for an unpaired surrogate, which JSON can write but
+        UTF-8 cannot, except in ``properties``.
         """
         for name, text in ext.items():
             if not text.isascii() and self.long.get(name, name) != "properties" and (
@@ -220,7 +221,7 @@ class Request:
 
     def _read(self, ext: Mapping[str, str]) -> dict[str, Any]:
         """Read the fields one by one, to name the invalid one, and accept more texts as booleans.
-        Raise Failed.
+        Raises: Failed.
         """
         values: dict[str, Any] = {}
         for name, (kind, required) in self.fields.items():

@@ -62,7 +62,7 @@ class Command(msgspec.Struct):
         return bool(self.flag & ONE_WAY)
 
     def json(self) -> Any:
-        """Return the body as a JSON value. Raise FrameError."""
+        """Return the body as a JSON value. Raises: FrameError."""
         return read_json(self.body)
 
 
@@ -71,7 +71,7 @@ _LANGUAGES = ("JAVA", "CPP", "DOTNET", "PYTHON", "DELPHI", "ERLANG", "RUBY", "OT
 
 
 def read_command(frame: Frame) -> Command:
-    """Return the command in a frame. Raise FrameError if its header cannot be read."""
+    """Return the command in a frame. Raises: FrameError if its header cannot be read."""
     kind, data, body = frame
     if kind == JSON:
         command = _read_json_header(data)

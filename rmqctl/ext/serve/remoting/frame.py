@@ -88,7 +88,7 @@ class FrameReader:
         self.buffer += data
 
     def next(self) -> Frame | None:
-        """Return the next complete frame; None until more arrives. Raise FrameError."""
+        """Return the next complete frame; None until more arrives. Raises: FrameError."""
         frame = self.peek()
         if frame is None:
             self._compact()
@@ -155,7 +155,7 @@ class Header(NamedTuple):
 
 
 def read_binary(data: bytes) -> Header:
-    """Return a header of the kind `BINARY`. Raise FrameError."""
+    """Return a header of the kind `BINARY`. Raises: FrameError."""
     try:
         code, language, version, opaque, flag, size = _START.unpack_from(data)
         remark, at = _text(data, _START.size, size)
