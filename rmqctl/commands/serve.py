@@ -292,7 +292,7 @@ async def _run(server: Any, sockets: list[Any], ready: Callable[[], None],
     def started() -> None:
         ready()
         if orders is not None:
-            loop.add_reader(_STDIN, orders.hear, end)
+            loop.add_reader(_STDIN, orders.carry_out, end)
             orders.started(end)
 
     await server.run(sockets, started, stop)

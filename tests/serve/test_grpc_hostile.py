@@ -83,8 +83,8 @@ def test_handles_make_no_room_for_what_they_name(stub: Stub, served: Running) ->
 def test_of_those_who_wait_for_the_same_one_hears_of_news(written: Running,
                                                           monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    real = popping.Popped.take
-    monkeypatch.setattr(popping.Popped, "take",
+    real = popping.GroupDeliveries.take
+    monkeypatch.setattr(popping.GroupDeliveries, "take",
                         lambda *args: (looks.append(1), real(*args))[1])  # type: ignore[func-returns-value]
     with Stub(written, "T") as stub:
         waiting = []
@@ -114,7 +114,7 @@ def test_a_request_is_not_kept_while_it_waits(written: Running) -> None:
 def test_who_looks_for_long_is_answered_in_time(written: Running, monkeypatch: pytest.MonkeyPatch
                                                 ) -> None:
     looks: list[int] = []
-    monkeypatch.setattr(popping.Popped, "take",  # there is always more
+    monkeypatch.setattr(popping.GroupDeliveries, "take",  # there is always more
                         lambda *_: (looks.append(1), ([], 1))[1])  # type: ignore[func-returns-value]
     monkeypatch.setattr(consuming, "_LOOK_S", 0.3)
     with Stub(written, "T") as stub, written.client() as remoting:

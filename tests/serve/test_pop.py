@@ -186,8 +186,8 @@ def test_who_waits_is_answered_when_something_comes(written: Running) -> None:
 def test_of_those_who_wait_for_the_same_one_hears_of_news(
         written: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    real = popping.Popped.take
-    monkeypatch.setattr(popping.Popped, "take",
+    real = popping.GroupDeliveries.take
+    monkeypatch.setattr(popping.GroupDeliveries, "take",
                         lambda *args: (looks.append(1), real(*args))[1])  # type: ignore[func-returns-value]
     with written.client() as client, written.client() as other, written.client() as gone:
         sent(other, "T", b"")

@@ -23,7 +23,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from rmqctl.commands.shared.serve_shown import Shown, overview
 from rmqctl.ext.serve import figures
-from rmqctl.ext.serve.figures import Watch
+from rmqctl.ext.serve.figures import CountWatch
 from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.output import Output
 from rmqctl.output.richtable import Canvas
@@ -48,7 +48,7 @@ def store(golden: GoldenFolder) -> Path:
     return golden("5.3.3/basic") / "store"
 
 
-def second_of(served: Running, watch: Watch) -> list[dict[str, Any]]:
+def second_of(served: Running, watch: CountWatch) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     served.do(lambda: found.extend(figures.events(served.server, watch.look())))
     return found
@@ -57,7 +57,7 @@ def second_of(served: Running, watch: Watch) -> list[dict[str, Any]]:
 def test_a_second_is_told_as_sums(store: Path) -> None:
     (topic, queue_id), wanted = max(expected(store).items(), key=lambda each: len(each[1]))
     with serving(store) as served, served.client() as client:
-        watch = Watch(served.server)
+        watch = CountWatch(served.server)
         client.ask("GET_NAMESRV_CONFIG")
         assert second_of(served, watch) == [
             {"event": "connections", "connections": 1, "accepted": 1, "turned_away": 0,
@@ -175,7 +175,7 @@ def test_the_screen_shows_who_is_there(store: Path) -> None:
     (topic, queue_id), wanted = max(expected(store).items(), key=lambda each: len(each[1]))
     pages: list[str] = []
     with serving(store) as served, served.client() as client:
-        watch = Watch(served.server)
+        watch = CountWatch(served.server)
         member(client, HOSTILE, topic)
         client.pull(topic, queue_id, 0, most=5, group=HOSTILE)
         client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup=HOSTILE, topic=topic, queueId=queue_id,

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 from rmqctl.ext.serve import sums
 from rmqctl.ext.serve.serving import Settings
-from rmqctl.ext.serve.sums import Sums
+from rmqctl.ext.serve.sums import MessageCounts
 from tests.serve.running import empty_store, serving
 
 
@@ -15,7 +15,7 @@ def test_sums_are_of_their_times(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(sums, "time", SimpleNamespace(  # not the clock of other threads
         monotonic=lambda: now, time=time.time, localtime=time.localtime))
-    kept, put, got = Sums(), {"t": 0}, {("g", "t"): 0}
+    kept, put, got = MessageCounts(), {"t": 0}, {("g", "t"): 0}
     for _ in range(8640 + 360):  # a day and an hour: 2 messages in 10 s are put, 1 is given out
         now += 10
         put["t"] += 2
@@ -30,7 +30,7 @@ def test_sums_are_of_their_times(monkeypatch):
 
 
 def test_what_came_before_midnight_is_of_yesterday(monkeypatch):
-    kept = Sums()
+    kept = MessageCounts()
     kept.note({"t": 5}, {})
     tomorrow = time.localtime(time.time() + 86_400)
     monkeypatch.setattr(sums, "time", SimpleNamespace(

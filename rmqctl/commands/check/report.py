@@ -65,7 +65,7 @@ def command(
     from rmqctl.export.staging import checked_target
     from rmqctl.ext.report.facts import gather
     from rmqctl.ext.report.masking import Mask, parse_kinds
-    from rmqctl.ext.report.page import Request, of_report, page
+    from rmqctl.ext.report.page import PageRequest, of_report, page
     from rmqctl.files.durable import new_whole_file
     from rmqctl.files.remote.reader import without_secrets
     from rmqctl.files.remote.upload import uploaded
@@ -88,7 +88,7 @@ def command(
         mask = Mask(kinds, facts.topic_names, facts.group_names,
                     (vfs.realpath(store.root), vfs.abspath(store.root), store.root),
                     _paths(opened))
-        html = page(facts, Request(
+        html = page(facts, PageRequest(
             of_report(out.lang), tz, mask, now_ms(), _commands(store.root, facts, mask),
             [(mask.text(typed.completed(step.command) or ""), step.why)
              for step in facts.diagnosis.next],

@@ -56,7 +56,7 @@ class Shown:
     def of(self, server: Server, metrics: Address | None) -> Iterator[None]:
         """Show a server until the end of the block."""
         self._server, self._metrics = server, metrics
-        self._watch = figures.Watch(server)
+        self._watch = figures.CountWatch(server)
         self._started = time.monotonic()
         try:
             if self._wanted:

@@ -99,7 +99,7 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class PageRequest:
     """Inputs of the page. ``created_at``: ms. ``commands``: shell command lines, by what they
     print. ``log``: files of the log.
     """
@@ -113,7 +113,7 @@ class Request:
     log: CommitLog | None = None
 
 
-def page(facts: Facts, request: Request) -> str:
+def page(facts: Facts, request: PageRequest) -> str:
     """Return the HTML of the report."""
     # Compute what the template shows besides the facts.
     speech = Speech(request.language, request.mask)
@@ -172,14 +172,14 @@ def span_text(millis: int) -> str:
 # -- parts -----------------------------------------------------------------------------------------
 
 
-def _timeline(drawn: Bars | None, facts: Facts, request: Request, speech: Speech) -> Any:
+def _timeline(drawn: Bars | None, facts: Facts, request: PageRequest, speech: Speech) -> Any:
     if drawn is None:
         return ""
     return _safe("".join(timeline(drawn, facts.marks, facts.lost, request.tz, speech.say, shape)
                          for shape in (WIDE, NARROW)))
 
 
-def _map(facts: Facts, request: Request, speech: Speech) -> Any:
+def _map(facts: Facts, request: PageRequest, speech: Speech) -> Any:
     profile = facts.profile
     if profile is None or not (profile.cells.any() or facts.missing):
         return ""

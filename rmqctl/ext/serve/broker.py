@@ -25,7 +25,7 @@ from rmqctl.ext.serve.reading import EmptyQueue, Queue
 from rmqctl.ext.serve.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
 from rmqctl.ext.serve.source import READ, WRITE, Source, Topic
-from rmqctl.ext.serve.sums import Sums
+from rmqctl.ext.serve.sums import MessageCounts
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import Address
 
@@ -139,7 +139,7 @@ class Broker:
     delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Messages delivered, by group and topic."""
     delivered_bytes: int = 0
-    sums: Sums = field(default_factory=Sums)
+    sums: MessageCounts = field(default_factory=MessageCounts)
     requests: Counter[str] = field(default_factory=Counter)
     skipped: int = 0
     """Number of damaged messages that were skipped."""
@@ -162,7 +162,7 @@ class Broker:
     _retries: dict[str, Topic] = field(default_factory=dict)
     _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
     _waking: bool = False
-    _to_tell: dict[str, Group] = field(default_factory=dict)
+    _to_notify: dict[str, Group] = field(default_factory=dict)
 
     is_wiped: bool = False
     """True if routes do not permit sending."""
@@ -283,11 +283,11 @@ class Broker:
 
     # -- who waits ----------------------------------------------------------------------------
 
-    def hear(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
+    def listen(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
         """Notify a waiting request of new messages in a queue."""
         self.waiting[key].add(waiting)
 
-    def hear_no_more(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
+    def stop_listening(self, key: tuple[str, int], waiting: Callable[[bool], None]) -> None:
         listeners = self.waiting[key]
         listeners.discard(waiting)
         if not listeners:
@@ -370,7 +370,7 @@ class Broker:
 
     # -- groups -------------------------------------------------------------------------------
 
-    def tell_members(self, group: Group, but: object = None) -> None:
+    def notify_members(self, group: Group, but: object = None) -> None:
         """Notify members of a group that others came or went, so that they share queues again,
         unless the group's settings forbid it.
         """
@@ -382,29 +382,29 @@ class Broker:
                 peer.send(Command(NOTIFY_CONSUMER_IDS_CHANGED, ext={"consumerGroup": group.name},
                                   flag=2))
 
-    def tell_in_turns(self, groups: Iterable[Group]) -> None:
+    def notify_in_turns(self, groups: Iterable[Group]) -> None:
         """Notify the members of many groups, in turns with other requests."""
-        waiting = bool(self._to_tell)
-        self._to_tell.update((group.name, group) for group in groups)
-        if self._to_tell and not waiting:
+        waiting = bool(self._to_notify)
+        self._to_notify.update((group.name, group) for group in groups)
+        if self._to_notify and not waiting:
             self.later(0, self._tell)
 
     def _tell(self) -> None:
         late = time.monotonic() + _TURN_S
-        while self._to_tell and time.monotonic() < late:
-            self.tell_members(self._to_tell.popitem()[1])
-        if self._to_tell:
+        while self._to_notify and time.monotonic() < late:
+            self.notify_members(self._to_notify.popitem()[1])
+        if self._to_notify:
             self.later(0, self._tell)
 
     def forget(self, connection: Connection) -> None:
         """Forget a connection and its clients."""
-        self.tell_in_turns(self.groups.drop(peer=connection))
+        self.notify_in_turns(self.groups.drop(peer=connection))
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
         """Forget clients without a recent heartbeat, and record figures."""
         self.sums.note(self.received, self.delivered)
-        self.tell_in_turns(self.groups.drop_silent())
+        self.notify_in_turns(self.groups.drop_silent())
         self.locks.expire()
 
     def takes_group(self, group: str) -> bool:

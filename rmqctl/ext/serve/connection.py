@@ -116,7 +116,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         for end in list(self.at_end):
             end()
         for number in list(self._asked):
-            self._heard(number, None)
+            self._on_response(number, None)
         self._broker.forget(self)
         self._transport = None
 
@@ -195,7 +195,7 @@ class ClientConnection(asyncio.BufferedProtocol):
                         break
                     command = read_command(frame)
                     if command.is_response:
-                        self._heard(command.opaque, command)
+                        self._on_response(command.opaque, command)
                     else:
                         answer(self._broker, self, command)
                 self._has_asked = True
@@ -286,11 +286,11 @@ class ClientConnection(asyncio.BufferedProtocol):
             then(None)
             return
         number = next(self._numbers)
-        timer = asyncio.get_running_loop().call_later(seconds, self._heard, number, None)
+        timer = asyncio.get_running_loop().call_later(seconds, self._on_response, number, None)
         self._asked[number] = then, timer
         self.send(replace(command, opaque=number))
 
-    def _heard(self, number: int, response: Command | None) -> None:
+    def _on_response(self, number: int, response: Command | None) -> None:
         """Handle the response to a request to the client, if it is still expected."""
         then, timer = self._asked.pop(number, (None, None))
         if then is not None and timer is not None:

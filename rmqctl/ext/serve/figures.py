@@ -47,7 +47,7 @@ class Second:
 
 
 @dataclass(eq=False)
-class Watch:
+class CountWatch:
     """Looks at a server now and then. New consumer offsets are counted from its first look on."""
 
     server: Server

@@ -53,12 +53,12 @@ class _EndedError(Exception):
 
 @dataclass(eq=False)
 class Orders:
-    """Orders from a pipe. ``pipe``: the file to read, whose end stops the server; ``tell`` is
-    called with the events that answer orders. Unless ``is_allowed``, all orders are ignored.
+    """Orders from a pipe. ``pipe``: the file to read, whose end stops the server; ``on_event``
+    is called with the events that answer orders. Unless ``is_allowed``, all orders are ignored.
     """
 
     pipe: int
-    tell: Callable[..., None]
+    on_event: Callable[..., None]
     is_allowed: bool
     faults: Faults = field(default_factory=Faults)
     _state: str = "runs"
@@ -66,7 +66,7 @@ class Orders:
     _starts: bool = False
     _held: bytes = b""
 
-    def hear(self, end: Callable[[], None]) -> None:
+    def carry_out(self, end: Callable[[], None]) -> None:
         """Read and carry out orders; ``end`` stops the server. While paused, this blocks the server
         and every client.
         """
@@ -77,7 +77,7 @@ class Orders:
         """Note that the server has started, and carry out the orders read before."""
         if self._starts:
             self._starts = False
-            self.tell(event="order", order="start")
+            self.on_event(event="order", order="start")
         self._go_on(end)
 
     def _go_on(self, end: Callable[[], None]) -> None:
@@ -103,7 +103,7 @@ class Orders:
                   for number in (signal.SIGTERM, signal.SIGINT)}
         try:
             # Answered now: the program that waits for it may stop the server at once.
-            self.tell(event="order", order="stop" if state == "stopped" else "pause")
+            self.on_event(event="order", order="stop" if state == "stopped" else "pause")
             while self._state == state:
                 if not self._obey():
                     self._read()
@@ -128,7 +128,7 @@ class Orders:
         try:
             order = msgspec.json.decode(line, type=_Order)
         except msgspec.MsgspecError as error:
-            self.tell(event="order", order=None, problem=str(error))
+            self.on_event(event="order", order=None, problem=str(error))
             return True
         was, faults = self._state, self.faults
         match order.order:
@@ -146,5 +146,5 @@ class Orders:
                 self._state, self._starts = "runs", True
         # Pause, stop and start are answered when they are done.
         if self._state == was or order.order == "resume":
-            self.tell(event="order", order=order.order)
+            self.on_event(event="order", order=order.order)
         return True

@@ -280,7 +280,7 @@ class StoredQueue:
                          is_complete)
 
 
-class AnsweredQueue:
+class RecordQueue:
     """A batch consume queue or a compacted topic, read record by record as by a broker."""
 
     def __init__(self, view: View, topic: str, queue_id: int) -> None:

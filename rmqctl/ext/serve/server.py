@@ -171,9 +171,9 @@ class Server:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - what is done now and then goes on
-            self._say(error)
+            self._report(error)
 
-    def _say(self, error: Exception) -> None:
+    def _report(self, error: Exception) -> None:
         problem = str(error) if isinstance(error, RmqctlError) else (
             f"{type(error).__name__}: {error}")
         if problem != self._problem:
@@ -245,7 +245,7 @@ class Server:
                 for broker in self.brokers:
                     broker.keep()
             except Exception as error:  # noqa: BLE001 - it is tried again
-                self._say(error)
+                self._report(error)
 
     def _save(self) -> None:
         """Save in this thread."""

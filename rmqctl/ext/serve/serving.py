@@ -61,7 +61,8 @@ class Settings:
     access: Access = field(default_factory=Access)
 
 
-def open_brokers(wanted: Sequence[RequestedStore], settings: Settings, report: Callable[..., None],
+def open_brokers(wanted: Sequence[RequestedStore], settings: Settings,
+                 on_event: Callable[..., None],
                  warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
     """Return (brokers, function that saves their consumer offsets).
     Raises: NotAStoreError, StoreIOError, FormatError, UsageError.
@@ -98,7 +99,7 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: Settings, report: C
             positions = Positions(source.offsets if settings.stored else {}, saved.get(key, {}))
             cluster.brokers[name] = broker = Broker(
                 name, cluster, source, positions, Memory(settings.retry_memory), settings.start,
-                store.address, writer=writer, on_event=report)
+                store.address, writer=writer, on_event=on_event)
             broker.pops = Pops(broker)
             broker.pulls = PlainPulls(broker)
             if writer is not None:

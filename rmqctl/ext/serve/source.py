@@ -10,7 +10,7 @@ from typing import Any
 from rmqctl.broker.view import view_of
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.log_reader import LogReader
-from rmqctl.ext.serve.reading import AnsweredQueue, EmptyQueue, Pages, Queue, StoredQueue
+from rmqctl.ext.serve.reading import EmptyQueue, Pages, Queue, RecordQueue, StoredQueue
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.formats.local.sysflag import (
     TRANSACTION_COMMIT,
@@ -164,7 +164,7 @@ class Source:
         special = self.view.generation >= 5 and (
             (topic, queue_id) in self.store.batch_queues or is_served(self.store, topic, queue_id))
         if special:
-            return AnsweredQueue(self.view, topic, queue_id)
+            return RecordQueue(self.view, topic, queue_id)
         plain = self.store.queue(topic, queue_id)
         if plain is None or not plain.exists:
             return EmptyQueue()

@@ -34,7 +34,7 @@ def _start() -> dict[str, deque[Counts]]:
 
 
 @dataclass(slots=True)
-class Sums:
+class MessageCounts:
     """The recorded counts of a broker."""
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)

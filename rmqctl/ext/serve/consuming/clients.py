@@ -99,13 +99,13 @@ def heartbeat(broker: Broker, call: Call) -> Response:
             touched.append(group)
     # Notify the members of changed groups, so that they share queues again.
     for group in touched[:_MAX_EVENTS]:
-        broker.tell_members(group)
-    broker.tell_in_turns(touched[_MAX_EVENTS:])
-    _tell_of(broker, client_id, joined)
+        broker.notify_members(group)
+    broker.notify_in_turns(touched[_MAX_EVENTS:])
+    _report_joined(broker, client_id, joined)
     return Response({})
 
 
-def _tell_of(broker: Broker, client_id: str, joined: list[str]) -> None:
+def _report_joined(broker: Broker, client_id: str, joined: list[str]) -> None:
     if len(joined) > _MAX_EVENTS:
         broker.on_event(event="joined", broker=broker.name, client=client_id, groups=len(joined))
         return
@@ -120,7 +120,7 @@ def unregister(broker: Broker, call: Call) -> Response:
         for group in broker.groups.drop(client_id, call.connection, call.fields["consumerGroup"]):
             broker.locks.give_back(group.name, client_id)
             broker.on_event(event="left", broker=broker.name, group=group.name, client=client_id)
-            broker.tell_members(group)
+            broker.notify_members(group)
     if call.fields["producerGroup"]:
         broker.groups.drop_producers(client_id, call.connection, call.fields["producerGroup"])
     return Response({})

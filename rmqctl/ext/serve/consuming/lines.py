@@ -38,7 +38,7 @@ class WaitingLines:
         waiting = self._all.setdefault(line, OrderedDict())
         waiting[look] = None
         if len(waiting) == 1:
-            self._broker.hear((line.topic, ANY_QUEUE), look)
+            self._broker.listen((line.topic, ANY_QUEUE), look)
 
     def leave(self, line: Line, look: Callable[[bool], None]) -> None:
         """Remove a waiting request."""
@@ -49,11 +49,11 @@ class WaitingLines:
             return
         if waiting:
             following = next(iter(waiting))
-            self._broker.hear((line.topic, ANY_QUEUE), following)
+            self._broker.listen((line.topic, ANY_QUEUE), following)
             self._broker.wake(following)
         else:
             del self._all[line]
-        self._broker.hear_no_more((line.topic, ANY_QUEUE), look)
+        self._broker.stop_listening((line.topic, ANY_QUEUE), look)
 
     def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
         """Return whether a waiting request is first in its line, and so notified of new

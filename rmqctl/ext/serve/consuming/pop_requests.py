@@ -20,10 +20,10 @@ from rmqctl.ext.serve.consuming.clients import body_of, objects
 from rmqctl.ext.serve.consuming.lines import Line
 from rmqctl.ext.serve.consuming.popping import (
     MAX_ATTEMPTS,
-    Given,
-    Popped,
+    DeliveredMessage,
+    GroupDeliveries,
+    PopRequest,
     Receipt,
-    Wish,
     attempt_of,
 )
 from rmqctl.ext.serve.consuming.pulling import MAX_WAIT_S, Waiting, judge
@@ -66,7 +66,7 @@ def pop_message(broker: Broker, call: Call) -> Response | None:
     accept = None
     if wanted["exp"]:
         accept = Subscription(wanted["topic"], wanted["exp"], wanted["expType"] or TAG).accept()
-    return _WaitingPop(broker, call, _line(call), Wish(
+    return _WaitingPop(broker, call, _line(call), PopRequest(
         max(wanted["maxMsgNums"], 1), _milliseconds(wanted["invisibleTime"]) / 1000, accept,
         bool(wanted["order"]), "", max(wanted["queueId"], ANY_QUEUE),
         wanted["initMode"] == _LATEST, attempt_of(wanted["attemptId"]))).start()
@@ -119,10 +119,10 @@ class _WaitingForAny(Waiting):
     """The time at which it ends (monotonic seconds)."""
 
     @property
-    def popped(self) -> Popped:
+    def popped(self) -> GroupDeliveries:
         """Return the group's popped messages of the topic; do not keep a reference to them."""
         wanted = self.call.fields
-        popped: Popped = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
+        popped: GroupDeliveries = self.broker.pops.of(wanted["consumerGroup"], wanted["topic"])
         return popped
 
     def start(self) -> Response | None:
@@ -132,9 +132,9 @@ class _WaitingForAny(Waiting):
             return response
         wait = min(self.call.fields["pollTime"] / 1000, MAX_WAIT_S)
         if wait <= 0 and not self.is_unfinished:
-            return self.nothing()
+            return self.empty_response()
         if not self.has_room:
-            return self.nothing(full=True)
+            return self.empty_response(full=True)
         self.late = time.monotonic() + max(wait, 0)
         self.begin(max(wait, _MIN_WAIT_S))
         self._wait()
@@ -167,7 +167,7 @@ class _WaitingForAny(Waiting):
         except Failed as answer:
             response = Response(code=answer.status, remark=answer.remark)
         if response is None and (is_full or time.monotonic() >= self.late):
-            response = self.nothing()
+            response = self.empty_response()
         if response is not None:
             self.answer(response)
         else:
@@ -181,13 +181,13 @@ class _WaitingForAny(Waiting):
         """Return the response if there is anything to deliver now. Raises: Failed."""
 
     @abstractmethod
-    def nothing(self, *, full: bool = False) -> Response:
+    def empty_response(self, *, full: bool = False) -> Response:
         """Return the response without messages; ``full``: because too many requests wait."""
 
 
 @dataclass(eq=False)
 class _WaitingPop(_WaitingForAny):
-    wish: Wish
+    wish: PopRequest
     left: int = 0
 
     def answer_now(self) -> Response | None:
@@ -209,7 +209,7 @@ class _WaitingPop(_WaitingForAny):
             msgOffsetInfo=";".join(
                 f"{marks[key]} {','.join(map(str, offsets))}" for key, offsets in by_queue.items()))
 
-    def nothing(self, *, full: bool = False) -> Response:
+    def empty_response(self, *, full: bool = False) -> Response:
         return self._answer([], Status.POLLING_FULL if full else Status.POLLING_TIMEOUT)
 
     def _answer(self, parts: list[Buffer], code: int, number: int = 0, **more: str) -> Response:
@@ -226,7 +226,7 @@ class _WaitingNotice(_WaitingForAny):
             self.key.queue_id, fifo=self.key.fifo,
             attempt=attempt_of(wanted["attemptId"])) else None
 
-    def nothing(self, *, full: bool = False) -> Response:
+    def empty_response(self, *, full: bool = False) -> Response:
         return Response({"hasMsg": "false", "pollingFull": str(full).lower()})
 
 
@@ -235,7 +235,7 @@ def _mark(name: str) -> str:
     return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"
 
 
-def _record(given: Given) -> Buffer:
+def _record(given: DeliveredMessage) -> Buffer:
     """Return the message as stored, except for its number of deliveries."""
     times = min(given.flight.attempt - 1, MAX_ATTEMPTS)
     name, _ = given.receipt.queue
@@ -266,7 +266,7 @@ def change_invisible_time(broker: Broker, call: Call) -> Response:
                      "reviveQid": "0"})
 
 
-def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
+def _receipt(broker: Broker, call: Call) -> tuple[GroupDeliveries, Receipt]:
     """Return the popped messages and the receipt that a request refers to. Raises: Failed."""
     wanted = call.fields
     name, queue_id, offset = wanted["topic"], wanted["queueId"], wanted["offset"]
@@ -286,7 +286,7 @@ def _receipt(broker: Broker, call: Call) -> tuple[Popped, Receipt]:
         (name, queue_id), offset, int(match[1]))
 
 
-def _popped(broker: Broker, group: str, topic: str) -> Popped:
+def _popped(broker: Broker, group: str, topic: str) -> GroupDeliveries:
     """Return a group's popped messages of a topic, or of one of its retry topics.
     Raises: Failed.
     """
@@ -296,7 +296,7 @@ def _popped(broker: Broker, group: str, topic: str) -> Popped:
                                                                                           ):
         base = topic[len(RETRY_PREFIX + group) + 1:]
     broker.require_topic(base)
-    popped: Popped = broker.pops.of(group, base)
+    popped: GroupDeliveries = broker.pops.of(group, base)
     return popped
 
 

@@ -44,9 +44,9 @@ QueueKey = tuple[str, int]
 
 
 @dataclass(slots=True)
-class Flight:
-    """A delivered, unacknowledged message. ``number``: see `Receipt`; ``owner``: the client whose
-    connection renews the invisible time, if any.
+class InFlight:
+    """A message in flight: delivered, not acknowledged yet. ``number``: see `Receipt`; ``owner``:
+    the client whose connection renews the invisible time, if any.
     """
 
     offset: int
@@ -61,13 +61,13 @@ class Flight:
 @dataclass(slots=True)
 class _PopQueue:
     """A queue of a group. ``next``: the queue offset to read from; ``flights``: sorted by offset;
-    ``attempt``: the `Wish.attempt` of the latest delivery.
+    ``attempt``: the `PopRequest.attempt` of the latest delivery.
     """
 
     next: int
     committed: int | None
     attempt: str = ""
-    flights: dict[int, Flight] = field(default_factory=dict)
+    flights: dict[int, InFlight] = field(default_factory=dict)
 
 
 class Receipt(NamedTuple):
@@ -81,17 +81,17 @@ class Receipt(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class DeliveredMessage:
     """A delivered message with its receipt."""
 
     record: Buffer
-    flight: Flight
+    flight: InFlight
     receipt: Receipt
 
 
 @dataclass(frozen=True, slots=True)
-class Wish:
-    """A client's request for messages. ``invisible``: seconds; ``owner``: see `Flight`;
+class PopRequest:
+    """A client's request for messages. ``invisible``: seconds; ``owner``: see `InFlight`;
     ``queue_id``: the queue to read, or any; ``latest``: start a group without consumer offset at
     new messages, unless `Broker.start` decides. ``attempt``: a request for ordered messages with
     the same attempt repeats one whose response was lost, and gets the same messages at once.
@@ -117,7 +117,7 @@ def _queues(count: int, wanted: int) -> range:
     return range(count) if wanted == ANY_QUEUE else range(max(wanted, 0), min(wanted + 1, count))
 
 
-class Popped:
+class GroupDeliveries:
     """The messages of one topic that one group was given by a broker."""
 
     def __init__(self, pops: Pops, group: str, topic: str) -> None:
@@ -143,7 +143,7 @@ class Popped:
 
     # -- giving out ---------------------------------------------------------------------------
 
-    def take(self, wish: Wish, left: int | None) -> tuple[list[Given], int]:
+    def take(self, wish: PopRequest, left: int | None) -> tuple[list[DeliveredMessage], int]:
         """Return (messages, number of queues not searched yet). Call it again with that number when
         others had their turn. All receipts have the same number.
         Raises: Failed.
@@ -155,7 +155,7 @@ class Popped:
         late = time.monotonic() + TURN_S
         self._look_at_clock()
         self._count_up()
-        given: list[Given] = []
+        given: list[DeliveredMessage] = []
         size = 0
         try:
             for message_or_left in self._deliveries(keys, left, wish):
@@ -171,7 +171,8 @@ class Popped:
                 raise
         return given, left
 
-    def _deliveries(self, keys: list[QueueKey], left: int, wish: Wish) -> Iterator[Given | int]:
+    def _deliveries(self, keys: list[QueueKey], left: int, wish: PopRequest
+                    ) -> Iterator[DeliveredMessage | int]:
         """Yield messages, and after each queue the number of queues left."""
         if wish.fifo:
             self._again.clear()  # it is found with its queue
@@ -202,7 +203,8 @@ class Popped:
             left -= 1
             yield left
 
-    def _new(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given | None]:
+    def _new(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
+             ) -> Iterator[DeliveredMessage | None]:
         """Yield messages that were not delivered yet; None when a filter takes long."""
         while True:
             if self.flying >= MAX_OF_GROUP or not self._pops.may_fly(self):
@@ -214,7 +216,7 @@ class Popped:
             queue.next = min(max(pulled.next_begin, pulled.min), pulled.max)
             for record in pulled.records:
                 flight = self._fly(key, queue, record, queue.next - 1, wish)
-                yield Given(record, flight, Receipt(key, flight.offset, flight.number))
+                yield DeliveredMessage(record, flight, Receipt(key, flight.offset, flight.number))
             self._commit(key, queue)
             if pulled.status not in (FOUND, NO_MATCH, REMOVING) and queue.next <= before:
                 return
@@ -223,12 +225,12 @@ class Popped:
             if queue.next >= pulled.max:
                 return
 
-    def _fly(self, key: QueueKey, queue: _PopQueue, record: Buffer, offset: int, wish: Wish
-             ) -> Flight:
+    def _fly(self, key: QueueKey, queue: _PopQueue, record: Buffer, offset: int, wish: PopRequest
+             ) -> InFlight:
         message = decode(record)
         now = time.monotonic()
         queue.attempt = wish.attempt
-        flight = Flight(offset, message.physical_offset, message.reconsume_times + 1,
+        flight = InFlight(offset, message.physical_offset, message.reconsume_times + 1,
                         self._number, now + wish.invisible, wish.owner, now)
         queue.flights[offset] = flight
         self.flying += 1
@@ -236,8 +238,8 @@ class Popped:
         self._wait(key, flight)
         return flight
 
-    def _give_again(self, key: QueueKey, queue: _PopQueue, flight: Flight, wish: Wish, *,
-                    counts: bool = True) -> Given | None:
+    def _give_again(self, key: QueueKey, queue: _PopQueue, flight: InFlight, wish: PopRequest, *,
+                    counts: bool = True) -> DeliveredMessage | None:
         """Deliver a message whose invisible time is over again. Return None if it no longer exists
         or does not pass the filter. ``counts``: whether this is a new attempt.
         """
@@ -247,9 +249,11 @@ class Popped:
             return None
         flight.attempt += counts
         flight.owner, flight.since = wish.owner, time.monotonic()
-        return Given(next(pulled.records), flight, self._hide(key, flight, wish.invisible))
+        receipt = self._hide(key, flight, wish.invisible)
+        return DeliveredMessage(next(pulled.records), flight, receipt)
 
-    def _in_order(self, key: QueueKey, queue: _PopQueue, wish: Wish) -> Iterator[Given]:
+    def _in_order(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
+                  ) -> Iterator[DeliveredMessage]:
         """Yield the unacknowledged messages of a queue; none while another client has some of
         them.
         """
@@ -313,7 +317,7 @@ class Popped:
                 self.broker.positions.commit(self.group, *key, lowest)):
             queue.committed = lowest
 
-    def _land(self, key: QueueKey, queue: _PopQueue, flight: Flight) -> None:
+    def _land(self, key: QueueKey, queue: _PopQueue, flight: InFlight) -> None:
         del queue.flights[flight.offset]
         self.flying -= 1
         self._pops.flying -= 1
@@ -321,7 +325,7 @@ class Popped:
 
     # -- time ---------------------------------------------------------------------------------
 
-    def _wait(self, key: QueueKey, flight: Flight) -> None:
+    def _wait(self, key: QueueKey, flight: InFlight) -> None:
         heappush(self._due, (flight.visible, key, flight.offset, flight.number))
         if len(self._due) > 2 * self.flying + _STALE:
             self._due = [(pending.visible, name, pending.offset, pending.number)
@@ -356,12 +360,12 @@ class Popped:
     def _count_up(self) -> None:
         self._number = max(now_ms(), self._number + 1)
 
-    def _hide(self, key: QueueKey, flight: Flight, seconds: float) -> Receipt:
+    def _hide(self, key: QueueKey, flight: InFlight, seconds: float) -> Receipt:
         flight.visible, flight.number = time.monotonic() + seconds, self._number
         self._wait(key, flight)
         return Receipt(key, flight.offset, flight.number)
 
-    def find(self, receipt: Receipt) -> tuple[_PopQueue, Flight]:
+    def find(self, receipt: Receipt) -> tuple[_PopQueue, InFlight]:
         """Return the queue and the delivery of a receipt.
         Raises: Failed if the message is acknowledged, or was delivered again.
         """
@@ -402,7 +406,7 @@ class Popped:
             flight.owner and self._pops.is_there(flight.owner)) for queue in self.queues.values()
             for flight in queue.flights.values())
 
-    def give_back(self, which: Callable[[Flight], bool]) -> None:
+    def give_back(self, which: Callable[[InFlight], bool]) -> None:
         """Make the selected messages visible soon: their client did not receive them, or is
         gone.
         """
@@ -429,25 +433,25 @@ class Pops:
         self.lines = WaitingLines(broker)
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
-        self._all: OrderedDict[tuple[str, str], Popped] = OrderedDict()
+        self._all: OrderedDict[tuple[str, str], GroupDeliveries] = OrderedDict()
         """The least recently requested one is the first."""
         self._kept = 0
 
-    def of(self, group: str, topic: str) -> Popped:
+    def of(self, group: str, topic: str) -> GroupDeliveries:
         """Return the state of a group and topic; do not keep a reference to it across turns."""
         popped = self._all.get((group, topic))
         if popped is None:
-            popped = Popped(self, group, topic)
+            popped = GroupDeliveries(self, group, topic)
             self.make_room(popped)
             self._all[group, topic] = popped
         self._all.move_to_end((group, topic))
         return popped
 
-    def get(self, group: str, topic: str) -> Popped | None:
+    def get(self, group: str, topic: str) -> GroupDeliveries | None:
         """Return the state of a group and topic; None if there is none."""
         return self._all.get((group, topic))
 
-    def may_fly(self, of_this: Popped) -> bool:
+    def may_fly(self, of_this: GroupDeliveries) -> bool:
         """Return whether one more message may be delivered. If there are too many, forget those of
         the least recently active groups whose invisible times are over.
         """
@@ -461,7 +465,7 @@ class Pops:
             self._kept -= 1 + len(first.queues)
         return True
 
-    def make_room(self, for_this: Popped) -> None:
+    def make_room(self, for_this: GroupDeliveries) -> None:
         """Make space for one more queue by forgetting states without unacknowledged messages.
         Raises: Failed.
         """

@@ -190,11 +190,11 @@ class Waiting(ABC):
 
     def join(self) -> None:
         """Start listening for new messages."""
-        self.broker.hear(self.key, self.look)
+        self.broker.listen(self.key, self.look)
 
     def leave(self) -> None:
         """Stop listening for new messages."""
-        self.broker.hear_no_more(self.key, self.look)
+        self.broker.stop_listening(self.key, self.look)
 
     def again_in(self, seconds: float) -> None:
         """Look again after ``seconds`` instead of at the end of the wait."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from rmqctl.ext.serve.broker import Broker, Response
 from rmqctl.ext.serve.grpc.protocol import Code, Refused
-from rmqctl.ext.serve.grpc.sessions import Link, Sessions, host_of
+from rmqctl.ext.serve.grpc.sessions import BrokerLink, Sessions, host_of
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.parse_values import Address
@@ -61,9 +61,9 @@ class Caller:
         """Return the part of the client's address that identifies it."""
         return host_of(self.peer)
 
-    def link(self, broker: Broker) -> Link:
+    def link(self, broker: Broker) -> BrokerLink:
         """Return a connection of the caller to a broker, for requests."""
-        return Link(broker, self.peer, self.language)
+        return BrokerLink(broker, self.peer, self.language)
 
 
 @dataclass(eq=False)

@@ -16,10 +16,10 @@ from rmqctl.ext.serve.consuming.popping import (
     MAX_ATTEMPTS,
     RENEWED_S,
     TURN_S,
-    Given,
-    Popped,
+    DeliveredMessage,
+    GroupDeliveries,
+    PopRequest,
     Receipt,
-    Wish,
     attempt_of,
 )
 from rmqctl.ext.serve.consuming.subscriptions import ALL, SQL, TAG, Subscription, tags_of
@@ -95,7 +95,8 @@ async def receive(endpoint: Endpoint, caller: Caller, request: Any
                     lambda flight: (flight.physical, flight.number) in left)
 
 
-def _message(broker: Broker, given: Given, group: str, topic: str, wish: Wish) -> Any:
+def _message(broker: Broker, given: DeliveredMessage, group: str, topic: str, wish: PopRequest
+             ) -> Any:
     message = to_client(given.record, topic)
     system = message.system_properties
     system.queue_id, system.queue_offset = given.receipt.queue[1], given.receipt.offset
@@ -105,14 +106,14 @@ def _message(broker: Broker, given: Given, group: str, topic: str, wish: Wish) -
     return message
 
 
-def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: str) -> Wish:
+def _wish(endpoint: Endpoint, caller: Caller, request: Any, group: str, topic: str) -> PopRequest:
     invisible = milliseconds(request.invisible_duration)
     if request.auto_renew:
         invisible = int(RENEWED_S * 1000)
     elif not _MIN_INVISIBLE_MS <= invisible <= _MAX_INVISIBLE_MS:
         raise Refused(Code.ILLEGAL_INVISIBLE_TIME, "the invisible duration must be between 10 s "
                       "and 12 h")
-    return Wish(min(max(request.batch_size, 1), _MAX_MESSAGES), invisible / 1000,
+    return PopRequest(min(max(request.batch_size, 1), _MAX_MESSAGES), invisible / 1000,
                 _filter(topic, request.filter_expression), is_fifo(endpoint.brokers, group),
                 caller.client_id if request.auto_renew else "",
                 attempt=attempt_of(request.attempt_id))
@@ -152,16 +153,16 @@ def _poll_s(caller: Caller, request: Any) -> float:
 
 
 async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], line: Line,
-                  wish: Wish, seconds: float) -> list[tuple[Broker, Given]]:
+                  wish: PopRequest, seconds: float) -> list[tuple[Broker, DeliveredMessage]]:
     """Return messages as soon as there are any; empty after ``seconds``."""
-    async def taken() -> list[tuple[Broker, Given]]:
+    async def taken() -> list[tuple[Broker, DeliveredMessage]]:
         for broker in brokers:
             messages = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
             if messages:
                 return [(broker, message) for message in messages]
         return []
 
-    messages: list[tuple[Broker, Given]] = []
+    messages: list[tuple[Broker, DeliveredMessage]] = []
     with suppress(TimeoutError):
         async with asyncio.timeout(max(seconds, _LOOK_S)):
             messages = await taken()
@@ -203,7 +204,7 @@ def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitab
 
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
-                 wish: Wish) -> list[Given]:
+                 wish: PopRequest) -> list[DeliveredMessage]:
     """Return messages of one broker; move those delivered too often to the dead letters."""
     left = None
     most = most_attempts(endpoint.brokers, group)
@@ -219,7 +220,7 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
             return given
 
 
-async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
+async def _gave_up(caller: Caller, popped: GroupDeliveries, given: DeliveredMessage) -> bool:
     """Move a message to the dead letters. Return False if that fails, so that it is delivered."""
     try:
         await _bury(caller, popped, given.receipt)
@@ -228,7 +229,7 @@ async def _gave_up(caller: Caller, popped: Popped, given: Given) -> bool:
     return True
 
 
-async def _bury(caller: Caller, popped: Popped, receipt: Receipt) -> None:
+async def _bury(caller: Caller, popped: GroupDeliveries, receipt: Receipt) -> None:
     """Move a message to the dead letters as if its consumer had sent it back too often.
     Raises: Refused, Failed.
     """
@@ -240,12 +241,12 @@ async def _bury(caller: Caller, popped: Popped, receipt: Receipt) -> None:
     popped.ack(receipt)
 
 
-def _handle(popped: Popped, receipt: Receipt) -> str:
+def _handle(popped: GroupDeliveries, receipt: Receipt) -> str:
     (name, queue_id), offset, number = receipt
     return f"{popped.broker.name} {popped.names.index(name)} {queue_id} {offset} {number}"
 
 
-def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[Popped, Receipt]:
+def _popped(endpoint: Endpoint, request: Any, handle: str) -> tuple[GroupDeliveries, Receipt]:
     """Return the group's popped messages of the topic, and the receipt that a handle encodes.
     Raises: Refused.
     """

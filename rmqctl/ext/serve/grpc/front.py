@@ -207,7 +207,7 @@ class _Call:
             self.came = 0
 
 
-class _Answers(asyncio.Protocol):
+class _CoreResponses(asyncio.Protocol):
     """The responses of the core, on their way to the client."""
 
     def __init__(self, pipe: Pipe) -> None:
@@ -283,7 +283,7 @@ class Pipe(asyncio.Protocol):
 
     async def _connect(self, core: socket.socket) -> None:
         transport, _ = await asyncio.get_running_loop().create_unix_connection(
-            partial(_Answers, self), sock=core)
+            partial(_CoreResponses, self), sock=core)
         self._core = transport
         if not self.is_open:
             transport.abort()

@@ -240,9 +240,9 @@ class Proxy:
 
     async def _telemetry(self, _requests: Any, context: Any) -> None:
         with self._counted():
-            await self._heard(context)
+            await self._serve_stream(context)
 
-    async def _heard(self, context: Any) -> None:
+    async def _serve_stream(self, context: Any) -> None:
         """Answer a client's settings, and send commands to the client."""
         peer = context.peer()
         if self._streams[peer] >= _STREAMS_OF_CLIENTS:
@@ -251,13 +251,13 @@ class Proxy:
             return
         self._streams[peer] += 1
         try:
-            await self._heard_of(context)
+            await self._serve_client(context)
         finally:
             self._streams[peer] -= 1
             if not self._streams[peer]:
                 del self._streams[peer]
 
-    async def _heard_of(self, context: Any) -> None:
+    async def _serve_client(self, context: Any) -> None:
         # Identify the client, and count its stream.
         commands: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNSENT)
         sender = asyncio.ensure_future(_send_all(commands, context))

@@ -66,7 +66,7 @@ def host_of(peer: str) -> str:
     return network_of(peer.rpartition(":")[0].strip("[]"))
 
 
-class Link:
+class BrokerLink:
     """A client as one broker sees it: a connection through which its requests are sent."""
 
     _numbers = count(1)
@@ -125,7 +125,7 @@ class Session:
     """A connected client. ``settings``: those that it was answered with."""
 
     client_id: str
-    links: list[Link]
+    links: list[BrokerLink]
     settings: Any
     size: int = 0
     streams: int = 0
@@ -162,7 +162,7 @@ class Sessions:
         if session is None:
             if len(self.by_client) >= MAX_CLIENTS:
                 raise Refused(Code.TOO_MANY_REQUESTS, "too many clients")
-            links = [Link(broker, peer, language) for broker in self._brokers]
+            links = [BrokerLink(broker, peer, language) for broker in self._brokers]
             session = Session(client_id, links, MESSAGES["Settings"]())
             self.by_client[client_id] = session
         try:

@@ -62,7 +62,7 @@ class PlainSends:
             ("code", Literal[_CODE]), ("extFields", REQUESTS[_CODE].form), ("flag", Int32, 0),
             ("opaque", Int32, 0)], gc=False), strict=False).decode
         self._kernel, self._fields = active(), _fields()
-        self._answers = _Answers(says_key=self._writer.settings.profile.generation >= 5)
+        self._answers = _ResponseParts(says_key=self._writer.settings.profile.generation >= 5)
 
     def take_all(self, client: Client, frames: FrameReader) -> bool:
         """Store plain messages in ``frames`` until another request follows. Return whether there
@@ -159,7 +159,7 @@ class PlainSends:
         return True
 
 
-class _Answers:
+class _ResponseParts:
     """The common parts of responses to plain sends."""
 
     def __init__(self, *, says_key: bool) -> None:
@@ -178,7 +178,7 @@ class _Answers:
 class _Sent(msgspec.Struct, gc=False):
     """A stored message; called with its result, to answer the producer."""
 
-    answers: _Answers
+    answers: _ResponseParts
     client: Client
     opaque: int
     flag: int

@@ -92,21 +92,22 @@ def client_positions(broker: Broker, call: Call) -> None:
     asked = [member for member in connected.members.values()
              if wanted["clientAddr"] in (None, "", member.client_id)][:_MAX_ASKED]
     table: dict[str, dict[str, int]] = {}
-    heard = 0
+    answered = 0
 
-    def hear(member: Member, response: Command | None) -> None:
-        nonlocal heard
-        heard += 1
+    def collect(member: Member, response: Command | None) -> None:
+        nonlocal answered
+        answered += 1
         if response is not None and response.code == Status.SUCCESS:
             table[member.client_id] = _positions(response.body)
-        if heard == len(asked):
+        if answered == len(asked):
             call.reply(json_response({"consumerTable": table}))
 
     if not asked:
         call.reply(json_response({"consumerTable": {}}))
     for member in asked:
         member.peer.ask(Command(GET_CONSUMER_STATUS_FROM_CLIENT, ext={
-            "topic": wanted["topic"], "group": wanted["group"]}), partial(hear, member), PATIENCE_S)
+            "topic": wanted["topic"], "group": wanted["group"]}), partial(collect, member),
+            PATIENCE_S)
 
 
 def _positions(body: bytes) -> dict[str, int]:
