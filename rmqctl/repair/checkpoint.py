@@ -32,7 +32,7 @@ _NO_OFFSET = -1
 
 
 @dataclass(frozen=True, slots=True)
-class LogFacts:
+class CheckpointFacts:
     """The limits of a valid checkpoint. Times are store times (ms), 0 if unknown.
 
     ``newest``: of the log; ``logics``: of the last message with a consume queue entry; ``index``:
@@ -47,7 +47,7 @@ class LogFacts:
     end: int
 
 
-def facts_of(store: Store) -> LogFacts:
+def facts_of(store: Store) -> CheckpointFacts:
     """Return the facts of a store as it is, without reading its whole log. Raises: StoreIOError."""
     log_end = find_end(store)
     index = 0
@@ -56,8 +56,8 @@ def facts_of(store: Store) -> LogFacts:
             index = file.header.end_timestamp
             break
     last = log_end.last
-    return LogFacts(last.store_timestamp if last is not None else 0, _last_row(store), index,
-                    last.physical_offset if last is not None else -1, log_end.offset)
+    return CheckpointFacts(last.store_timestamp if last is not None else 0, _last_row(store), index,
+                           last.physical_offset if last is not None else -1, log_end.offset)
 
 
 def _last_row(store: Store) -> int:
@@ -78,7 +78,7 @@ def _last_row(store: Store) -> int:
     return 0
 
 
-def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFacts:
+def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> CheckpointFacts:
     """Return the facts after the steps of a rebuild. Raises: StoreIOError."""
     logics, index = rebuilt.logics_timestamp, rebuilt.index_timestamp
     if CONSUMEQUEUE not in rebuilt.only or rebuilt.topic is not None:
@@ -89,10 +89,10 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> LogFact
         settings = rebuilt.settings
         paths = [file.path for file in listing(folder, names.INDEX_DIGITS).files]
         index = newest_full_end(paths, Shape(settings.index_slots, settings.index_max))
-    return LogFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
+    return CheckpointFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
 
 
-def lost_with_it(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
+def lost_with_it(store: Store, facts: CheckpointFacts) -> tuple[Lost, ...]:
     """Return the lost messages known only by the checkpoint that is replaced. ``facts``: of the
     store after the repair; the checkpoint of an empty log stays. A DLedger member has another
     checkpoint.
@@ -107,7 +107,7 @@ def lost_with_it(store: Store, facts: LogFacts) -> tuple[Lost, ...]:
         known_by_checkpoint(store))
 
 
-def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
+def checkpoint_steps(root: str, facts: CheckpointFacts, generation: int, *,
                      trust_index: bool = False) -> tuple[list[Step], list[Action]]:
     """Return (steps, actions) for the checkpoint of the store at ``root``; nothing if it is valid.
 
@@ -157,7 +157,7 @@ def checkpoint_steps(root: str, facts: LogFacts, generation: int, *,
     return steps, [Action("rebuild", NAME, shown_old if is_file else None, shown_new, reason)]
 
 
-def _right(old: CheckpointRecord, facts: LogFacts, generation: int, *,
+def _right(old: CheckpointRecord, facts: CheckpointFacts, generation: int, *,
            fresh: bool) -> tuple[CheckpointRecord, str]:
     """Return (the corrected fields, what was wrong with them; empty if nothing)."""
     # Times: not later than what they represent.

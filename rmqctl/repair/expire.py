@@ -46,7 +46,7 @@ _WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class ExpiryLimits:
     """The limits by which log files expire: a file that exceeds any of them does. None: no limit.
 
     ``older_than`` (ms): as with a broker's ``fileReservedTime``, files last written (modification
@@ -75,7 +75,7 @@ class Expiry:
     rows: dict[str, int] = field(default_factory=dict)
 
 
-def expire(store: Store, now: int, limits: Limits) -> Expiry:
+def expire(store: Store, now: int, limits: ExpiryLimits) -> Expiry:
     """Return the plan that expires old files of ``store``. ``now`` in epoch ms.
 
     Files of queues, timer log and index that an earlier deletion of log files left behind expire
@@ -136,7 +136,7 @@ def age_of(file: StoreFile) -> os.stat_result:
         raise StoreIOError.from_oserror(error, file.path, "look at") from None
 
 
-def _expired_files(store: Store, now: int, limits: Limits) -> Iterator[tuple[StoreFile, str]]:
+def _expired_files(store: Store, now: int, limits: ExpiryLimits) -> Iterator[tuple[StoreFile, str]]:
     """Yield the expired log files, oldest first, with the reason."""
     left, freed = sum(file.size for file in store.log.files), 0
     for file in closed_files(store):

@@ -165,7 +165,7 @@ class Puts(Changes):
 
     def _rocksdb(self, derived: Sequence[Derived], why: str) -> None:
         present = self.store.rocksdb
-        writer = rocksdb.Writer(self.scratch.path(_MADE), lambda _key: False)
+        writer = rocksdb.DatabaseWriter(self.scratch.path(_MADE), lambda _key: False)
         try:
             if present is not None:
                 for damage in present.damage:

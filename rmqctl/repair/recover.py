@@ -48,7 +48,7 @@ from rmqctl.repair.plan import (
 )
 from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
-from rmqctl.repair.rebuild.disputes import Changed, Disputes, disputes
+from rmqctl.repair.rebuild.disputes import ChangedByte, Disputes, disputes
 from rmqctl.repair.rebuild.foreign_files import (
     foreign_index_entries,
     foreign_log_entries,
@@ -510,7 +510,7 @@ class _Planner:
                 "damaged, so neither is changed; `rmqctl verify` still reports it")
         return self._corrected(saved, timed.corrected) if timed.corrected else saved
 
-    def _corrected(self, saved: Salvage, corrected: Iterable[Changed]) -> Salvage:
+    def _corrected(self, saved: Salvage, corrected: Iterable[ChangedByte]) -> Salvage:
         """Return the log with the properties that entries prove."""
         pieces: dict[int, list[Piece]] = {}
         for change in {change.place: change for change in corrected}.values():

@@ -26,7 +26,7 @@ from rmqctl.checks.preflight.disk import (
 from rmqctl.checks.preflight.types import DiskUse
 from rmqctl.repair.expire import (
     Expiry,
-    Limits,
+    ExpiryLimits,
     age_of,
     closed_files,
     expire,
@@ -42,7 +42,7 @@ from rmqctl.store.space import Growth, growth
 from rmqctl.store.store import Store
 
 
-class LogFile(NamedTuple):
+class AgedFile(NamedTuple):
     """``written``: its modification time, from which its age counts; ``expires``: when it expires
     by age (ms; None: the file in use never does). ``goes``: ``age`` if it has expired, ``disk`` if
     it is deleted whatever its age, else "".
@@ -56,7 +56,7 @@ class LogFile(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class DiskOutlook:
     """Disk use at ``bytes_per_day``, measured from ``since`` to ``until`` (store times in ms).
 
     ``levels_off_at``: the largest share of the disk in use once as much expires as arrives.
@@ -88,10 +88,10 @@ class Retention:
     settings: dict[str, str]
     disk: DiskUse
     refuses_writes: bool
-    files: list[LogFile]
+    files: list[AgedFile]
     unread: dict[tuple[str, str], dict[int, int]] | None
     next_run: int | None
-    outlook: Outlook | None = None
+    outlook: DiskOutlook | None = None
     no_outlook: str = ""
     notes: list[str] = field(default_factory=list)
 
@@ -138,7 +138,7 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
     See `expire`.
     """
     release, rules = rules_of(store)
-    done = expire(store, now, Limits(older_than=rules.reserved_hours * HOUR))
+    done = expire(store, now, ExpiryLimits(older_than=rules.reserved_hours * HOUR))
     note = (f"log files last written {rules.reserved_hours} h ago or earlier expire "
             f"({origin(store, release, 'fileReservedTime')}; release {release})")
     return replace(done, plan=replace(done.plan, notes=(note, *done.plan.notes)))
@@ -201,7 +201,7 @@ def retention(store: Store, around: Around, version: str | None = None,
     return answer
 
 
-def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFile]:
+def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[AgedFile]:
     """Return all files of the log; a file that is kept keeps those after it."""
     files, latest = [], 0
     for number, file in enumerate(store.log.files):
@@ -209,13 +209,13 @@ def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[LogFi
         latest = max(latest, written + rules.reserved_hours * HOUR)
         goes = "age" if number < disk.expires_files else (
             "disk" if number < disk.deletes_files else "")
-        files.append(LogFile(target(store, file.path), file.size, written,
-                             latest if number < closed else None, goes))
+        files.append(AgedFile(target(store, file.path), file.size, written,
+                              latest if number < closed else None, goes))
     return files
 
 
 def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
-             by_time: bool) -> Outlook | None:
+             by_time: bool) -> DiskOutlook | None:
     """Return how the disk fills; None if no rate is known. ``by_time``: deleteWhen ever occurs."""
     per_day = grows.recent_per_day or grows.per_day
     if not per_day or grows.last is None:
@@ -245,5 +245,5 @@ def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
     hours = max(math.floor(room / per_day * 24) - (1 if store.layout.is_dledger else 0), 0)
     if not by_time:
         hours = 0  # files are not deleted by age
-    return Outlook(per_day, since or 0, grows.last, round(1.0 if math.isinf(most) else most, 4),
-                   reached, hours)
+    return DiskOutlook(per_day, since or 0, grows.last, round(1.0 if math.isinf(most) else most, 4),
+                       reached, hours)

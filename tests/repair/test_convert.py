@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.repair.convert.new_store import Offsets
+from rmqctl.repair.convert.new_store import OffsetMapping
 from rmqctl.store import Store
 from tests.support import snapshot
 from tests.support.cli import run
@@ -150,7 +150,7 @@ def test_a_plain_log_of_dledgers(golden_copy, tmp_path: Path, name: str, before)
 def test_a_commit_names_its_half_message_where_it_is_now(golden):
     record = next(iter(records(golden("4.9.3/dledger/store")).values()))
     table = io.StringIO()
-    offsets = Offsets(table)
+    offsets = OffsetMapping(table)
     for topic, old, new in ((b"orders", 48, 0), (b"RMQ_SYS_TRANS_HALF_TOPIC", 400, 304)):
         offsets.add(old, new, replace(record, topic=topic))
     named = {at: replace(record, prepared_transaction_offset=at) for at in (0, 48, 400, 401)}

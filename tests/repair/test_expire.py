@@ -12,7 +12,7 @@ import pytest
 from rmqctl.broker.versions import version_for
 from rmqctl.broker.view import broker_view
 from rmqctl.formats.local import batch_consume_queue, consume_queue
-from rmqctl.repair.expire import Expiry, Limits, expire
+from rmqctl.repair.expire import Expiry, ExpiryLimits, expire
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
@@ -28,9 +28,9 @@ HOUR = 3_600_000
 LIMIT = 72 * HOUR
 
 
-def run(root: Path, limits: Limits | None = None, kind: str = "") -> Expiry:
+def run(root: Path, limits: ExpiryLimits | None = None, kind: str = "") -> Expiry:
     with Store.open(root, dirs(kind)) as store:
-        return expire(store, NOW, limits or Limits(LIMIT))
+        return expire(store, NOW, limits or ExpiryLimits(LIMIT))
 
 
 def age(root: Path, hours: list[float], kind: str = "") -> list[Path]:
@@ -157,7 +157,7 @@ def test_the_limit_itself_expires(golden_copy: GoldenFolder) -> None:
     root = golden_copy("4.9.3/basic/store")
     age(root, [72.0, 1.0])
     assert run(root).min_after == 65536
-    assert run(root, Limits(LIMIT + 1)).min_after == 0
+    assert run(root, ExpiryLimits(LIMIT + 1)).min_after == 0
 
 
 def test_never_the_last_file_nor_the_one_in_use(golden_copy: GoldenFolder) -> None:
@@ -167,28 +167,28 @@ def test_never_the_last_file_nor_the_one_in_use(golden_copy: GoldenFolder) -> No
     (root / "commitlog" / f"{int(names[-1]) + 65536:020d}").write_bytes(bytes(65536))
     age(root, [1000.0])
     assert run(root).min_after == int(names[-1])
-    assert run(root, Limits(None, 0)).min_after == int(names[-1])
+    assert run(root, ExpiryLimits(None, 0)).min_after == int(names[-1])
 
 
 def test_keep_bytes_takes_young_files_too(golden_copy: GoldenFolder) -> None:
     root = golden_copy("4.9.3/basic/store")
     count = len(log_names(root))
     age(root, [1.0])
-    assert run(root, Limits(None, count * 65536)).plan.empty
-    assert run(root, Limits(None, count * 65536 - 1)).min_after == 65536
-    assert run(root, Limits(None, 2 * 65536)).min_after == (count - 2) * 65536
+    assert run(root, ExpiryLimits(None, count * 65536)).plan.empty
+    assert run(root, ExpiryLimits(None, count * 65536 - 1)).min_after == 65536
+    assert run(root, ExpiryLimits(None, 2 * 65536)).min_after == (count - 2) * 65536
     age(root, [100.0, 100.0, 100.0, 1.0])
-    assert run(root, Limits(LIMIT, 4 * 65536)).min_after == 3 * 65536
+    assert run(root, ExpiryLimits(LIMIT, 4 * 65536)).min_after == 3 * 65536
 
 
 def test_so_much_is_freed(golden_copy: GoldenFolder) -> None:
     root = golden_copy("4.9.3/basic/store")
     count = len(log_names(root))
     age(root, [1.0])
-    assert run(root, Limits(free_bytes=0)).plan.empty
-    assert run(root, Limits(free_bytes=65536)).min_after == 65536
-    assert run(root, Limits(free_bytes=65537)).min_after == 2 * 65536
-    all_of_it = run(root, Limits(free_bytes=1 << 40))
+    assert run(root, ExpiryLimits(free_bytes=0)).plan.empty
+    assert run(root, ExpiryLimits(free_bytes=65536)).min_after == 65536
+    assert run(root, ExpiryLimits(free_bytes=65537)).min_after == 2 * 65536
+    all_of_it = run(root, ExpiryLimits(free_bytes=1 << 40))
     assert all_of_it.min_after == (count - 1) * 65536
     assert any("the last file in use is kept" in note for note in all_of_it.plan.notes)
 

@@ -8,17 +8,17 @@ import pytest
 
 from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local.checkpoint import CheckpointRecord
-from rmqctl.repair.checkpoint import LogFacts, checkpoint_steps, facts_after, facts_of
+from rmqctl.repair.checkpoint import CheckpointFacts, checkpoint_steps, facts_after, facts_of
 from rmqctl.repair.plan import Create, MoveAside, Replace
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.store import Store
 from tests.repair.rebuilding import IDS, SETS, run, settings_of
 from tests.support import golden as golden_sets
 
-FACTS = LogFacts(newest=2000, logics=1900, index=1500, last=700, end=900)
+FACTS = CheckpointFacts(newest=2000, logics=1900, index=1500, last=700, end=900)
 
 
-def after(root: Path, facts: LogFacts = FACTS, generation: int = 4) -> tuple[
+def after(root: Path, facts: CheckpointFacts = FACTS, generation: int = 4) -> tuple[
         CheckpointRecord | None, str]:
     """(the new checkpoint, the reason); None and "" where nothing is planned."""
     steps, actions = checkpoint_steps(str(root), facts, generation)
@@ -95,7 +95,7 @@ def test_a_page_of_another_length_keeps_its_values(tmp_path):
 
 
 def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):
-    empty = LogFacts(0, 0, 0, -1, 0)
+    empty = CheckpointFacts(0, 0, 0, -1, 0)
     assert after(tmp_path, empty) == (None, "")
     (tmp_path / "checkpoint").mkdir()
     for facts in (FACTS, empty):
@@ -105,7 +105,7 @@ def test_an_empty_log_needs_none_and_a_folder_goes_aside(tmp_path):
 
 
 def test_of_an_empty_log_only_what_cannot_be_is_mended(tmp_path):
-    empty = LogFacts(0, 0, 0, -1, 0)
+    empty = CheckpointFacts(0, 0, 0, -1, 0)
     (tmp_path / "checkpoint").write_bytes(layout.build(CheckpointRecord(5, 6, 4, 0, 70)))
     assert after(tmp_path, empty) == (None, "")
     (tmp_path / "checkpoint").write_bytes(layout.build(CheckpointRecord(5, -6, 4, 0, 70)))

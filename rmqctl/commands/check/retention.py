@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from datetime import tzinfo
 
     from rmqctl.output import Human
-    from rmqctl.repair.retention import LogFile, Outlook, Retention
+    from rmqctl.repair.retention import AgedFile, DiskOutlook, Retention
 
 _SHOWN = 20
 _WHY = {"disk": "deleted: the disk is full", "age": "expired"}
@@ -115,7 +115,7 @@ def _first_line(forecast: Retention) -> str:
     return line
 
 
-def _what(file: LogFile, tz: tzinfo, *, ends: bool) -> str:
+def _what(file: AgedFile, tz: tzinfo, *, ends: bool) -> str:
     if file.expires is None:
         return "kept: the last file in use"
     if not file.goes and not ends:
@@ -123,7 +123,7 @@ def _what(file: LogFile, tz: tzinfo, *, ends: bool) -> str:
     return _WHY[file.goes] if file.goes else f"kept until {time_text(file.expires, tz)}"
 
 
-def _outlook(forecast: Retention, outlook: Outlook | None, tz: tzinfo) -> dict[str, str]:
+def _outlook(forecast: Retention, outlook: DiskOutlook | None, tz: tzinfo) -> dict[str, str]:
     if outlook is None:
         return {"outlook": f"unknown: {forecast.no_outlook}"}
     names = {"expire_ratio": f"{forecast.rules.expire_ratio:.0%}", "full": "100%",

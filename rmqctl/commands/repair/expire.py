@@ -46,17 +46,17 @@ def command(
     """
     from rmqctl.checks.impact import Impact
     from rmqctl.commands.shared import applying, plan_page
-    from rmqctl.repair.expire import Limits, expire
+    from rmqctl.repair.expire import ExpiryLimits, expire
     from rmqctl.repair.retention import expire_by_settings
     from rmqctl.repair.truncate.truncate import WRITES
 
     show_times_in(tz)
-    limits, now = Limits(older_than, keep_bytes, free), now_ms()
+    limits, now = ExpiryLimits(older_than, keep_bytes, free), now_ms()
 
     def propose(_: Scratch) -> plan_page.Proposal:
         with store.open() as opened:
-            expiry = expire(opened, now, limits) if limits != Limits() else expire_by_settings(
-                opened, now)
+            expiry = (expire_by_settings(opened, now) if limits == ExpiryLimits() else
+                      expire(opened, now, limits))
         count = sum(expiry.rows.values())
         return plan_page.Proposal(
             expiry.plan,

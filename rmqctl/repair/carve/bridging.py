@@ -27,7 +27,7 @@ _SEALED = Style(sealed=True)
 _MIN_FILLER, _MIN_SEALED = least_filler(Style()), least_filler(_SEALED)
 
 
-class Missing(NamedTuple):
+class MissingOffsets(NamedTuple):
     """Queue offsets ``first`` and the next ``number - 1``, which no message has."""
 
     topic: str
@@ -82,7 +82,7 @@ class Bridge:
             yield at, at + size, True
             at += size
 
-    def records(self, end: int, before: Record, lacking: Sequence[Missing] = ()) -> Iterator[
+    def records(self, end: int, before: Record, lacking: Sequence[MissingOffsets] = ()) -> Iterator[
             Record]:
         """Yield the fillers between the end of the log and a message, with those of its queues."""
         physical = before.physical_offset
@@ -137,7 +137,7 @@ class Lacking:
     ``rows``: by the physical offset of the message after the gap.
     """
 
-    rows: dict[int, list[Missing]] = field(default_factory=dict)
+    rows: dict[int, list[MissingOffsets]] = field(default_factory=dict)
     _gaps: list[_Gap] = field(default_factory=list)
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
     """(the next queue offset, the number of gaps before), by queue; -1 where messages move up."""
@@ -152,10 +152,10 @@ class Lacking:
         expected, first = self._ends.get(number, (offset, 0))
         if expected >= 0:
             fits = offset >= expected and self._put(
-                Missing(*queue, expected, offset - expected), first)
+                MissingOffsets(*queue, expected, offset - expected), first)
             self._ends[number] = (offset + 1, len(self._gaps)) if fits else (-1, 0)
 
-    def _put(self, missing: Missing, first: int) -> bool:
+    def _put(self, missing: MissingOffsets, first: int) -> bool:
         """Find space for missing messages in the gaps from number ``first`` on."""
         left, parts = missing.number, []
         size = missing.filler().least(_SEALED)

@@ -71,7 +71,7 @@ class _Places(RowFile):
 
 
 @dataclass(slots=True)
-class Log:
+class CarvedLog:
     """One of the logs that were found. ``reason``: why it is not part of those before.
 
     ``places``: its messages in their order; ``tail``: messages that fit nowhere between them.
@@ -230,7 +230,7 @@ class Order:
                 self._hosts[host] = number
         return number
 
-    def logs(self, bridge: Callable[[], Bridge]) -> list[Log]:
+    def logs(self, bridge: Callable[[], Bridge]) -> list[CarvedLog]:
         """Return the logs that were found, with the places of their messages. ``bridge``: returns
         the bridge of a log.
 
@@ -244,7 +244,7 @@ class Order:
         reach = [0] * len(rank)
         for host, end in enumerate(self._reach):
             reach[rank[host]] = max(end, reach[rank[host]])
-        logs: list[Log] = []
+        logs: list[CarvedLog] = []
         first, current = 0, -1
         with ExitStack() as held:
             for place, following in _ahead(self._sorted(rank, held)):
@@ -258,8 +258,8 @@ class Order:
                             or log.distance(place) == _FOLLOWS]
                 best = _best(fits, place)
                 if best is None and len(logs) < MAX_LOGS:
-                    best = Log(len(logs), bridge(), self._reason(logs, first, fits),
-                               end=physical - physical % bridge().file_size)
+                    best = CarvedLog(len(logs), bridge(), self._reason(logs, first, fits),
+                                     end=physical - physical % bridge().file_size)
                     logs.append(best)
                 if best is None or not best.takes(physical):
                     (best or logs[-1]).tail.append_place(place)
@@ -273,7 +273,7 @@ class Order:
         return logs
 
     @staticmethod
-    def _reason(logs: list[Log], first: int, fits: list[Log]) -> str:
+    def _reason(logs: list[CarvedLog], first: int, fits: list[CarvedLog]) -> str:
         if not logs:
             return ""
         if len(logs) == first:
@@ -311,7 +311,7 @@ class Order:
         self._spool.close()
 
 
-def _best(logs: list[Log], place: RecordPlace) -> Log | None:
+def _best(logs: list[CarvedLog], place: RecordPlace) -> CarvedLog | None:
     """Return the log that a message fits best."""
     near = [(distance, log.number, log) for log in logs
             if (distance := log.distance(place)) is not None]

@@ -28,7 +28,7 @@ _MAX_OPEN = 8
 _PAGE, _UNUSED = 4096, 64 << 10
 
 
-class Ranges:
+class GrowingRanges:
     """A growing number of half-open ranges, at most `MAX_RANGES`: then the last one is extended."""
 
     def __init__(self) -> None:
@@ -73,7 +73,7 @@ class Pieces:
         self.chains = Chains(window)
         self._breaks: dict[int, _Break] = {}
         """By the shift of the log, in the order of their places."""
-        self._owned, self._doubt = Ranges(), Ranges()
+        self._owned, self._doubt = GrowingRanges(), GrowingRanges()
         self._is_judged = False
         self._cut = 0
         """The end of the last fragment that breaks off in a record."""

@@ -35,7 +35,7 @@ from rmqctl.repair.carve.carve import (
     CarveTally,
     Carving,
 )
-from rmqctl.repair.carve.ordering import Log, Order
+from rmqctl.repair.carve.ordering import CarvedLog, Order
 from rmqctl.repair.carve.sources import CarveSource, Input
 
 _OPEN_SOURCES = 32
@@ -48,7 +48,7 @@ _FREE_FILL, _FILL = 64 << 20, 16
 
 
 @dataclass(slots=True)
-class Written:
+class WrittenStore:
     """Contents of the new store. ``reasons``: why messages were refused, with their number.
 
     ``logs``: if there are several, each with its store, and why it is not in the one before.
@@ -84,7 +84,7 @@ class Written:
                 "end_physical_offset": self.end_physical_offset,
                 **({"logs": self.logs} if self.logs else {})}
 
-    def add(self, log: Written, reason: str) -> None:
+    def add(self, log: WrittenStore, reason: str) -> None:
         """Add one of several logs."""
         self.logs.append({"store": log.store, "written": log.messages,
                           "reason": str(reason) or None,
@@ -129,7 +129,7 @@ class StoreMaker:
         self._settings, self._is_sized = plan_store(root, settings).settings, is_sized
         self._order = Order()
         self._batch_topics: set[str] = set()
-        self.written = Written(root)
+        self.written = WrittenStore(root)
 
     def __enter__(self) -> Self:
         return self
@@ -154,7 +154,7 @@ class StoreMaker:
             self._batch_topics.update(part.column("topic"))
 
     def write(self, carving: Carving, advance: Callable[[int], None] = lambda _bytes: None,
-              check: Callable[[], None] = lambda: None) -> Written:
+              check: Callable[[], None] = lambda: None) -> WrittenStore:
         """Create the store and put all messages into it. ``check`` is called where a stop does no
         harm.
         Raises: StoreIOError, RefusedError; the store is then like that of a killed broker.
@@ -177,7 +177,7 @@ class StoreMaker:
             # Each log becomes a store.
             reader = held.enter_context(_Reader(carving.inputs))
             for log in logs:
-                into = done if len(logs) == 1 else Written(
+                into = done if len(logs) == 1 else WrittenStore(
                     os.path.join(done.store, str(log.number + 1)))
                 self._write_log(into, log, settings, reader, advance, check)
                 if into is not done:
@@ -185,7 +185,7 @@ class StoreMaker:
         return done
 
     @staticmethod
-    def _write_log(done: Written, log: Log, settings: Settings, reader: _Reader,
+    def _write_log(done: WrittenStore, log: CarvedLog, settings: Settings, reader: _Reader,
                    advance: Callable[[int], None], check: Callable[[], None]) -> None:
         create_store(done.store, settings)
         with Engine.open(done.store, settings) as engine:
@@ -207,7 +207,7 @@ class StoreMaker:
                 for reason, count in self.written.reasons.most_common(_NAMED)]
 
 
-def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
+def remarks(tally: CarveTally, wanted: CarveOptions, written: WrittenStore | None,
             left_out: set[str]) -> Iterator[str]:
     """Yield the notes on a finished carving. ``written``: None if messages were only listed;
     ``left_out``: placements that were not written.
@@ -276,7 +276,7 @@ def remarks(tally: CarveTally, wanted: CarveOptions, written: Written | None,
 class _Writer:
     """Puts records in groups, and fillers before those that keep their physical offsets."""
 
-    def __init__(self, engine: Engine, to: Log, done: Written) -> None:
+    def __init__(self, engine: Engine, to: CarvedLog, done: WrittenStore) -> None:
         self._engine, self._to, self._done = engine, to, done
         self._group: list[Record] = []
         self._size, self._keeps = 0, False

@@ -50,7 +50,7 @@ Table = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class EntryDifference:
     """An entry that both sides have, and its fields that differ: (in this store, in the source)."""
 
     file: str
@@ -72,7 +72,7 @@ class Merge:
     """A plan, and the entries that differ."""
 
     plan: Plan
-    differ: tuple[Difference, ...]
+    differ: tuple[EntryDifference, ...]
 
 
 # -- the source -----------------------------------------------------------------------------------
@@ -140,7 +140,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                      "belong to another broker")
     # Each table of each file: entries that are missing, and those that differ.
     actions: list[Action] = []
-    differ: list[Difference] = []
+    differ: list[EntryDifference] = []
     files: dict[str, tuple[ConfigFile, dict[str, Table]]] = {}
     for name, tables in _TABLES.items():
         changed: dict[str, Table] = {}
@@ -168,7 +168,7 @@ def plan_merge(store: Store, source: str, clock: Callable[[], int], scratch: Scr
                     actions.append(Action("add", _target(file), None, key, f"copied from {source}",
                                           proof=entry))
                 elif fields := _differing(table, ours[key], entry):
-                    difference = Difference(name, key, fields)
+                    difference = EntryDifference(name, key, fields)
                     differ.append(difference)
                     if replace:
                         taken[key] = entry

@@ -29,7 +29,7 @@ _BY_LEVEL = "delayOffset.json"
 
 
 @dataclass(frozen=True, slots=True)
-class Dropped:
+class DroppedSetting:
     """A setting that the release does not know: the entry of a file, and the value."""
 
     file: str
@@ -42,12 +42,12 @@ class Dropped:
 
 
 def fit_config(changes: Changes, store: Store, release: str, gone: Collection[str],
-               scratch: Scratch) -> list[Dropped]:
+               scratch: Scratch) -> list[DroppedSetting]:
     """Plan the files for a release, without the offsets of topics whose messages are ``gone``, and
     without topics among them whose names the release refuses; return the dropped settings.
     Raises: RefusedError if a file cannot be read; StoreIOError.
     """
-    dropped: list[Dropped] = []
+    dropped: list[DroppedSetting] = []
     form = store.layout.config
     is_read = form == "json" or is_from(release, FEATURES[form].since)
     # Out of a form of RocksDB that the release does not read; with queues in RocksDB it reads the
@@ -70,7 +70,7 @@ def fit_config(changes: Changes, store: Store, release: str, gone: Collection[st
         if form != "json" and name in TABLES:
             continue
         file = load_one(store, name)
-        dropped_here: list[Dropped] = []
+        dropped_here: list[DroppedSetting] = []
         for copy in (file.main, file.backup):
             if copy.usable and isinstance(copy.value, dict):
                 _fit(changes, name, copy, release, gone, dropped_here)
@@ -92,7 +92,7 @@ def pull_offsets(store: Store, release: str) -> int:
 
 
 def _fit(changes: Changes, name: str, copy: ConfigCopy, release: str, gone: Collection[str],
-         dropped: list[Dropped]) -> None:
+         dropped: list[DroppedSetting]) -> None:
     dropped.clear()
     value = _fitted(name, copy.value, release, gone, dropped)
     if value != copy.value:
@@ -101,7 +101,7 @@ def _fit(changes: Changes, name: str, copy: ConfigCopy, release: str, gone: Coll
 
 
 def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str],
-            dropped: list[Dropped]) -> dict[str, Any]:
+            dropped: list[DroppedSetting]) -> dict[str, Any]:
     """Return a copy of the value of a file as the release has it."""
     for field in CONFIG_FIELDS:
         if field.file == name and not is_from(release, field.since):
@@ -117,7 +117,7 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
 
 
 def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
-             dropped: list[Dropped], name: str) -> dict[str, Any]:
+             dropped: list[DroppedSetting], name: str) -> dict[str, Any]:
     """Return the value without the field; add an unusual value of it to ``dropped``."""
     key, *rest = path
     if key == "*":
@@ -130,7 +130,7 @@ def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
         return {**value, key: _without(inner, field, tuple(rest), dropped, name)} if isinstance(
             inner, dict) else value
     if field.usual and not any(value[key] == usual for usual in field.usual):
-        dropped.append(Dropped(f"{FOLDER}/{field.file}", name, key, value[key]))
+        dropped.append(DroppedSetting(f"{FOLDER}/{field.file}", name, key, value[key]))
     return {inner: field_value for inner, field_value in value.items() if inner != key}
 
 

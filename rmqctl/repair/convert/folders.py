@@ -36,7 +36,7 @@ SETTING, READ_ONLY = "storePathCommitLog", "readOnlyCommitLogStorePaths"
 
 
 @dataclass(slots=True)
-class Copied:
+class CopiedLog:
     """The result; ``folders``: the number of log files in each folder of the new store."""
 
     store: str
@@ -75,7 +75,7 @@ class InFolders:
         self._names = planned.commitlog_dirs
         self._files = [_only_one(store, list(same)) for _, same in groupby(
             store.log.files, attrgetter("name"))]
-        self.done = Copied(root, folders=Counter(dict.fromkeys(map(
+        self.done = CopiedLog(root, folders=Counter(dict.fromkeys(map(
             os.path.abspath, planned.log_folders), 0)))
 
     @property
@@ -84,7 +84,7 @@ class InFolders:
         return sum(file.size for file in self._files)
 
     def run(self, advance: Callable[[int], None] = lambda _bytes: None,
-            check: Callable[[], None] = lambda: None) -> Copied:
+            check: Callable[[], None] = lambda: None) -> CopiedLog:
         """Create the store; the log comes last. Raises: StoreIOError."""
         store, done = self._store, self.done
         inside = [os.path.join(os.path.realpath(folder), "") for folder in store.log_folders]

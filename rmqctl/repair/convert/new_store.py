@@ -174,7 +174,7 @@ class WithPlainLog:
         done.mapping = os.path.join(folder, MAPPING)
         with open(done.mapping, "x", encoding="utf-8", errors="surrogateescape",
                   newline="") as file:
-            offsets = Offsets(file)
+            offsets = OffsetMapping(file)
             for group in self._groups(begin, offsets):
                 check()
                 before = [record.physical_offset for record in group]
@@ -193,7 +193,7 @@ class WithPlainLog:
                     advance(record.total_size)
         sync_file(done.mapping)
 
-    def _groups(self, begin: int, offsets: Offsets) -> Iterator[list[Record]]:
+    def _groups(self, begin: int, offsets: OffsetMapping) -> Iterator[list[Record]]:
         """Yield the messages of the entries in groups; a message that names a half message of the
         last group starts a new one.
         """
@@ -248,7 +248,7 @@ def _filler(record: Record) -> Record:
                    properties=f"{MARK}{NAME_VALUE_SEPARATOR}{LOST}{PROPERTY_SEPARATOR}".encode())
 
 
-class Offsets:
+class OffsetMapping:
     """Writes the old and new physical offset of each message, and keeps those of half messages: 16
     bytes each.
     """

@@ -35,8 +35,7 @@ from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, MAGIC_V2, Record, decode
 from rmqctl.phrases import Phrase, some_of
-from rmqctl.repair.convert.config_fields import Dropped as DroppedSetting
-from rmqctl.repair.convert.config_fields import fit_config, pull_offsets
+from rmqctl.repair.convert.config_fields import DroppedSetting, fit_config, pull_offsets
 from rmqctl.repair.convert.queues import (
     FORM_NOTES,
     ConvertOptions,

@@ -19,7 +19,7 @@ from rmqctl.files.bounds import Bounds
 from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
 from rmqctl.files.sparse import content_digest, same_content
-from rmqctl.repair.executor.journal import Journal, Record, repair_folder
+from rmqctl.repair.executor.journal import Journal, StepRecord, repair_folder
 from rmqctl.repair.executor.patch import compare, lay, save_spans, set_length
 from rmqctl.repair.executor.staging_dirs import refuse_strange_dirs
 from rmqctl.repair.targets import real_path, up
@@ -58,12 +58,12 @@ class StepStates:
         self._own_folders: set[str] = set()
         self._is_copy = os.stat(self._staging_dirs[0]).st_ino != journal.inode
 
-    def path(self, record: Record) -> str:
+    def path(self, record: StepRecord) -> str:
         path = real_path(self.root, record.target, follow=record.kind in ("replace", "patch"))
         self._bounds.require(record.target, path)
         return path
 
-    def _in_dir(self, record: Record, name: str) -> str:
+    def _in_dir(self, record: StepRecord, name: str) -> str:
         """Return the place of one of the repair's own files. RefusedError if a link points
         elsewhere.
         """
@@ -76,14 +76,14 @@ class StepStates:
             self._own_folders.add(folder)
         return path
 
-    def _backup(self, record: Record) -> str:
+    def _backup(self, record: StepRecord) -> str:
         return self._in_dir(record, record.backup)
 
-    def _is_new(self, record: Record, current: FileStamp) -> bool:
+    def _is_new(self, record: StepRecord, current: FileStamp) -> bool:
         """Return whether the target's name points to the file that the step put there."""
         return self._is(record, current, record.new, record.digest)
 
-    def _is_old(self, record: Record, current: FileStamp) -> bool:
+    def _is_old(self, record: StepRecord, current: FileStamp) -> bool:
         """Return whether the file is the one from before the step.
 
         The content decides in a copy of a store only: an empty ``abort`` of another time is another
@@ -92,7 +92,7 @@ class StepStates:
         digest = record.old_digest if self._is_copy else ""
         return self._is(record, current, record.old, digest)
 
-    def _is(self, record: Record, current: FileStamp, stamp: FileStamp | None,
+    def _is(self, record: StepRecord, current: FileStamp, stamp: FileStamp | None,
             digest: str) -> bool:
         """Compare by stamp, or, because a copy of a store may have other times, by content."""
         if stamp is None or stamp.fits(current):
@@ -106,7 +106,7 @@ class StepStates:
 
     # -- how far is it? -------------------------------------------------------------------------
 
-    def phase(self, record: Record) -> Phase:
+    def phase(self, record: StepRecord) -> Phase:
         """Return the progress of a step. Raises: ChangedError if the target matches no state."""
         if record.kind == "folder":
             return "done" if os.path.isdir(self.path(record)) else "todo"
@@ -148,7 +148,7 @@ class StepStates:
             raise self._changed(record, "was changed")
         return "done"
 
-    def phases(self) -> Iterator[tuple[Record, Phase | ChangedError]]:
+    def phases(self) -> Iterator[tuple[StepRecord, Phase | ChangedError]]:
         """Yield the `phase` of every step, in order, before any of them is carried out.
 
         Files below something that is still to be moved aside are not from the step itself.
@@ -177,12 +177,12 @@ class StepStates:
                     moved.add(path)
         return numbers
 
-    def _old_name_restored(self, record: Record, target: FileStamp) -> bool:
+    def _old_name_restored(self, record: StepRecord, target: FileStamp) -> bool:
         """Return whether the old name of a moved file is there again beside the new one."""
         return record.old is not None and record.old.fits(target) and self._same_files(
             self.path(record), self._backup(record))
 
-    def _patch_phase(self, record: Record) -> Phase:
+    def _patch_phase(self, record: StepRecord) -> Phase:
         path = self.path(record)
         if not is_regular(path):
             raise self._changed(record, "was deleted")
@@ -213,7 +213,7 @@ class StepStates:
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 
-    def _changed(self, record: Record, change: str, *, begun: bool = True) -> ChangedError:
+    def _changed(self, record: StepRecord, change: str, *, begun: bool = True) -> ChangedError:
         return ChangedError(f"{record.target}: {change} since repair {self.journal.id}",
                             begun=begun)
 
@@ -227,7 +227,7 @@ class StepApplier(StepStates):
 
     # -- forward --------------------------------------------------------------------------------
 
-    def forward(self, record: Record) -> None:
+    def forward(self, record: StepRecord) -> None:
         """Carry out the rest of the step. Raises: ChangedError, StoreIOError."""
         phase = self.phase(record)
         path = self.path(record)
@@ -248,12 +248,12 @@ class StepApplier(StepStates):
                 self._back_up(path, self._backup(record), record)
             self._rename(self._in_dir(record, record.staged), path)
 
-    def _base(self, record: Record, path: str) -> str:
+    def _base(self, record: StepRecord, path: str) -> str:
         """Return the folder that existed before the step created others below it."""
         first = os.path.join(self.root, record.folders[0]) if record.folders else path
         return os.path.dirname(first)
 
-    def _back_up(self, path: str, backup: str, record: Record) -> None:
+    def _back_up(self, path: str, backup: str, record: StepRecord) -> None:
         """Link the old file to a second name; without support for links, move it there."""
         self._make_folders(os.path.dirname(backup), self._staging_dirs[record.staging_dir])
         if os.path.lexists(backup) and self._same_files(path, backup):
@@ -268,7 +268,7 @@ class StepApplier(StepStates):
             return
         sync_folder(os.path.dirname(backup))
 
-    def _patch(self, record: Record, path: str) -> None:
+    def _patch(self, record: StepRecord, path: str) -> None:
         fd = open_file(path, os.O_RDWR)
         try:
             assert record.new is not None
@@ -278,7 +278,7 @@ class StepApplier(StepStates):
         finally:
             os.close(fd)
 
-    def _sync_patched(self, record: Record, path: str, mtime_ns: int | None = None) -> None:
+    def _sync_patched(self, record: StepRecord, path: str, mtime_ns: int | None = None) -> None:
         """Force a patched file to disk with its old modification time, on which expiry depends."""
         assert record.old is not None
         wanted = record.old.mtime_ns if mtime_ns is None else mtime_ns
@@ -294,7 +294,7 @@ class StepApplier(StepStates):
 
     # -- backward -------------------------------------------------------------------------------
 
-    def check_undo(self, record: Record, phase: Phase, *, applied: bool) -> int | None:
+    def check_undo(self, record: StepRecord, phase: Phase, *, applied: bool) -> int | None:
         """Raise ChangedError unless the step can be undone as if nothing had happened since.
 
         Return the modification time (ns) that a patched file gets if it was written to after an
@@ -310,7 +310,8 @@ class StepApplier(StepStates):
             return None
         return current.mtime_ns
 
-    def backward(self, record: Record, *, force: bool = False, mtime_ns: int | None = None) -> None:
+    def backward(self, record: StepRecord, *, force: bool = False,
+                 mtime_ns: int | None = None) -> None:
         """Undo what was done of the step. Nothing is deleted: files from the repair, and with
         ``force`` also later changes, move to ``undone``. Raises: ChangedError, StoreIOError.
         """
@@ -323,7 +324,7 @@ class StepApplier(StepStates):
             self._put_back(record, path, force=force)
         self._remove_folders(record, path)
 
-    def _uncreate(self, record: Record, path: str) -> None:
+    def _uncreate(self, record: StepRecord, path: str) -> None:
         if stat_file(path) is None:
             return
         undone, staged = self._in_dir(record, record.undone), self._in_dir(record, record.staged)
@@ -334,7 +335,7 @@ class StepApplier(StepStates):
                 return
         self._rename(path, undone)
 
-    def _put_back(self, record: Record, path: str, *, force: bool) -> None:
+    def _put_back(self, record: StepRecord, path: str, *, force: bool) -> None:
         backup, undone = self._backup(record), self._in_dir(record, record.undone)
         old, current = stat_file(backup), stat_file(path)
         if old is None or (self._has_both_names(path, backup) and (
@@ -360,7 +361,7 @@ class StepApplier(StepStates):
         return record.inode == other.inode or (
             record.mtime_ns == other.mtime_ns and self._same_files(path, backup))
 
-    def _unpatch(self, record: Record, path: str, *, force: bool, mtime_ns: int | None) -> None:
+    def _unpatch(self, record: StepRecord, path: str, *, force: bool, mtime_ns: int | None) -> None:
         assert record.old is not None
         assert record.new is not None
         try:
@@ -374,7 +375,7 @@ class StepApplier(StepStates):
         self._lay_back(record, path)
         self._sync_patched(record, path, mtime_ns)
 
-    def _save_changed(self, record: Record, path: str) -> None:
+    def _save_changed(self, record: StepRecord, path: str) -> None:
         target = _free(self._in_dir(record, record.undone) + ".bytes")
         self._make_folders(os.path.dirname(target), self._staging_dirs[record.staging_dir])
         fd = open_file(path, os.O_RDONLY)
@@ -384,7 +385,7 @@ class StepApplier(StepStates):
             os.close(fd)
         sync_folder(os.path.dirname(target))
 
-    def _lay_back(self, record: Record, path: str) -> None:
+    def _lay_back(self, record: StepRecord, path: str) -> None:
         assert record.old is not None
         assert record.new is not None
         fd = open_file(path, os.O_RDWR)
@@ -396,7 +397,7 @@ class StepApplier(StepStates):
         finally:
             os.close(fd)
 
-    def _remove_folders(self, record: Record, path: str) -> None:
+    def _remove_folders(self, record: StepRecord, path: str) -> None:
         """Remove the folders that the repair created, if they are empty."""
         folders = [os.path.join(self.root, name) for name in record.folders]
         if record.kind == "folder":

@@ -25,7 +25,7 @@ from rmqctl.scan.overlay import Piece
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedStep:
     """A step with the real path of its target, and the folders that it creates (real paths,
     outermost first). ``again``: a later step creates something at the target or below it.
     """
@@ -36,7 +36,7 @@ class Checked:
     again: bool = False
 
 
-def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[Checked]:
+def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[CheckedStep]:
     """Return the steps that are left to do, in order; patches of one file are joined.
 
     Raises: RefusedError if the store differs from what the plan assumes, or if a step would write
@@ -66,7 +66,7 @@ class _Picture:
         self._above: set[str] = set()
         self._gone: set[str] = set()
 
-    def add(self, root: str, step: Step) -> Checked | None:
+    def add(self, root: str, step: Step) -> CheckedStep | None:
         target, follow = step.target, isinstance(step, Replace | Patch)
         refuse_foreign_links(root, target if follow else os.path.dirname(target))
         if follow and is_alias(root, os.path.join(root, target)):
@@ -91,7 +91,7 @@ class _Picture:
                 raise RefusedError(f"{target}: is a link to a folder and is not moved")
             self._bounds.refuse_links(path)
             self._gone.add(path)
-            return Checked(step, path)
+            return CheckedStep(step, path)
         if isinstance(step, Create | MakeFolder):
             if kind is not None:
                 raise RefusedError(f"{target}: exists already")
@@ -99,14 +99,14 @@ class _Picture:
             for folder in folders:
                 self._make(folder, "folder")
             self._make(path, "folder" if isinstance(step, MakeFolder) else "file")
-            return Checked(step, path, folders)
+            return CheckedStep(step, path, folders)
         if path in self._created:
             raise InternalError(f"{target}: the plan changes it twice")
         if kind != "file":
             raise RefusedError(f"{target}: " + ("does not exist any more" if kind is None
                                                 else "is not a regular file"))
         self._make(path, "file")
-        return Checked(step, path)
+        return CheckedStep(step, path)
 
     def _make(self, path: str, kind: str) -> None:
         self._created[path] = kind

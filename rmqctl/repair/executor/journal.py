@@ -52,7 +52,7 @@ PENDING: tuple[StateName, ...] = ("interrupted", "undoing", "damaged")
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class StepRecord:
     """One step in the journal.
 
     ``staging_dir`` is the number of the folder (`Journal.staging_dirs`), on the target's own file
@@ -89,7 +89,7 @@ class Record:
         return values
 
     @classmethod
-    def of(cls, raw: dict[str, Any]) -> Record:
+    def of(cls, raw: dict[str, Any]) -> StepRecord:
         """Parse a step. Raises: KeyError, TypeError, ValueError for other than `as_dict` output."""
         given = {_FIELDS.get(name, name): value for name, value in raw.items()}
         for name in ("old", "new"):
@@ -117,7 +117,7 @@ class Journal:
     staging_dirs: tuple[str, ...]
     inode: int
     actions: tuple[Mapping[str, Any], ...] = ()
-    records: tuple[Record, ...] = ()
+    records: tuple[StepRecord, ...] = ()
     times: Mapping[str, int] = field(default_factory=dict)
     root: str = ""
     neighbours: Neighbours = field(default_factory=dict)
@@ -148,7 +148,7 @@ class Journal:
             journal = cls(str(head["id"]), int(head["time"]), str(head["command"]),
                        tuple(map(str, head["homes"])), int(head["inode"]),
                        tuple(json.loads(line) for line in lines[:count]),
-                       tuple(Record.of(json.loads(line)) for line in lines[count:]),
+                       tuple(StepRecord.of(json.loads(line)) for line in lines[count:]),
                        {str(name): int(mtime) for name, mtime in head["times"].items()},
                        str(head.get("root", "")),
                        {str(folder): {str(name): (int(size), int(digest))
@@ -162,7 +162,7 @@ class Journal:
         return journal
 
 
-def _refuse_strange_paths(record: Record, further_dirs: int) -> None:
+def _refuse_strange_paths(record: StepRecord, further_dirs: int) -> None:
     """Raise ValueError for paths that no repair writes into its journal, which may be foreign.
 
     A target is relative to the root, or absolute in a folder outside (`relocated` decides about

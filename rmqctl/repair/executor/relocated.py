@@ -24,7 +24,7 @@ from rmqctl.repair.executor.apply_step import ChangedError, StepStates
 from rmqctl.repair.executor.journal import (
     FOLDER,
     Journal,
-    Record,
+    StepRecord,
     is_committed,
     load,
     pending,
@@ -279,7 +279,7 @@ def _renamed(journal: Journal, now: str, folders: Folders) -> Journal:
                    times={folders.get(name, name): mtime for name, mtime in journal.times.items()})
 
 
-def _record(record: Record, folders: Folders) -> Record:
+def _record(record: StepRecord, folders: Folders) -> StepRecord:
     folder, name = os.path.split(record.target)
     if folder not in folders:
         return record
@@ -296,7 +296,7 @@ def _above(path: str, folders: Folders) -> str:
     return "" if os.path.isabs(path) else path
 
 
-def _staging_dir(now: str, records: Sequence[Record], number: int, folder: str) -> str:
+def _staging_dir(now: str, records: Sequence[StepRecord], number: int, folder: str) -> str:
     """Return the place of a further staging folder by its number; it was created as ``folder``."""
     target = next((record.target for record in records if record.staging_dir == number), None)
     if target is None:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from rmqctl.files.disk_usage import BLOCK, free_bytes
 from rmqctl.files.durable import failed, open_file
-from rmqctl.repair.executor.check_plan import Checked
+from rmqctl.repair.executor.check_plan import CheckedStep
 from rmqctl.repair.plan import Content, Create, FileContent, Patch, Replace
 from rmqctl.repair.targets import nearest_folder
 from rmqctl.scan.holes import data_ranges
@@ -33,7 +33,7 @@ class Room(NamedTuple):
         return self._asdict()
 
 
-def rooms(root: str, todo: Sequence[Checked], folders: Iterable[str] | None = None,
+def rooms(root: str, todo: Sequence[CheckedStep], folders: Iterable[str] | None = None,
           is_there: Callable[[FileContent, int], bool] = lambda _content, _device: False) -> list[
               Room]:
     """Return a `Room` for each file system that the checked steps write to, named by a folder

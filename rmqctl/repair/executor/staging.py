@@ -26,11 +26,11 @@ from rmqctl.files.durable import (
 )
 from rmqctl.files.file_stamp import FileStamp, is_regular, stamp_of, stat_file
 from rmqctl.files.sparse import content_digest, copy_sparse
-from rmqctl.repair.executor.check_plan import Checked, check
+from rmqctl.repair.executor.check_plan import CheckedStep, check
 from rmqctl.repair.executor.journal import (
     Journal,
     Neighbours,
-    Record,
+    StepRecord,
     ids,
     is_committed,
     next_id,
@@ -115,13 +115,13 @@ class Staging:
 
     # -- checks ---------------------------------------------------------------------------------
 
-    def _note_times(self, checked: Checked) -> None:
+    def _note_times(self, checked: CheckedStep) -> None:
         """Note the times of the folders in which names change, for undo."""
         for folder in {nearest_folder(checked.path), os.path.dirname(checked.path)}:
             with contextlib.suppress(OSError):
                 self._times.setdefault(self._named(folder), os.stat(folder).st_mtime_ns)
 
-    def _check_writable(self, todo: Iterable[Checked]) -> None:
+    def _check_writable(self, todo: Iterable[CheckedStep]) -> None:
         """Raise an error now rather than halfway, if a target cannot be written."""
         for checked in todo:
             if isinstance(checked.step, Patch):
@@ -132,7 +132,7 @@ class Staging:
                 raise StoreIOError(f"cannot rename files in {folder}: permission denied, or the "
                                    "file system is read-only")
 
-    def _check_room(self, todo: Sequence[Checked], staging_dirs: Sequence[int]) -> None:
+    def _check_room(self, todo: Sequence[CheckedStep], staging_dirs: Sequence[int]) -> None:
         from rmqctl.repair.executor.room import rooms  # not needed for a preview
 
         folders = [self._staging_dirs.folders[number] for number in staging_dirs]
@@ -150,17 +150,17 @@ class Staging:
 
     # -- steps ----------------------------------------------------------------------------------
 
-    def _record(self, number: int, checked: Checked, staging_dir: int) -> Record:
+    def _record(self, number: int, checked: CheckedStep, staging_dir: int) -> StepRecord:
         # Steps that need no new file.
         step, target = checked.step, checked.step.target
         folders = tuple(self._named(folder) for folder in checked.folders)
         if isinstance(step, MakeFolder):
-            return Record("folder", target, folders=folders)
+            return StepRecord("folder", target, folders=folders)
         if isinstance(step, MoveAside):
             backup = self._free_backup_name(staging_dir, target)
-            return Record("move", target, staging_dir, backup=backup,
-                          undone=_undone_name(target), old=stat_file(checked.path),
-                          again=checked.again, old_digest=self._digest_of_moved(checked.path))
+            return StepRecord("move", target, staging_dir, backup=backup,
+                              undone=_undone_name(target), old=stat_file(checked.path),
+                              again=checked.again, old_digest=self._digest_of_moved(checked.path))
         if isinstance(step, Patch):
             return self._patch(number, checked, step, staging_dir)
         # A replacement is staged beside the file, with its attributes.
@@ -170,15 +170,15 @@ class Staging:
         if isinstance(step, Replace):
             old = stat_file(checked.path)
             new = self._stage(staging_dir, staged, step, like=checked.path)
-            return Record("replace", target, staging_dir, staged,
-                          self._free_backup_name(staging_dir, target), undone, old, new,
-                          digest=content_digest(self._path(staging_dir, staged)),
-                          old_digest=content_digest(checked.path))
+            return StepRecord("replace", target, staging_dir, staged,
+                              self._free_backup_name(staging_dir, target), undone, old, new,
+                              digest=content_digest(self._path(staging_dir, staged)),
+                              old_digest=content_digest(checked.path))
         # A file in place of one that an earlier step moves aside gets its mode.
         like = checked.path if is_regular(checked.path) else None
         new = self._stage(staging_dir, staged, step, like=like, near=nearest_folder(checked.path))
-        return Record("create", target, staging_dir, staged, undone=undone, new=new,
-                      folders=folders, digest=content_digest(self._path(staging_dir, staged)))
+        return StepRecord("create", target, staging_dir, staged, undone=undone, new=new,
+                          folders=folders, digest=content_digest(self._path(staging_dir, staged)))
 
     def _digest_of_moved(self, path: str) -> str:
         """Return the digest of a regular file; empty once too many bytes have been read."""
@@ -193,7 +193,8 @@ class Staging:
         inside = path == root or path.startswith(root + os.sep)
         return os.path.relpath(path, root) if inside else path
 
-    def _patch(self, number: int, checked: Checked, step: Patch, staging_dir: int) -> Record:
+    def _patch(self, number: int, checked: CheckedStep, step: Patch,
+               staging_dir: int) -> StepRecord:
         staged = os.path.join(BYTES, f"{number:06d}.new")
         backup = os.path.join(BYTES, f"{number:06d}.old")
         self._folder(staging_dir, BYTES)
@@ -209,8 +210,8 @@ class Staging:
             os.close(fd)
         end = max(position + size for position, size in spans)
         new = FileStamp(max(old.size, end), old.mtime_ns, old.inode)
-        return Record("patch", step.target, staging_dir, staged, backup,
-                      _undone_name(step.target), old, new, spans)
+        return StepRecord("patch", step.target, staging_dir, staged, backup,
+                          _undone_name(step.target), old, new, spans)
 
     def _stage(self, staging_dir: int, name: str, step: Create | Replace, *, like: str | None,
                near: str = "") -> FileStamp:

@@ -14,7 +14,7 @@ from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.phrases import Phrase
 from rmqctl.repair.offsets.table import (
     MovedOffset,
-    Offsets,
+    OffsetsPlan,
     file_of,
     is_configured,
     lost_queues,
@@ -61,7 +61,7 @@ class Reset:
 
 
 def plan_reset(store: Store, wanted: Reset, view: View, clock: Callable[[], int],
-               scratch: Scratch) -> Offsets:
+               scratch: Scratch) -> OffsetsPlan:
     """Return the plan for an opened store; ``view`` has the bounds of queues. ``clock``: epoch ms.
     If offsets are in RocksDB, a new database is built in ``scratch``.
     Raises: RefusedError for an unknown group or queue, or a file that cannot be changed without

@@ -2,7 +2,7 @@
 replaces it.
 
 Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
-as it is, in its order. Offsets that consumers keep themselves (broadcasting) are not here.
+as it is, in its order. OffsetsPlan that consumers keep themselves (broadcasting) are not here.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class MovedOffset:
 
 
 @dataclass(frozen=True, slots=True)
-class Offsets:
+class OffsetsPlan:
     """A plan, and all its queues, those with an unchanged offset included."""
 
     plan: Plan
@@ -172,12 +172,12 @@ def moved_to(store: Store, rows: QueueRows | None, queue: tuple[str, str, int], 
 
 def planned(store: Store, command: str, queues: Sequence[MovedOffset],
             changed: Sequence[MovedOffset], why: Callable[[MovedOffset], Phrase],
-            notes: Iterable[str], clock: Callable[[], int], scratch: Scratch) -> Offsets:
+            notes: Iterable[str], clock: Callable[[], int], scratch: Scratch) -> OffsetsPlan:
     """Return the plan that moves ``changed`` of the ``queues``; ``why`` returns the reason for
     each. ``clock``: epoch ms. Raises: RefusedError, MissingExtraError, StoreIOError.
     """
     if not changed:
-        return Offsets(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
+        return OffsetsPlan(Plan(command, store.root, notes=tuple(notes)), tuple(queues))
     # By file: a broker whose `enableLmq` was changed leaves both.
     files: dict[str, tuple[ConfigFile, list[MovedOffset]]] = {}
     for group in dict.fromkeys(queue.group for queue in changed):
@@ -204,8 +204,8 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
     if forgotten:
         texts.append(f"{plural(forgotten, 'lost message is', 'lost messages are')} known only by "
                      "committed offsets: the repair records their number")
-    return Offsets(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(texts),
-                        dropped=Dropped(forgotten)), tuple(queues))
+    return OffsetsPlan(Plan(command, store.root, tuple(actions), tuple(steps), notes=tuple(texts),
+                            dropped=Dropped(forgotten)), tuple(queues))
 
 
 def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]:

@@ -13,7 +13,7 @@ from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.phrases import Phrase
 from rmqctl.repair.offsets.table import (
     MovedOffset,
-    Offsets,
+    OffsetsPlan,
     file_of,
     lost_queues,
     moved_to,
@@ -44,7 +44,7 @@ class NewOffsets(NamedTuple):
 
 
 def plan_copy(store: Store, source: str, target: str, topic: str | None, view: View,
-              clock: Callable[[], int], scratch: Scratch) -> Offsets:
+              clock: Callable[[], int], scratch: Scratch) -> OffsetsPlan:
     """Return the plan that gives a group the offsets of another one in the same store, in one topic
     or in all but the retry topics, which belong to one group each.
     Raises: RefusedError if the group has none, or a file cannot be changed without loss.
@@ -67,7 +67,7 @@ def plan_copy(store: Store, source: str, target: str, topic: str | None, view: V
 
 
 def plan_import(store: Store, wanted: NewOffsets, view: View, clock: Callable[[], int],
-                scratch: Scratch) -> Offsets:
+                scratch: Scratch) -> OffsetsPlan:
     """Return the plan that imports offsets of a file or of another store.
     Raises: RefusedError if a file cannot be changed without loss.
     """
@@ -76,7 +76,7 @@ def plan_import(store: Store, wanted: NewOffsets, view: View, clock: Callable[[]
 
 
 def _plan(store: Store, command: str, wanted: NewOffsets, view: View, clock: Callable[[], int],
-          scratch: Scratch) -> Offsets:
+          scratch: Scratch) -> OffsetsPlan:
     # The old and the new offsets of each group.
     groups = sorted({group for group, _, _ in wanted.offsets})
     files = {group: file_of(store, group) for group in groups}

@@ -61,7 +61,7 @@ _SPACE = 32
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ChangedByte:
     """A corrected byte of the ``message`` at a physical offset: its ``place``, its value ``before``
     and ``after``.
     """
@@ -82,7 +82,7 @@ class Disputes:
 
     tags: dict[int, int] = field(default_factory=dict)
     keys: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    corrected: list[Changed] = field(default_factory=list)
+    corrected: list[ChangedByte] = field(default_factory=list)
     open: dict[str, set[int]] = field(default_factory=lambda: {CONSUMEQUEUE: set(), INDEX: set()})
 
 
@@ -346,7 +346,7 @@ def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *, is
 
 
 def single_changes(record: Record, names: Sequence[str],
-                   fits: Callable[[bytes], bool]) -> Iterator[Changed]:
+                   fits: Callable[[bytes], bool]) -> Iterator[ChangedByte]:
     """Yield the changes of a single byte in the values of some properties that make the properties
     fit; only the changes of one bit, if there are any.
     """
@@ -354,8 +354,9 @@ def single_changes(record: Record, names: Sequence[str],
     start = record.physical_offset + record.total_size - len(raw)
     places = [at for name in names for at in value_range(raw, name)]
     for values in (lambda byte: (byte ^ 1 << bit for bit in range(8)), lambda _: range(33, 127)):
-        changes = [Changed(record.physical_offset, start + at, raw[at], value, "") for at in places
-                   for value in values(raw[at]) if value >= _SPACE and value != raw[at] and fits(
+        changes = [ChangedByte(record.physical_offset, start + at, raw[at], value, "")
+                   for at in places for value in values(raw[at])
+                   if value >= _SPACE and value != raw[at] and fits(
                        raw[:at] + bytes([value]) + raw[at + 1:])]
         if changes:
             yield from changes

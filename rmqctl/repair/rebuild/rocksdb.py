@@ -92,7 +92,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
         with closing(queue):
             return begun_at(queue, log)
 
-    writer = Writer(scratch.path(_MADE), wants, begun)
+    writer = DatabaseWriter(scratch.path(_MADE), wants, begun)
     kept = KeptEntries.of(root, settings)
     try:
         work = partial(derive, settings, True, log_end, kept)
@@ -134,7 +134,7 @@ def stands_at(queue: ConsumeQueue, log_min: int,
     return PositionRecord(max(log_min - 1, 0), first - 1) if first > 0 else None
 
 
-class Writer:
+class DatabaseWriter:
     """A database being written. Messages of a queue before the offset that ``begun`` returns belong
     to an earlier queue.
     """

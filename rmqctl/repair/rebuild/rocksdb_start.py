@@ -19,7 +19,7 @@ from rmqctl.errors import FormatError, RefusedError
 from rmqctl.formats.rocksdb.consume_queue import OFFSETS, ROWS, PositionRecord
 from rmqctl.repair.plan import Step
 from rmqctl.repair.rebuild import rocksdb
-from rmqctl.repair.rebuild.rocksdb import BuiltDatabase, Writer
+from rmqctl.repair.rebuild.rocksdb import BuiltDatabase, DatabaseWriter
 from rmqctl.repair.scratch import Scratch
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.rocksdb.database import Database
@@ -51,7 +51,7 @@ def _built(store: Store, present: RocksQueues | None, predicted: Prediction, rul
            settings: Settings, scratch: Scratch) -> BuiltDatabase:
     noted = predicted.noted
     assert noted is not None
-    writer = Writer(scratch.path(_MADE), lambda _key: False)
+    writer = DatabaseWriter(scratch.path(_MADE), lambda _key: False)
     try:
         # All present entries stay.
         if present is not None:

@@ -21,7 +21,7 @@ from rmqctl.formats.local import javahash
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.timer.timer_log import UNIT, UNIT_SIZE, UnitRecord
-from rmqctl.repair.rebuild.disputes import Changed, IntactRecords, single_changes
+from rmqctl.repair.rebuild.disputes import ChangedByte, IntactRecords, single_changes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import load_one
@@ -37,7 +37,7 @@ class TimedDisputes:
     messages then, by physical offset; ``open``: offsets of messages that stay in dispute.
     """
 
-    corrected: list[Changed] = field(default_factory=list)
+    corrected: list[ChangedByte] = field(default_factory=list)
     topics: dict[int, str] = field(default_factory=dict)
     open: set[int] = field(default_factory=set)
 
@@ -93,7 +93,7 @@ def _judge(settled: TimedDisputes, record: Record, wanted: int, topics: set[str]
         settled.open.add(place)
 
 
-def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[Changed]:
+def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[ChangedByte]:
     """Yield the one byte that turns another property's name into REAL_TOPIC, if that fits."""
     raw, name = record.properties, props.REAL_TOPIC.encode()
     start = record.physical_offset + record.total_size - len(raw)
@@ -104,13 +104,14 @@ def _renamed(record: Record, fits: Callable[[bytes], bool]) -> Iterator[Changed]
                if pair[0] != pair[1]]
         if len(title) == len(name) and len(odd) == 1:
             place = at + odd[0]
-            change = Changed(record.physical_offset, start + place, raw[place], name[odd[0]], "")
+            change = ChangedByte(record.physical_offset, start + place, raw[place], name[odd[0]],
+                                 "")
             if fits(_with(record, change)):
                 yield change
         at += len(part) + 1
 
 
-def _with(record: Record, change: Changed) -> bytes:
+def _with(record: Record, change: ChangedByte) -> bytes:
     """Return the properties of a message with a change."""
     raw = record.properties
     at = change.place - (record.physical_offset + record.total_size - len(raw))

@@ -14,7 +14,7 @@ import pytest
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.repair.executor.apply_step import StepApplier
 from rmqctl.repair.executor.executor import Repair
-from rmqctl.repair.executor.journal import Record, history, pending
+from rmqctl.repair.executor.journal import StepRecord, history, pending
 from rmqctl.repair.executor.undo import preview
 from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
 from rmqctl.scan.overlay import Piece
@@ -128,7 +128,7 @@ def cut_short(root: Path, *steps: object, after: int = 2) -> str:
     """Steps of which some are carried out and the next one fails."""
     real, count = StepApplier.forward, [0]
 
-    def forward(self: StepApplier, record: Record) -> None:
+    def forward(self: StepApplier, record: StepRecord) -> None:
         count[0] += 1
         if count[0] > after:
             raise StoreIOError("no")
