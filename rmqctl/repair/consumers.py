@@ -51,8 +51,8 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
         queues[topic, int(queue_id)] = QueueLosses(end)
     for key in {*store.batch_queues} - queues.keys():
         queues[key] = QueueLosses(store.batch_queues[key].bounds(0)[1])
-    rest = total - len(lost)
-    unknown = rest if store.layout.is_dledger else 0
+    unlisted = total - len(lost)
+    unknown = unlisted if store.layout.is_dledger else 0
     gone: dict[QueueKey, OffsetRuns] = {}
     for message in lost:
         if message.topic is None or message.queue_id is None or message.queue_offset is None:
@@ -66,7 +66,7 @@ def consumers_after(store: Store, lost: Sequence[Lost], table: Mapping[str, int]
     for key, runs in gone.items():
         queues[key] = replace(queues.get(key) or QueueLosses(_end(store, key)), lost=runs)
     impact = consumers(store, queues, Situation(generation, store.has_abort), max(0, unknown))
-    return replace(impact, complete=impact.complete and (not rest or store.layout.is_dledger))
+    return replace(impact, complete=impact.complete and (not unlisted or store.layout.is_dledger))
 
 
 def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Mapping[str, int],

@@ -88,8 +88,8 @@ def expire(store: Store, now: int, limits: ExpiryLimits) -> Expiry:
     log = store.log
     before = log.min_offset
     gone = list(_expired_files(store, now, limits))
-    rest = log.files[len(gone):]
-    after = rest[0].base if rest else before
+    remaining = log.files[len(gone):]
+    after = remaining[0].base if remaining else before
     steps: list[Step] = [MoveAside(target(store, file.path)) for file, _ in gone]
     actions = [Action("move aside", target(store, file.path), file.size, None, reason, "byte")
                for file, reason in gone]

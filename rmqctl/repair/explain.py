@@ -40,8 +40,8 @@ def explain(store: Store, plan: Plan, offset: int) -> Place:
 
 def _message(plan: Plan, source: Source, record: Record) -> Place:
     start, end = record.physical_offset, record.physical_offset + record.total_size
-    whole = record.crc_ok or not record.body
-    evidence = [Evidence("record", "its body matches its CRC" if whole else
+    is_intact = record.crc_ok or not record.body
+    evidence = [Evidence("record", "its body matches its CRC" if is_intact else
                          "its body does not match its CRC")]
     leads = None if source.witness is None else source.witness.confirms(record)
     if leads is not None:
@@ -54,7 +54,7 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
                                  f"{around[1]} bytes at {around[0]}, which would contain it"))
     evidence += _keys(source, record)
     contradicted = leads is False or any("other keys" in clue.detail for clue in evidence)
-    verdict = Verdict.DAMAGED if not whole else plan.verdicts.get(
+    verdict = Verdict.DAMAGED if not is_intact else plan.verdicts.get(
         start, Verdict.CONTRADICTED if contradicted else Verdict.INTACT)
     return Place(start, end, verdict, tuple(evidence),
                  _remedy(plan, start, end))

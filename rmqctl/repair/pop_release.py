@@ -83,16 +83,16 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
         release = _USUAL
     configuration, forms = configured(store, {"version": release}), _Forms.of(store, release)
     while True:
-        chosen, wholes, left = list[PoppedMessage](), list[Record](), list[dict[str, Any]]()
+        chosen, records, left = list[PoppedMessage](), list[Record](), list[dict[str, Any]]()
         for number, pop in enumerate(state.messages):
-            whole = None if pop.record is None else store.log.record_at(
+            record = None if pop.record is None else store.log.record_at(
                 pop.record.physical_offset)
-            reason = refused.get(number) or _why_left(pop, whole, undecided=undecided)
-            if reason or whole is None:
+            reason = refused.get(number) or _why_left(pop, record, undecided=undecided)
+            if reason or record is None:
                 left.append({**pop.as_dict(now), "reason": reason})
             else:
                 chosen.append(pop)
-                wholes.append(whole)
+                records.append(record)
         notes = [*state.notes, *(problem.text for problem in problems[:1] if problem.is_fault),
                  *(f"{plural(count, 'message')} not released: {reason}" for reason, count
                    in Counter(row["reason"] for row in left).items())]
@@ -100,9 +100,9 @@ def plan_release(store: Store, wanted: Callable[[CheckPoint], bool], clock: Call
             return Released(Plan(COMMAND, store.root, notes=tuple(notes)), [], left)
         # Messages for the retry topics, then acknowledgements for those not revived yet.
         puts = Puts(store, configuration, scratch, clock)
-        messages = [_again(whole, pop.delivery.point.popTime, forms.retry_topic(store, pop),
+        messages = [_again(record, pop.delivery.point.popTime, forms.retry_topic(store, pop),
                            configuration.settings)
-                    for pop, whole in zip(chosen, wholes, strict=True)]
+                    for pop, record in zip(chosen, records, strict=True)]
         pending = [pop for pop in chosen if pop.state != LOST]
         results = puts.put([*messages, *(_ack(pop, configuration.settings, short=forms.short)
                                          for pop in pending)],

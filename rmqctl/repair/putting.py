@@ -104,15 +104,15 @@ class Puts(Changes):
             data = bytes(run.data)
             pieces.setdefault(run.base // size * size, []).append(Piece.of(run.base % size, data))
             end = run.base + len(data)
-        for base, some in pieces.items():
+        for base, file_pieces in pieces.items():
             file = log.file_of(base)
             last = min(end, base + size)
             if file is not None:
-                self.act(Patch(target(self.store, file.path), tuple(some)), _APPEND,
+                self.act(Patch(target(self.store, file.path), tuple(file_pieces)), _APPEND,
                          max(self.end, base), last, why, "")
                 continue
             path = os.path.join(place(self.store.log_folders, base, size), build_offset(base))
-            parts = tuple((piece.at, data) for piece in some for _, data in piece.parts)
+            parts = tuple((piece.at, data) for piece in file_pieces for _, data in piece.parts)
             self.act(Create(target(self.store, path), Piece(0, size, parts)), _APPEND, None, last,
                      why, "")
 

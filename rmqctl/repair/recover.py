@@ -369,20 +369,21 @@ class _Planner:
         if any(file.size for file in store.log.files):
             return
         if any(file.size for file in listing(self._root).files):
-            self._refuse_log_in_root(here=True)
+            self._refuse_log_in_root(files_in_root=True)
         queue = next((queue for queue in store.known_queues.values() if queue.files), None)
         if queue is not None or store.batch_queues or store.index_listing.files:
             raise RefusedError(
                 f"{self._root}: no commitlog files found; refusing to remove the derived files. Is "
                 "the log elsewhere (--commitlog-dir) or not mounted?")
 
-    def _refuse_log_in_root(self, *, here: bool = False) -> None:
+    def _refuse_log_in_root(self, *, files_in_root: bool = False) -> None:
         """Raise RefusedError if the log is in the root: beside checkpoint and lock no broker loads
-        a log, and no repair can distinguish the files. ``here``: log files are there, whatever the
-        log's folders.
+        a log, and no repair can distinguish the files. ``files_in_root``: log files are there,
+        whatever the log's folders.
         """
         root = os.path.realpath(self._root)
-        if here or any(os.path.realpath(folder) == root for folder in self._store.log_folders):
+        if files_in_root or any(
+                os.path.realpath(folder) == root for folder in self._store.log_folders):
             raise RefusedError(
                 f"{self._root}: the log files are in the root of the store, beside checkpoint and "
                 "lock, and no broker starts on that. Nothing was changed. Move them into "
@@ -569,9 +570,9 @@ class _Planner:
                     "another node of the group may have them (`rmqctl diff` compares two, "
                     "`rmqctl recover --from` copies them)"))
         rebuilt = replace(rebuilt, void_from=saved.void_from)
-        whole = not saved.steps and not rebuilt.damage.count
+        is_intact = not saved.steps and not rebuilt.damage.count
         with self._watch("comparing with the store", 0):
-            steps, actions = derived_steps(rebuilt, lambda: whole and index_is_right(
+            steps, actions = derived_steps(rebuilt, lambda: is_intact and index_is_right(
                 self._store, self._watch, self._options.jobs))
         # Entries that contradict the messages may be right: then rebuild again with them.
         if steps and saved.parts and settled is None and self._make is rebuild:
@@ -582,12 +583,12 @@ class _Planner:
         if in_rocksdb:
             self._in_rocksdb(saved)
         self._notes += self._configuration.notes
-        if whole and self._store.snapshot is not None:
+        if is_intact and self._store.snapshot is not None:
             # The files are current and the log has a fixed end: a difference may just be newer.
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not self._troubled(part)]
             steps = [step for step in steps if _part_of(step.target) not in sound]
             actions = [action for action in actions if _part_of(action.target) not in sound]
-        if whole and (untold := self._untold(steps)):
+        if is_intact and (untold := self._untold(steps)):
             self._untold_queues = untold
             steps = [step for step in steps if queue_of(step.target) not in untold]
             actions = [action for action in actions if queue_of(action.target) not in untold]
@@ -599,10 +600,11 @@ class _Planner:
         foreign: Planned = [], []
         # Last, foreign files.
         if self._options.topic is None:
-            for name, some in ((CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
-                               (INDEX, foreign_index_entries(self._store))):
+            for name, strays in (
+                    (CONSUMEQUEUE, foreign_queue_entries(self._store, self._generation)),
+                    (INDEX, foreign_index_entries(self._store))):
                 if name in rebuilt.only:
-                    foreign = [*foreign[0], *some[0]], [*foreign[1], *some[1]]
+                    foreign = [*foreign[0], *strays[0]], [*foreign[1], *strays[1]]
         self._take(joined(steps, actions, foreign))
         return rebuilt
 

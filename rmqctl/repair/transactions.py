@@ -35,13 +35,13 @@ class TransactionFilter:
     older_than: int | None = None
     group: str | None = None
 
-    def takes(self, some: Transaction, now: int) -> bool:
-        if self.group not in (None, some.group):
+    def takes(self, transaction: Transaction, now: int) -> bool:
+        if self.group not in (None, transaction.group):
             return False
         if self.ids:
-            return bool(self.ids & some.ids)
-        age = some.age(now)
-        return some.state in OPEN and (
+            return bool(self.ids & transaction.ids)
+        age = transaction.age(now)
+        return transaction.state in OPEN and (
             self.older_than is None or (age is not None and age > self.older_than))
 
 
@@ -62,9 +62,9 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
     """
     # The selected transactions.
     now, problems = clock(), list[Problem]()
-    chosen = [some for some in transactions(store, now, problems.append)
-              if wanted.takes(some, now)]
-    others = wanted.ids.difference(*(some.ids for some in chosen))
+    chosen = [transaction for transaction in transactions(store, now, problems.append)
+              if wanted.takes(transaction, now)]
+    others = wanted.ids.difference(*(transaction.ids for transaction in chosen))
     unknown = [msg_id for msg_id in sorted(others) if not was_ended(store, msg_id)]
     if unknown:
         raise RefusedError(f"{store.root}: no transaction has the id {unknown[0]}")
@@ -81,26 +81,26 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
     while True:
         puts = Puts(store, configuration, scratch, clock)
         left, ended, messages = [], list[Transaction](), list[Outgoing]()
-        for number, some in enumerate(chosen):
-            message, reason = _message(puts, end, some)
+        for number, transaction in enumerate(chosen):
+            message, reason = _message(puts, end, transaction)
             reason = refused.get(number, reason)
             if reason:
-                left.append({**some.as_dict(now), "reason": reason})
+                left.append({**transaction.as_dict(now), "reason": reason})
                 continue
-            ended.append(some)
+            ended.append(transaction)
             messages += [message] if message else []
         why = "committed" if end == "commit" else "rolled back"
         results = puts.put([*messages, *_ops(ended, puts, now)], (
             f"{plural(len(ended), 'transaction is', 'transactions are')} {why}"))
         if all(result.stored for result in results):
             break
-        bad = {chosen.index(some): f"a broker rejects the message: {result.reason}"
-               for some, result in zip(ended, results, strict=False)
+        bad = {chosen.index(transaction): f"a broker rejects the message: {result.reason}"
+               for transaction, result in zip(ended, results, strict=False)
                if end == "commit" and not result.stored}
         if not bad:
             raise RefusedError(f"{store.root}: {results[-1].reason}")
         refused |= bad
-    shown = [{**some.as_dict(now), "committed_offset": None} for some in ended]
+    shown = [{**transaction.as_dict(now), "committed_offset": None} for transaction in ended]
     for row, result in zip(shown if end == "commit" else [], results, strict=False):
         row["committed_offset"] = result.physical_offset
     notes = [*configuration.notes, *puts.notes, *done]
@@ -110,18 +110,20 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
                       notes=tuple(notes)), shown, left)
 
 
-def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, str]:
+def _message(puts: Puts, end: End, transaction: Transaction) -> tuple[Outgoing | None, str]:
     """Return (the message that a commit puts, why the transaction cannot be ended)."""
-    record = None if some.record is None else puts.store.log.record_at(some.record.physical_offset)
+    record = None if transaction.record is None else puts.store.log.record_at(
+        transaction.record.physical_offset)
     if record is None:
         return None, "its half message is not in the log"
-    if some.state == ANSWERED and end == "commit":
+    if transaction.state == ANSWERED and end == "commit":
         return None, "another of its half messages was ended, and it is unknown how"
     if end == "rollback":
         return None, ""
     if record.crc_ok is False:
         return None, "the body of its half message does not match its CRC"
-    message, place = committed(record, some.properties, puts.settings), target(some.properties)
+    message = committed(record, transaction.properties, puts.settings)
+    place = target(transaction.properties)
     if message is None or place is None:
         return None, "its half message names no topic and queue"
     if puts.topics.exists and puts.topics.get(place[0]) is None:
@@ -132,12 +134,12 @@ def _message(puts: Puts, end: End, some: Transaction) -> tuple[Outgoing | None, 
 def _ops(ended: Iterable[Transaction], puts: Puts, now: int) -> Iterable[Outgoing]:
     """Yield the op messages: in 5.x one for many half messages of a queue, else one for each."""
     by_queue: dict[int, list[Transaction]] = {}
-    for some in ended:
-        by_queue.setdefault(some.queue_id, []).append(some)
-    for queue_id, several in by_queue.items():
-        record = several[0].record
+    for transaction in ended:
+        by_queue.setdefault(transaction.queue_id, []).append(transaction)
+    for queue_id, of_queue in by_queue.items():
+        record = of_queue[0].record
         assert record is not None
-        offsets = [offset for some in several for offset in some.offsets]
+        offsets = [offset for transaction in of_queue for offset in transaction.offsets]
         if puts.settings.profile.generation < 5:
             bodies = [str(offset) for offset in offsets]
         else:

@@ -82,9 +82,9 @@ class ShiftQueues:
         def some(*, of_one: bool) -> Array:
             own: list[Array] = [np.zeros(0, np.uint64)]
             for chunk in rows.chunks(_STEP):
-                here = chunk["identity"][(self._of_one(chunk) if of_one else self._of_several(
+                identities = chunk["identity"][(self._of_one(chunk) if of_one else self._of_several(
                     chunk)) & (chunk["identity"] % np.uint64(parts) == part)]
-                own.append(here if of_one else here[_among(here, wanted)])
+                own.append(identities if of_one else identities[_among(identities, wanted)])
             return np.unique(np.concatenate(own))
 
         wanted: Array = np.zeros(0, np.uint64)

@@ -63,14 +63,14 @@ class CarveSource(FileSource):
         done = 0
         while done < len(buffer):
             try:
-                got = os.preadv(self._fd, [buffer[done:]], position + done)
+                count = os.preadv(self._fd, [buffer[done:]], position + done)
             except OSError as error:
                 if error.errno not in _UNREADABLE:
                     raise self._failed(error, position + done) from None
-                got = self._by_sector(buffer[done:], position + done)
-            if not got:
+                count = self._by_sector(buffer[done:], position + done)
+            if not count:
                 break
-            done += got
+            done += count
         return done
 
     def _by_sector(self, buffer: memoryview, position: int) -> int:

@@ -60,11 +60,11 @@ class Window:
             room = max(min(self._chunk, self.size - position), wanted - position, 1)
             if room > len(self.buffer) or len(self.buffer) > max(room, self._chunk):
                 self.buffer = bytearray(room)
-            got = self._source.read_into(memoryview(self.buffer)[:room], position)
-            if got < min(room, self.size - position):  # the file has become shorter
-                self.size = position + got
-            self.start, self.end = position, position + got
-            self.data = np.frombuffer(self.buffer, np.uint8, got)
+            count = self._source.read_into(memoryview(self.buffer)[:room], position)
+            if count < min(room, self.size - position):  # the file has become shorter
+                self.size = position + count
+            self.start, self.end = position, position + count
+            self.data = np.frombuffer(self.buffer, np.uint8, count)
         return position + length <= self.end
 
     def read(self, position: int, length: int) -> bytes:

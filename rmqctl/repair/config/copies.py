@@ -33,13 +33,13 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
     actions: list[Action] = []
     done: set[str] = set()
     for source in sources:
-        there = source.store
-        if there is None or not (store.layout.reads("config") and there.layout.reads("config")):
+        other = source.store
+        if other is None or not (store.layout.reads("config") and other.layout.reads("config")):
             continue
-        for theirs in load(there)[0]:
+        for theirs in load(other)[0]:
             ours = load_one(store, theirs.name)
             content = None if theirs.name in done or ours.used is not None else _content(
-                there, theirs)
+                other, theirs)
             if content is None:
                 continue
             done.add(theirs.name)

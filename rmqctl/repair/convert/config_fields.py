@@ -119,15 +119,15 @@ def _fitted(name: str, value: dict[str, Any], release: str, gone: Collection[str
 def _without(value: dict[str, Any], field: ConfigField, path: tuple[str, ...],
              dropped: list[DroppedSetting], name: str) -> dict[str, Any]:
     """Return the value without the field; add an unusual value of it to ``dropped``."""
-    key, *rest = path
+    key, *keys = path
     if key == "*":
         return {entry: _without(inner, field, path[1:], dropped, str(entry))
                 if isinstance(inner, dict) else inner for entry, inner in value.items()}
     if key not in value:
         return value
-    if rest:
+    if keys:
         inner = value[key]
-        return {**value, key: _without(inner, field, tuple(rest), dropped, name)} if isinstance(
+        return {**value, key: _without(inner, field, tuple(keys), dropped, name)} if isinstance(
             inner, dict) else value
     if field.usual and not any(value[key] == usual for usual in field.usual):
         dropped.append(DroppedSetting(f"{FOLDER}/{field.file}", name, key, value[key]))

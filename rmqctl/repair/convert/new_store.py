@@ -212,22 +212,22 @@ class WithPlainLog:
     def _records(self, begin: int) -> Iterator[Record]:
         done = self.done
         for batch in self._store.log.walk(begin):
-            whole = batch.crc_ok()
+            intact = batch.crc_ok()
             for span in batch.spans:
                 if span.kind == DAMAGED:
                     self._leave_out(span.offset)
             starts = batch.start.tolist()
             ends = (batch.start + batch.column("total_size")).tolist()
             for number in range(len(batch)):
-                if not whole[number]:
+                if not intact[number]:
                     self._leave_out(int(batch.offset[number]))
                 try:
                     record = decode(batch.data[starts[number]:ends[number]].tobytes())
                 except FormatError:
-                    if whole[number]:
+                    if intact[number]:
                         self._leave_out(int(batch.offset[number]))
                     continue
-                if not whole[number]:
+                if not intact[number]:
                     self._filled.add(record.physical_offset)
                     record = _filler(record)
                 yield record

@@ -203,8 +203,9 @@ class _Conversion(Changes):
                     f"{self.store.root}: more than {MAX_LEFT_OUT:,} records would be left out, the "
                     "limit of a plan: let consumers read them, then run `rmqctl expire STORE` to "
                     "delete their files")
-        for path, some in pieces.items():
-            self.act(Patch(target(self.store, path), tuple(some)), "leave out", len(some), 0,
+        for path, file_pieces in pieces.items():
+            self.act(Patch(target(self.store, path), tuple(file_pieces)), "leave out",
+                     len(file_pieces), 0,
                      Phrase("a {release} broker does not read them; physical offsets stay",
                             release=self.release), "record")
 

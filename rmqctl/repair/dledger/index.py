@@ -57,9 +57,9 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
     missing one. Units of removed entries stay as they are. Raises: StoreIOError.
     """
     # The files that are wrong or missing.
-    there = {file.base // dledger.INDEX_FILE_SIZE: file for file in node.index_listing.files}
+    present = {file.base // dledger.INDEX_FILE_SIZE: file for file in node.index_listing.files}
     anew = [number for number, wrong in check.wrong.items()
-            if wrong or number not in there or there[number].size != dledger.INDEX_FILE_SIZE]
+            if wrong or number not in present or present[number].size != dledger.INDEX_FILE_SIZE]
     if not anew:
         return [], []
     # Each is rebuilt in scratch: the present bytes, then the units of the log's entries.
@@ -70,8 +70,8 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
         for number in anew:
             path = os.path.join(folder, names.build_offset(number * dledger.INDEX_FILE_SIZE))
             try:
-                if number in there:
-                    copy_sparse(there[number].path, path)
+                if number in present:
+                    copy_sparse(present[number].path, path)
                 fd = open_file(path, os.O_RDWR | os.O_CREAT, "make")
                 os.ftruncate(fd, dledger.INDEX_FILE_SIZE)
             except OSError as error:
@@ -88,11 +88,11 @@ def index_steps(store: Store, node: Node, files: Sequence[File], check: IndexChe
     actions: list[Action] = []
     for number, (_, path) in sorted(opened.items()):
         name = target(store, os.path.join(node.folder, INDEX, os.path.basename(path)))
-        steps.append((Replace if number in there else Create)(name, FileContent(path)))
+        steps.append((Replace if number in present else Create)(name, FileContent(path)))
         wrong = check.wrong[number]
         actions.append(Action(
             "rebuild", name, None, wrong or check.entries,
-            "DLedger's index is missing" if number not in there else
+            "DLedger's index is missing" if number not in present else
             f"{plural(wrong, 'unit')} of DLedger's index do not point to their entries" if wrong
             else "DLedger stops the broker if an index file has another size", "entry"))
     return steps, actions

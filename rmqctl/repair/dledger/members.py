@@ -318,18 +318,18 @@ class _Job:
         decision = (f"{source.name} is preferred" if source.preferred else
                 "this store's copy is kept, as preferred" if self.keep_ours else
                 f"this store's copy is kept, unless --prefer {source.name} is given")
-        what = (f"the logs diverge at entry {run.first}: term {run.terms[0]} here, "
+        difference = (f"the logs diverge at entry {run.first}: term {run.terms[0]} here, "
                 f"term {run.terms[1]} in {source.name}" if run.parted else
                 f"entry {run.first} is intact in both but differs")
         self.actions.append(Action(
             "conflict", part_target(self.store, self._part(run.pos)), None, None,
-            f"{what}; {decision}", "entry", run.pos, run.end - run.pos,
+            f"{difference}; {decision}", "entry", run.pos, run.end - run.pos,
             {"source": source.name, "index": run.first, "terms": list(run.terms),
              "decided": decided}))
         self.conflicts += not decided
         if not decided and not run.parted:
-            self.notes.append(f"{source.name}: {what}, and no checksum or entry shows which is "
-                              "damaged; this store's copy is kept, unless --prefer "
+            self.notes.append(f"{source.name}: {difference}, and no checksum or entry shows which "
+                              "is damaged; this store's copy is kept, unless --prefer "
                               f"{source.name} is given")
         if not decided and run.parted:
             self.notes.append(
@@ -375,10 +375,10 @@ class _Job:
         ranges, self.wanted = merged(self.wanted), []
         copying = Copying(self.scratch)
         for number, part in enumerate(self.parts):
-            here = [Range(max(start, part.base), min(end, part.end)) for start, end in ranges
+            own_ranges = [Range(max(start, part.base), min(end, part.end)) for start, end in ranges
                     if start < part.end and end > part.base]
-            if here:
-                copying.copy(self.parts, self.files, source, number, here)
+            if own_ranges:
+                copying.copy(self.parts, self.files, source, number, own_ranges)
 
     def _part(self, at: int) -> LogPart:
         return next((part for part in self.parts if part.base <= at < part.end), self.parts[-1])

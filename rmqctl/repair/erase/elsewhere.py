@@ -152,10 +152,10 @@ class _BodyRuns:
         """
         words = _words_of(data)
         # Each run has an aligned word of its body, so only bytes near such a word are hashed.
-        here = self._words[_place(words * _FACTORS[0])] & (words != 0)
-        near = here[:len(data) - MIN_RUN + 1].copy()
+        is_word = self._words[_place(words * _FACTORS[0])] & (words != 0)
+        near = is_word[:len(data) - MIN_RUN + 1].copy()
         for shift in range(1, MIN_RUN - _WORD + 1):
-            near |= here[shift:shift + len(near)]
+            near |= is_word[shift:shift + len(near)]
         starts = np.flatnonzero(near)
         if len(spans):
             row = np.searchsorted(spans[:, 0], starts + base + MIN_RUN) - 1

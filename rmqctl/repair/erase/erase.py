@@ -220,7 +220,7 @@ def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
     for step in steps:
         if isinstance(step, Patch):
             pieces.setdefault(step.target, []).extend(step.pieces)
-    return (Patch(name, tuple(some)) for name, some in pieces.items())
+    return (Patch(name, tuple(file_pieces)) for name, file_pieces in pieces.items())
 
 
 def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
@@ -298,11 +298,11 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
         return
     databases: dict[str, dict[str, Any]] = {}
     tables: list[tuple[str, tuple[str, ...], set[str]]] = [
-        (name, some, set(topics)) for name, some in _TOPIC_TABLES] + [
-        (name, some, set(groups)) for name, some in _GROUP_TABLES] + [
+        (name, tables_of_file, set(topics)) for name, tables_of_file in _TOPIC_TABLES] + [
+        (name, tables_of_file, set(groups)) for name, tables_of_file in _GROUP_TABLES] + [
         (name, _OFFSET_TABLES, set()) for name in _OFFSET_FILES] + [
-        (name, some, set()) for name, some in _BY_TOPIC_AND_GROUP]
-    for name, some, names in tables:
+        (name, tables_of_file, set()) for name, tables_of_file in _BY_TOPIC_AND_GROUP]
+    for name, tables_of_file, names in tables:
         file = load_one(store, name)
         if file.main.state == MISSING and file.backup.state == MISSING:
             continue
@@ -310,7 +310,7 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
             raise RefusedError(f"{store.root}: {file.main.fault()}; repair it first (`rmqctl "
                                "recover`)")
         value, dropped = dict(file.value or {}), []
-        for table in some:
+        for table in tables_of_file:
             entries = value.get(table)
             if not isinstance(entries, dict):
                 continue

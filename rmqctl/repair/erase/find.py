@@ -196,13 +196,13 @@ def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) ->
     topics = text.topics(batch)
     of_topics: set[int] = set()
     copies: set[int] = set()
-    for some, are_copies in ((of_topics, False), (copies, True)):
+    for rows_of, are_copies in ((of_topics, False), (copies, True)):
         wanted = {topic.encode() for topic in traits.topics
                   if topic.startswith(_SENT_BACK) == are_copies}
         for topic in wanted:
-            some.update(np.flatnonzero(topics.equal(topic)).tolist())
+            rows_of.update(np.flatnonzero(topics.equal(topic)).tolist())
         for name in _OF_TOPIC if wanted else ():
-            some.update(row for row in _having(properties, name, wanted) if _is_moved(
+            rows_of.update(row for row in _having(properties, name, wanted) if _is_moved(
                 topics.take([row]).tolist()[0].decode("utf-8", "replace")))
     of_topics |= copies
     rows |= of_topics
@@ -277,10 +277,10 @@ def _inside(record: Record, plain: bytes, traits: Traits, matches: Matches, *,
     """Add the matches among the messages of a batch in one record."""
     physical = record.physical_offset
     items = inner_messages(record, plain)
-    some = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]
-    if any(is_copy is None for _, is_copy in some):
+    judged = [(item, traits.has_inner(record, item, same_body=same_body)) for item in items]
+    if any(is_copy is None for _, is_copy in judged):
         matches.doubtful.add(physical)
-    gone = [item for item, is_copy in some if is_copy and not is_empty(item)]
+    gone = [item for item, is_copy in judged if is_copy and not is_empty(item)]
     for item in gone:
         traits.ids.update(filter(None, [item.unique_key]))
         traits.add_body(item.body, physical)

@@ -105,9 +105,9 @@ def _count_from(store: Store, entries: Array, begin: int) -> None:
         if not len(batch):
             continue
         row = np.minimum(np.searchsorted(batch.offset, physical), len(batch) - 1)
-        here = batch.offset[row] == physical
-        seconds = (batch.column("store_timestamp")[row[here]] - begin) // 1000
-        entries["time_diff"][here] = np.clip(seconds, 0, (1 << 31) - 1)
+        is_at = batch.offset[row] == physical
+        seconds = (batch.column("store_timestamp")[row[is_at]] - begin) // 1000
+        entries["time_diff"][is_at] = np.clip(seconds, 0, (1 << 31) - 1)
 
 
 def _chains(entries: Array, slots: int) -> tuple[Array, Array]:

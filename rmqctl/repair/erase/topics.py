@@ -48,11 +48,11 @@ class DeletedTopics:
 
     def _decide(self, name: str, group: str, owners: _Owners) -> None:
         """Decide whether a retry topic whose name starts with a group belongs to it."""
-        rest = name.removeprefix(f"{props.RETRY_PREFIX}{group}")
-        if rest[:1] not in ("", "_") or name in self.topics:
+        suffix = name.removeprefix(f"{props.RETRY_PREFIX}{group}")
+        if suffix[:1] not in ("", "_") or name in self.topics:
             return
         others = owners.of(name) - {group}
-        is_own = not rest or rest[1:] in owners.topics
+        is_own = not suffix or suffix[1:] in owners.topics
         if is_own and not others:
             self.topics.append(name)
         elif is_own or not others:

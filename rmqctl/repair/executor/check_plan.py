@@ -232,7 +232,7 @@ def is_fulfilled(root: str, steps: Sequence[Step]) -> bool:
         elif isinstance(step, MoveAside):
             done = _only(path, created)
         elif isinstance(step, Patch):
-            done = all(_has(path, piece, whole=False) for piece in step.pieces)
+            done = all(_has(path, piece, exactly=False) for piece in step.pieces)
         else:
             done = _is_content(path, step.content) and (
                 step.mtime_ns in (None, os.stat(path).st_mtime_ns))
@@ -262,17 +262,17 @@ def _is_content(path: str, content: bytes | FileContent | Piece) -> bool:
         return (os.path.isfile(content.path) and os.path.isfile(path)
                 and same_content(content.path, path))
     piece = Piece.of(0, content) if isinstance(content, bytes) else content
-    return _has(path, piece, whole=True)
+    return _has(path, piece, exactly=True)
 
 
-def _has(path: str, piece: Piece, *, whole: bool) -> bool:
+def _has(path: str, piece: Piece, *, exactly: bool) -> bool:
     """Return whether a file has the bytes of a piece at its place; ``whole``: and no others."""
     if not os.path.isfile(path):
         return False
     try:
         with open(path, "rb", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
-            if size < piece.end or (whole and size != piece.end):
+            if size < piece.end or (exactly and size != piece.end):
                 return False
             step = 1 << 20
             for start in range(0, piece.size, step):

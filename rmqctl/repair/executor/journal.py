@@ -124,24 +124,24 @@ class Journal:
     host: str = ""
 
     def build(self) -> bytes:
-        rest = b"".join(_line(action) for action in self.actions)
-        rest += b"".join(_line(record.as_dict()) for record in self.records)
+        body = b"".join(_line(action) for action in self.actions)
+        body += b"".join(_line(record.as_dict()) for record in self.records)
         head = {"format": _FORMAT, "id": self.id, "time": self.time, "command": self.command,
                 "actions": len(self.actions), "steps": len(self.records),
                 "homes": list(self.staging_dirs), "inode": self.inode, "times": dict(self.times),
                 "root": self.root, "host": self.host, "neighbours": self.neighbours,
-                "crc": zlib.crc32(rest)}
-        return _line(head) + rest
+                "crc": zlib.crc32(body)}
+        return _line(head) + body
 
     @classmethod
     def parse(cls, data: bytes, path: str) -> Journal:
         """Parse a journal. Raises: StoreIOError for bytes that are not a complete journal."""
         try:
-            first, _, rest = data.partition(b"\n")
+            first, _, body = data.partition(b"\n")
             head = _header(first)
-            if zlib.crc32(rest) != head["crc"]:
+            if zlib.crc32(body) != head["crc"]:
                 raise ValueError("its checksum is wrong")
-            lines = rest.splitlines()
+            lines = body.splitlines()
             count = int(head["actions"])
             if len(lines) != count + int(head["steps"]):
                 raise ValueError("lines are missing")

@@ -191,9 +191,9 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
     """
     @cache
     def shared(folder: str) -> str:
-        here, there = (os.path.realpath(os.path.join(store, folder))
-                       for store in (now, journal.root))
-        return here if _is_same(here, there) else ""
+        own, other = (os.path.realpath(os.path.join(store, folder))
+                      for store in (now, journal.root))
+        return own if _is_same(own, other) else ""
 
     for record in journal.records:
         if os.path.isabs(record.target):
@@ -290,9 +290,9 @@ def _record(record: StepRecord, folders: Folders) -> StepRecord:
 def _above(path: str, folders: Folders) -> str:
     """Return the folder that is, or is above, a renamed one; empty if that is unknown."""
     for old, new in folders.items():
-        rest = old.removeprefix(path)
-        if rest == "" or (rest != old and rest.startswith(os.sep) and new.endswith(rest)):
-            return new.removesuffix(rest)
+        suffix = old.removeprefix(path)
+        if suffix == "" or (suffix != old and suffix.startswith(os.sep) and new.endswith(suffix)):
+            return new.removesuffix(suffix)
     return "" if os.path.isabs(path) else path
 
 

@@ -186,15 +186,15 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
             queue for queue in changed if queue.group == group)
     steps: list[Step] = []
     actions: list[Action] = []
-    for file, some in files.values():
+    for file, queues_of_file in files.values():
         target = file.main.path if file.main.database else f"{FOLDER}/{file.name}"
-        value = _changed(store, file, some, clock)
+        value = _changed(store, file, queues_of_file, clock)
         if file.main.database:
             steps += replaced(store, {file.name: value}, scratch)
         else:
             steps.append((Create if file.main.state == MISSING else Replace)(
                 target, fastjson.build(value)))
-        actions += [queue.action(target, why(queue)) for queue in some]
+        actions += [queue.action(target, why(queue)) for queue in queues_of_file]
     # An offset beyond the end may be the only evidence of lost messages.
     forgotten = known_by_offsets(store) if any(
         (queue.before or 0) > queue.max_offset for queue in changed) else 0

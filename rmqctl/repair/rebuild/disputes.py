@@ -138,20 +138,21 @@ def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> It
         with closing(present[key]) as ours, closing(rebuilt_queues[key]) as theirs:
             first = max(ours.first_index, theirs.first_index)
             end = min(ours.written, theirs.written)
-            for (_, here), (_, there) in zip(ours.pages(first, end), theirs.pages(first, end),
-                                                  strict=False):
-                if len(here) != len(there):
+            for (_, rows), (_, rebuilt_rows) in zip(
+                    ours.pages(first, end), theirs.pages(first, end), strict=False):
+                if len(rows) != len(rebuilt_rows):
                     break
-                odd = (here["physical_offset"] == there["physical_offset"]) & (
-                    here["size"] == there["size"]) & (here["tags_code"] != there["tags_code"])
+                odd = (rows["physical_offset"] == rebuilt_rows["physical_offset"]) & (
+                    rows["size"] == rebuilt_rows["size"]) & (
+                    rows["tags_code"] != rebuilt_rows["tags_code"])
                 for row in np.flatnonzero(odd).tolist():
                     left -= 1
                     if left < 0:
                         return
-                    code = int(here[row]["tags_code"])
-                    record = records.at(int(here[row]["physical_offset"]), int(here[row]["size"]))
+                    code = int(rows[row]["tags_code"])
+                    record = records.at(int(rows[row]["physical_offset"]), int(rows[row]["size"]))
                     if record is not None and not is_address(code):
-                        yield code, record, int((here["tags_code"] == code).sum()) > 1
+                        yield code, record, int((rows["tags_code"] == code).sum()) > 1
 
 
 def _judge_tags(settled: Disputes, code: int, record: Record, *, common: bool) -> None:
@@ -205,13 +206,13 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
     odd: Array = np.zeros(0, np.int64)
     readable = []
     for index in _indexes(store):
-        here: Array = np.zeros(0, np.int64)
+        odd_here: Array = np.zeros(0, np.int64)
         for _, place, hashes, used in _pages(index):
-            here = np.union1d(here, place[used & ~rebuilt_keys.hold(place, hashes)])
-            if len(here) > _MAX_DISPUTES:
+            odd_here = np.union1d(odd_here, place[used & ~rebuilt_keys.hold(place, hashes)])
+            if len(odd_here) > _MAX_DISPUTES:
                 break
         else:
-            odd = np.union1d(odd, here)
+            odd = np.union1d(odd, odd_here)
             readable.append(index.source.name)
     # All entries of these places that are in order and in their chain; one file may end between
     # those of a message.

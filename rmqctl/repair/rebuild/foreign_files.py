@@ -67,9 +67,9 @@ def foreign_index_entries(store: Store) -> Planned:
     actions: list[Action] = []
     for why, paths in ((WHY, filter(_is_number, folders)), (_TAKEN, filter(_is_number, files)),
                        (_NO_INDEX, filterfalse(_is_number, [*folders, *files]))):
-        some = _moved_aside(store, paths, why)
-        steps += some[0]
-        actions += some[1]
+        planned = _moved_aside(store, paths, why)
+        steps += planned[0]
+        actions += planned[1]
     return steps, actions
 
 

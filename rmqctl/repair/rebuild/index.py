@@ -163,12 +163,12 @@ def _pages(file: StoreFile, shape: Shape, header: Header,
             good = (physical < log_min) & (page["key_hash"] >= 0) & (page["previous"] >= 0)
             good &= page["previous"] < numbers
             good_rows = len(page) if good.all() else int(good.argmin())
-            there = np.flatnonzero((page["key_hash"] != 0) & (
+            kept = np.flatnonzero((page["key_hash"] != 0) & (
                 physical >= np.maximum.accumulate(np.append(before, physical)[:-1])))
-            there = there[there < good_rows]
-            if len(there):
-                yield numbers[there], page[there]
-                before = int(physical[there[-1]])
+            kept = kept[kept < good_rows]
+            if len(kept):
+                yield numbers[kept], page[kept]
+                before = int(physical[kept[-1]])
             if good_rows < count:
                 return
             number += count

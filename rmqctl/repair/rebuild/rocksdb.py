@@ -172,8 +172,8 @@ class DatabaseWriter:
         # The selected queues, and the entries that a database can have.
         if self.wants is not None:
             chosen: Array = np.array([
-                self.wants((os.fsdecode(names[of]), queue))
-                for of, queue in zip(topic.tolist(), queue_id.tolist(), strict=True)], bool)
+                self.wants((os.fsdecode(names[topic_id]), queue))
+                for topic_id, queue in zip(topic.tolist(), queue_id.tolist(), strict=True)], bool)
             topic, queue_id, offset, message = (
                 column[chosen] for column in (topic, queue_id, offset, message))
         good = (offset >= 0) & (queue_id >= 0)
@@ -183,9 +183,9 @@ class DatabaseWriter:
                 column[good] for column in (topic, queue_id, offset, message))
         # Without the messages of an earlier queue.
         own: Array = np.ones(len(message), bool)
-        for of, queue in {*zip(topic.tolist(), queue_id.tolist(), strict=True)}:
-            if begun := self._begun((os.fsdecode(names[of]), queue)):
-                own[(topic == of) & (queue_id == queue)
+        for topic_id, queue in {*zip(topic.tolist(), queue_id.tolist(), strict=True)}:
+            if begun := self._begun((os.fsdecode(names[topic_id]), queue)):
+                own[(topic == topic_id) & (queue_id == queue)
                     & (derived.physical[message] < begun)] = False
         if not own.all():
             topic, queue_id, offset, message = (
@@ -198,20 +198,20 @@ class DatabaseWriter:
         raw, width = values.tobytes(), ROW.size
         batch = WriteBatch(raw_mode=True)
         prefixes: dict[tuple[int, int], bytes] = {}
-        for number, (of, queue, index) in enumerate(zip(
+        for number, (topic_id, queue, index) in enumerate(zip(
                 topic.tolist(), queue_id.tolist(), offset.tolist(), strict=True)):
-            prefix = prefixes.get((of, queue))
+            prefix = prefixes.get((topic_id, queue))
             if prefix is None:
-                prefix = prefixes[of, queue] = keys.queue_prefix(names[of], queue)
+                prefix = prefixes[topic_id, queue] = keys.queue_prefix(names[topic_id], queue)
             batch.put(prefix + _OFFSET.pack(index), raw[number * width:(number + 1) * width],
                       self._rows)
         self._database.write(batch)
         self._built.rows += len(message)
         # The first and last position of each queue.
         places = derived.physical[message]
-        for of, queue in prefixes:
-            rows = np.flatnonzero((topic == of) & (queue_id == queue))
-            self._note((os.fsdecode(names[of]), queue), offset[rows], places[rows])
+        for topic_id, queue in prefixes:
+            rows = np.flatnonzero((topic == topic_id) & (queue_id == queue))
+            self._note((os.fsdecode(names[topic_id]), queue), offset[rows], places[rows])
 
     def _note(self, key: QueueKey, offset: Array, place: Array) -> None:
         low, high = int(offset.argmin()), int(offset.argmax())
@@ -239,12 +239,12 @@ class DatabaseWriter:
             name = os.fsencode(topic)
             rows = others.database.items(ROWS, keys.queue_prefix(name, queue_id),
                                          keys.behind_queue(name, queue_id))
-            while some := list(islice(rows, _PAGE)):
+            while page := list(islice(rows, _PAGE)):
                 batch = WriteBatch(raw_mode=True)
-                for key, value in some:
+                for key, value in page:
                     batch.put(key, value, self._rows)
                 self._database.write(batch)
-                self._built.rows += len(some)
+                self._built.rows += len(page)
             self.keep((topic, queue_id), queue.last)
             if queue.least is not None:
                 self.first[topic, queue_id] = queue.least

@@ -58,14 +58,14 @@ def derived_steps(rebuilt: Rebuilt, index_is_right: Callable[[], bool] = lambda:
     steps: list[Step] = []
     actions: list[Action] = []
     moved: set[str] = set()
-    for some in _all(rebuilt, index_is_right):
-        for step in some[0]:
+    for planned in _all(rebuilt, index_is_right):
+        for step in planned[0]:
             if isinstance(step, MoveAside):
                 if step.target in moved:  # it is in the way of several queues
                     continue
                 moved.add(step.target)
             steps.append(step)
-        actions += some[1]
+        actions += planned[1]
     return steps, actions
 
 

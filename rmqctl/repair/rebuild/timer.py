@@ -136,8 +136,8 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
 def _new_progress(store: Store, progress: TimerCheckRecord, changes: Changes) -> None:
     """Write a complete timercheck; the wheel counts as read up to the time of the last delivery."""
     page = timer_check.build(progress)
-    there = os.path.isfile(store.path("config", TIMERCHECK))
-    changes.steps.append(Replace(_PROGRESS, page) if there else Create(_PROGRESS, page))
+    exists = os.path.isfile(store.path("config", TIMERCHECK))
+    changes.steps.append(Replace(_PROGRESS, page) if exists else Create(_PROGRESS, page))
     changes.actions.append(Action(
         "rebuild", _PROGRESS, None, progress.last_timer_queue_offset,
         "from the timer log and the last delivered timed message"))
@@ -159,11 +159,11 @@ def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:
     path = store.path(WHEEL)
     if os.path.lexists(path) and not os.path.isfile(path):
         changes.steps.append(MoveAside(WHEEL))
-    there = os.path.isfile(path)
-    if there and not _differs(path, pages):
+    exists = os.path.isfile(path)
+    if exists and not _differs(path, pages):
         return
     content = Piece(0, FILE_SIZE, tuple(sorted(pages.items())))
-    changes.steps.append(Replace(WHEEL, content) if there else Create(WHEEL, content))
+    changes.steps.append(Replace(WHEEL, content) if exists else Create(WHEEL, content))
     used = sum(bool(SLOT.decode(page, place).last_pos or SLOT.decode(page, place).time)
                for page in pages.values() for place in range(0, len(page), SLOT_SIZE))
     changes.actions.append(Action(

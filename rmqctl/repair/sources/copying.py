@@ -45,11 +45,12 @@ class Copying:
         """
         part = parts[number]
         total = sum(item.end - item.start for item in ranges)
-        whole = part.path is None and not part.pieces and self._whole_file(source, part, ranges)
-        if whole:
-            assert isinstance(whole, str)
-            files[part.base] = FileContent(whole, movable=False)
-            parts[number] = replace(part, path=whole)
+        path = None
+        if part.path is None and not part.pieces:
+            path = self._whole_file(source, part, ranges)
+        if path is not None:
+            files[part.base] = FileContent(path, movable=False)
+            parts[number] = replace(part, path=path)
         elif self._scratch is not None and (part.path is None or total > _MAX_IN_MEMORY):
             path = self._written(self._scratch, source, part, ranges)
             files[part.base] = FileContent(path)

@@ -157,9 +157,9 @@ class Opener:
         # A running broker's log is read up to its end at the start of this run.
         holder, notes = store.lock, []
         if holder.held:
-            who = f"process {holder.pid}" if holder.pid else "another process"
-            notes.append(f"{name}: locked by {who}; it is read up to where its log ended when this "
-                         "run began, and later messages are ignored")
+            holder_name = f"process {holder.pid}" if holder.pid else "another process"
+            notes.append(f"{name}: locked by {holder_name}; it is read up to where its log ended "
+                         "when this run began, and later messages are ignored")
         return Source(name, store.log, end, store, notes=tuple(notes))
 
     def _log_files(self, name: str, files: Sequence[StoreFile]) -> Source:

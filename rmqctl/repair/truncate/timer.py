@@ -112,8 +112,8 @@ def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Arra
     deletes = (units["magic"] & timer_log.MAGIC_DELETE) != 0
     over = touched[last[touched] >= low]
     while len(over):
-        unit, rest = np.divmod(last[over] - base, UNIT_SIZE)
-        inside = (rest == 0) & (unit < len(units))
+        unit, remainder = np.divmod(last[over] - base, UNIT_SIZE)
+        inside = (remainder == 0) & (unit < len(units))
         unit = np.where(inside, unit, 0)
         inside &= sound[unit]
         # An intact link points to an older unit; anything else ends the chain.

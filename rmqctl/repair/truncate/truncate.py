@@ -437,6 +437,6 @@ def _too_far(progress: ConsumerProgress, next_offsets: dict[QueueKey, int]) -> l
         if end is not None and commit.offset > end:
             ahead.setdefault(f"{commit.group}, {commit.topic}", []).append(
                 f"queue {commit.queue_id}: {commit.offset} of {end}")
-    return [f"the offset of {who} {AHEAD} ({named(places)}): new messages are skipped until the "
-            "offset is reached or reset"
-            for who, places in sorted(ahead.items())]
+    return [f"the offset of {consumer} {AHEAD} ({named(places)}): new messages are skipped until "
+            "the offset is reached or reset"
+            for consumer, places in sorted(ahead.items())]
