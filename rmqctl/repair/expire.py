@@ -277,7 +277,7 @@ def _gone(out: QueuesExpired, files: list[StoreFile], file_size: int, unit: Fixe
     for file in files[:_last_used(files)]:
         if file.size < file_size or not _ends_before(file, file_size, unit, after):
             break
-        if _leads_behind(file, unit, after):
+        if _points_after(file, unit, after):
             out.notes.append(f"{file.path}: its last entry points to an expired message, but "
                              "others point to messages that stay; the file is kept (a broker "
                              "would delete it), see `rmqctl verify`")
@@ -302,12 +302,12 @@ def _ends_before(file: StoreFile, file_size: int, unit: Fixed[Any], after: int) 
     return bool(unit.decode(raw).physical_offset < after)
 
 
-def _leads_behind(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
+def _points_after(file: StoreFile, unit: Fixed[Any], after: int) -> bool:
     """Return whether any entry of the file points to a message that stays (damaged files only)."""
-    return any(len(rows) for rows in _rows_behind(file, unit, after))
+    return any(len(rows) for rows in _rows_after(file, unit, after))
 
 
-def _rows_behind(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array]:
+def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array]:
     """Yield the entries of a file that point to ``after`` or later, page by page."""
     with FileSource(file.path) as source:
         for _, data in pages(source, unit.size, _PAGE_ROWS):
@@ -364,7 +364,7 @@ def _gone_ext(store: Store, key: QueueKey, queue_files: list[StoreFile],
 
 def _first_code(file: StoreFile, after: int) -> int | None:
     """Return the tags code of the file's first entry that points to ``after`` or later."""
-    behind = (rows for rows in _rows_behind(file, consume_queue.UNIT, after) if len(rows))
+    behind = (rows for rows in _rows_after(file, consume_queue.UNIT, after) if len(rows))
     first = next(behind, None)
     return None if first is None else int(first[0]["tags_code"])
 

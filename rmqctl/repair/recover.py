@@ -180,7 +180,7 @@ class _Planner:
         self._actions: list[Action] = []
         self._steps: list[Step] = []
         self._notes: list[str] = []
-        self._untold_queues: set[tuple[str, int]] = set()
+        self._unjudged_queues: set[tuple[str, int]] = set()
         self._disputed: set[str] = set()
         """Structures with entries that stay although their messages contradict them."""
         self._unplaceable = 0
@@ -238,7 +238,7 @@ class _Planner:
         if keeps_abort:
             pass
         elif self._options.whole and self._store.has_abort and not held and (
-                not self._untold_queues):
+                not self._unjudged_queues):
             self._take(([MoveAside("abort")], [Action(
                 "move aside", "abort", None, None,
                 "the log and its derived files are complete: the next start is a clean one"
@@ -588,11 +588,11 @@ class _Planner:
             sound = [part for part in (CONSUMEQUEUE, INDEX) if not self._troubled(part)]
             steps = [step for step in steps if _part_of(step.target) not in sound]
             actions = [action for action in actions if _part_of(action.target) not in sound]
-        if is_intact and (untold := self._untold(steps)):
-            self._untold_queues = untold
-            steps = [step for step in steps if queue_of(step.target) not in untold]
-            actions = [action for action in actions if queue_of(action.target) not in untold]
-            ends = {key: end for key, end in rebuilt.next_offsets.items() if key not in untold}
+        if is_intact and (unjudged := self._unjudged(steps)):
+            self._unjudged_queues = unjudged
+            steps = [step for step in steps if queue_of(step.target) not in unjudged]
+            actions = [action for action in actions if queue_of(action.target) not in unjudged]
+            ends = {key: end for key, end in rebuilt.next_offsets.items() if key not in unjudged}
             rebuilt = replace(rebuilt, next_offsets=ends, gaps=rebuilt.gaps if any(
                 _part_of(step.target) == CONSUMEQUEUE for step in steps) else 0)
         self._notes += rebuilt.notes
@@ -660,7 +660,7 @@ class _Planner:
         return any(finding.is_trouble for finding in _verified(
             self._store, part, self._watch, self._options.jobs))
 
-    def _untold(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
+    def _unjudged(self, steps: Iterable[Step]) -> set[tuple[str, int]]:
         """Return light queues that stay as they are because it is unknown whether entries are
         missing; none with --multi-dispatch.
         """
@@ -669,18 +669,18 @@ class _Planner:
                 queue_of(step.target)[0].startswith(LMQ_PREFIX) for step in steps):
             return set()
         findings = list(_verified(self._store, CONSUMEQUEUE, self._watch, self._options.jobs))
-        untold = {(finding.topic or "", finding.queue_id or 0) for finding in findings
-                  if finding.category == "not-judged" and finding.topic is not None}
-        untold -= {(finding.topic or "", finding.queue_id or 0) for finding in findings
-                   if finding.category != "not-judged"}
-        if untold:
-            first = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(untold)[:3])
-            more = f" and {len(untold) - 3} more" if len(untold) > 3 else ""
+        unjudged = {(finding.topic or "", finding.queue_id or 0) for finding in findings
+                    if finding.category == "not-judged" and finding.topic is not None}
+        unjudged -= {(finding.topic or "", finding.queue_id or 0) for finding in findings
+                     if finding.category != "not-judged"}
+        if unjudged:
+            first = ", ".join(f"{topic}/{queue_id}" for topic, queue_id in sorted(unjudged)[:3])
+            more = f" and {len(unjudged) - 3} more" if len(unjudged) > 3 else ""
             self._notes.append(
                 f"light queues {first}{more} are left as they are: messages have queue offsets but "
                 "no entries there, as when enableMultiDispatch was off for a time or entries were "
                 "lost. --multi-dispatch rebuilds all of them")
-        return untold
+        return unjudged
 
     def _table(self, rebuilt: Rebuilt | None) -> dict[str, int]:
         if self._database is not None:

@@ -132,7 +132,7 @@ class _Mender:
                                      "left as it is")
             return
         if main.state == MISSING and backup.state in (MISSING, EMPTY):
-            self._anew(kind, file)
+            self._create(kind, file)
             return
         read = self._readable(kind, main)
         of_backup = backup.value if backup.usable and not backup.damaged else None
@@ -140,7 +140,7 @@ class _Mender:
             torn = self._readable(kind, backup)
             of_backup = None if torn is None else torn[0]
         if read is None and of_backup is None:
-            self._anew(kind, file)
+            self._create(kind, file)
             return
         self._of_copies(kind, file, read, of_backup)
 
@@ -246,7 +246,7 @@ class _Mender:
         lost = self._judged.restored.get(kind.name)
         if not lost:
             if self._missing:
-                self._anew(kind, file)
+                self._create(kind, file)
             return
         entries = _entries(kind, file.main.value)
         for key, entry in lost.items():
@@ -259,7 +259,7 @@ class _Mender:
 
     # -- of what the store knows ----------------------------------------------------------------
 
-    def _anew(self, kind: _Kind, file: ConfigFile) -> None:
+    def _create(self, kind: _Kind, file: ConfigFile) -> None:
         """Build a file of which neither copy can be read."""
         never = file.main.state == MISSING and file.backup.state in (MISSING, EMPTY)
         export = self._export(kind)

@@ -169,7 +169,7 @@ def keep_ends(store: Store, ends: Mapping[QueueKey, int], top: str,
     """
     kept: dict[QueueKey, int] = {}
     for key, queue in store.queues.items():
-        last = None if key in ends or not is_queue_name(key[0]) else rocksdb.stands_at(
+        last = None if key in ends or not is_queue_name(key[0]) else rocksdb.expired_position(
             queue, store.log.min_offset)
         if last is not None:
             unit = _last_unit(queue, last.queue_offset) or UnitRecord(

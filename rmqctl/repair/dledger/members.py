@@ -220,7 +220,7 @@ class _Job:
         reach = max(behind, *(run.end for run in members.runs if run.last <= committed), 0) if (
             members.parted is None) else behind
         self.wanted += [(at, end) for at, end in marks.items() if at not in ours and at <= reach]
-        self._lay(source)
+        self._copy_bytes(source)
 
     def _before(self, source: Source, run: DifferingEntries) -> None:
         """Copy entries that only the source has, before this store's first file."""
@@ -370,7 +370,7 @@ class _Job:
             {"source": source.name, "index_from": run.first, "index_to": run.last,
              "crc": "right of every message"}))
 
-    def _lay(self, source: Source) -> None:
+    def _copy_bytes(self, source: Source) -> None:
         """Copy the selected bytes of the source's log to the same places in this log."""
         ranges, self.wanted = merged(self.wanted), []
         copying = Copying(self.scratch)

@@ -27,7 +27,7 @@ from rmqctl.repair.erase.index import drop_entries
 from rmqctl.repair.erase.inner import digest, inner_messages, is_empty, without
 from rmqctl.repair.erase.named import in_batches
 from rmqctl.repair.erase.record import ERASED, erased, is_erased
-from rmqctl.repair.erase.tier import items_lead_nowhere, leave_metadata, topic_folders
+from rmqctl.repair.erase.tier import drop_items, drop_metadata, topic_folders
 from rmqctl.repair.erase.topics import DeletedTopics
 from rmqctl.repair.offsets.table import quotes_queue_ids
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Plan, Replace, Step
@@ -137,14 +137,14 @@ def plan_erase(store: Store, command: str, wanted: EraseSelection, clock: Callab
     # References to them: the index; for topics and groups, queues, configuration and offsets.
     gone = np.array(sorted(matches.messages), np.int64)
     for index in (drop_entries(store, gone) if len(gone) else Changes(),
-                  items_lead_nowhere(store, copies)):
+                  drop_items(store, copies)):
         changes.extend(index)
     tiered = topic_folders(store, topics)
     away = _move_queues(changes, store, topics, [path for _, path in tiered])
-    changes.extend(leave_metadata(store, tiered))
+    changes.extend(drop_metadata(store, tiered))
     if topics and store.rocksdb is not None:
-        _remake_database(changes, store, frozenset(topics), scratch)
-    _leave_config(changes, store, topics, wanted.groups, clock, scratch)
+        _rebuild_database(changes, store, frozenset(topics), scratch)
+    _drop_config(changes, store, topics, wanted.groups, clock, scratch)
     # Bytes that stay, and places that a plan cannot reach.
     for path in away:
         spans.pop(path, None)
@@ -270,8 +270,8 @@ def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
     return away
 
 
-def _remake_database(changes: Changes, store: Store, topics: frozenset[str],
-                     scratch: Scratch) -> None:
+def _rebuild_database(changes: Changes, store: Store, topics: frozenset[str],
+                      scratch: Scratch) -> None:
     """Rebuild the database of consume queues without those of the topics.
     Raises: RefusedError if it is damaged; StoreIOError, MissingExtraError.
     """
@@ -291,8 +291,8 @@ def _remake_database(changes: Changes, store: Store, topics: frozenset[str],
     changes.actions += actions
 
 
-def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups: Sequence[str],
-                  clock: Callable[[], int], scratch: Scratch) -> None:
+def _drop_config(changes: Changes, store: Store, topics: Sequence[str], groups: Sequence[str],
+                 clock: Callable[[], int], scratch: Scratch) -> None:
     """Remove the topics and groups from all tables. Raises: RefusedError if one cannot be read."""
     if not (topics or groups):
         return
@@ -320,7 +320,7 @@ def _leave_config(changes: Changes, store: Store, topics: Sequence[str], groups:
                 dropped += out
                 value[table] = {key: entry for key, entry in entries.items() if key not in out}
         if name in _GROUPS_OF_TOPICS:
-            dropped += _leave_groups(value, *_GROUPS_OF_TOPICS[name], groups)
+            dropped += _drop_groups(value, *_GROUPS_OF_TOPICS[name], groups)
         if not dropped:
             continue
         if isinstance(value.get("dataVersion"), dict):
@@ -353,8 +353,8 @@ def _with_bare_numbers(value: Any) -> Any:
             for key, entry in value.items()}
 
 
-def _leave_groups(value: dict[str, Any], table: str, below: str,
-                  groups: Sequence[str]) -> list[str]:
+def _drop_groups(value: dict[str, Any], table: str, below: str,
+                 groups: Sequence[str]) -> list[str]:
     """Remove the groups from the entries of each topic of a table; return the removed entries."""
     dropped: list[str] = []
     entries = value.get(table)

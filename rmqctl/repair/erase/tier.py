@@ -40,7 +40,7 @@ ItemKeys = dict[int, set[tuple[int, int, int]]]
 """By offset in the commit log of a queue: (key hash, queue id, size) of an item."""
 
 
-def items_lead_nowhere(store: Store, copies: OtherCopies) -> Changes:
+def drop_items(store: Store, copies: OtherCopies) -> Changes:
     """Patch the items of tier records in ``copies``. Raises: StoreIOError."""
     changes, wanted = Changes(), _wanted(copies)
     if not wanted:
@@ -73,7 +73,7 @@ def topic_folders(store: Store, topics: Sequence[str]) -> list[tuple[str, str]]:
             and not os.path.islink(os.path.join(folder, name))]
 
 
-def leave_metadata(store: Store, folders: Sequence[tuple[str, str]]) -> Changes:
+def drop_metadata(store: Store, folders: Sequence[tuple[str, str]]) -> Changes:
     """Remove topics from the metadata of the tier. Raises: RefusedError if it is damaged."""
     changes = Changes()
     gone = {f"{os.path.basename(os.path.dirname(path))}/{topic}" for topic, path in folders}

@@ -100,7 +100,7 @@ def disputes(store: Store, parts: Sequence[LogPart], rebuilt: Rebuilt, queues: s
         for place, entries in _keys(store, rebuilt).items():
             message = records.at(place)
             if message is not None:
-                _judge_keys(settled, message, entries, is_led=_is_led(store, message))
+                _judge_keys(settled, message, entries, has_entry=_has_entry(store, message))
     return settled
 
 
@@ -226,7 +226,7 @@ def _keys(store: Store, rebuilt: Rebuilt) -> dict[int, _IndexEntries]:
             for at in np.flatnonzero(ordered & used & np.isin(place, odd)).tolist():
                 key, where = int(hashes[at]), int(place[at])
                 entry = index.entry(first + at)
-                if entry is not None and _hangs(index, first + at, key):
+                if entry is not None and _is_in_chain(index, first + at, key):
                     before = entries_of.get(where, _IndexEntries((), (), 0))
                     entries_of[where] = _IndexEntries(
                         (*before.hashes, key),
@@ -290,7 +290,7 @@ class _RebuiltKeys:
         return np.where(self._places[number] == places, code, -1)
 
 
-def _hangs(index: IndexFile, number: int, key: int) -> bool:
+def _is_in_chain(index: IndexFile, number: int, key: int) -> bool:
     """Return whether an entry is in the chain of its hash's slot."""
     at = index.slot(index.shape.slot_of(key)) if key >= 0 else 0
     for _ in range(_MAX_STEPS):
@@ -312,7 +312,7 @@ def _pairs(store: Store) -> Array:
     return np.concatenate(parts)
 
 
-def _is_led(store: Store, record: Record) -> bool:
+def _has_entry(store: Store, record: Record) -> bool:
     """Return whether the queue has an entry of the message, so that the index got its entries as
     well.
     """
@@ -322,7 +322,8 @@ def _is_led(store: Store, record: Record) -> bool:
         record.physical_offset, record.total_size)
 
 
-def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *, is_led: bool) -> None:
+def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *,
+                has_entry: bool) -> None:
     place = record.physical_offset
     hashes, slots, own = entries.hashes, entries.slots, key_hashes(record)
     pairs = [(key, mine) for key in set(hashes) - own for mine in own - set(hashes)]
@@ -332,7 +333,7 @@ def _judge_keys(settled: Disputes, record: Record, entries: _IndexEntries, *, is
         return key_hashes(replace(record, properties=properties)) == set(hashes)
 
     changes = list(single_changes(record, (props.KEYS, props.UNIQUE_KEY), fits))
-    is_timed = is_led and all(
+    is_timed = has_entry and all(
         abs(time - record.store_timestamp) <= _SECOND for time in entries.times)
     if not changes and not (is_proven and (own & set(hashes) or is_timed)):
         return

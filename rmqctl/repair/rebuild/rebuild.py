@@ -268,7 +268,7 @@ class _Job:
             held.callback(dispatcher.close)
             held.enter_context(self._entries)
             base = reached.gaps, reached.refused, reached.unplaceable, reached.repeated
-            self._go_on(dispatcher, reached, base, jobs, progress, save_every)
+            self._dispatch_rest(dispatcher, reached, base, jobs, progress, save_every)
             next_offsets = {key: end for key, end in dispatcher.next_offsets().items()
                             if wants(self._topic, self._queue, key)}
             same = dispatcher.finish_twins()
@@ -304,7 +304,7 @@ class _Job:
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
                           rows=CONSUMEQUEUE in self._only, most_pending=_MAX_PENDING,
                           queue_ids=self._queue_ids(held), twins=Twins(
-                              {} if store is None else dict(_lone_queues(store)), self._log_min,
+                              {} if store is None else dict(_unshared_queues(store)), self._log_min,
                               self._begun))
 
     def _begun(self, key: QueueKey, place: int) -> int:
@@ -344,8 +344,9 @@ class _Job:
             return None
         return partial(light.ids, leads=store.leads)
 
-    def _go_on(self, dispatcher: Dispatcher, reached: RebuildProgress, base: tuple[int, ...],
-               jobs: int, progress: Callable[[int], None] | None, save_every: float) -> None:
+    def _dispatch_rest(self, dispatcher: Dispatcher, reached: RebuildProgress,
+                       base: tuple[int, ...], jobs: int, progress: Callable[[int], None] | None,
+                       save_every: float) -> None:
         """Dispatch the rest of the log; save the progress if interrupted."""
         # `complete`: between two parts, so that only complete parts are saved.
         complete = True
@@ -388,7 +389,7 @@ class _Job:
         return ranges.in_order(work, parts, jobs)
 
 
-def _lone_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
+def _unshared_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
     """Yield the plain queues of a store that are in the one folder that a broker uses for them, and
     share it with no other folder.
     """

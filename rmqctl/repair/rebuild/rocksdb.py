@@ -106,7 +106,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
         log_min = parts[0].base if parts else 0
         for key, queue in present.items():
             if key not in writer.last and (wants is None or wants(key)):
-                writer.keep(key, stands_at(queue, log_min, log_end))
+                writer.keep(key, expired_position(queue, log_min, log_end))
         if others is not None:
             writer.carry_over(others)
     finally:
@@ -115,8 +115,8 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
     return database
 
 
-def stands_at(queue: ConsumeQueue, log_min: int,
-              log_end: int | None = None) -> PositionRecord | None:
+def expired_position(queue: ConsumeQueue, log_min: int,
+                     log_end: int | None = None) -> PositionRecord | None:
     """Return the last entry of a queue whose messages have all expired; None for any other.
 
     ``log_end``: entries that point there or later are removed; a queue whose other messages have

@@ -85,7 +85,7 @@ def _ends(rebuilt: Rebuilt) -> dict[QueueKey, int]:
     for key, queue in rebuilt.present.items():
         if key not in rebuilt_ends:
             with closing(queue):
-                cut = _first_behind(queue, rebuilt.rows_end) if rebuilt.wants(key) else None
+                cut = _first_beyond(queue, rebuilt.rows_end) if rebuilt.wants(key) else None
                 ends[key] = queue.written if cut is None else min(cut, queue.written)
     for key, batches in rebuilt.present_batches.items():
         if key not in rebuilt_ends:
@@ -196,8 +196,8 @@ class _Plain(_Queue):
         if built is None or not built.files:
             assert present is not None
             with closing(present):
-                end = _first_behind(present, self.rebuilt.rows_end)
-                damaged = end is None and _is_damaged_behind(present, self.rebuilt.log_min)
+                end = _first_beyond(present, self.rebuilt.rows_end)
+                damaged = end is None and _is_damaged_at_end(present, self.rebuilt.log_min)
                 end = present.written if damaged else end
             if end is None or before is None:
                 return [], []
@@ -243,7 +243,7 @@ class _Batch(_Queue):
         return self.summarised(steps, before, after)
 
 
-def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
+def _first_beyond(queue: ConsumeQueue, log_end: int) -> int | None:
     """Return the first entry that points beyond the end of the log; None without any."""
     for first, rows in queue.pages(queue.first_index, queue.written):
         behind = np.flatnonzero(rows["physical_offset"] >= log_end)
@@ -252,7 +252,7 @@ def _first_behind(queue: ConsumeQueue, log_end: int) -> int | None:
     return None
 
 
-def _is_damaged_behind(queue: ConsumeQueue, log_min: int) -> bool:
+def _is_damaged_at_end(queue: ConsumeQueue, log_min: int) -> bool:
     """Return whether, in a queue without any message in the log, a damaged entry after the last
     valid one points into the log, and none points to an expired message.
     """

@@ -111,7 +111,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
         cut.move_aside(name, header.entries, "created after the cut", "entry")
         return None
     # Set the slots back to the entries that stay, and the header to the last of them.
-    table, freed = _led_back(index, count)
+    table, freed = _restored(index, count)
     if count == 0:
         new_header = _empty(before, generation)
     else:
@@ -187,7 +187,7 @@ def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
     return 0, 0
 
 
-def _led_back(index: IndexFile, count: int) -> tuple[Array, int]:
+def _restored(index: IndexFile, count: int) -> tuple[Array, int]:
     """Return (the slots as they were with ``count`` entries, how many removed entries had found
     theirs empty).
 

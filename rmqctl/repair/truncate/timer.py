@@ -86,7 +86,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
     for base, units in backwards(files, timer_log.UNIT):
         if base + len(units) * UNIT_SIZE <= end:
             break
-        _lead_back(last, count, touched, base, units, end)
+        _follow_back(last, count, touched, base, units, end)
     last[touched[last[touched] >= end]] = -1  # these pointed to no unit
     changed = slots.copy()
     changed["last_pos"][touched], changed["num"][touched] = last[touched], count[touched]
@@ -103,8 +103,8 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
             "units of removed messages; slots without other units become unused", "slot")
 
 
-def _lead_back(last: Array, count: Array, touched: Array, base: int, units: Array,
-               end: int) -> None:
+def _follow_back(last: Array, count: Array, touched: Array, base: int, units: Array,
+                 end: int) -> None:
     """Follow the chains of ``touched`` slots through one page of removed units."""
     low = max(base, end)
     sound = _sound(units)

@@ -98,7 +98,7 @@ def truncate(store: Store, to: int, generation: int,
     progress = ConsumerProgress.of(store)
     # Messages known only by entries beyond the cut, which are removed.
     beyond = known_beyond(store, to) if store.layout.reads("config") else Beyond()
-    behind = messages_behind(store, to, progress, step, beyond.places)
+    behind = removed_messages(store, to, progress, step, beyond.places)
     # Log and everything derived from it, each for itself.
     log_steps, log_actions = cut_log(store, to)
     queues = cut_queues(store, to, scratch)
@@ -310,7 +310,7 @@ def cut_log(store: Store, to: int) -> Planned:
 
 
 @dataclass(slots=True)
-class MessagesBehind:
+class RemovedMessages:
     """The removed part: ``listed`` are the first of ``count`` intact messages. ``undecided``:
     records that may be messages, and damaged ones that are not known otherwise.
     """
@@ -325,13 +325,13 @@ class MessagesBehind:
     commits: int = 0
 
 
-def messages_behind(store: Store, to: int, progress: ConsumerProgress,
-                    step: Callable[[int], None] | None = None,
-                    lost_places: Array | None = None) -> MessagesBehind:
+def removed_messages(store: Store, to: int, progress: ConsumerProgress,
+                     step: Callable[[int], None] | None = None,
+                     lost_places: Array | None = None) -> RemovedMessages:
     """Read the log from ``to`` (a border) on. ``step`` is called with the bytes read.
     ``lost_places``: physical offsets of messages that are lost already. Raises: StoreIOError.
     """
-    cut = MessagesBehind()
+    cut = RemovedMessages()
     topics = text.Dictionary()
     for batch in _frames(store, to):
         cut.damaged += sum(span.kind == DAMAGED for span in batch.spans)
@@ -353,7 +353,7 @@ def _frames(store: Store, to: int) -> Iterator[Batch]:
             yield from Walk(store.log.source(number), max(0, to - file.base))
 
 
-def _take(cut: MessagesBehind, batch: Batch, topics: text.Dictionary,
+def _take(cut: RemovedMessages, batch: Batch, topics: text.Dictionary,
           progress: ConsumerProgress) -> None:
     intact = batch.crc_ok()
     cut.damaged += int(len(batch) - np.count_nonzero(intact))
@@ -389,7 +389,7 @@ def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictiona
     return int(np.count_nonzero(intact[rows] & (topic[rows] != scheduled)))
 
 
-def warnings(cut: MessagesBehind, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
+def warnings(cut: RemovedMessages, progress: ConsumerProgress, next_offsets: dict[QueueKey, int],
              restarted: list[QueueKey]) -> list[str]:
     """Return what the user should know before the messages are removed, one sentence each."""
     # Messages that are not listed, and damage that may contain more.
