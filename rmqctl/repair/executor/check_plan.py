@@ -266,7 +266,7 @@ def _is_content(path: str, content: bytes | FileContent | Piece) -> bool:
 
 
 def _has(path: str, piece: Piece, *, exactly: bool) -> bool:
-    """Return whether a file has the bytes of a piece at its place; ``whole``: and no others."""
+    """Return whether a file has the bytes of a piece at its place; ``exactly``: and no others."""
     if not os.path.isfile(path):
         return False
     try:
