@@ -124,7 +124,7 @@ def test_only_what_is_committed_goes_behind_the_end(tmp_path: Path) -> None:
     members.write(a, log[:40])
     members.write(b, log, committed=49)
     result = run("recover", a, *LOG, "--from", b, "--apply", "--yes").expect(0)
-    assert "10 entries after the last entry" in result.err
+    assert "10 entries after its last committed entry" in result.err
     assert len(run("read", a, "-o", "jsonl").expect(0).jsonl()) == 50
     assert actions(a, *LOG, "--from", b) == []
 
