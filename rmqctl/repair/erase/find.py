@@ -87,9 +87,7 @@ class Traits:
         self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
-        """Return whether a message of a batch is named, or a copy; None if it only has a body of
-        one.
-        """
+        """Return whether a message of a batch is named or a copy; None if just the body matches."""
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies
                                     and not self.topics):

@@ -149,7 +149,7 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
 def _pages(file: StoreFile, shape: Shape, header: Header,
            log_min: int) -> Iterator[tuple[Array, Any]]:
     """Yield (numbers, entries) of the leading entries that point before ``log_min``, up to the
-    first invalid one. Overwritten entries are left out: those without a hash (of which a key has a
+    first invalid one. Overwritten entries are left out: those with hash 0 (which a key has with a
     chance of 1 in 4 billion), and those that point before the previous entry.
     """
     number, before = 1, -1
