@@ -21,7 +21,8 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Configured:
-    """``settings``, the topics with batch queues, and what had to be assumed (``notes``).
+    """The configuration for a repair: ``settings``, the topics with batch queues, and what had to
+    be assumed (``notes``).
 
     ``topics_known``: whether config/topics.json names the topics with batch queues.
     ``assumes_batch``: whether the size of batch consume queue files is a guess. ``index_unknown``:

@@ -59,7 +59,7 @@ _LEFT = {
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """``released``: messages that are delivered again; ``left``: the others, with the reason."""
+    """A plan; ``released``: messages that are delivered again; ``left``: the others and why."""
 
     plan: Plan
     released: list[dict[str, Any]] = field(default_factory=list)

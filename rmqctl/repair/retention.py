@@ -43,9 +43,9 @@ from rmqctl.store.store import Store
 
 
 class AgedFile(NamedTuple):
-    """``written``: its modification time, from which its age counts; ``expires``: when it expires
-    by age (ms; None: the file in use never does). ``goes``: ``age`` if it has expired, ``disk`` if
-    it is deleted whatever its age, else "".
+    """A file of the log. ``written``: its modification time, from which its age counts;
+    ``expires``: when it expires by age (ms; None: the file in use never does). ``goes``: ``age`` if
+    it has expired, ``disk`` if it is deleted whatever its age, else "".
     """
 
     file: str
@@ -78,9 +78,9 @@ class DiskOutlook:
 
 @dataclass(slots=True)
 class Retention:
-    """``settings``: the origin of each value. ``next_run``: the next time (ms) of deleteWhen; None:
-    never. ``unread`` None: unknown, because the queues cannot be read. ``outlook`` None:
-    ``no_outlook`` has the reason.
+    """The actions of a broker's cleaner. ``settings``: the origin of each value. ``next_run``: the
+    next time (ms) of deleteWhen; None: never. ``unread`` None: unknown, because the queues cannot
+    be read. ``outlook`` None: ``no_outlook`` has the reason.
     """
 
     release: str

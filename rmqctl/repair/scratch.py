@@ -23,7 +23,7 @@ DERIVED = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 
 
 class Scratch:
-    """``root`` is the scratch folder. ``keep``: it stays when this is closed (to continue later).
+    """A scratch folder at ``root``. ``keep``: it stays when this is closed (to continue later).
 
     Created in ``above`` under ``name``, or as a fresh temporary folder without one.
     """

@@ -47,7 +47,7 @@ class TransactionFilter:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """``ended``: transactions that the plan ends; ``left``: the others, with the reason."""
+    """A plan; ``ended``: transactions that it ends; ``left``: the others, with the reason."""
 
     plan: Plan
     ended: list[dict[str, Any]] = field(default_factory=list)

@@ -24,8 +24,9 @@ from rmqctl.store.store import Store
 
 
 class _Table(NamedTuple):
-    """``key``: the field that repeats an entry's name. ``needed``: fields without which an entry
-    says less than the store itself. ``value_type``: the type of all values of an entry.
+    """A table of an export. ``key``: the field that repeats an entry's name. ``needed``: fields
+    without which an entry says less than the store itself. ``value_type``: the type of all values
+    of an entry.
     """
 
     key: str

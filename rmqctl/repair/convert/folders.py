@@ -37,7 +37,7 @@ SETTING, READ_ONLY = "storePathCommitLog", "readOnlyCommitLogStorePaths"
 
 @dataclass(slots=True)
 class CopiedLog:
-    """The result; ``folders``: the number of log files in each folder of the new store."""
+    """The result of a conversion; ``folders``: the number of log files in each new folder."""
 
     store: str
     bytes_copied: int = 0

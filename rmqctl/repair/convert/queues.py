@@ -62,7 +62,9 @@ FORM_NOTES = frozenset({_TO_ROCKSDB, _TWICE, _TO_FILES})
 
 @dataclass(frozen=True, slots=True)
 class ConvertOptions:
-    """``to``: the wanted form. ``given``: values by the names of `Settings`, None: not given."""
+    """Options of a conversion. ``to``: the wanted form. ``given``: values by the names of
+    `Settings`, None: not given.
+    """
 
     to: Form
     jobs: int = 1

@@ -409,7 +409,8 @@ def wants(topic: str | None, queue: int | None, key: QueueKey) -> bool:
 
 @dataclass(slots=True)
 class RebuildProgress(LogSummary):
-    """``done``: everything before this physical offset is dispatched; -1 before the beginning.
+    """The progress of a rebuild. ``done``: everything before this physical offset is dispatched; -1
+    before the beginning.
 
     The other figures are sums over the dispatched messages; see `Rebuilt`.
     """

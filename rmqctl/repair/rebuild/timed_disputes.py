@@ -33,8 +33,9 @@ _REASON = "its unit in the timer log has the hash of this topic"
 
 @dataclass(slots=True)
 class TimedDisputes:
-    """``corrected``: bytes that make messages match their units; ``topics``: the topics of these
-    messages then, by physical offset; ``open``: offsets of messages that stay in dispute.
+    """Results of the comparison. ``corrected``: bytes that make messages match their units;
+    ``topics``: the topics of these messages then, by physical offset; ``open``: offsets of messages
+    that stay in dispute.
     """
 
     corrected: list[ChangedByte] = field(default_factory=list)
