@@ -142,7 +142,7 @@ class StoreMaker:
 
     @property
     def size(self) -> int:
-        """Bytes of the records collected."""
+        """Return the bytes of the collected records."""
         return self._order.size
 
     def take(self, carved: CarvedPage) -> None:
