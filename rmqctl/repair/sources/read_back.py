@@ -82,8 +82,8 @@ def _reader(path: str, schema: pa.Schema, topic: str | None) -> tuple[
          "integers"),
         (_TEXTS, lambda kind: pa.types.is_string(kind) or pa.types.is_dictionary(kind), "text"),
         (("body",), pa.types.is_binary, "bytes")]
-    for names, fits, words in kinds:
-        for name in names:
+    for columns_of_kind, fits, words in kinds:
+        for name in columns_of_kind:
             if name in columns and not fits(schema.field(name).type):
                 raise NotAStoreError(f"{path}: the column {name} is {schema.field(name).type}; "
                                      f"an export has {words} there")
