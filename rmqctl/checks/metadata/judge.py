@@ -437,8 +437,8 @@ class _Judge:
         if lost:
             count = sum(lost.values())
             cause = Phrase(
-                "the log begins at {start}, but whole consume queue files point before it: "
-                "{count:,} message", "the log begins at {start}, but whole consume queue files "
+                "the log begins at {start}, but entire consume queue files point before it: "
+                "{count:,} message", "the log begins at {start}, but entire consume queue files "
                 "point before it: {count:,} messages", start=self.store.log.min_offset, count=count)
             self.metadata.defects.append(Defect(Loss(
                 losses.MESSAGES, count, cause, "commitlog", already=True),

@@ -37,7 +37,7 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
         for path, size, wanted in files.wrong_sizes(empty_last=version.deletes_empty_last):
             predicted.starts = False
             predicted.refusals.append(Phrase(
-                "{file} has {size:,} bytes, a broker accepts only {wanted:,}",
+                "{file} has {size:,} bytes, but a broker accepts only {wanted:,}",
                 file=relative(store, path), size=size, wanted=wanted))
         for path in files.odd:
             predicted.starts = False

@@ -75,7 +75,7 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
         return
     if size != layout.PAGE_SIZE:
         # No time is lost, and a broker makes a short page whole when it maps it.
-        yield _finding("checkpoint-damaged", store, f"has {size} bytes, a broker writes a page "
+        yield _finding("checkpoint-damaged", store, f"has {size} bytes, but a broker writes a page "
                        f"of {layout.PAGE_SIZE}", min(size, layout.PAGE_SIZE),
                        abs(size - layout.PAGE_SIZE),
                        INFO if CHECKPOINT.size <= size < layout.PAGE_SIZE else WARNING)

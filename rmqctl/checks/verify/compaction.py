@@ -111,7 +111,7 @@ class _Queue:
                     present = log or queue
                     assert present is not None
                     part = LOG if log is None else QUEUE
-                    yield self._tell("the file is missing, its counterpart exists",
+                    yield self._tell("the file is missing, but its counterpart exists",
                                      os.path.join(self._folders[part], present.name),
                                      category="file-missing")
                 continue

@@ -79,7 +79,7 @@ def _without(changes: Changes, name: str) -> None:
 
 def _progress_is_damaged(findings: list[Finding]) -> bool:
     """Return whether timercheck itself is damaged or missing, not only ahead of the timer log."""
-    return any(finding.category == "timer-check" and ": says " not in finding.detail
+    return any(finding.category == "timer-check" and " is beyond the end: " not in finding.detail
                for finding in findings)
 
 
@@ -91,7 +91,7 @@ def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> b
     return files.damaged or any(
         (finding.category == "timer-log"
          and "beyond the end of the commitlog" not in finding.detail)
-        or finding.detail.startswith("last_timer_log_flush_pos: says ") for finding in findings)
+        or finding.detail.startswith("last_timer_log_flush_pos ") for finding in findings)
 
 
 def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,

@@ -113,7 +113,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
                    timer_check.PROGRESS_SIZE - size)
         return
     if size not in (timer_check.PAGE_SIZE, TIMER_CHECK.size):  # other implementations: no page
-        yield tell(f"has {size} bytes, a broker writes {timer_check.PAGE_SIZE}",
+        yield tell(f"has {size} bytes, but a broker writes {timer_check.PAGE_SIZE}",
                    min(size, timer_check.PAGE_SIZE), abs(size - timer_check.PAGE_SIZE))
     if not timer_check.rest_is_zero(data):
         rest = data[TIMER_CHECK.size:].rstrip(b"\0")
@@ -147,8 +147,9 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
         value: int = getattr(records[0], name)
         if end < value < 1 << 62:
             place = TIMER_CHECK.field(name)
-            yield Finding("timer-check", "timer", f"{name}: says {value}, {words} at {end}",
-                          file=path, offset=place.offset, length=place.size, next=LOOK)
+            yield Finding("timer-check", "timer", f"{name} {value} is beyond the end: "
+                          f"{words} at {end}", file=path, offset=place.offset,
+                          length=place.size, next=LOOK)
 
 
 # -- units -----------------------------------------------------------------------------------
