@@ -32,7 +32,7 @@ _FRESH = 10.0
 """Seconds for which a list stays valid."""
 
 
-class Reader(Protocol):
+class PlaceReader(Protocol):
     """Reads ranges of the files of a mounted place. `failed`: why some ranges could not be read.
     `sampled`: samples may show the end of a file; `sampled_files`: number of files for which they
     did.
@@ -80,7 +80,7 @@ class Tree:
 
     root: str
     files: Mapping[str, Listed]
-    reader: Reader
+    reader: PlaceReader
     listed_at: float = field(default_factory=time.monotonic)
     stamp: tuple[int, int, int] | None = None
     links: frozenset[str] = frozenset()
@@ -145,7 +145,7 @@ class MountedEntry:
         return 0
 
 
-class Scan(Protocol):
+class ScanIterator(Protocol):
     """The type of the result of `os.scandir`."""
 
     def __iter__(self) -> Iterator[os.DirEntry[str]]: ...
@@ -158,7 +158,7 @@ class Scan(Protocol):
 
 
 class _MountedEntries(list[Any]):
-    """The entries of a folder, as a `Scan`."""
+    """The entries of a folder, as a `ScanIterator`."""
 
     def __enter__(self) -> Self:
         return self
@@ -450,7 +450,7 @@ def listdir(path: str) -> list[str]:
     return os.listdir(path) if mounted is None else [*_names(*mounted, path)]
 
 
-def scandir(path: str = ".") -> Scan:
+def scandir(path: str = ".") -> ScanIterator:
     """Behave as `os.scandir`."""
     mounted = _find(path)
     if mounted is None:

@@ -15,8 +15,8 @@ from rmqctl.case import inventory
 from rmqctl.case.folder import README, Folder
 from rmqctl.case.inventory import Inventory
 from rmqctl.case.readme import readme
-from rmqctl.case.records import LIVE, Copies, Live, Places, carve
-from rmqctl.case.runs import Runs, host, now
+from rmqctl.case.records import LIVE, DamageCopies, FindingPlaces, Live, carve
+from rmqctl.case.runs import CommandRuns, host, now
 from rmqctl.store.redaction import Redaction
 
 SUMMARY, REPORT = "case.json", "report.html"
@@ -43,7 +43,7 @@ class Case:
 
 
 @dataclass(slots=True)
-class Result:
+class CaseResult:
     """Result of an examination. `problems`: reasons why something is not in the folder."""
 
     summary: dict[str, Any] = field(default_factory=dict)
@@ -52,15 +52,15 @@ class Result:
 
 
 def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[[int], None]],
-            size: int) -> Result:
+            size: int) -> CaseResult:
     """Create the evidence folder ``target``. ``step`` receives the name of the step that starts and
     its bytes, and returns a function that receives the bytes done.
     Raises: StoreIOError, RefusedError.
     """
-    result, folder = Result(), Folder(target)
+    result, folder = CaseResult(), Folder(target)
     began, before = now(), inventory.stamps(case.root, case.log_folders)
-    runs = Runs(folder, case.redaction, () if case.key is None else (case.key,))
-    copies = Copies(folder, case.redaction)
+    runs = CommandRuns(folder, case.redaction, () if case.key is None else (case.key,))
+    copies = DamageCopies(folder, case.redaction)
     try:
         # What identifies the run, then the originals, before anything else reads them.
         runs.note({"rmqctl": __version__, "source": case.root, **host(
@@ -91,7 +91,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
     return result
 
 
-def _examined(case: Case, folder: Folder, runs: Runs, copies: Copies,
+def _examined(case: Case, folder: Folder, runs: CommandRuns, copies: DamageCopies,
               step: Callable[[str], object]) -> dict[str, Any]:
     """Run the commands; return the part of the summary about their output."""
     documents: dict[str, Any] = {}
@@ -122,14 +122,15 @@ def _examined(case: Case, folder: Folder, runs: Runs, copies: Copies,
                                               "topic", "queue_id", "queue_offset")})
     step("carve")
     carved = carve(runs, folder, [*case.words("carve"), "-o", "jsonl", "--embedded", "--damaged",
-                                  "--duplicates", *case.redact], live, Places(findings), copies)
+                                  "--duplicates", *case.redact], live, FindingPlaces(findings),
+                   copies)
     carved.pop("live", None)
     return {"verdict": (documents.get("doctor") or {}).get("verdict"),
             "findings": (documents.get("verify") or {}).get("findings_total"),
             "messages": None if live is None else live.count, "carved": dict(carved)}
 
 
-def _problems(originals: Inventory, runs: Runs, copies: Copies, folder: Folder, *,
+def _problems(originals: Inventory, runs: CommandRuns, copies: DamageCopies, folder: Folder, *,
               changed: bool) -> list[str]:
     problems = list(originals.problems)
     if originals.unread > len(problems):

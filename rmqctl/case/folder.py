@@ -33,7 +33,7 @@ _MAX_SUMS = 64 << 20
 _FOLDER_MODE = 0o700
 
 
-class _Named(io.FileIO):
+class _NamedFile(io.FileIO):
     """A file whose write errors name it (StoreIOError)."""
 
     def write(self, data: Any) -> int:
@@ -66,7 +66,7 @@ class Folder:
         path = self.at(name)
         try:
             os.makedirs(os.path.dirname(path), _FOLDER_MODE, exist_ok=True)
-            return io.BufferedWriter(_Named(path, "xb"))
+            return io.BufferedWriter(_NamedFile(path, "xb"))
         except OSError as error:
             raise StoreIOError.from_oserror(error, path, "make") from None
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rmqctl.case.folder import Folder, json_line
-from rmqctl.case.runs import Runs
+from rmqctl.case.runs import CommandRuns
 from rmqctl.errors import StoreIOError
 from rmqctl.files.row_file import on_disk
 from rmqctl.scan.frames import Array
@@ -32,7 +32,7 @@ UNSERVED = "not-served"
 _in = lru_cache(maxsize=4096)(os.path.realpath)
 
 
-class Copies:
+class DamageCopies:
     """Copies of damaged places, with an index. ``redaction``: keep only digests of them."""
 
     def __init__(self, folder: Folder, redaction: Redaction | None) -> None:
@@ -82,7 +82,7 @@ class Copies:
         return {"copy": name, "copied": at - position, "sha256": digest.hexdigest()}
 
 
-class Places:
+class FindingPlaces:
     """The places of the findings of `verify`."""
 
     def __init__(self, findings: Iterable[Mapping[str, Any]]) -> None:
@@ -133,8 +133,8 @@ class Live:
         return row < len(rows) and int(rows[row]) == position
 
 
-def carve(runs: Runs, folder: Folder, words: Sequence[str], live: Live | None, places: Places,
-          copies: Copies) -> Counter[str]:
+def carve(runs: CommandRuns, folder: Folder, words: Sequence[str], live: Live | None,
+          places: FindingPlaces, copies: DamageCopies) -> Counter[str]:
     """Carve and keep all records except the ``live`` ones, with the way in which each was found;
     return the number of each kind.
     Raises: StoreIOError.

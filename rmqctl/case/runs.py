@@ -66,7 +66,7 @@ def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
     return best[1]
 
 
-class Runs:
+class CommandRuns:
     """Runs commands, one after the other. ``redaction``: applied to the texts that they print;
     ``passed``: descriptors that they inherit.
     """

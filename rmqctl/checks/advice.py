@@ -1,6 +1,6 @@
 """Next steps for a store in their order, and problems that no command repairs.
 
-A step is offered only where it changes something. `Outlook` describes the effect of a planned
+A step is offered only where it changes something. `RepairOutlook` describes the effect of a planned
 repair. No step loses what the step before it kept: another copy comes first, then the repair of
 this store alone (at the end of the log, truncating before fillers), then consumer offsets, then
 commands that only read.
@@ -70,7 +70,7 @@ class Remaining:
         return {"category": self.category, "count": self.count, "why": self.why}
 
 
-class Tail(NamedTuple):
+class DamagedTail(NamedTuple):
     """Damage at the end of a log, from ``start`` on, with nothing intact after it. ``lost``:
     messages that were there.
     """
@@ -87,7 +87,7 @@ class Tail(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Outlook:
+class RepairOutlook:
     """The effect of `recover` on a store as it is.
 
     ``changes``: whether it changes anything. ``lost``: messages that it replaces by fillers or
@@ -109,7 +109,7 @@ class Outlook:
     truncate_to: int | None = None
     form_unproven: bool = False
     groups_beyond: frozenset[str] | None = None
-    tail: Tail | None = None
+    tail: DamagedTail | None = None
 
     @property
     def is_possible(self) -> bool:
@@ -213,7 +213,7 @@ _OF_A_TIER = Phrase(
 _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes: pass --from")
 
 
-def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: bool,
+def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_held: bool,
           is_damaged: bool) -> Iterator[NextStep]:
     """Yield the steps for a store that is not sound. ``outlook``: None if no repair was planned;
     then a repair is offered wherever `recover` can plan one. ``is_held``: a broker uses the store;
@@ -225,7 +225,7 @@ def steps(root: str, start: Prediction, outlook: Outlook | None, *, is_held: boo
     judged = not start.not_judged or start.unopened  # what cannot be opened is rebuilt
     if start.misled and not is_damaged:
         judged = False  # the files are intact
-    outlook = outlook or Outlook(changes=start.mendable and (is_damaged or start.recovers))
+    outlook = outlook or RepairOutlook(changes=start.mendable and (is_damaged or start.recovers))
     yield from of_the_machine(start, root)
     if judged and not is_held and not is_damaged:
         yield from of_the_queues(start, root)
@@ -375,7 +375,7 @@ def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
             "a copy of the store or of its config folder has the committed offsets"), "reversible")
 
 
-def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[NextStep]:
+def _repairs(root: str, outlook: RepairOutlook, *, lost: int) -> Iterator[NextStep]:
     """Yield repairs: from another copy first, then of this store alone."""
     if outlook.undo_first is not None:
         yield NextStep(f"rmqctl undo {root} {outlook.undo_first}", _UNDO, "reversible")
@@ -405,7 +405,7 @@ def _repairs(root: str, outlook: Outlook, *, lost: int) -> Iterator[NextStep]:
 
 
 def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
-            outlook: Outlook | None) -> list[Remaining]:
+            outlook: RepairOutlook | None) -> list[Remaining]:
     """Return the problems that no command of this program repairs. ``damaged``: categories of
     findings and their counts, ignored if a repair is possible or none was planned.
     """
@@ -438,7 +438,7 @@ def _on_the_disk(start: Prediction) -> Iterator[Remaining]:
 
 
 def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
-            outlook: Outlook | None) -> list[Remaining]:
+            outlook: RepairOutlook | None) -> list[Remaining]:
     if outlook is None or outlook.is_possible:
         return []
     if outlook.is_member:

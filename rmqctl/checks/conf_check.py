@@ -47,10 +47,10 @@ class ConfFinding:
 
 def check(conf: BrokerConf, release: str, store: Store | None) -> list[ConfFinding]:
     """Return the findings for a broker of ``release``, and for ``store`` if given."""
-    return list(_Check(conf, release, store).findings())
+    return list(_ConfCheck(conf, release, store).findings())
 
 
-class _Check:
+class _ConfCheck:
     def __init__(self, conf: BrokerConf, release: str, store: Store | None) -> None:
         self._conf, self._release, self._store = conf, release, store
         self._settings = Effective(conf, release)
@@ -67,15 +67,15 @@ class _Check:
             yield from self._against(self._store)
         yield from self._defaults()
 
-    def _found(self, category: str, setting: str, detail: Phrase,
-               severity: str = "") -> ConfFinding:
+    def _finding(self, category: str, setting: str, detail: Phrase,
+                 severity: str = "") -> ConfFinding:
         return ConfFinding(Finding(category, STRUCTURE, detail, self._conf.path, severity=severity),
                            setting, self._conf.texts.get(setting), self._conf.lines.get(setting))
 
     # -- names and values -------------------------------------------------------------------------
 
     def _unread(self, name: str) -> ConfFinding:
-        return self._found("conf-name", name, unread(name, self._release), "" if (
+        return self._finding("conf-name", name, unread(name, self._release), "" if (
             meant(name, self._release) or name in table()) else INFO)
 
     def _value(self, name: str, text: str) -> Iterator[ConfFinding]:
@@ -84,7 +84,7 @@ class _Check:
             value = java.value(kind, text, trims=self._settings.trims)
         except ValueError:
             default = DEFAULTS.get(name)
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name}={value} is not a number for Java: the broker uses the default", **values)
                 if default is None else Phrase(
                 "{name}={value} is not a number for Java: the broker uses the default, {default}",
@@ -92,7 +92,7 @@ class _Check:
             return
         if kind == "boolean":
             if text.lower() not in ("true", "false"):
-                yield self._found("conf-value", name, Phrase(
+                yield self._finding("conf-value", name, Phrase(
                     "Java reads {name}={value} as false: only \"true\" is true", **values))
         elif kind == "String":
             yield from self._text(name, text, value)
@@ -100,31 +100,31 @@ class _Check:
     def _text(self, name: str, text: str, value: str) -> Iterator[ConfFinding]:
         values = {"name": name, "value": shown(text)}
         if name in _ENUMS and value not in _ENUMS[name]:
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name}={value} is not one of {names}: the broker uses the default",
                 names=", ".join(
                     _ENUMS[name]), **values))
         elif value != java.trim(text):
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name}={value}: {release} keeps the blanks around a value",
                 release=self._release, **values))
         elif text != value:
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name}={value}: {release} strips the blanks; releases before 5.2.0 keep them",
                 release=self._release, **values), INFO)
         if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name}={value}: the quotes are part of the value", **values))
         elif " #" in value or "\t#" in value:
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name}={value}: a comment after a value is part of it", **values))
         elif name.startswith(_PATH) and ("${" in value or value.startswith("~")):
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name}={value}: the broker does not replace variables or ~", **values))
 
     def _twice(self) -> Iterator[ConfFinding]:
         for name, lines in self._conf.repeated.items():
-            yield self._found("conf-value", name, Phrase(
+            yield self._finding("conf-value", name, Phrase(
                 "{name} is in lines {lines}: the last line counts", name=name,
                 lines=", ".join(map(str, lines))))
 
@@ -140,7 +140,7 @@ class _Check:
                 continue
             for path in value.split(","):
                 if not vfs.exists(self._here(path)):
-                    yield self._found("conf-path", name, Phrase(
+                    yield self._finding("conf-path", name, Phrase(
                         "{name}: {path} does not exist", name=name, path=shown(path)))
 
     def _here(self, path: str) -> str:
@@ -156,24 +156,24 @@ class _Check:
             followed.store.close()
         for setting in followed.effects:
             if setting.effect != "ignored":
-                yield self._found("conf-store", setting.setting, setting.detail,
-                                  ERROR if setting.effect in FATAL else INFO)
+                yield self._finding("conf-store", setting.setting, setting.detail,
+                                    ERROR if setting.effect in FATAL else INFO)
 
     # -- what is not set --------------------------------------------------------------------------
 
     def _defaults(self) -> Iterator[ConfFinding]:
         settings = self._settings
         if settings.given(ROOT) is None:
-            yield self._found("conf-default", ROOT, Phrase(
+            yield self._finding("conf-default", ROOT, Phrase(
                 "{name} is not set: the broker uses ~/store of its user", name=ROOT))
         if settings.given(LOG) is None and not is_from(self._release, DERIVES_SINCE):
-            yield self._found("conf-default", LOG, Phrase(
+            yield self._finding("conf-default", LOG, Phrase(
                 "{name} is not set: the broker uses ~/store/commitlog, regardless of {root} (up to "
                 "4.9.3)",
                 name=LOG, root=ROOT))
         for name in _MATTER:
             if settings.text(name) is None:
-                yield self._found("conf-default", settings.spelled(name), Phrase(
+                yield self._finding("conf-default", settings.spelled(name), Phrase(
                     "{name} is not set: {default}", name=settings.spelled(name),
                     default=f"{DEFAULTS[name]:,}" if isinstance(DEFAULTS[name], int)
                     else DEFAULTS[name]))

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rmqctl import vfs
 from rmqctl.broker.versions import release_of
 from rmqctl.checks import advice
-from rmqctl.checks.advice import NextStep, Outlook, Remaining
+from rmqctl.checks.advice import NextStep, Remaining, RepairOutlook
 from rmqctl.checks.findings import CATEGORIES, ERROR, INFO, WARNING
 from rmqctl.checks.losses import Losses, TierLosses
-from rmqctl.checks.preflight.around import Around, around_in_use
+from rmqctl.checks.preflight.around import StartEnvironment, around_in_use
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.repaired import all_in_words
@@ -36,7 +36,7 @@ _CAUSES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Damage:
+class DamageKind:
     """One kind of finding. `count`: number of findings; `file`: file of the first one."""
 
     severity: str
@@ -68,7 +68,7 @@ class Diagnosis:
     lock: LockState
     disk: Disk
     profile: LogProfile | None = None
-    outlook: Outlook | None = None
+    outlook: RepairOutlook | None = None
     backup: tuple[str, int, int] | None = None
 
     def with_tier(self, findings: VerifyResult[Coverage]) -> Diagnosis:
@@ -82,13 +82,13 @@ class Diagnosis:
         return self.findings.ok and self.start.harmless
 
     @property
-    def damaged(self) -> list[Damage]:
+    def damaged(self) -> list[DamageKind]:
         """Return the findings by kind, the worst first, without those of severity "info"."""
         files: dict[tuple[str, str], str | None] = {}
         for finding in self.findings.findings:
             files.setdefault((finding.category, finding.severity), finding.file)
-        rows = [Damage(severity, category, count, Phrase(CATEGORIES[category].meaning),
-                       files.get((category, severity)))
+        rows = [DamageKind(severity, category, count, Phrase(CATEGORIES[category].meaning),
+                           files.get((category, severity)))
                 for (category, severity), count in self.findings.counts.items()
                 if severity != INFO]
         return sorted(rows, key=lambda row: (_ORDER.index(row.severity), -row.count, row.category))
@@ -326,7 +326,7 @@ class Diagnosis:
 
 def diagnose(store: Store, broker_version: str | None, jobs: int,
              progress: Callable[[int], None] | None = None, *,
-             profile: bool = False, machine: Around | None = None,
+             profile: bool = False, machine: StartEnvironment | None = None,
              phase: Callable[..., None] | None = None) -> Diagnosis:
     """Verify a whole store and predict a start on it. `progress` receives bytes of the log, each of
     them twice. `profile`: also profile the log, in the same pass. `machine`: the clock and the disk

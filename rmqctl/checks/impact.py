@@ -82,10 +82,10 @@ def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, in
     """
     pairs = list(times)
     starts, ends = [start for start, _ in pairs], [end for _, end in pairs]
-    return _known(starts, min), _known(ends, max)
+    return _extreme(starts, min), _extreme(ends, max)
 
 
-def _known(times: list[int | None], choose: Callable[[list[int]], int]) -> int | None:
+def _extreme(times: list[int | None], choose: Callable[[list[int]], int]) -> int | None:
     definite = [time for time in times if time is not None]
     return choose(definite) if definite and len(definite) == len(times) else None
 

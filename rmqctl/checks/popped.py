@@ -64,7 +64,7 @@ _Int = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
 _Byte = Annotated[int, msgspec.Meta(ge=0, le=127)]
 
 
-class _Named(msgspec.Struct, frozen=True):
+class _PopRecord(msgspec.Struct, frozen=True):
     topic: str
     consumerGroup: str  # noqa: N815 - the names of a broker's class
 
@@ -73,7 +73,7 @@ class _Named(msgspec.Struct, frozen=True):
             raise ValueError("its names are too long for a retry topic")
 
 
-class CheckPoint(_Named, frozen=True):
+class CheckPoint(_PopRecord, frozen=True):
     """One delivery: ``num`` messages with the queue offsets of ``queueOffsetDiff``. Times in ms.
     ``rePutTimes``: how often a broker could not read its message and recorded it again.
     """
@@ -103,7 +103,7 @@ class CheckPoint(_Named, frozen=True):
         return [self.startOffset + diff for diff in self.queueOffsetDiff[:self.num]]
 
 
-class Ack(_Named, frozen=True):
+class Ack(_PopRecord, frozen=True):
     """Acknowledged messages of a delivery."""
 
     startOffset: _Long  # noqa: N815
@@ -118,7 +118,7 @@ def read_state(record: Record) -> CheckPoint | Ack | None:
     """Parse a record of a revive topic; None for a record that brokers skip.
     Raises: FormatError.
     """
-    tag = _known(record).get(props.TAGS)
+    tag = _properties_of(record).get(props.TAGS)
     if tag not in (CHECK_POINT, ACK, BATCH_ACK):
         return None
     try:
@@ -161,7 +161,7 @@ class PoppedMessage(NamedTuple):
 
     def as_dict(self, now: int) -> dict[str, Any]:
         point, record = self.delivery.point, self.record
-        properties = {} if record is None else _known(record)
+        properties = {} if record is None else _properties_of(record)
         retries = point.rePutTimes or "0"
         return {
             "state": self.state, "group": point.consumerGroup, "topic": point.topic,
@@ -199,10 +199,10 @@ def popped(store: Store, now: int, report: Report = lambda _problem: None,
     Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
-    reading = _Reading(store, report)
+    reading = _Deliveries(store, report)
     reading.read(now)
     state = reading.state
-    judge = _Judge(store, now, reading, report)
+    judge = _DeliveryJudge(store, now, reading, report)
     for delivery in reading.open.values():
         if wanted(delivery.point):
             state.messages += judge.messages(delivery)
@@ -215,7 +215,7 @@ def popped(store: Store, now: int, report: Report = lambda _problem: None,
     return state
 
 
-class _Reading:
+class _Deliveries:
     """All deliveries of a store, from the revive topics and the timer."""
 
     def __init__(self, store: Store, report: Report) -> None:
@@ -244,7 +244,7 @@ class _Reading:
                     waiting.append((topic, row["queue_id"] or 0, record, row["state"] in NEVER))
         for is_ack in (False, True):
             for topic, queue_id, record, never in waiting:
-                if (_known(record).get(props.TAGS) != CHECK_POINT) == is_ack:
+                if (_properties_of(record).get(props.TAGS) != CHECK_POINT) == is_ack:
                     self._take(topic, queue_id, record, None, never=never)
 
     def _queue(self, topic: str, queue_id: int) -> None:
@@ -328,10 +328,10 @@ def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
             yield Delivery(point, ("", 0), None, point.offsets(), kept_in=RECORDS)
 
 
-class _Judge:
+class _DeliveryJudge:
     """Return the outcome for the messages of a delivery in a broker."""
 
-    def __init__(self, store: Store, now: int, reading: _Reading, report: Report) -> None:
+    def __init__(self, store: Store, now: int, reading: _Deliveries, report: Report) -> None:
         self._store, self._now, self._reading, self._report = store, now, reading, report
         self._view = View(store)
         topics = load_one(store, "topics.json")
@@ -404,14 +404,16 @@ class _Judge:
         retried = set()
         for record in Selector(self._store, Selection(topic=topic), self._view,
                                problems.append).records():
-            first = _known(record).get(FIRST_POP_TIME) if record.reconsume_times == 1 else None
-            retried.add((identity(record), record.reconsume_times, first))
+            times = record.reconsume_times
+            first = _properties_of(record).get(FIRST_POP_TIME) if times == 1 else None
+            retried.add((identity(record), times, first))
         return None if any(problem.is_fault for problem in problems) else retried
 
 
 def identity(record: Record) -> str:
     """Return the identity that a message shares with its copy in a retry topic."""
-    return _known(record).get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
+    return _properties_of(record).get(
+        props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
 def normal_topic(point: CheckPoint) -> str:
@@ -431,7 +433,7 @@ def retry_topics(point: CheckPoint) -> tuple[str, ...]:
                  for separator in "_+")
 
 
-def _known(record: Record) -> dict[str, str]:
+def _properties_of(record: Record) -> dict[str, str]:
     return props.parse(java_text(record.properties))
 
 

@@ -117,7 +117,7 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
     given_up: dict[str, Record] = {}
     for record in Selector(store, Selection(topic=GIVEN_UP_TOPIC), view, report).records():
         record.body = b""
-        given_up[_key(record, _known(record))] = record
+        given_up[_key(record, _properties_of(record))] = record
     for rows in topic_rows(store, props.HALF_TOPIC, None, view, report):
         ended = _ended(view, rows.queue_id, report)
         by_key, gone = _without_end(store, rows, ended)
@@ -143,7 +143,7 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
                 yield Transaction(GONE, rows.queue_id, None, [offset])
     # Of those that were ended since, only messages put aside are left.
     for record in given_up.values():
-        half = Transaction(DISCARDED, 0, None, given_up=record, properties=_known(record))
+        half = Transaction(DISCARDED, 0, None, given_up=record, properties=_properties_of(record))
         if not copies.of(_key(record, half.properties), thorough=True):
             yield half
 
@@ -170,7 +170,7 @@ def _without_end(store: Store, rows: QueueRows,
                 if record is None or os.fsdecode(record.topic) != props.HALF_TOPIC:
                     gone.append(offset)
                     continue
-                properties, record.body = _known(record), b""
+                properties, record.body = _properties_of(record), b""
                 key = _key(record, properties)
                 some = by_key.setdefault(key, Transaction("", rows.queue_id, record))
                 some.record, some.properties = record, properties
@@ -222,7 +222,7 @@ def _key(record: Record, properties: dict[str, str]) -> str:
     return properties.get(props.UNIQUE_KEY) or f"{record.born_timestamp}:{record.body_crc}"
 
 
-def _known(record: Record) -> dict[str, str]:
+def _properties_of(record: Record) -> dict[str, str]:
     return props.parse(java_text(record.properties))
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 from rmqctl import vfs
-from rmqctl.checks.preflight.missing import Missing, missing
+from rmqctl.checks.preflight.missing import MissingMessages, missing
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.export.forms import buffer, opened
 from rmqctl.export.layout import Partitions
@@ -53,10 +53,10 @@ class StorePlan:
     opened: Callable[[], Store] | None = None
     """Opens the store again to determine its losses."""
 
-    def missing_from(self, *, damaged: bool) -> Missing:
+    def missing_from(self, *, damaged: bool) -> MissingMessages:
         """Return the known losses of the store."""
         if self.opened is None:
-            return Missing()
+            return MissingMessages()
         with self.opened() as store:
             return missing(store, damaged=damaged)
 

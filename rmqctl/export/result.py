@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from rmqctl.checks.preflight.missing import Missing
+from rmqctl.checks.preflight.missing import MissingMessages
 from rmqctl.export.attempt import Written
 from rmqctl.export.plan import StorePlan
 from rmqctl.export.tally import GAP, Tally
@@ -21,7 +21,7 @@ class StoreResult(Tally):
     files: int = 0
     bytes: int = 0
     in_progress: Span | None = None
-    lost: Missing = field(default_factory=Missing)
+    lost: MissingMessages = field(default_factory=MissingMessages)
     """Messages that the store is known to have lost."""
 
     @property

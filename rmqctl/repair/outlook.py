@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 
-from rmqctl.checks.advice import Outlook, Tail
+from rmqctl.checks.advice import DamagedTail, RepairOutlook
 from rmqctl.checks.doctor import Diagnosis
 from rmqctl.errors import RmqctlError
 from rmqctl.repair.plan import MoveAside, Plan, Watch
@@ -25,7 +25,7 @@ _BEYOND = frozenset({"timer-log", "timer-check", "timer-wheel", "epoch-start"})
 
 
 def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
-            watch: Watch) -> Outlook | None:
+            watch: Watch) -> RepairOutlook | None:
     """Return what `recover` with the ``options`` would do to a diagnosed store; None if nothing
     needs to be done, or nothing can be.
     """
@@ -41,7 +41,7 @@ def advised(store: Store, diagnosis: Diagnosis, options: RecoverOptions,
 
 
 def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Container[str], *,
-            starts_well: bool) -> Outlook | None:
+            starts_well: bool) -> RepairOutlook | None:
     """Plan a repair of an opened store in a temporary folder. ``categories``: those of the store's
     findings. ``starts_well``: a broker starts on the store and loses nothing, so its abort file is
     harmless.
@@ -56,21 +56,21 @@ def outlook(store: Store, options: RecoverOptions, watch: Watch, categories: Con
         try:
             plan = plan_recover(store.root, scratch, options, watch)
         except RmqctlError as error:
-            return Outlook(refused=str(error), is_member=is_member)
+            return RepairOutlook(refused=str(error), is_member=is_member)
         except OSError:
             return None
     end = None
     if plan.empty and any(category in categories for category in _BEYOND):
         end = _truncates(store)
     changes = not plan.empty and not (starts_well and plan.steps == (MoveAside("abort"),))
-    return Outlook(changes, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
-                   is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven,
-                   tail=damaged_tail(store, plan),
-                   groups_beyond=None if plan.consumers is None else frozenset(
+    return RepairOutlook(changes, plan.lost_for_sure, plan.ambiguous, plan.undo_first,
+                         is_member=is_member, truncate_to=end, form_unproven=plan.form_unproven,
+                         tail=damaged_tail(store, plan),
+                         groups_beyond=None if plan.consumers is None else frozenset(
                        queue.group for queue in plan.consumers.affected if queue.beyond_end))
 
 
-def damaged_tail(store: Store, plan: Plan) -> Tail | None:
+def damaged_tail(store: Store, plan: Plan) -> DamagedTail | None:
     """Return where truncation replaces the fillers of a ``plan`` that no intact record follows;
     None if it does not, or records are undecided.
     """
@@ -88,7 +88,7 @@ def damaged_tail(store: Store, plan: Plan) -> Tail | None:
                 cut = truncate(store, place, store.generation, lambda _done: None, scratch)
             if cut.lost or cut.plan.dropped.undecided:
                 break
-            tail = Tail(place, cut.plan.dropped.messages)
+            tail = DamagedTail(place, cut.plan.dropped.messages)
     except RmqctlError:
         return None
     return tail

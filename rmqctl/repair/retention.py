@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from rmqctl.broker.conf.effective import Effective
 from rmqctl.broker.release import judged
 from rmqctl.broker.versions import version_of
-from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.around import StartEnvironment
 from rmqctl.checks.preflight.disk import (
     HOUR,
     Rules,
@@ -144,7 +144,7 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
     return replace(done, plan=replace(done.plan, notes=(note, *done.plan.notes)))
 
 
-def retention(store: Store, around: Around, version: str | None = None,
+def retention(store: Store, around: StartEnvironment, version: str | None = None,
               zone: tzinfo = UTC) -> Retention:
     """Return what the cleaner of a broker on this store does; ``zone``: of the broker's clock.
     Raises: UsageError, StoreIOError.
@@ -214,7 +214,7 @@ def _files(store: Store, rules: Rules, disk: DiskUse, closed: int) -> list[AgedF
     return files
 
 
-def _outlook(store: Store, rules: Rules, around: Around, grows: Growth, *,
+def _outlook(store: Store, rules: Rules, around: StartEnvironment, grows: Growth, *,
              by_time: bool) -> DiskOutlook | None:
     """Return how the disk fills; None if no rate is known. ``by_time``: deleteWhen ever occurs."""
     per_day = grows.recent_per_day or grows.per_day

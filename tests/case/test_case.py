@@ -26,7 +26,7 @@ import pytest
 
 from rmqctl.case import inventory
 from rmqctl.case.folder import SUMS, UNFINISHED, Folder, json_line
-from rmqctl.case.records import Copies, Live, Places, carve
+from rmqctl.case.records import DamageCopies, FindingPlaces, Live, carve
 from rmqctl.errors import StoreIOError
 from rmqctl.scan import source
 from tests.repair.carving import log, places, record, saved
@@ -231,10 +231,10 @@ def test_what_the_export_does_not_have_is_not_served(tmp_path: Path) -> None:
                     (0, "in-place"), (100, "in-place"), (200, "in-place"), (300, "damaged")))))
 
     folder = Folder(str(tmp_path / "out"))
-    copies = Copies(folder, None)
+    copies = DamageCopies(folder, None)
     live = Live(str(tmp_path), [json_line({"file": "log", "position": 0})])
-    stale = Places([{"file": str(tmp_path / "log"), "position": 90, "length": 20,
-                     "category": "stale"}])
+    stale = FindingPlaces([{"file": str(tmp_path / "log"), "position": 90, "length": 20,
+                            "category": "stale"}])
     found = carve(Runs(), folder, [], live, stale, copies)  # type: ignore[arg-type]
     copies.close()
     assert found == {"live": 1, "not-served": 1, "duplicate": 1, "damaged": 1}

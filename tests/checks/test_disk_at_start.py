@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.checks.preflight.around import Around, around, around_in_use, parse_disk_used
+from rmqctl.checks.preflight.around import StartEnvironment, around, around_in_use, parse_disk_used
 from rmqctl.checks.preflight.disk import HOUR, Rules
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import DiskUse, Prediction
@@ -36,7 +36,7 @@ def ask(root: Path, release: str, used: float, hours: float = 1, **conf: Any) ->
     now = max(file.stat().st_mtime_ns for file in names) // 1_000_000 + int(hours * HOUR)
     sizes = Sizes(conf=BrokerConf(runtime=conf))
     with Store.open(root, (), sizes) as store:
-        return preflight(store, release, machine=Around(now, used))
+        return preflight(store, release, machine=StartEnvironment(now, used))
 
 
 def disk(made: Prediction) -> DiskUse:

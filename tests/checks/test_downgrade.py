@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.around import StartEnvironment
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.store import Store
@@ -21,7 +21,8 @@ CONFIG = {"topics": 17, "groups": 10, "offsets": 8}
 
 def ask(root: Path, release: str) -> Prediction:
     with Store.open(root) as store:
-        return preflight(store, release, machine=Around(1_795_240_000_000, no_disk="not asked"))
+        return preflight(store, release,
+                         machine=StartEnvironment(1_795_240_000_000, no_disk="not asked"))
 
 
 def losses(made: Prediction) -> dict[str, int | None]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.checks.metadata.judge import Metadata, judge
+from rmqctl.checks.metadata.judge import MetadataLosses, judge
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import snapshot
@@ -44,7 +44,7 @@ def store(golden: GoldenFolder, tmp_path: Path) -> Build:
     return build
 
 
-def judged(root: Path, **given: Any) -> Metadata:
+def judged(root: Path, **given: Any) -> MetadataLosses:
     with Store.open(root) as opened:
         return judge(opened, **given)
 

@@ -13,7 +13,7 @@ import pytest
 
 from rmqctl.broker.timer import TimerFiles, rebuilt_wheel
 from rmqctl.checks.losses import TIMERS
-from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.around import StartEnvironment
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.formats.timer import timer_check, timer_wheel
@@ -32,7 +32,7 @@ PENDING = 47
 
 def ask(root: Path, now: int = READ, version: str = "5.3.3") -> Prediction:
     with Store.open(root) as store:
-        return preflight(store, version, machine=Around(now, no_disk="not asked"))
+        return preflight(store, version, machine=StartEnvironment(now, no_disk="not asked"))
 
 
 def lost(made: Prediction) -> list[int | None]:

@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.around import StartEnvironment
 from rmqctl.checks.preflight.disk import next_deletion
 from rmqctl.repair.expire import HOUR
 from rmqctl.repair.retention import Retention, retention
@@ -34,7 +34,7 @@ def aged(root: Path, *hours: float) -> Path:
 
 def ask(root: Path, used: float = 0.4, **conf: Any) -> Retention:
     with Store.open(root, (), Sizes(conf=BrokerConf(runtime=conf))) as store:
-        return retention(store, Around(NOW, used))
+        return retention(store, StartEnvironment(NOW, used))
 
 
 def goes(found: Retention) -> list[str]:
@@ -118,7 +118,7 @@ def test_the_outlook(root: Path, monkeypatch: pytest.MonkeyPatch, blocks: int) -
     monkeypatch.setattr(os, "statvfs", lambda path: os.statvfs_result(
         (SIZE, SIZE, blocks, blocks // 2, blocks // 2, *tuple(roomy.statvfs(path))[5:])))
     with Store.open(aged(root, 1)) as store:
-        outlook = retention(store, Around(NOW)).outlook
+        outlook = retention(store, StartEnvironment(NOW)).outlook
     assert outlook is not None
     assert outlook.since < outlook.until
     entire, rate = blocks * SIZE, outlook.bytes_per_day
@@ -146,7 +146,7 @@ def test_the_outlook(root: Path, monkeypatch: pytest.MonkeyPatch, blocks: int) -
     ("5.3.3/dledger", 73, 0.70), ("5.3.3/rocksdb", 72, 0.75), ("4.9.3/multipath", 72, 0.75)])
 def test_other_logs(golden: GoldenFolder, kind: str, hours: int, ratio: float) -> None:
     with Store.open(golden(f"{kind}/store")) as store:
-        found = retention(store, Around(NOW, 0.4))
+        found = retention(store, StartEnvironment(NOW, 0.4))
     assert (found.rules.reserved_hours, found.rules.expire_ratio) == (hours, ratio)
     assert goes(found) == ["age"] * (len(found.files) - 1) + [""]
     assert found.unread == {}

@@ -259,7 +259,7 @@ class Side:
         self.end = find_end(view.store).offset if view.log_end is None else view.log_end
         self.position = self.start
         self.messages = self.bytes_damaged = self.damaged_spans = 0
-        self.open_damage: list[Damage] = []
+        self.open_damage: list[DamagedSpan] = []
         self._page = bytearray(_PAGE)
 
     def _normalise(self) -> None:
@@ -291,7 +291,7 @@ class Side:
             if span.kind == DAMAGED:
                 self.bytes_damaged += span.length
                 self.damaged_spans += 1
-                self.open_damage.append(Damage(span))
+                self.open_damage.append(DamagedSpan(span))
 
     def skip(self, upto: int, messages: int) -> None:
         """Skip frames that are the same as the other side's."""
@@ -320,7 +320,7 @@ class Side:
 
     # -- damage -------------------------------------------------------------------------------
 
-    def damaged_at(self, start: int, end: int) -> Damage | None:
+    def damaged_at(self, start: int, end: int) -> DamagedSpan | None:
         """Return the damage that overlaps ``[start, end)``, if any, and count it as named."""
         for damage in self.open_damage:
             if damage.span.offset < end and start < damage.span.end:
@@ -328,14 +328,14 @@ class Side:
                 return damage
         return None
 
-    def close_damage(self, upto: int) -> list[Damage]:
+    def close_damage(self, upto: int) -> list[DamagedSpan]:
         """Return the damage entirely before ``upto`` and forget it."""
         closed = [damage for damage in self.open_damage if damage.span.end <= upto]
         self.open_damage = [damage for damage in self.open_damage if damage.span.end > upto]
         return closed
 
 
-class Damage:
+class DamagedSpan:
     """A damaged span; ``named`` once a difference names it."""
 
     def __init__(self, span: Span) -> None:

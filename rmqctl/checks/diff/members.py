@@ -39,7 +39,7 @@ class Term(NamedTuple):
 
 
 @dataclass(slots=True)
-class Member:
+class DLedgerMember:
     """A member of the group. ``end_offset``: byte offset after its last entry. ``damaged``: entries
     before its end that others have and that are damaged or missing here. ``behind``: entries that
     it lacks at its end.
@@ -149,7 +149,7 @@ class Members:
     progress: Callable[[int], None] | None = None
     files: Sequence[File] | None = None
     border: int = -1
-    members: list[Member] = field(default_factory=list)
+    members: list[DLedgerMember] = field(default_factory=list)
     equal: int = 0
     count: int = 0
     expired: list[DifferingEntries] = field(default_factory=list)
@@ -167,9 +167,10 @@ class Members:
         """
         readers = [UnitReader(store.nodes[0]) for store in self.stores]
         self.members = [
-            Member(NAMES[number], store, store.nodes[0],
-                   Chain(store.log.files if number or self.files is None else self.files, reader,
-                         self.progress))
+            DLedgerMember(
+                NAMES[number], store, store.nodes[0],
+                Chain(store.log.files if number or self.files is None else self.files, reader,
+                      self.progress))
             for number, (store, reader) in enumerate(zip(self.stores, readers, strict=True))]
         try:
             open_run: DifferingEntries | None = None
@@ -304,7 +305,7 @@ class Members:
         return not self.count
 
     @property
-    def newest(self) -> list[Member]:
+    def newest(self) -> list[DLedgerMember]:
         """Return the members whose last entry is the newest; only these are elected."""
         top = max((member.last_term, member.last) for member in self.members)
         return [member for member in self.members if (member.last_term, member.last) == top]

@@ -47,7 +47,7 @@ class Outside:
 
 
 @dataclass(slots=True)
-class QueueTally:
+class JoinTally:
     """Counts of messages by result; ``outside`` is by the side that has them."""
 
     equal: int = 0
@@ -59,7 +59,7 @@ class QueueTally:
 
 
 @dataclass(slots=True)
-class _Waiting:
+class _WaitingMessages:
     """Messages without a partner yet, sorted by key, in log order within a key."""
 
     key: Array
@@ -67,20 +67,20 @@ class _Waiting:
     place: Array
 
     @classmethod
-    def nothing(cls) -> _Waiting:
+    def nothing(cls) -> _WaitingMessages:
         return cls(np.zeros(0, np.int64), np.zeros(0, np.uint64), np.zeros(0, np.int64))
 
-    def with_more(self, parts: list[tuple[Array, Array, Array]]) -> _Waiting:
+    def with_more(self, parts: list[tuple[Array, Array, Array]]) -> _WaitingMessages:
         key, digest, place = (np.concatenate(column) for column in zip(
             (self.key, self.digest, self.place), *parts, strict=True))
         order = np.argsort(key, kind="stable")
-        return _Waiting(key[order], digest[order], place[order])
+        return _WaitingMessages(key[order], digest[order], place[order])
 
-    def take(self, which: Array) -> _Waiting:
-        return _Waiting(self.key[which], self.digest[which], self.place[which])
+    def take(self, which: Array) -> _WaitingMessages:
+        return _WaitingMessages(self.key[which], self.digest[which], self.place[which])
 
 
-class _Stream:
+class _SideStream:
     """The state of one log in the join."""
 
     def __init__(self, side: Side) -> None:
@@ -88,7 +88,7 @@ class _Stream:
         self.batches = side.frames(side.end)
         self.clock = -1
         self.done = False
-        self.waiting = _Waiting.nothing()
+        self.waiting = _WaitingMessages.nothing()
         self.fresh: list[tuple[Array, Array, Array]] = []
         self.fresh_count = 0
 
@@ -102,7 +102,7 @@ class QueuePass:
     def __init__(self, a: Side, b: Side, out: Differences, *, strict: bool = False,
                  whole: bool = False, progress: Progress | None = None) -> None:
         self.a, self.b, self.out = a, b, out
-        self.tally = QueueTally()
+        self.tally = JoinTally()
         self._ignored = frozenset() if strict else PLACE
         self._digest = digests.whole if strict else digests.content
         self._whole = whole
@@ -116,7 +116,7 @@ class QueuePass:
     def compare(self) -> None:
         for side in (self.a, self.b):
             self._reach[side.name] = self._measure(side)
-        streams = {side.name: _Stream(side) for side in (self.a, self.b)}
+        streams = {side.name: _SideStream(side) for side in (self.a, self.b)}
         a, b = streams["a"], streams["b"]
         while not (a.done and b.done):
             slower = a if not a.done and (b.done or a.clock <= b.clock) else b
@@ -153,7 +153,7 @@ class QueuePass:
 
     # -- one batch ----------------------------------------------------------------------------
 
-    def _advance(self, stream: _Stream) -> None:
+    def _advance(self, stream: _SideStream) -> None:
         side = stream.side
         before = side.position
         batch = next(stream.batches, None)
@@ -210,7 +210,7 @@ class QueuePass:
 
     # -- pairing ------------------------------------------------------------------------------
 
-    def _join(self, a: _Stream, b: _Stream) -> None:
+    def _join(self, a: _SideStream, b: _SideStream) -> None:
         left, right = (stream.waiting.with_more(stream.fresh) for stream in (a, b))
         for stream in (a, b):
             stream.fresh, stream.fresh_count = [], 0

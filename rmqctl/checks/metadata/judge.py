@@ -16,7 +16,7 @@ from rmqctl import vfs
 from rmqctl.broker.versions import is_from
 from rmqctl.checks import losses
 from rmqctl.checks.losses import Loss
-from rmqctl.checks.metadata.queues import Queues
+from rmqctl.checks.metadata.queues import ReadableQueues
 from rmqctl.checks.metadata.tables import (
     DELAYS,
     GROUPS,
@@ -67,7 +67,7 @@ class Defect(NamedTuple):
 
 
 @dataclass(slots=True)
-class Metadata:
+class MetadataLosses:
     """``offsets``: committed offsets that groups lose, as far as known. ``unknown``: others of
     unknown value are lost. ``restored``: entries by file that are still in the copy which a broker
     does not load.
@@ -85,23 +85,23 @@ class Metadata:
 
 
 def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
-          release: str | None = None) -> Metadata:
+          release: str | None = None) -> MetadataLosses:
     """Return all defects. ``live``: a broker uses the store and writes both copies while they are
     read. ``logged``: topics with messages in the log, if known. ``release``: release of the broker
     that starts; None: of the broker that wrote the store.
     """
-    return (_Judge(store, live, logged, release).run() if store.layout.reads("config")
-            else Metadata())
+    return (_MetadataJudge(store, live, logged, release).run() if store.layout.reads("config")
+            else MetadataLosses())
 
 
-class _Judge:
+class _MetadataJudge:
     def __init__(self, store: Store, live: bool, logged: Collection[str],
                  release: str | None) -> None:
         self.store, self.live, self.logged, self.release = store, live, logged, release
-        self.queues = Queues(store)
-        self.metadata = Metadata()
+        self.queues = ReadableQueues(store)
+        self.metadata = MetadataLosses()
 
-    def run(self) -> Metadata:
+    def run(self) -> MetadataLosses:
         # 1. Files of which a broker loads nothing, or less than the other copy has.
         for name in (TOPICS, GROUPS, OFFSETS, LMQ_OFFSETS, DELAYS):
             self._file(self._table(name))
@@ -262,7 +262,7 @@ class _Judge:
             return len(restorable.keys() | user_topics(self.queues.with_messages)), restorable
         if name == GROUPS:
             restorable = {key: readable[key] for key in user_groups(readable)}
-            return len(restorable.keys() | self._told_groups), restorable
+            return len(restorable.keys() | self._proven_groups), restorable
         offsets = positions(readable) if name != DELAYS else {}
         self.metadata.offsets |= offsets
         if name == DELAYS:
@@ -273,7 +273,7 @@ class _Judge:
         return None if self.queues.user else 0, {}
 
     @cached_property
-    def _told_groups(self) -> set[str]:
+    def _proven_groups(self) -> set[str]:
         """Return user groups that offsets, retry topics or dead letter topics prove."""
         groups = {group for group, topic, _ in self._committed
                   if topic in self.topics or topic in self.queues.with_messages}

@@ -44,7 +44,7 @@ def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> It
                 yield OffsetBeyondEnd(row["group"], topic, queue_id, row["offset"], end)
 
 
-class Queues:
+class ReadableQueues:
     """The readable queues of a store, plain and batch, in files or RocksDB."""
 
     def __init__(self, store: Store) -> None:

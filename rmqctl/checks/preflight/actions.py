@@ -12,9 +12,9 @@ from rmqctl.actions import Action
 from rmqctl.broker.consume_queue import LAST_FILES, PLAIN, QueueState
 from rmqctl.broker.recovery import RecoveryWalk
 from rmqctl.broker.versions import BrokerVersion
-from rmqctl.checks.preflight.index import Index
+from rmqctl.checks.preflight.index import LoadedIndex
 from rmqctl.checks.preflight.load import DELETE, Load, relative
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Noted, Prediction, QueueChange
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.checkpoint import CLASSIC_FIELDS, CheckpointRecord, differing
@@ -27,7 +27,7 @@ from rmqctl.store.store import Store
 
 
 def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion, loading: Load,
-         queues: Queues, index: Index, walk: RecoveryWalk | None,
+         queues: RecoveredQueues, index: LoadedIndex, walk: RecoveryWalk | None,
          saved: CheckpointRecord, gone: Callable[[Array], Array]) -> None:
     """Add all actions and their figures to the prediction. ``gone``: returns which places of the
     log are those of lost messages.
@@ -88,7 +88,7 @@ def cut_log(predicted: Prediction, store: Store, log: CommitLog) -> None:
                    why=predicted.stop_reason), "byte"))
 
 
-def _destroyed(predicted: Prediction, store: Store, queues: Queues) -> None:
+def _destroyed(predicted: Prediction, store: Store, queues: RecoveredQueues) -> None:
     for state in queues.states:
         if state.queue is None or not state.queue.exists:
             continue
@@ -143,7 +143,7 @@ def _looked_at(state: QueueState) -> tuple[str, ...]:
     return tuple(file.name for file in remaining)
 
 
-def discarded(predicted: Prediction, store: Store, index: Index) -> None:
+def discarded(predicted: Prediction, store: Store, index: LoadedIndex) -> None:
     """Add the deletion of index files that are not trusted."""
     for loaded in index.discarded:
         predicted.doomed.append(target := relative(store, loaded.file.path))
@@ -155,7 +155,7 @@ def discarded(predicted: Prediction, store: Store, index: Index) -> None:
     predicted.index_discarded = len(index.discarded)
 
 
-def _index(predicted: Prediction, store: Store, index: Index,
+def _index(predicted: Prediction, store: Store, index: LoadedIndex,
            gone: Callable[[Array], Array]) -> None:
     discarded(predicted, store, index)
     predicted.index_lost = index.lost(store, predicted.truncate_to or 0, gone)
@@ -184,7 +184,7 @@ def _index(predicted: Prediction, store: Store, index: Index,
 
 
 def _checkpoint(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion,
-                queues: Queues, index: Index, walk: RecoveryWalk | None,
+                queues: RecoveredQueues, index: LoadedIndex, walk: RecoveryWalk | None,
                 saved: CheckpointRecord) -> None:
     after = saved._replace(
         logics_msg_timestamp=queues.logics_timestamp or saved.logics_msg_timestamp,

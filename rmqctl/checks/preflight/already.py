@@ -30,10 +30,10 @@ import numpy as np
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.offset_runs import OffsetRuns
-from rmqctl.checks.preflight.gaps import DamagedBytes, Gap, LogGaps
+from rmqctl.checks.preflight.gaps import DamagedBytes, LogGaps, OffsetGap
 from rmqctl.checks.preflight.lost import collect
-from rmqctl.checks.preflight.positions import LogFacts, Positions
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.positions import OffsetJudge, WalkFacts
+from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.preflight.undecided import Undecided
 from rmqctl.checks.preflight.walked import WalkResults
@@ -72,7 +72,9 @@ _FEW = 1000
 
 @dataclass(slots=True)
 class Witnessed:
-    """Lost messages by place, with the number (in `Queues.states`) of the queue that shows them."""
+    """Lost messages by place, with the number (in `RecoveredQueues.states`) of the queue that shows
+    them.
+    """
 
     places: list[Array] = field(default_factory=list)
     queues: list[Array] = field(default_factory=list)
@@ -92,7 +94,7 @@ class Witnessed:
 class AlreadyLost:
     """Follows the walks of a prediction, then determines the lost messages."""
 
-    def __init__(self, store: Store, queues: Queues) -> None:
+    def __init__(self, store: Store, queues: RecoveredQueues) -> None:
         self._store, self._queues = store, queues
         self._accepted: list[tuple[int, int]] = []
         self._undecodable: set[int] = set()
@@ -211,7 +213,7 @@ class AlreadyLost:
                 Phrase(
                     "consume queue entries point to messages, but there are no log files: is the "
                     "log elsewhere (--commitlog-dir) or not mounted?"))
-        unclear = 0 if counts_only else self._note_earlier_life(predicted, log)
+        unclear = 0 if counts_only else self._note_stale(predicted, log)
         predicted.messages_undecided = self._undecided.count + unclear
         # Where the log ended when all of it was there.
         if cut_off:
@@ -285,7 +287,7 @@ class AlreadyLost:
             saved is not None and saved.knows_later(self._newest, store.log.min_offset)
             and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
-    def _note_earlier_life(self, predicted: Prediction, log: CommitLog) -> int:
+    def _note_stale(self, predicted: Prediction, log: CommitLog) -> int:
         """Note which records may be stale, left from an earlier use of their file; return their
         number.
         """
@@ -437,11 +439,11 @@ class AlreadyLost:
     # -- the log itself -------------------------------------------------------------------------
 
     def _by_gaps(self, log: CommitLog, *,
-                 from_begin: bool, end: int) -> tuple[list[Gap], Counter[str]]:
+                 from_begin: bool, end: int) -> tuple[list[OffsetGap], Counter[str]]:
         """Return lost messages before physical ``end`` that only the queue offsets of others, or
         damaged records, show. ``from_begin``: whether all of the log was examined.
         """
-        gaps: list[Gap] = []
+        gaps: list[OffsetGap] = []
         topics: Counter[str] = Counter()
         damage = DamagedBytes(self._starts, self._ends)
         begins = from_begin and bool(log.files) and log.min_offset == 0
@@ -522,7 +524,7 @@ class AlreadyLost:
         offset. Messages that a repair has recorded are not counted again.
         """
         inside = self._ends < ENDLESS
-        positions = Positions(self._store, self._queues, LogFacts(
+        positions = OffsetJudge(self._store, self._queues, WalkFacts(
             log, self._end, int((self._ends - self._starts)[inside].sum()), self._seen,
             self._accepted[-1][1] if self._accepted else None))
         lost = positions.judge(predicted)
@@ -585,7 +587,7 @@ class AlreadyLost:
                     messages=plural(int((~inside).sum()), 'lost message')))
 
 
-def _matched(places: Array, gaps: list[Gap]) -> int:
+def _matched(places: Array, gaps: list[OffsetGap]) -> int:
     """Return how many of the places (ascending) may be those of messages that only gaps show."""
     free: Array = np.ones(len(places), bool)
     for gap in sorted(gaps, key=lambda gap: gap.high):

@@ -15,7 +15,7 @@ from rmqctl.store.store import Store
 IGNORE = "ignore"
 
 
-class Around(NamedTuple):
+class StartEnvironment(NamedTuple):
     """``now``: time of the start (ms). ``disk_used``: share of the disk in use, instead of the file
     system's figure. ``no_disk``: why the disk is not judged; "" if it is.
     """
@@ -29,20 +29,21 @@ clock: Callable[[Store], int] = lambda _store: now_ms()  # noqa: E731 - tests re
 """Time at which a broker would start on a store."""
 
 
-def around(store: Store, disk_used: float | str | None = None) -> Around:
+def around(store: Store, disk_used: float | str | None = None) -> StartEnvironment:
     """Return the clock and the disk of this machine; a ratio (0 to 1) or `IGNORE` replaces the
     disk's.
     """
     if disk_used == IGNORE:
-        return Around(clock(store), no_disk=Phrase("disk not checked (--disk-used ignore)"))
+        return StartEnvironment(clock(store),
+                                no_disk=Phrase("disk not checked (--disk-used ignore)"))
     if disk_used is not None:
-        return Around(clock(store), float(disk_used))
+        return StartEnvironment(clock(store), float(disk_used))
     if _read_only(store.root):
-        return Around(clock(store), no_disk=Phrase("read-only copy"))
-    return Around(clock(store))
+        return StartEnvironment(clock(store), no_disk=Phrase("read-only copy"))
+    return StartEnvironment(clock(store))
 
 
-def around_in_use(store: Store, disk_used: float | str | None = None) -> Around:
+def around_in_use(store: Store, disk_used: float | str | None = None) -> StartEnvironment:
     """Return `around`, but judge the disk only if a broker uses the store or a ratio was passed."""
     surroundings = around(store, disk_used)
     if disk_used is None and not surroundings.no_disk and not _in_use(store):

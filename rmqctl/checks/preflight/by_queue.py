@@ -8,12 +8,12 @@ from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.lost import TruncatedMessages, Unreachable
 from rmqctl.checks.preflight.positions import batch_end
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.formats.local.properties import LMQ_PREFIX
 
 
-def by_queue(predicted: Prediction, queues: Queues, already: AlreadyLost,
+def by_queue(predicted: Prediction, queues: RecoveredQueues, already: AlreadyLost,
              unreachable: Unreachable | None = None,
              lost: TruncatedMessages | None = None) -> dict[tuple[str, int], QueueLosses]:
     """Return the losses of every queue, once all queues are judged. ``unreachable`` and ``lost``:

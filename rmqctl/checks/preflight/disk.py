@@ -18,7 +18,7 @@ from typing import NamedTuple
 from rmqctl import vfs
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.losses import MESSAGES, Loss
-from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.around import StartEnvironment
 from rmqctl.checks.preflight.lost import intact
 from rmqctl.checks.preflight.types import DiskUse, Prediction
 from rmqctl.errors import StoreIOError
@@ -159,7 +159,7 @@ def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, Fi
 
 
 def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
-               around: Around) -> None:
+               around: StartEnvironment) -> None:
     """Add the effects of the cleaner to a prediction.
     Raises: StoreIOError.
     """
@@ -186,7 +186,7 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
         predicted.notes.append(fault)
 
 
-def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Around,
+def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: StartEnvironment,
              messages: int | None = None) -> tuple[DiskUse, bool]:
     """Return which of the deletable log ``files`` the cleaner deletes, and whether the broker
     rejects messages. ``messages``: number of messages of the log (None: unknown).

@@ -25,7 +25,7 @@ from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.load import load
 from rmqctl.checks.preflight.lost import Unreachable, by_queue, units_at
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.preflight.walked import WalkResults
 from rmqctl.checks.verify.context import BadRecord, RangeResult
@@ -61,12 +61,12 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
         if not log.files or log.files != store.log.files:
             return None
         try:
-            return _Counting(store, version, log, seen).lost(release)
+            return _LossCount(store, version, log, seen).lost(release)
         except _UnusualError:
             return None
 
 
-class SoundPass(NamedTuple):
+class SoundLog(NamedTuple):
     """Results of a pass over a sound log: the last record, the results of walks, the number of
     messages, and how many of them replace lost ones.
     """
@@ -77,8 +77,8 @@ class SoundPass(NamedTuple):
     replaced: int
 
 
-def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Queues,
-               seen: RangeResult) -> SoundPass | None:
+def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: RecoveredQueues,
+               seen: RangeResult) -> SoundLog | None:
     """Return what a start needs to know of the log if it changes nothing there: the log was closed
     cleanly, all of it is sound, and each message has its entry. Otherwise return None.
     Raises: StoreIOError.
@@ -98,11 +98,11 @@ def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Que
                    for span in seen.spans)):
         return None
     try:
-        counting = _Counting(store, version, log, seen, queues)
+        counting = _LossCount(store, version, log, seen, queues)
     except _UnusualError:
         return None
     walked = counting.all_sound(log.min_offset, end)
-    return None if walked is None else SoundPass(
+    return None if walked is None else SoundLog(
         last, walked, seen.messages, sum(seen.fillers.values()) + seen.kept_damaged)
 
 
@@ -126,7 +126,7 @@ def _is_usual_log(seen: RangeResult) -> bool:
 
 
 @dataclass(slots=True)
-class _Messages:
+class _MessageColumns:
     """Messages as columns: number of the queue, queue offset, place, size."""
 
     number: Array
@@ -135,26 +135,26 @@ class _Messages:
     size: Array
 
     @classmethod
-    def of(cls, rows: list[tuple[int, int, int, int]]) -> _Messages:
+    def of(cls, rows: list[tuple[int, int, int, int]]) -> _MessageColumns:
         """In the order of the log."""
         columns = np.array(sorted(rows, key=lambda row: row[2]), np.int64).reshape(-1, 4)
         return cls(*(np.ascontiguousarray(column) for column in columns.T))
 
-    def take(self, which: Array) -> _Messages:
-        return _Messages(self.number[which], self.offset[which], self.place[which],
-                         self.size[which])
+    def take(self, which: Array) -> _MessageColumns:
+        return _MessageColumns(self.number[which], self.offset[which], self.place[which],
+                               self.size[which])
 
     def __len__(self) -> int:
         return len(self.number)
 
 
-class _Counting:
+class _LossCount:
     """One start of a broker, as far as the count depends on it."""
 
     def __init__(self, store: Store, version: BrokerVersion, log: CommitLog, seen: RangeResult,
-                 queues: Queues | None = None) -> None:
+                 queues: RecoveredQueues | None = None) -> None:
         self._store, self._version, self._log, self._seen = store, version, log, seen
-        self._queues = queues or Queues(store, version)
+        self._queues = queues or RecoveredQueues(store, version)
         if self._queues.has_batches or any(
                 state.key[0].startswith(LMQ_PREFIX) for state in self._queues.states):
             raise _UnusualError
@@ -217,7 +217,7 @@ class _Counting:
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _without_entry(self) -> tuple[_Messages, _Messages, Array]:
+    def _without_entry(self) -> tuple[_MessageColumns, _MessageColumns, Array]:
         """Return (intact messages whose entry points elsewhere, records with damaged bodies, which
         of the latter have their entry).
         """
@@ -232,11 +232,11 @@ class _Counting:
                 bad[record.is_body].append((queue, record.queue_offset, record.offset,
                                             record.size))
         # With damaged properties alone a message is there, and its entry was compared with it.
-        odd, damaged = _Messages.of(bad[False]), _Messages.of(bad[True])
+        odd, damaged = _MessageColumns.of(bad[False]), _MessageColumns.of(bad[True])
         left = odd.take(~self._agree(odd))
         loose += zip(left.number.tolist(), left.offset.tolist(), left.place.tolist(),
                      left.size.tolist(), strict=True)
-        return _Messages.of(loose), damaged, self._agree(damaged)
+        return _MessageColumns.of(loose), damaged, self._agree(damaged)
 
     def _number_of(self, record: BadRecord) -> int | None:
         if not record.rowed:
@@ -248,7 +248,7 @@ class _Counting:
                 (name, record.queue_id)) if is_queue_name(name) else None
         return self._numbers[key]
 
-    def _agree(self, some: _Messages) -> Array:
+    def _agree(self, some: _MessageColumns) -> Array:
         """Return which messages their entries point to (bool)."""
         agree: Array = np.zeros(len(some), bool)
         for part in by_queue(some.number):
@@ -322,7 +322,7 @@ class _Counting:
 
     # -- what a walk would have seen --------------------------------------------------------------
 
-    def _walked(self, start: int, end: int, loose: _Messages, damaged: _Messages,
+    def _walked(self, start: int, end: int, loose: _MessageColumns, damaged: _MessageColumns,
                 agreeing: Array) -> WalkResults:
         seen = self._seen
         spans = [span for span in seen.spans if span.kind != BLANK]
@@ -373,7 +373,7 @@ class _Counting:
                 and (runs[0, 0] == 0 or self._log.min_offset > 0))
 
     def _pieces(self, number: int, runs: Array,
-                loose: _Messages | None) -> list[tuple[int, int, int, int]]:
+                loose: _MessageColumns | None) -> list[tuple[int, int, int, int]]:
         """Return the intact messages of a queue as adjacent pieces in log order; others may be
         between messages with their entry.
         """

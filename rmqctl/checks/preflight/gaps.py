@@ -26,7 +26,7 @@ _MAX_AHEAD = 1000
 """Queue offsets after the last record of its queue up to which a damaged record is trusted."""
 
 
-class Gap(NamedTuple):
+class OffsetGap(NamedTuple):
     """Queue offsets that only the log shows, all between two places of the log."""
 
     low: int
@@ -69,7 +69,7 @@ class LogGaps:
 
     _pieces: dict[int, list[_RecordRun]] = field(default_factory=dict)
     _held: int = 0
-    _told: list[bool] = field(default_factory=list)
+    _is_consecutive: list[bool] = field(default_factory=list)
     """For each queue, whether its offsets are consecutive in the log."""
     _named: dict[int, list[tuple[Array, Array, Array]]] = field(default_factory=dict)
     """Of damaged records, by queue: queue offsets, how many each, places."""
@@ -79,10 +79,10 @@ class LogGaps:
         """Add the own entries of records in the order of a walk: number of the queue, first queue
         offset and how many, place. ``good`` (bool): the record is intact.
         """
-        self._told += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
-                       for state in states[len(self._told):]]
+        self._is_consecutive += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
+                                 for state in states[len(self._is_consecutive):]]
         order = np.argsort(number, kind="stable")
-        order = order[np.array(self._told, bool)[number[order]]]
+        order = order[np.array(self._is_consecutive, bool)[number[order]]]
         bad = order[~good[order]]
         for rows in np.split(bad, np.flatnonzero(np.diff(number[bad])) + 1) if len(bad) else ():
             self._named.setdefault(int(number[rows[0]]), []).append(
@@ -132,7 +132,7 @@ class LogGaps:
         return sorted(places)
 
     def gaps(self, number: int, accounted: OffsetRuns, damage: DamagedBytes, *,
-             from_zero: bool, end: int) -> Iterator[Gap]:
+             from_zero: bool, end: int) -> Iterator[OffsetGap]:
         """Yield the gaps of a queue before physical ``end``. ``accounted``: queue offsets that
         something else shows. ``damage``: everything that is not intact in the log. ``from_zero``:
         the log begins with 0, and so did the queue.
@@ -152,7 +152,7 @@ class LogGaps:
                 missing.add_run(last.end, piece.first)
                 missing = missing.without(accounted)
                 if 0 < missing.count() <= room // MIN_SIZE:
-                    yield Gap(last.high, piece.low, missing)
+                    yield OffsetGap(last.high, piece.low, missing)
             last = piece
         # A damaged record after the last intact one says itself which message it was.
         named = OffsetRuns()
@@ -163,5 +163,6 @@ class LogGaps:
             near.add_run(last.end, last.end + _MAX_AHEAD)
             behind = named.without(named.without(near)).without(accounted)
             if behind.count():
-                yield Gap(last.high, 1 + max(int(place[behind.has(offset)].max(initial=last.high))
-                                             for offset, _, place in self._named[number]), behind)
+                yield OffsetGap(last.high,
+                                1 + max(int(place[behind.has(offset)].max(initial=last.high))
+                                        for offset, _, place in self._named[number]), behind)

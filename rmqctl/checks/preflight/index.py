@@ -38,7 +38,7 @@ class Loaded:
     header: HeaderRecord | None
 
 
-class Index:
+class LoadedIndex:
     """The index of a store. ``discarded`` files are deleted when it is loaded after an unclean
     end.
     """

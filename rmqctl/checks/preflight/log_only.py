@@ -15,9 +15,9 @@ from typing import NamedTuple
 from rmqctl.broker.recovery import RecoveryWalk, checkpoint, judge, loaded_log, start_file
 from rmqctl.broker.versions import BrokerVersion
 from rmqctl.checks.preflight import actions
-from rmqctl.checks.preflight.index import Index
+from rmqctl.checks.preflight.index import LoadedIndex
 from rmqctl.checks.preflight.load import Load, relative
-from rmqctl.checks.preflight.lost import Counted, Cut, intact
+from rmqctl.checks.preflight.lost import MessageCounts, TailMessages, intact
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.scan.frames import DAMAGED
@@ -70,7 +70,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
     """Count the intact messages of the whole log and those that clients cannot decode; add notes on
     damage.
     """
-    count, places, first = Counted(), 0, None
+    count, places, first = MessageCounts(), 0, None
     for batch in log.walk():
         bad = [span.offset for span in batch.spans if span.kind == DAMAGED]
         predicted.messages_undecided += sum(len(span.doubtful) for span in batch.spans)
@@ -100,7 +100,7 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
                   or judge(log.source(number), 0, version, check_crc=False)[0] is not None]
     # Where each leads to.
     ends = possible_ends(log, starts, version)
-    costs = [Cut(log, end.offset) for end in ends]
+    costs = [TailMessages(log, end.offset) for end in ends]
     sure = costs[-1]
     predicted.messages_lost, predicted.cut_undecided = sure.total, sure.undecided
     predicted.lost_by_topic = dict(sorted(sure.by_topic.items()))
@@ -137,7 +137,7 @@ def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> 
             for _, group in groupby(ends, key=lambda end: end.offset) if (same := list(group))]
 
 
-def _case(store: Store, log: CommitLog, end: End, cost: Cut) -> str:
+def _case(store: Store, log: CommitLog, end: End, cost: TailMessages) -> str:
     names = [relative(store, log.files[number].path) for number in (end.first, end.last)]
     where = names[0] if names[0] == names[1] else f"{names[0]} to {names[1]}"
     return (f"starting in {where}, the log ends at {end.offset} ({end.why}), which truncates "
@@ -150,8 +150,8 @@ def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load)
     actions.emptied(predicted, store, loading)
     if predicted.truncate_to is not None:
         actions.cut_log(predicted, store, log)
-    actions.discarded(predicted, store, Index(store, not store.has_abort,
-                                              saved.index_msg_timestamp))
+    actions.discarded(predicted, store, LoadedIndex(store, not store.has_abort,
+                                                    saved.index_msg_timestamp))
     predicted.notes.append(
         "the checkpoint is missing: recovery creates it" if store.checkpoint is None else
         "what recovery writes to the checkpoint depends on the consume queues")

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.checks.offset_runs import OffsetRuns
-from rmqctl.checks.preflight.queues import Claims, Queues
+from rmqctl.checks.preflight.queues import BatchClaims, RecoveredQueues
 from rmqctl.checks.preflight.types import LostMessage, Prediction
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.phrases import Phrase
@@ -55,7 +55,7 @@ def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
 
 
 @dataclass(slots=True)
-class Counted:
+class MessageCounts:
     """Counts of messages of a log along a walk."""
 
     intact: int = 0
@@ -146,7 +146,7 @@ class _Topics:
             self._take(records, np.arange(len(records)))
 
 
-class Cut(_Topics):
+class TailMessages(_Topics):
     """Intact messages of a log from physical offset ``end`` on.
     Raises: StoreIOError.
     """
@@ -169,13 +169,13 @@ class TruncatedMessages(_Topics):
     truncation left them, and they no longer belong to a queue.
     """
 
-    def __init__(self, queues: Queues, end: int) -> None:
+    def __init__(self, queues: RecoveredQueues, end: int) -> None:
         super().__init__()
         self._queues, self._end = queues, end
         self.superseded = 0
         self.offsets: dict[int, OffsetRuns] = {}
         """Queue offsets of the messages in their own queues, by number of the queue."""
-        self._pending: list[tuple[list[Array], Array, list[Claims]]] = []
+        self._pending: list[tuple[list[Array], Array, list[BatchClaims]]] = []
         """Columns of messages of batches, which of them count, and their claims."""
         self._held = 0
 
@@ -219,8 +219,8 @@ class TruncatedMessages(_Topics):
         good = np.concatenate(masks)
         old: Array = np.zeros(len(good), bool)
         if claims:
-            every = Claims(*(np.concatenate([getattr(claim, field.name) for claim in claims])
-                             for field in fields(Claims)))
+            every = BatchClaims(*(np.concatenate([getattr(claim, field.name) for claim in claims])
+                                  for field in fields(BatchClaims)))
             for part in by_queue(every.number):
                 queue = self._queues.states[int(every.number[part[0]])].queue
                 if isinstance(queue, ConsumeQueue):
@@ -259,7 +259,7 @@ class Unreachable:
     queue, left by a topic that was deleted and created again.
     """
 
-    def __init__(self, queues: Queues, log: CommitLog) -> None:
+    def __init__(self, queues: RecoveredQueues, log: CommitLog) -> None:
         self._queues, self._log = queues, log
         self._pending: list[tuple[Array, Array, Array, Array]] = []
         self._held = 0
@@ -418,7 +418,7 @@ def units_at(queue: ConsumeQueue, offset: Array) -> Array:
     return out
 
 
-def collect(runs: dict[int, OffsetRuns], claim: Claims, which: Array) -> None:
+def collect(runs: dict[int, OffsetRuns], claim: BatchClaims, which: Array) -> None:
     """Add the queue offsets of the entries ``which`` (bool), by number of the queue."""
     rows = np.flatnonzero(which)
     for part in by_queue(claim.number[rows]):

@@ -16,7 +16,7 @@ from rmqctl.checks.preflight.already import AlreadyLost
 from rmqctl.checks.preflight.from_pass import known_from
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.context import RangeResult
 from rmqctl.errors import StoreIOError, UsageError
@@ -25,7 +25,7 @@ from rmqctl.store.log.end import last_dispatched
 from rmqctl.store.store import Store
 
 
-class Missing(NamedTuple):
+class MissingMessages(NamedTuple):
     """Messages that a store has lost. ``known_lost``: messages that entries, index or consumer
     offsets show but the log lacks, None if that cannot be determined. ``in_repairs``: messages that
     repairs dropped. ``discarded``: undecided records that repairs dropped.
@@ -49,7 +49,7 @@ class Missing(NamedTuple):
         return self.already + self.discarded
 
 
-def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> Missing:
+def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> MissingMessages:
     """Return the messages that a store has lost, as `preflight` counts them.
 
     ``damaged``: the caller has found damage in the log. If it has found none and no log file is
@@ -57,9 +57,9 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
     is it read if ``seen``, the results of a verification of all of it, suffice.
     """
     if not store.layout.reads(LOG):
-        return Missing()
+        return MissingMessages()
     noted = store.repair_losses
-    unjudged = Missing(None, noted.messages, noted.undecided)
+    unjudged = MissingMessages(None, noted.messages, noted.undecided)
     if not all(map(store.layout.reads, (QUEUES, CONFIG))):
         return unjudged
     try:
@@ -139,7 +139,7 @@ def _looked_from(store: Store, start: int) -> tuple[int, Array]:
     holder = store.lock
     predicted = Prediction(version.name, "abnormal" if store.has_abort else "normal")
     with closing(loaded_log(store, version)) as log:
-        queues = Queues(store, version)
+        queues = RecoveredQueues(store, version)
         already = AlreadyLost(store, queues)
         for batch in log.walk(start, whole=True):
             already.look(batch)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from rmqctl.broker.consume_queue import PLAIN, QueueState
 from rmqctl.checks.metadata.queues import OffsetBeyondEnd, offsets_beyond
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.checks.verify.common import plural
 from rmqctl.formats.local.consume_queue import FILLER
@@ -33,7 +33,7 @@ _ROWS = 1000
 _NAMED = 3
 
 
-class LogFacts(NamedTuple):
+class WalkFacts(NamedTuple):
     """Results of the walks. ``end``: physical offset after the last intact record. ``holes``: bytes
     before it without intact data. ``seen``: the queue offset after the last record of each queue,
     by number. ``last_time``: the store time (ms) of the last record that a broker accepts, None
@@ -47,7 +47,7 @@ class LogFacts(NamedTuple):
     last_time: int | None
 
 
-class _Reached(NamedTuple):
+class _OffsetBeyond(NamedTuple):
     """A committed offset beyond ``known_end``, the known end of plain queue ``number``."""
 
     number: int
@@ -59,10 +59,10 @@ class _Reached(NamedTuple):
         return self.position.offset - self.known_end
 
 
-class Positions:
+class OffsetJudge:
     """Compares the committed offsets of a store with its queues."""
 
-    def __init__(self, store: Store, queues: Queues, facts: LogFacts) -> None:
+    def __init__(self, store: Store, queues: RecoveredQueues, facts: WalkFacts) -> None:
         self._store, self._queues, self._facts = store, queues, facts
         self.lost: dict[int, tuple[int, int]] = {}
         """Counted losses: queue offsets from … to before …, by number of the queue."""
@@ -74,20 +74,20 @@ class Positions:
                    if state.kind == PLAIN}
         predicted.offsets_beyond_end += offsets_beyond(self._store, self._end_of(
             numbers, predicted))
-        by_queue: dict[int, list[_Reached]] = {}
+        by_queue: dict[int, list[_OffsetBeyond]] = {}
         for position in predicted.offsets_beyond_end:
             number = numbers.get((position.topic, position.queue_id))
             if number is not None and (end := self._known_end(number)) and (
                     position.offset > end):
-                by_queue.setdefault(number, []).append(_Reached(number, position, end))
+                by_queue.setdefault(number, []).append(_OffsetBeyond(number, position, end))
         # Those that tell of lost messages: not in a queue that began again, and where the log has
         # room for them.
-        furthest: list[_Reached] = []
-        alone: list[_Reached] = []
-        without_room: list[_Reached] = []
+        furthest: list[_OffsetBeyond] = []
+        alone: list[_OffsetBeyond] = []
+        without_room: list[_OffsetBeyond] = []
         room = self._room()
         for number, reached in by_queue.items():
-            if self._began_anew(number) or not self._went_on(number):
+            if self._is_recreated(number) or not self._went_on(number):
                 alone += reached
                 continue
             smallest = self._smallest(number)
@@ -108,8 +108,8 @@ class Positions:
         predicted.notes += predicted.position_notes
         return lost
 
-    def _notes(self, furthest: list[_Reached], alone: list[_Reached],
-               without_room: list[_Reached], room: int) -> Iterable[str]:
+    def _notes(self, furthest: list[_OffsetBeyond], alone: list[_OffsetBeyond],
+               without_room: list[_OffsetBeyond], room: int) -> Iterable[str]:
         if alone:
             queues = len({beyond.number for beyond in alone})
             yield Phrase(
@@ -196,7 +196,7 @@ class Positions:
                 on_disk = on_disk if on_disk > queue.first_index else 0
         return max(on_disk, state.end, self._facts.seen.get(number, 0))
 
-    def _began_anew(self, number: int) -> bool:
+    def _is_recreated(self, number: int) -> bool:
         """Return whether a queue begins with 0 in a log that does not. Its topic may have been
         deleted and created again, so that offsets of the old one prove nothing.
         """
@@ -214,7 +214,7 @@ def batch_end(state: QueueState, end: int | None) -> int:
     return 0 if state.queue is None else state.queue.bounds(0, end)[1]
 
 
-def _named(reached: list[_Reached]) -> Phrase:
+def _named(reached: list[_OffsetBeyond]) -> Phrase:
     """Return ``g at 1000000 in orders/0, which ends at 81`` for the first ones."""
     first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
                     offset=position.offset, queue=f"{position.topic}/{position.queue_id}",

@@ -32,16 +32,21 @@ from rmqctl.checks.metadata.judge import judge
 from rmqctl.checks.preflight import actions
 from rmqctl.checks.preflight.actions import differences
 from rmqctl.checks.preflight.already import AlreadyLost
-from rmqctl.checks.preflight.around import Around
+from rmqctl.checks.preflight.around import StartEnvironment
 from rmqctl.checks.preflight.by_queue import by_queue
 from rmqctl.checks.preflight.disk import judge_disk
 from rmqctl.checks.preflight.downgrade import judge_downgrade
-from rmqctl.checks.preflight.from_pass import SoundPass, sound_pass
-from rmqctl.checks.preflight.index import Index
+from rmqctl.checks.preflight.from_pass import SoundLog, sound_pass
+from rmqctl.checks.preflight.index import LoadedIndex
 from rmqctl.checks.preflight.load import Load, load, relative
 from rmqctl.checks.preflight.log_only import CONFIG, LOG, QUEUES, judge_log
-from rmqctl.checks.preflight.lost import Counted, TruncatedMessages, Unreachable, duplicate_files
-from rmqctl.checks.preflight.queues import Queues
+from rmqctl.checks.preflight.lost import (
+    MessageCounts,
+    TruncatedMessages,
+    Unreachable,
+    duplicate_files,
+)
+from rmqctl.checks.preflight.queues import RecoveredQueues
 from rmqctl.checks.preflight.second import second_start
 from rmqctl.checks.preflight.startup import start_of
 from rmqctl.checks.preflight.timers import judge_timers
@@ -63,7 +68,7 @@ _TOPICS = 3
 
 
 def preflight(store: Store, broker_version: str | None = None, *, full: bool = True,
-              progress: Progress | None = None, machine: Around | None = None,
+              progress: Progress | None = None, machine: StartEnvironment | None = None,
               seen: RangeResult | None = None) -> Prediction:
     """Return what a broker of ``broker_version`` does at startup. None: the version that the store
     was made for, else that of its generation. If rmqctl does not read the form of the consume
@@ -85,7 +90,7 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 
 
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
-             progress: Progress | None, machine: Around | None,
+             progress: Progress | None, machine: StartEnvironment | None,
              seen: RangeResult | None) -> Prediction:
     """Return the start of one broker on the files that it opens, and its first minutes."""
     version = as_configured(store, version)
@@ -131,9 +136,9 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
     if loading.refusals:
         predicted.differences = differences(predicted, loading, store.sizes.conf)
         with closing(loaded_log(store, version)) as log:
-            queues = Queues(store, version)
+            queues = RecoveredQueues(store, version)
             already = AlreadyLost(store, queues)
-            count = Counted()
+            count = MessageCounts()
             for batch in log.walk(whole=True):
                 already.look(batch)
                 count.add(batch)
@@ -172,8 +177,8 @@ class _Start:
         self.full, self.running, self.progress = full, running, progress
         self.clean = predicted.recovery == "normal"
         self.saved = checkpoint(store)
-        self.queues = Queues(store, version)
-        self.index = Index(store, self.clean, self.saved.index_msg_timestamp)
+        self.queues = RecoveredQueues(store, version)
+        self.index = LoadedIndex(store, self.clean, self.saved.index_msg_timestamp)
         self.unreachable = Unreachable(self.queues, log)
         self.lost: TruncatedMessages | None = None
         """Messages that the start truncates; None if a repair has already truncated them."""
@@ -184,9 +189,9 @@ class _Start:
         """Places at which the run-time dispatcher skips to the next file, in files that recovery
         did not read.
         """
-        self.count = Counted()
+        self.count = MessageCounts()
         self.seen = seen
-        self.sound: SoundPass | None = None
+        self.sound: SoundLog | None = None
         """Results of an earlier pass over the log, so that it is not read again."""
         self.ledger: Ledger | None = None
         """The remaining DLedger data; None for a plain log."""
@@ -258,7 +263,7 @@ class _Start:
             self._read(batch)
         if sound is not None:
             self.already.take(sound.walked)
-            self.count = Counted(sound.messages, sound.replaced)
+            self.count = MessageCounts(sound.messages, sound.replaced)
             if self.progress is not None:
                 self.progress(sound.last - log.min_offset)
         # Where it ends the log, and what that takes from the queues.

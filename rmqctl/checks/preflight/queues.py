@@ -41,10 +41,10 @@ from rmqctl.store.store import Store
 
 
 @dataclass(frozen=True, slots=True)
-class Claims:
+class BatchClaims:
     """The own entries that records of a batch claim, by column: the queue's number (in
-    `Queues.states`), the first queue offset and how many from it on, the record's place, and its
-    position in the batch.
+    `RecoveredQueues.states`), the first queue offset and how many from it on, the record's place,
+    and its position in the batch.
     """
 
     number: Array
@@ -54,7 +54,7 @@ class Claims:
     record: Array
 
 
-class Queues:
+class RecoveredQueues:
     """All queues of a store, found and recovered; `dispatch` continues from there."""
 
     def __init__(self, store: Store, version: BrokerVersion) -> None:
@@ -78,7 +78,7 @@ class Queues:
                         for kind in (PLAIN, BATCH)}
         self._last_topic: Array = np.zeros(0, np.int64)
         self._further_table = QueueTable(self._further, self._maker(PLAIN))
-        self._latest: tuple[Batch, list[Claims]] | None = None
+        self._latest: tuple[Batch, list[BatchClaims]] | None = None
         self.logics_timestamp = 0
         """Store time of the last dispatched message with an entry; 0 without one."""
 
@@ -173,7 +173,7 @@ class Queues:
 
     # -- dispatch -------------------------------------------------------------------------------
 
-    def expected(self, batch: Batch) -> list[Claims]:
+    def expected(self, batch: Batch) -> list[BatchClaims]:
         """Return the own entries that records claim, those of plain queues first, then of batch
         queues.
         """
@@ -181,7 +181,7 @@ class Queues:
             self._latest = batch, list(self._expected(batch))
         return self._latest[1]
 
-    def _expected(self, batch: Batch) -> Iterator[Claims]:
+    def _expected(self, batch: Batch) -> Iterator[BatchClaims]:
         topic = self._topics.encode(text.topics(batch))
         for raw in self._topics.texts[len(self._is_batch):]:
             name = os.fsdecode(raw)
@@ -201,7 +201,7 @@ class Queues:
             if name == BATCH:
                 first, count = batch_ranges(properties(batch), offset)
             number = self._tables[name].encode(topic[rows], batch.column("queue_id")[rows])
-            yield Claims(number, first[rows], count[rows], batch.offset[rows], rows)
+            yield BatchClaims(number, first[rows], count[rows], batch.offset[rows], rows)
         self._last_topic = topic
 
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:

@@ -14,7 +14,7 @@ from rmqctl.broker.conf.follow import Followed, follow
 from rmqctl.broker.release import judged
 from rmqctl.broker.versions import BrokerVersion, version_of
 from rmqctl.checks.preflight.load import REFUSE
-from rmqctl.checks.preflight.lost import Cut
+from rmqctl.checks.preflight.lost import TailMessages
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.errors import RmqctlError
 from rmqctl.phrases import Phrase
@@ -86,7 +86,7 @@ def _count_unopened(store: Store, prediction: Prediction) -> None:
     prediction.already_lost_from = prediction.already_lost_to = None
     prediction.already_lost_places = None
     with suppress(RmqctlError):  # which of several logs it is may not be known
-        cut = Cut(store.log, 0)
+        cut = TailMessages(store.log, 0)
         prediction.messages = prediction.messages_lost = cut.total
         prediction.messages_undecided = prediction.cut_undecided = cut.undecided
         prediction.lost_by_topic = dict(sorted(cut.by_topic.items()))

@@ -24,7 +24,7 @@ from rmqctl.checks.losses import (
     TierLosses,
     summed,
 )
-from rmqctl.checks.metadata.judge import Metadata
+from rmqctl.checks.metadata.judge import MetadataLosses
 from rmqctl.checks.metadata.queues import OffsetBeyondEnd
 from rmqctl.errors import UnsupportedError
 from rmqctl.formats.local.checkpoint import CheckpointRecord
@@ -246,7 +246,7 @@ class Prediction:
     assumed: dict[str, Any] = field(default_factory=dict)
     """Assumed values of settings that are not configured."""
     queues: list[QueueChange] = field(default_factory=list)
-    metadata: Metadata = field(default_factory=Metadata)
+    metadata: MetadataLosses = field(default_factory=MetadataLosses)
     """The outcome for topics, groups and committed offsets."""
     other_losses: list[Loss] = field(default_factory=list)
     """Losses of structures that neither the log nor ``config/`` covers; `losses` includes them."""

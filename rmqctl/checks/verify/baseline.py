@@ -29,8 +29,8 @@ class Baseline:
 
     def __init__(self, root: str, keys: frozenset[Key] = frozenset(),
                  store: str | None = None) -> None:
-        self._root, self._known, self.store = root, keys, store
-        self._seen: dict[Key, None] = {}
+        self._root, self._known_keys, self.store = root, keys, store
+        self._recorded: dict[Key, None] = {}
 
     @classmethod
     def load(cls, path: str, root: str, store: str | None = None) -> Baseline:
@@ -52,29 +52,29 @@ class Baseline:
         return cls(root, keys, store)
 
     def __len__(self) -> int:
-        return len(self._known)
+        return len(self._known_keys)
 
     def knows(self, finding: Finding) -> bool:
         """Return whether the finding is a known one."""
         key = self._key(finding)
-        if len(self._seen) < _MAX_KEYS:
-            self._seen[key] = None
-        return key in self._known
+        if len(self._recorded) < _MAX_KEYS:
+            self._recorded[key] = None
+        return key in self._known_keys
 
     @property
     def gone(self) -> int:
         """Return how many of the known findings did not occur again."""
-        return len(self._known - self._seen.keys())
+        return len(self._known_keys - self._recorded.keys())
 
     def rows(self) -> list[dict[str, Any]]:
         """Return the recorded findings in the form of the file.
         Raises: RefusedError for too many findings.
         """
-        if len(self._seen) >= _MAX_KEYS:
+        if len(self._recorded) >= _MAX_KEYS:
             raise RefusedError(f"more than {_MAX_KEYS:,} findings: too many for a baseline")
         store = {} if self.store is None else {"store": self.store}
         return [store | dict(zip(_FIELDS, key, strict=True))
-                for key in sorted(self._seen, key=repr)]
+                for key in sorted(self._recorded, key=repr)]
 
     def _key(self, finding: Finding) -> Key:
         """Return the text with escapes for a name that is not UTF-8; it is read back unchanged."""

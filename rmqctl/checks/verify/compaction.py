@@ -58,7 +58,7 @@ def _check(store: Store, held: bool) -> Iterator[Finding]:
         return
     yield from _positions(store, held)
     for topic, queue in sorted(_queues(store)):
-        yield from _Queue(store, topic, queue, held).check()
+        yield from _CompactedQueue(store, topic, queue, held).check()
 
 
 def _queues(store: Store) -> set[tuple[str, str]]:
@@ -85,7 +85,7 @@ class _Log:
         return out
 
 
-class _Queue:
+class _CompactedQueue:
     """One queue of a compacted topic."""
 
     def __init__(self, store: Store, topic: str, queue: str, held: bool) -> None:

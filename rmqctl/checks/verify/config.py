@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from rmqctl import vfs
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.metadata.judge import judge as judge_metadata
-from rmqctl.checks.metadata.queues import Queues, offsets_beyond
+from rmqctl.checks.metadata.queues import ReadableQueues, offsets_beyond
 from rmqctl.checks.verify.common import bounded, plural
 from rmqctl.checks.verify.queue import batch_rows, ext_units
 from rmqctl.checks.verify.queue.rows import QueueKey
@@ -78,7 +78,7 @@ def check(store: Store, *, live: bool | None = None,
     if held or logged is None or not all(map(store.layout.reads, ("config", "consumequeue"))):
         return
     # Offsets beyond the end of a queue, where log and queues are known.
-    queues = Queues(store)
+    queues = ReadableQueues(store)
 
     def end_of(topic: str, queue_id: int) -> int | None:
         end = queues.end(topic, queue_id)

@@ -18,7 +18,7 @@ from rmqctl.parse_values import is_url
 from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
-    from rmqctl.case.collect import Result
+    from rmqctl.case.collect import CaseResult
     from rmqctl.case.folder import Check
     from rmqctl.output import Human, Output
 
@@ -74,7 +74,7 @@ def command(
 
 
 def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
-               redact: bool) -> Result:
+               redact: bool) -> CaseResult:
     from rmqctl.case.collect import Case, collect
     from rmqctl.export.staging import checked_target
     from rmqctl.files.remote.reader import without_secrets

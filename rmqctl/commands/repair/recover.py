@@ -30,7 +30,7 @@ from rmqctl.errors import ExitCode, UsageError
 from rmqctl.parse_values import now_ms, parse_size, show_times_in
 
 if TYPE_CHECKING:
-    from rmqctl.checks.advice import Tail
+    from rmqctl.checks.advice import DamagedTail
     from rmqctl.output import Human, Output
     from rmqctl.repair.plan import Plan
     from rmqctl.repair.recover import RecoverOptions
@@ -169,7 +169,7 @@ def command(
                  mends=True, folders=store.folders, writes=wishes.writes, complete=complete)
 
 
-def _tail(plan: Plan, store: StoreOptions) -> Tail | None:
+def _tail(plan: Plan, store: StoreOptions) -> DamagedTail | None:
     """Return the damaged end of the log that a plan fills and `truncate` could remove instead."""
     from rmqctl.repair.outlook import damaged_tail
 

@@ -9,7 +9,7 @@ from rmqctl.commands.app import typed
 from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
-    from rmqctl.checks.advice import Outlook
+    from rmqctl.checks.advice import RepairOutlook
     from rmqctl.checks.doctor import Diagnosis
     from rmqctl.commands.shared.options import StoreOptions
     from rmqctl.output import Human, Output
@@ -33,7 +33,7 @@ def complete(document: dict[str, Any]) -> None:
 
 
 def planned(opened: Store, diagnosis: Diagnosis, store: StoreOptions,
-            out: Output) -> Outlook | None:
+            out: Output) -> RepairOutlook | None:
     """Return what `recover` with the same options would do (`rmqctl.repair.outlook.advised`)."""
     if vfs.is_remote(opened.root):
         return None

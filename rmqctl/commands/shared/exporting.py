@@ -11,7 +11,7 @@ from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
-    from rmqctl.checks.preflight.missing import Missing
+    from rmqctl.checks.preflight.missing import MissingMessages
     from rmqctl.export.result import Result, StoreResult
     from rmqctl.export.spec import Export
     from rmqctl.output import Human, Output
@@ -25,7 +25,7 @@ def replaced_text(count: int) -> str:
             f"log: {count:,}")
 
 
-def lost_texts(lost: Missing) -> Iterator[str]:
+def lost_texts(lost: MissingMessages) -> Iterator[str]:
     """Yield the notes on messages that the log does not contain."""
     if count := lost.known_lost:
         yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost, "

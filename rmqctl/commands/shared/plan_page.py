@@ -18,7 +18,7 @@ from rmqctl.output.units import size_text, time_text
 from rmqctl.phrases import Joined, Phrase, counted
 
 if TYPE_CHECKING:
-    from rmqctl.checks.advice import NextStep, Tail
+    from rmqctl.checks.advice import DamagedTail, NextStep
     from rmqctl.checks.impact import Impact
     from rmqctl.output import Human, Output
     from rmqctl.repair.executor.room import Room
@@ -64,7 +64,7 @@ class Proposal:
     unfinished: Mapping[str, str] = field(default_factory=dict)
     moved: Sequence[str] = ()
     is_repair: bool = False
-    tail: Tail | None = None
+    tail: DamagedTail | None = None
     room: Sequence[Room] = ()
     listed: Sequence[tuple[Phrase, Sequence[Mapping[str, Any]], Sequence[str]]] = ()
     also: Phrase | None = None

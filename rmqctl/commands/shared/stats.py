@@ -17,7 +17,7 @@ from rmqctl.output.units import count_text, counted, duration_text, rate_text, s
 from rmqctl.parse_values import parse_time_range
 
 if TYPE_CHECKING:
-    from rmqctl.checks.preflight.missing import Missing
+    from rmqctl.checks.preflight.missing import MissingMessages
     from rmqctl.output import Human, Output
     from rmqctl.output.cells import Render
     from rmqctl.scan.aggregate import Aggregate
@@ -65,7 +65,7 @@ class Lacking(NamedTuple):
     (zeros or a missing file between messages).
     """
 
-    lost: Missing
+    lost: MissingMessages
     holes: bool
 
 
@@ -423,7 +423,7 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
     """Return the gaps in the log of each store and warn of them; for one sum of several stores, the
     gaps of all of them together.
     """
-    from rmqctl.checks.preflight.missing import Missing, missing
+    from rmqctl.checks.preflight.missing import MissingMessages, missing
     from rmqctl.commands.shared.exporting import lost_texts
     from rmqctl.store.stats import unused
 
@@ -435,9 +435,9 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
             unused(source.files) for source in group))
         damaged = holes or bool(aggregate.bytes_damaged or aggregate.bodies_damaged)
         losses = [missing(source.opened, damaged=damaged) for source in group]
-        lost = Missing(sum(loss.known_lost or 0 for loss in losses),
-                       sum(loss.in_repairs for loss in losses),
-                       sum(loss.discarded for loss in losses))
+        lost = MissingMessages(sum(loss.known_lost or 0 for loss in losses),
+                               sum(loss.in_repairs for loss in losses),
+                               sum(loss.discarded for loss in losses))
         where = f"{group[0].store}: " if len(groups) > 1 else ""
         if holes:
             out.warn(f"{where}the log has a gap (zeros or a missing file) between messages; "

@@ -163,7 +163,7 @@ def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: s
 
 def check(store: Store) -> Iterator[Finding]:
     """Yield the findings for all index files of a store."""
-    counting = _Counting(store)
+    counting = _SlotCounts(store)
     for file in store.index_listing.files:
         try:
             index = store.open_index(file)
@@ -184,7 +184,7 @@ def check(store: Store) -> Iterator[Finding]:
             index.close()
 
 
-def _file(store: Store, index: IndexFile, counting: _Counting) -> Iterator[Finding]:
+def _file(store: Store, index: IndexFile, counting: _SlotCounts) -> Iterator[Finding]:
     shape, header, file = index.shape, index.header, index.file
     if header.index_count < 0 or header.index_count > shape.max_entries:
         yield _finding("index-header", file, "index_count",
@@ -242,7 +242,7 @@ def read_slots(source: FileSource, shape: Shape) -> Array:
     return out
 
 
-class _Reached:
+class _ReachedEntries:
     """Entries that a slot or link points to: a byte each, and a list of those reached twice."""
 
     def __init__(self, entries: int) -> None:
@@ -284,7 +284,7 @@ def _sound(index: IndexFile, entries: int) -> int | None:
     return used if led_to + used == entries else None
 
 
-def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Finding]:
+def _chains(index: IndexFile, entries: int, counting: _SlotCounts) -> Iterator[Finding]:
     shape, source = index.shape, index.source
     used = _sound(index, entries)
     if used is not None:
@@ -293,7 +293,7 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
     slots = read_slots(source, shape)
     # Slot of each entry by its number; entry 0 is never used.
     slot_of: Array = np.full(entries + 1, -1, np.int32)
-    reached = _Reached(entries)
+    reached = _ReachedEntries(entries)
     first_hash_bad = []
     for start in range(1, entries + 1, _PAGE):
         page = _page(source, shape, start, min(_PAGE, entries + 1 - start))
@@ -345,7 +345,7 @@ def _chains(index: IndexFile, entries: int, counting: _Counting) -> Iterator[Fin
     yield from _reached(index, reached, slots, slot_of, broken_entries + broken_slots > 0)
 
 
-class _Counting:
+class _SlotCounts:
     """The counts of used slots in the files of a store, oldest first. Brokers since 4.7.1 count
     used slots, older ones every put; a file written during an upgrade has both.
     """
@@ -389,7 +389,7 @@ def _slot(index: IndexFile, slot: int, detail: str) -> Finding:
                    offset=index.shape.slot_position(slot), length=SLOT.size)
 
 
-def _reached(index: IndexFile, reached: _Reached, slots: Array, slot_of: Array,
+def _reached(index: IndexFile, reached: _ReachedEntries, slots: Array, slot_of: Array,
              broken: bool) -> Iterator[Finding]:
     # With counts, or numpy would load its masked arrays for this.
     twice, _ = np.unique(np.concatenate([np.zeros(0, np.int64), *reached.again]),

@@ -101,7 +101,7 @@ def run_range(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructure
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class _PassJob:
     """The shared state of all ranges of a store."""
 
     root: str
@@ -114,7 +114,7 @@ class _Job:
     used: list[int]
 
 
-def _worker(job: _Job, part: VerifyRange, shared: _SharedProgress | None = None,
+def _worker(job: _PassJob, part: VerifyRange, shared: _SharedProgress | None = None,
             whole: Store | None = None) -> RangeResult:
     with Store(job.root, job.folders, job.sizes, job.snapshot) as store:
         if whole is not None:
@@ -173,8 +173,8 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, job
             return run_range(store, ends, wanted, everything, True, progress)
         pool = Threads(min(jobs, len(pieces)))
     shared = None if progress is None else _SharedProgress(progress)
-    job = _Job(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot, log_end,
-               used)
+    job = _PassJob(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot,
+                   log_end, used)
     total: RangeResult | None = None
     # A cluster's tasks travel without it: they tell when they are done.
     work = partial(_worker, job)

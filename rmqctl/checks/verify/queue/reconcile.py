@@ -35,7 +35,7 @@ _MAX_OFFSET = (1 << 63) // UNIT_SIZE
 """Queue offset from which on an entry would be in no possible file."""
 
 
-class LeftOver:
+class LeftOverRows:
     """The left-over entries of one queue. ``end``: the queue offset after its last used entry."""
 
     def __init__(self, context: Context, queue: ConsumeQueue, tally: QueueTally | None,
@@ -213,7 +213,7 @@ class LeftOver:
         return self.context.store.log.record_at(unit.physical_offset)
 
 
-class QueueReconciler(LeftOver):
+class QueueReconciler(LeftOverRows):
     """Explains one queue."""
 
     def findings(self) -> Iterator[Finding]:

@@ -17,8 +17,8 @@ from rmqctl import vfs
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.checks.verify.common import LOOK, bounded, nowhere, plural, read_start, unreadable
 from rmqctl.checks.verify.files import Votes
-from rmqctl.checks.verify.timer.units import Page, TimerLog, slot_time
-from rmqctl.checks.verify.timer.wheel import Chains, Wheel
+from rmqctl.checks.verify.timer.units import TimerLog, UnitPage, slot_time
+from rmqctl.checks.verify.timer.wheel import Wheel, WheelChains
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import javahash
 from rmqctl.formats.local.message import MIN_SIZE
@@ -50,11 +50,11 @@ def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
     record. ``in_damage``: whether an offset is in a damaged part of the log.
     """
     held = store.lock.held if live is None else live
-    records = Records(store, store.log.end if log_end is None else log_end, in_damage)
+    records = TimerRecords(store, store.log.end if log_end is None else log_end, in_damage)
     yield from bounded(_check(store, records, held))
 
 
-def _check(store: Store, records: Records, held: bool) -> Iterator[Finding]:
+def _check(store: Store, records: TimerRecords, held: bool) -> Iterator[Finding]:
     # How far the timer came, its wheel, and its log.
     progress: list[TimerCheckRecord] = []
     yield from _timercheck(store, progress)
@@ -155,10 +155,10 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
 # -- units -----------------------------------------------------------------------------------
 
 
-def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
+def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: int,
            held: bool) -> Iterator[Finding]:
     has_wheel = wheel is not None and vfs.lexists(wheel.path)
-    chains = Chains(log, wheel if has_wheel else None, flushed)
+    chains = WheelChains(log, wheel if has_wheel else None, flushed)
     for page in log.pages():
         if isinstance(page, Finding):
             yield page
@@ -185,7 +185,7 @@ def _units(log: TimerLog, records: Records, wheel: Wheel | None, flushed: int,
     yield from chains.judge()
 
 
-def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, Array]]:
+def _wrong(log: TimerLog, page: UnitPage, records: TimerRecords) -> list[tuple[str, str, Array]]:
     """Return (field, fault, which units), in the order of the reports: each unit once."""
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]
@@ -207,7 +207,7 @@ def _wrong(log: TimerLog, page: Page, records: Records) -> list[tuple[str, str, 
     ]
 
 
-def _tell(page: Page, rows: Array, name: str, words: str) -> Iterator[Finding]:
+def _tell(page: UnitPage, rows: Array, name: str, words: str) -> Iterator[Finding]:
     place = timer_log.UNIT.field(name)
     for row in rows.tolist():
         position = int(page.position[row]) - page.file.base
@@ -220,7 +220,7 @@ Wrong = tuple[int, str, str]
 """(row, field, fault)."""
 
 
-class Records:
+class TimerRecords:
     """Looks up the messages of units, a page at a time."""
 
     def __init__(self, store: Store, log_end: int,

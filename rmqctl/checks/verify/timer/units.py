@@ -31,7 +31,7 @@ _CACHE = 96 << 20
 
 
 @dataclass(slots=True)
-class Page:
+class UnitPage:
     """Adjacent units of a file, with their positions in the stream.
 
     ``used`` excludes places that were never written.
@@ -76,7 +76,7 @@ class TimerLog:
 
     # -- reading ------------------------------------------------------------------------------
 
-    def pages(self) -> Iterator[Page | Finding]:
+    def pages(self) -> Iterator[UnitPage | Finding]:
         """Yield pages in order; unreadable places, and unused ones among used places, become
         findings.
         """
@@ -105,7 +105,7 @@ class TimerLog:
         return -1
 
     def _file(self, source: FileSource, file: StoreFile, number: int, used: Array) -> Iterator[
-            Page]:
+            UnitPage]:
         """Yield the pages of one file; keep the times, and the state of each place in ``used``."""
         count = len(used)
         times: Array = np.zeros(count, np.uint32)
@@ -122,7 +122,7 @@ class TimerLog:
             position = file.base + np.arange(first_unit, first_unit + len(units),
                                              dtype=np.int64) * UNIT_SIZE
             if filled.any():
-                yield Page(file, position, units, filled)
+                yield UnitPage(file, position, units, filled)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
         """Yield places that were never written before the last unit (or the end, if a file

@@ -16,7 +16,7 @@ import numpy as np
 
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.common import LOOK, pages, runs, used_units
-from rmqctl.checks.verify.timer.units import Page, TimerLog, slot_time
+from rmqctl.checks.verify.timer.units import TimerLog, UnitPage, slot_time
 from rmqctl.formats.timer import timer_wheel as layout
 from rmqctl.formats.timer.timer_log import UNIT
 from rmqctl.formats.timer.timer_wheel import DEFAULT_PRECISION, FILE_SIZE, SLOT, SLOT_SIZE, SLOTS
@@ -164,7 +164,7 @@ class Wheel:
         yield from self._slots(numbers, name, words)
 
 
-class Chains:
+class WheelChains:
     """Collects the slots of units, page by page, and judges them at the end."""
 
     def __init__(self, log: TimerLog, wheel: Wheel | None, flushed: int) -> None:
@@ -172,7 +172,7 @@ class Chains:
         self._suspects: dict[int, int] = {}
         self._broken: list[tuple[int, int]] = []
 
-    def take(self, page: Page, rows: Array) -> None:
+    def take(self, page: UnitPage, rows: Array) -> None:
         """Add the units ``rows`` of a page, which have no other fault."""
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
