@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 __version__ = "1.0.0"
 
 # Spark's workers have the package in an archive that they name relative to a folder which they
-# leave: what is imported later is still to be found.
+# leave, so later imports must still find it.
 __path__ = [os.path.abspath(folder) for folder in __path__]
 
 

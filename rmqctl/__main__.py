@@ -14,7 +14,7 @@ def run() -> int:
     from rmqctl.cli import main
 
     code = main(own_process=True)
-    if code <= 1:  # what failed may have left a `finally` in a cycle, which the end would run
+    if code <= 1:  # a failure may have left a `finally` in a cycle, which would run at exit
         gc.freeze()
     return code
 

@@ -55,7 +55,7 @@ def build() -> CommandGroup:
     app.callback()(_root)
     root = typer.main.get_command(app)
     assert isinstance(root, CommandGroup)
-    root.suggest_commands = False  # `CommandGroup` proposes what changes nothing
+    root.suggest_commands = False  # `CommandGroup` suggests commands that change nothing
     use_light_coercion(root.params)
     fill(root, REGISTRY, GROUPS)
     return root
@@ -143,7 +143,7 @@ def _run(args: list[str]) -> int:
     try:
         with root.make_context(_PROGRAM, _without_language(args), obj=of_all) as ctx:
             expect_room()
-            if os.environ.get(kernel.VARIABLE):  # a kernel that is demanded is there, or said
+            if os.environ.get(kernel.VARIABLE):  # report a required kernel that is missing
                 kernel.chosen()
             result = root.invoke(ctx)
     except typer.Exit as exc:

@@ -151,7 +151,7 @@ def require(*packages: str) -> None:
     for package in packages:
         try:
             spec = find_spec(package)
-        except ModuleNotFoundError:  # of google.protobuf not even google is there
+        except ModuleNotFoundError:  # not even the parent package (google) exists
             spec = None
         if spec is None:
             raise MissingExtraError(package)
@@ -225,7 +225,7 @@ class StoreIOError(RmqctlError):
         ``path`` replaces the name in ``exc``; ``doing`` is a verb phrase ("read", "list").
         """
         named = path if path is not None else exc.filename
-        # A descriptor number or None says nothing to a user; bytes names occur with os.fsencode.
+        # A descriptor number or None means nothing to a user; bytes names occur with os.fsencode.
         if isinstance(named, bytes | str | os.PathLike):
             where = os.fsdecode(named)
             if exc.filename2 is not None and path is None:

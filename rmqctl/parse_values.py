@@ -359,7 +359,7 @@ def _local_zone() -> tzinfo:
         with open("/etc/localtime", "rb") as file:
             return ZoneInfo.from_file(file, key="local")
     except FileNotFoundError:
-        return UTC  # what the C library takes as well
+        return UTC  # what the C library accepts as well
 
 
 def parse_time_range(since: str | None, until: str | None, *, tz: tzinfo = UTC,

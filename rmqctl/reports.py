@@ -227,7 +227,7 @@ def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> Repair
     def propose(scratch: Scratch) -> Plan:
         return plan_recover(root, scratch, options, silent)
 
-    # What the plan needs is read from the files that it made, so while they are there.
+    # A plan reads from the scratch files that it made, so use it while they exist.
     named = [os.path.join(root, folder) for folder in options.commitlog_dirs]
     with Scratch() as scratch, noting_refusals() as refused:
         plan = propose(scratch)

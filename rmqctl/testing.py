@@ -169,7 +169,7 @@ class RocketMQ:
         while topic not in self._topics() and time.monotonic() < end:
             time.sleep(_TOPIC_S)
         offsets, seen = dict.fromkeys(range(self._queues(topic)), 0), 0
-        # All queues are asked at once; each answers when it has more.
+        # Query all queues at once; each answers when it has more.
         with self._client(timeout + _END_S) as client:
             asked: dict[int, int] = {}
             while seen < count and (left := int((end - time.monotonic()) * 1000)) > 0:

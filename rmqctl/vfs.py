@@ -94,7 +94,7 @@ class Tree:
         for folder in self.empty:
             self.folders.setdefault(folder, {})
         for path in (*self.files, *self.links, *self.empty):
-            if path.count("/") > _MAX_DEPTH:  # no system can read, nor remove, them all
+            if path.count("/") > _MAX_DEPTH:  # no system can read or remove all of them
                 raise StoreIOError(f"{self.root}/{path[:_MAX_DEPTH]} ...: more than {_MAX_DEPTH} "
                                    "folders inside each other")
             while path:
@@ -250,7 +250,7 @@ def mount(tree: Tree, named: str) -> None:
         if not _trees:
             atexit.register(unmount_all)
         if (before := _trees.get(named)) is not None:
-            _replaced.append(before)  # files of it may be open
+            _replaced.append(before)  # its files may be open
         _set_trees({**_trees, tree.root: tree, named: tree})
         _tidy()
 
@@ -274,7 +274,7 @@ def use(root: str, count: int) -> None:
 
 def _set_trees(trees: dict[str, Tree]) -> None:
     global _trees  # noqa: PLW0603  # other threads go over the one before
-    _trees = dict(sorted(trees.items(), key=lambda item: -len(item[0])))  # the inmost place first
+    _trees = dict(sorted(trees.items(), key=lambda item: -len(item[0])))  # innermost first
 
 
 def _tidy() -> None:

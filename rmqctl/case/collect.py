@@ -62,7 +62,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
     runs = CommandRuns(folder, case.redaction, () if case.key is None else (case.key,))
     copies = DamageCopies(folder, case.redaction)
     try:
-        # What identifies the run, then the originals, before anything else reads them.
+        # First what identifies the run, then the originals, before anything else reads them.
         runs.note({"rmqctl": __version__, "source": case.root, **host(
             case.root, redacted=case.redaction is not None)})
         advance = step("hashing", size)
@@ -73,7 +73,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
     finally:
         runs.close()
         copies.close()
-    # Whether the originals are what they were, then the summary, and the sums of everything.
+    # Whether the originals have changed, then the summary, and the sums of everything.
     changed = before != inventory.stamps(case.root, case.log_folders)
     result.problems = list(_problems(originals, runs, copies, folder, changed=changed))
     result.summary = {
@@ -97,7 +97,7 @@ def _examined(case: Case, folder: Folder, runs: CommandRuns, copies: DamageCopie
     documents: dict[str, Any] = {}
     live = None
     if case.is_store:
-        # What rmqctl says of the store.
+        # The answers of rmqctl about the store.
         for name, options in DOCUMENTS.items():
             step(name)
             documents[name] = runs.document(
@@ -106,14 +106,14 @@ def _examined(case: Case, folder: Folder, runs: CommandRuns, copies: DamageCopie
         masked = ("--redact", "bodies,properties,addresses") if case.redaction else ()
         runs.finished([*case.words("report"), "--no-hash", "--out", folder.at(REPORT), *masked],
                       REPORT)
-        # The messages that it serves.
+        # The messages of the store.
         step("export")
         runs.finished([*case.words("export"), "--provenance", "--out", folder.at(LIVE),
                        *case.redact], LIVE)
         if os.path.exists(folder.at(LIVE)):
             with open(folder.at(LIVE), "rb") as exported:
                 live = Live(case.root, exported)
-    # Copies of damaged places, and what else is there.
+    # Copies of damaged places, and the other records there.
     findings = (documents.get("verify") or {}).get("findings", [])
     for row in findings:
         if row.get("file") and row.get("position") is not None:

@@ -48,7 +48,7 @@ def readme(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
 def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
            here: Collection[str]) -> Iterator[str]:
     originals = summary["originals"]
-    # What it is, and what was found.
+    # The subject and the results.
     yield from ("EVIDENCE FOLDER", "===============", "")
     yield f"Examined   {_shown(summary['source'])}"
     yield (f"           {originals['files']:,} file{'s' * (originals['files'] != 1)}, "
@@ -66,7 +66,7 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
     if summary["redacted"]:
         yield from _folded("Redacted   bodies, keys, property values, addresses and ids are "
                            "digests; equal values have equal digests", 11)
-    # What is missing.
+    # Missing parts.
     yield ""
     if summary["complete"]:
         yield "Everything was read, and the originals did not change meanwhile."
@@ -74,14 +74,14 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
         yield "NOT COMPLETE:"
         for problem in summary["problems"]:
             yield from _folded(f"- {problem}", 2)
-    # How to check it.
+    # How to check the folder.
     yield from ("", "IS IT UNCHANGED?", "----------------", "",
                 "This folder:     sha256sum -c SHA256SUMS      (in this folder)",
                 "The originals:   sha256sum -c /path/to/originals.sha256",
                 f"                 (in {_shown(summary['base'])})", "")
     yield from _folded("Anyone who changes this folder can also change SHA256SUMS, so keep its "
                        "SHA-256, which the command printed, in another place.", 0)
-    # What the files are.
+    # The files.
     yield from ("", "FILES", "-----", "")
     for name, what in _FILES.items():
         if name == "SHA256SUMS" or name.rstrip("/") in here:
@@ -96,7 +96,7 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
     for name, what in _FOUND.items():
         if name in summary["carved"]:
             yield from _folded(f"{name:<20}{what}", 20)
-    # What was run.
+    # The commands.
     yield from ("", "COMMANDS", "--------", "")
     for row in runs:
         yield f"{row['step']:>2}. {_shown(row['command'])}"

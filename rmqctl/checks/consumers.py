@@ -159,7 +159,7 @@ class Consumers:
     @property
     def affects(self) -> Phrase:
         """Return the line without its name."""
-        # Who has an offset here, and who is affected.
+        # Groups with offsets here, and affected groups.
         groups = len({queue.group for queue in self.queues})
         names = list(dict.fromkeys(queue.group for queue in self.affected))
         if not groups:
@@ -170,7 +170,7 @@ class Consumers:
                           count=groups) if self.complete else Phrase(
                 "no consumer group known to be affected ({count} checked)",
                 "no consumer group known to be affected ({count} checked)", count=groups)
-        # What happens to these, the worst first.
+        # The effects on these, the worst first.
         parts = []
         lost = sum(queue.lost_after for queue in self.affected)
         if lost:
@@ -213,7 +213,7 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     whose queue is unknown. ``offsets_lost``: committed offsets by group, topic and queue id that a
     broker does not load, or loses.
     """
-    # Where each group stands, by topic and queue; then offsets that a broker does not load.
+    # The offset of each group by topic and queue, then offsets that a broker does not load.
     progress = ConsumerProgress.of(store)
     topics_known = known_topics(store)
     commits: dict[str, dict[str, dict[int, int]]] = {}
@@ -228,17 +228,17 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     queues: dict[str, list[int]] = {}
     for topic, queue_id in losses:
         queues.setdefault(topic, []).append(queue_id)
-    if SCHEDULE_TOPIC in queues:  # without a file it begins with the first of all
+    if SCHEDULE_TOPIC in queues:  # without a file it starts at the first message
         commits.setdefault(DELAY_GROUP, {}).setdefault(SCHEDULE_TOPIC, {})
     view = View(store, generation=situation.generation)
-    # What the losses mean for each group in each queue.
+    # The effect of the losses on each group in each queue.
     impacts = tuple(
         _impact(view, situation, group, (topic, queue_id), positions.get(queue_id),
                 losses.get((topic, queue_id)) or QueueLosses(0),
                 position_lost=(group, topic, queue_id) in positions_lost)
         for group, topics in sorted(commits.items()) for topic, positions in sorted(topics.items())
         for queue_id in sorted({*positions, *queues.get(topic, ())}))
-    # What the figures do not cover.
+    # Losses that the figures do not cover.
     groups = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()}
     unread = [file.main.path for name in ("consumerOffset.json", "delayOffset.json")
               if (file := load_one(store, name)).damaged and file.used is None]
@@ -271,9 +271,9 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
             untold = losses.end - losses.made_from if losses.least is None else 0
         else:
             twice = max(0, losses.end - max(goes_on_at, losses.made_from))
-        if situation.running:  # its files and the positions were not read in the same moment
+        if situation.running:  # its files and the offsets were not read at the same moment
             beyond, goes_on_at, twice, untold = None, position, 0, 0
-    # A message counts once, for the first reason there is.
+    # A message counts once, for the first reason that applies.
     gone = [losses.lost, losses.cut, losses.without_row, losses.undecodable]
     unread = [runs.count(behind) for runs in gone]
     if sum(map(bool, unread)) > 1:

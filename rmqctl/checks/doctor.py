@@ -141,7 +141,7 @@ class Diagnosis:
             if self.not_judged:
                 return Phrase("sound, as far as can be judged: {what}", what=Joined("; ", parts))
             return Phrase("sound: {what}", what=Joined("; ", parts))
-        # What is lost, and why a broker would not start or would lose more.
+        # The losses, and why a broker would not start or would lose more.
         parts = []
         if lost.known_lost:
             parts.append(lost.lost_in_words(lost.known_lost))
@@ -163,7 +163,7 @@ class Diagnosis:
             parts += start.undecided
         elif start.rows_cut and lost.known_lost:
             parts.append(Phrase("startup would remove the only evidence of the loss"))
-        # What else a start, or clients, would lose.
+        # Other losses by the start or by clients.
         causes = [loss.cause for loss in start.beside_messages if loss.already]
         if causes:
             parts.append(some_of(causes, _CAUSES))
@@ -186,7 +186,7 @@ class Diagnosis:
         if lost.in_log:
             parts.append(Phrase("{count:,} record is undecided",
                                 "{count:,} records are undecided", count=lost.in_log))
-        # What a repair lost, and what cannot be judged.
+        # Losses of repairs, and what cannot be judged.
         if (repaired := self.repaired) is not None:
             parts.append(repaired)
         elif not parts and not lost.unread:
@@ -253,7 +253,7 @@ class Diagnosis:
         """
         if self.sound:
             return [] if not self._is_form_unknown else [advice.of_the_form(self.findings.root)]
-        # What cannot be changed where it is, is copied first.
+        # A store that cannot be changed in place is copied first.
         root = self.findings.root
         copied: list[NextStep] = []
         if vfs.is_remote(root):

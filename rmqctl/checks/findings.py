@@ -69,9 +69,9 @@ class Finding:
 
 # -- the command that answers a finding -----------------------------------------------------------
 #
-# Only commands which exist, with their real arguments. What a repair may settle is answered by the
-# diagnosis, which plans it; what a start would act on, by the prediction of that start; the
-# rest by a look at the place. ``store`` is the root, quoted for a shell.
+# Only commands that exist, with their real arguments. Problems that a repair may fix get the
+# diagnosis, which plans it; what a start would change, the prediction of that start; the rest,
+# a look at the place. ``store`` is the root, quoted for a shell.
 
 Remedy = Callable[[Finding, str], str | None]
 _SHOW_CONFIG = "rmqctl config STORE"
@@ -169,7 +169,7 @@ def advised(finding: Finding, root: str) -> Finding:
 def advised_in_tier(finding: Finding, root: str) -> Finding:
     """Return `advised` for a finding in a tier; ``root``: its folder or URL."""
     tier = shlex.quote(root)
-    # Files of a tier that cannot be read have the categories of a store's, with its own commands.
+    # Unreadable files of a tier have the categories of a store's, with commands of their own.
     remedy = (CATEGORIES[finding.category].remedy if finding.category.startswith("tiered-")
               else _look_into_tier)
     return finding.with_next(remedy(finding, tier))

@@ -80,7 +80,7 @@ def _of(store: Store, label: dict[str, str]) -> Iterator[Sample]:
         yield "rmqctl_topic_messages", {**label, "topic": topic["topic"]}, topic["messages"]
     # How far groups are behind, by topic.
     behind = Counter[tuple[str, str]]()
-    with suppress(UnsupportedError):  # offsets in a form that is not read
+    with suppress(UnsupportedError):  # offsets in an unsupported form
         for row in Lag(store, view).rows():
             if row["group"] and row["diff"] is not None:
                 behind[row["group"], row["topic"]] += row["diff"]

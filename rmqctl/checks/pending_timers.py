@@ -43,7 +43,7 @@ def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
         record = None if state == GONE else store.log.record_at(physical, size)
         yield {**empty, "due": int(seen.units.slot[number]) * files.precision,
                **_row(record, physical, size), "state": state}
-    # Of a damaged timer log: messages that it should have.
+    # Messages that a damaged timer log should have.
     if files.damaged:
         in_timer_log = set(seen.units.physical.tolist())
         for message in timed_messages(files, seen.row, store.log.end):
@@ -52,7 +52,7 @@ def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
                 record = store.log.record_at(message.physical)
                 yield {**empty, "due": message.due, **_row(record, message.physical, 0 if (
                     record is None) else record.total_size), "state": MISSING}
-    # What was stored right before the broker ended.
+    # Messages stored right before the broker ended.
     queue = store.known_queue(TIMER_TOPIC, 0)
     for row in range(seen.row, seen.row + seen.waiting) if queue is not None else ():
         unit = None if queue is None else queue.unit(row)

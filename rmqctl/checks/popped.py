@@ -230,7 +230,7 @@ class _Deliveries:
         """Revive topics with unreadable records."""
 
     def read(self, now: int) -> None:
-        # What waits in the timer may be in the revive topic already: it is looked at last.
+        # A delivery in the timer may already be in the revive topic, so the timer is read last.
         for topic in topics_on_disk(self._store):
             if topic.startswith(REVIVE_PREFIX):
                 for queue_id in queue_ids(self._store, "consumequeue", topic):
@@ -276,11 +276,11 @@ class _Deliveries:
         if isinstance(state, Ack):
             self._acknowledge(key, state)
             return
-        if offset is None and key in self.open:  # it was delivered from the timer already
+        if offset is None and key in self.open:  # it was already delivered from the timer
             return
         left = [delivered for number, delivered in enumerate(offsets)
                 if number > 31 or not state.bitMap >> number & 1]
-        self.open.pop(key, None)  # a later one takes the place of an earlier one
+        self.open.pop(key, None)  # a later one replaces an earlier one
         if left:
             self.open[key] = Delivery(state, (topic, queue_id), offset, left, record,
                                       TIMER if offset is None else REVIVE, never)

@@ -141,7 +141,7 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
         for offset in gone:
             if offset >= position:
                 yield Transaction(GONE, rows.queue_id, None, [offset])
-    # Of those that were ended since, only messages put aside are left.
+    # Of transactions ended since, only messages put aside remain.
     for record in given_up.values():
         half = Transaction(DISCARDED, 0, None, given_up=record, properties=_properties_of(record))
         if not copies.of(_key(record, half.properties), thorough=True):

@@ -163,7 +163,7 @@ class Diff:
         """
         if not self.summary:
             self.prepare()
-        # Members of a group are compared by entries; three logs by nothing else.
+        # Members of a group are compared by entries; three logs only by entries.
         self.summary["entries"] = self._members()
         if self.c is not None:
             self.summary |= {name: {"store": store.root}
@@ -189,7 +189,7 @@ class Diff:
                 self.differences.add(Difference(
                     "config", "config", file=f"{FOLDER}/consumerOffset.json",
                     detail=f"group {group.group}: {group.in_words}"))
-        # All of it in figures.
+        # The figures.
         self.summary |= {
             "a": _about(self._a), "b": _about(self._b), **compared, "queues": asdict(count),
             "config": asdict(config), "offsets": [group.as_dict() for group in offsets],

@@ -257,7 +257,7 @@ class Members:
                 same = np.logical_and.reduce([left == right for left, right in zip(
                     columns[other], columns[index], strict=True)]) & there
                 groups[index, same] = groups[other, same]
-        for kind in (WHOLE, DAMAGED):  # where they lie, by a whole one if there is one
+        for kind in (WHOLE, DAMAGED):  # their places, by an intact one if there is one
             for index, (_, at, size, _) in enumerate(columns):
                 new = (pos < 0) & (kinds[index] == kind)
                 pos[new], end[new] = at[new], (at + size)[new]
@@ -346,7 +346,7 @@ class Members:
         """Yield the result in sentences."""
         committed, newest, parted = self.committed, self.newest, self.parted
         top = newest[0]
-        # Where the logs part, and which of them the group keeps.
+        # Where the logs diverge, and which of them the group keeps.
         if self.common is None:
             yield "no entry is the same in all: these are probably not members of one group"
         elif parted is not None:
@@ -368,7 +368,7 @@ class Members:
                        "or was restored from a copy")
         elif self.count:
             yield f"the logs do not diverge; the last entry that all have is {self.common[0]}"
-        # What each member lacks.
+        # The entries that each member lacks.
         for member in self.members:
             if member.behind:
                 short = max(0, min(committed or -1, top.last) - member.last)
@@ -378,7 +378,7 @@ class Members:
             if member.damaged:
                 yield (f"{member.name} has {plural(member.damaged, 'entry', 'entries')} damaged "
                        "that another member has intact")
-        # What may still be given up.
+        # Entries that may still be overwritten.
         if committed is not None and committed < top.last and top.last_term > 0:
             yield (f"{plural(top.last - committed, 'entry', 'entries')} after {committed} in "
                    f"{top.name} are not marked as committed in any of them")

@@ -183,7 +183,7 @@ def _equal(a: Batch, rows: Array, b: Batch, other: Array) -> Array:
     size = a.column("total_size")[rows]
     low, high = int(start[0]), int(start[-1] + size[-1])
     shift = int(b.start[other[0]]) - low
-    # The same physical offsets: one shift lays all records of both buffers over each other.
+    # The same physical offsets: one shift aligns all records of both buffers.
     places = np.flatnonzero(a.data[low:high] != b.data[low + shift:high + shift]) + low
     if len(places):
         hit = np.searchsorted(start, places, "right") - 1

@@ -235,7 +235,7 @@ class QueuePass:
         for index in np.argsort(places, kind="stable").tolist():
             left = self.a.log.record_at(int(places[index]))
             right = self.b.log.record_at(int(other[index]))
-            if left is None or right is None:  # the file went away meanwhile
+            if left is None or right is None:  # the file was deleted meanwhile
                 self.out.count("different", 1)
             elif not differences_of(left, right, ignored=self._ignored):
                 self.tally.equal += 1

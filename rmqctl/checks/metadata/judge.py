@@ -102,10 +102,10 @@ class _MetadataJudge:
         self.metadata = MetadataLosses()
 
     def run(self) -> MetadataLosses:
-        # 1. Files of which a broker loads nothing, or less than the other copy has.
+        # 1. Files from which a broker loads nothing, or less than the other copy has.
         for name in (TOPICS, GROUPS, OFFSETS, LMQ_OFFSETS, DELAYS):
             self._file(self._table(name))
-        # 2. What is loaded, compared with the queues and with each other.
+        # 2. The loaded tables, compared with the queues and with each other.
         if self.topics:
             for topic in sorted(self.queues.with_messages):
                 self._topic(topic)
@@ -137,7 +137,7 @@ class _MetadataJudge:
     @cached_property
     def topics(self) -> Mapping[str, object]:
         """Return the configured topics; empty if unknown."""
-        if self.store.layout.config == "rocksdb-v2":  # does not keep topics made by sending
+        if self.store.layout.config == "rocksdb-v2":  # does not store topics created by sending
             return {}
         return self._topics.loaded or {}
 
@@ -151,7 +151,7 @@ class _MetadataJudge:
     def _file(self, entries: Table) -> None:
         name = entries.file.name
         if entries.loaded is None:
-            return  # the broker does not start; `load` says so
+            return  # the broker does not start; `load` reports it
         if entries.file.main.database and not entries.is_missing:
             return
         if entries.loads_nothing and not entries.is_missing and entries.file.main.state != MISSING:
@@ -176,8 +176,8 @@ class _MetadataJudge:
     def _missing(self, name: str, entries: Table) -> None:
         """Judge a missing main file that nothing replaces."""
         database = entries.file.main.database
-        # Groups come back by themselves, with default settings. A folder without their file may
-        # hold nothing but offsets that somebody saved.
+        # Groups are recreated by themselves, with default settings. A folder without their file may
+        # contain only saved offsets.
         if not database and (name not in (TOPICS, OFFSETS) or self._groups.is_missing):
             return
         if name == OFFSETS and (not user_groups(self.groups or ()) or (
@@ -285,7 +285,7 @@ class _MetadataJudge:
               cause: Phrase, category: str | None, *, already: bool = False) -> None:
         if restorable and name in _LOST:
             self.metadata.restored.setdefault(name, {}).update(restorable)
-        rebuilt = name in (TOPICS, GROUPS)  # one that is damaged, by every repair
+        rebuilt = name in (TOPICS, GROUPS)  # every repair rebuilds a damaged one
         command = "rmqctl recover STORE" if restorable or (rebuilt and entries.file.main.state in (
             EMPTY, UNREADABLE)) else "rmqctl recover STORE --only config" if rebuilt else None
         self.metadata.defects.append(Defect(Loss(

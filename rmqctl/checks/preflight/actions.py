@@ -102,13 +102,13 @@ def _destroyed(predicted: Prediction, store: Store, queues: RecoveredQueues) -> 
 
 
 def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
-    # Files that go, and whether the queue changes at all.
+    # Deleted files, and whether the queue changes at all.
     doomed = [relative(store, file.path) for file in state.doomed]
     predicted.doomed += doomed
     if state.touched:
         predicted.queues.append(QueueChange(state.kind, *state.key, state.added,
                                             _looked_at(state)))
-    # Entries that are cut off, or added.
+    # Truncated or added entries.
     left = state.end - state.added if state.disk_end else 0
     if not state.added and (state.end != state.disk_end or doomed):
         cut = max(0, state.disk_end - state.end)
@@ -192,7 +192,7 @@ def _checkpoint(predicted: Prediction, store: Store, log: CommitLog, version: Br
     if version.keeps_confirm and walk is not None:
         none = log.end if predicted.recovery == "normal" else walk.first
         confirm = none if walk.last_valid is None else walk.last_valid
-        if store.layout.controller:  # the end of what is confirmed, not a start (dledger.md §8)
+        if store.layout.controller:  # the end of the confirmed log, not a start (dledger.md §8)
             confirm = predicted.truncate_to or 0
         after = after._replace(confirm_phy_offset=confirm)
     predicted.checkpoint = after
@@ -222,7 +222,7 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
     One sentence for each row of the tables that matters here; empty if all versions agree.
     """
     out: list[str] = []
-    # What keeps one version from starting, and another not.
+    # Causes that keep one version from starting, but not another.
     if loading.wrong_size:
         out.append(Phrase(
             "a file of the wrong size: up to 4.4.0 and in 4.9.2 the broker starts without it and "
@@ -239,7 +239,7 @@ def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[
             "brokers continue"))
     if not predicted.starts:
         return out
-    # What they make of the queues and of the log's end.
+    # Differences in the queues and the end of the log.
     clean = predicted.recovery == "normal"
     lagging = predicted.rows_added > 0
     if predicted.rows_lost:

@@ -130,7 +130,7 @@ class AlreadyLost:
             when = batch.column("store_timestamp")
             self._accepted = [*self._accepted, *zip(
                 batch.offset[-2:].tolist(), when[-2:].tolist(), strict=True)][-2:]
-        # Which of the messages are intact, and can be read by clients.
+        # Intact messages, and those that clients cannot decode.
         if len(batch):
             good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
             odd: Array = np.zeros(len(batch), bool)
@@ -144,14 +144,14 @@ class AlreadyLost:
                     self._undecodable.update(batch.offset[odd].tolist())
             if not good.all():
                 self._spans += zip(batch.offset[~good].tolist(), ends[~good].tolist(), strict=True)
-            # Their entries, which are counted many at a time.
+            # Their entries, counted many at a time.
             for claim in self._queues.expected(batch):
                 self._pending.append((claim.number, claim.offset, claim.count, claim.place,
                                       good[claim.record]))
                 self._held += len(claim.record)
                 if odd.any():
                     collect(self.undecodable_offsets, claim, odd[claim.record])
-        # What lies between, where no broker accepts it.
+        # The bytes between, unless a broker accepts them.
         if spans:
             self._undecided.look(batch.spans)
         if spans and len(self._spans) < _MAX_SPANS:
@@ -198,7 +198,7 @@ class AlreadyLost:
         """
         self._end = max(self._end, looked_from)
         self._count_rows()
-        # Messages that are there, and that no consumer can read.
+        # Messages in the log that no consumer can decode.
         predicted.undecodable = len(self._undecodable)
         if predicted.undecodable:
             predicted.notes.append(
@@ -215,7 +215,7 @@ class AlreadyLost:
                     "log elsewhere (--commitlog-dir) or not mounted?"))
         unclear = 0 if counts_only else self._note_stale(predicted, log)
         predicted.messages_undecided = self._undecided.count + unclear
-        # Where the log ended when all of it was there.
+        # The end of the log before the damage.
         if cut_off:
             self._end = min(self._end, predicted.truncate_to or 0)
         elif predicted.truncate_to is not None and self._is_confirmed():
@@ -231,7 +231,7 @@ class AlreadyLost:
         self._settle(log, up_to_end=running or cut_off)
         if not counts_only:
             predicted.messages_undecided += self._note_contradicted(predicted, log)
-        # Messages that rows, index and committed offsets know of, and the log has not.
+        # Messages that entries, index and committed offsets show, but the log lacks.
         witnessed = Witnessed()
         for number, state in enumerate(self._queues.states):
             for offset, count, place in () if number in self._sound else self._rows(
@@ -356,7 +356,7 @@ class AlreadyLost:
         spans = sorted([*self._spans, *((gap.start, gap.end) for gap in log.gaps())])
         self._end = max(self._end, log.min_offset)
         spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
-        # Of two files with the same name each has what the other may lack.
+        # Each of two files with the same name may have what the other lacks.
         for name in {a.name for a, b in pairwise(log.files) if a.base == b.base}:
             twice = next(file for file in log.files if file.name == name)
             spans = [span for span in spans if span[1] <= twice.base or span[0] >= twice.end]
@@ -399,7 +399,7 @@ class AlreadyLost:
             if end - first > _READ_ALL:
                 first = _first_from(queue, int(self._starts[0]))
             for start, rows in queue.pages(first, end, _PAGE):
-                # One row of the next page, so that the last of this one has a neighbour.
+                # One entry of the next page, so that the last of this one has a neighbour.
                 stop = start + len(rows)
                 both = rows if stop == end else np.concatenate(
                     [rows, plain_units(queue.timed_units(stop, 1))])
@@ -487,7 +487,7 @@ class AlreadyLost:
                 keyed.append(_distinct(place[lost]))
                 position += len(block)
         except StoreIOError:
-            pass  # verify says what cannot be read; the index only adds to what is known
+            pass  # verify reports unreadable files; the index only adds to the known losses
         finally:
             entries.close()
         indexed = _distinct(np.concatenate(keyed))
@@ -577,7 +577,7 @@ class AlreadyLost:
         """Note entries that point into missing files, which have another possible cause."""
         inside: Array = np.zeros(len(places), bool)
         for file in log.files:
-            # One that is shorter than the others has lost its own end.
+            # A file shorter than the others has lost its own end.
             inside |= (places >= file.base) & (places < file.base + max(file.size, log.file_size))
         if not inside.all():
             predicted.notes.append(

@@ -54,7 +54,7 @@ class Rules(NamedTuple):
         given = store.sizes.conf.runtime
         hours = given.get("fileReservedTime", 72)
         most = min(max(given.get("diskMaxUsedSpaceRatio", 75), 10), 95) / 100
-        later = version.generation >= 5  # earlier brokers have these from system properties alone
+        later = version.generation >= 5  # earlier brokers read these only from system properties
         clean = given.get("diskSpaceCleanForciblyRatio", 85) / 100 if later else 0.85
         refuse = given.get("diskSpaceWarningLevelRatio", 90) / 100 if later else 0.90
         if store.layout.is_dledger:  # DLedger's own cleaner (spec: dledger.md §3)
@@ -166,7 +166,7 @@ def judge_disk(predicted: Prediction, store: Store, version: BrokerVersion,
     disk, predicted.refuses_writes = disk_use(store, Rules.of(store, version), _files(
         predicted, store), around, predicted.messages)
     predicted.disk = disk
-    # What is lost before its time is a loss; the rest is said.
+    # Deletion before the time is a loss; the rest is only reported.
     deleted, ratio = disk.deletes_files, disk.used_ratio
     if deleted > disk.expires_files:
         early = None if disk.deletes_messages is None or disk.expires_messages is None else (
@@ -192,7 +192,7 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Sta
     rejects messages. ``messages``: number of messages of the log (None: unknown).
     Raises: StoreIOError.
     """
-    # Which files have expired, and which the disk's use takes besides.
+    # Expired files, and files deleted because the disk is full.
     expired = _expired(files, around.now - rules.reserved_hours * HOUR)
     if around.no_disk:
         deleted, ratio, refuses, at_once = 0, None, False, False
@@ -201,9 +201,9 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Sta
                                                           around.disk_used)
     if rules.fails:
         expired = 0
-    if rules.fault is not None:  # it fails before it looks at the disk, but in some hours at most
+    if rules.fault is not None:  # it fails before it checks the disk, but only in some hours
         deleted, at_once = 0, False
-    # How many messages these are.
+    # The number of their messages.
     by_age = _messages_of(store, files[:expired], messages)
     forced = _messages_of(store, files[:deleted], messages)
     return DiskUse(

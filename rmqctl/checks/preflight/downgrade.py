@@ -242,7 +242,7 @@ def _open_transactions(store: Store, release: str) -> Iterator[Loss]:
             len(os.fsencode(topic)) > MAX_V1_TOPIC for topic in topics):
         return
     count = 0
-    with suppress(RmqctlError):  # what cannot be read is said elsewhere
+    with suppress(RmqctlError):  # unreadable parts are reported elsewhere
         count = sum(half.state in OPEN and len(os.fsencode(half.properties.get(
             REAL_TOPIC, ""))) > MAX_V1_TOPIC for half in transactions(
                 store, now_ms(), lambda _problem: None))
@@ -262,7 +262,7 @@ def _pop(store: Store, release: str) -> Iterator[Loss]:
     from rmqctl.checks.popped import DUE, INVISIBLE, RECORDS, popped
 
     unacknowledged = 0
-    with suppress(RmqctlError):  # what cannot be read is said elsewhere
+    with suppress(RmqctlError):  # unreadable parts are reported elsewhere
         unacknowledged = sum(message.state in (INVISIBLE, DUE)
                              and message.delivery.kept_in != RECORDS
                              for message in popped(store, now_ms()).messages)

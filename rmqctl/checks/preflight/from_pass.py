@@ -185,7 +185,7 @@ class _LossCount:
         queues, version, log = self._queues, self._version, self._log
         loose, damaged, agreeing = self._without_entry()
 
-        # Recovery: where it ends the log, what it dispatches, what it cuts off the queues.
+        # Recovery: the end of the log, what it dispatches, what it truncates from the queues.
         reach = queues.max_physic
         first, _ = start_file(self._store, log, version, reach)
         start, end = log.files[first].base, self._end(first)
@@ -201,14 +201,14 @@ class _LossCount:
             queues.truncate(end)
             unreachable.cut(log, end)
         if version.reput_from_queues and max(log.min_offset, queues.max_physic, 0) < end:
-            raise _UnusualError  # the dispatcher of 4.x goes on after the recovery
+            raise _UnusualError  # the dispatcher of 4.x continues after the recovery
 
-        # Messages before that end that have no entry.
+        # Messages before that end without an entry.
         for some in (loose.take(~put & (loose.place < end)), damaged.take(damaged.place < end)):
             unreachable.hold(some.number, some.offset, some.place)
         unreachable.flush()
 
-        # What is gone.
+        # Lost messages.
         already = AlreadyLost(self._store, queues)
         already.take(self._walked(start, end, loose, damaged, agreeing))
         predicted = Prediction(release, "normal" if self._clean else "abnormal", truncate_to=end)
@@ -231,7 +231,7 @@ class _LossCount:
             if queue is not None:
                 bad[record.is_body].append((queue, record.queue_offset, record.offset,
                                             record.size))
-        # With damaged properties alone a message is there, and its entry was compared with it.
+        # A message with only damaged properties is there, and its entry was compared with it.
         odd, damaged = _MessageColumns.of(bad[False]), _MessageColumns.of(bad[True])
         left = odd.take(~self._agree(odd))
         loose += zip(left.number.tolist(), left.offset.tolist(), left.place.tolist(),
@@ -263,7 +263,7 @@ class _LossCount:
 
     def _end(self, first: int) -> int:
         """Return the end of the log after a recovery that begins with file number ``first``."""
-        # What a walk of the broker would stop at.
+        # Places at which a walk of the broker would stop.
         passed = self._seen.passed
         refused = [*((span.offset, True) for span in self._seen.spans if span.kind != BLANK),
                    *((record.offset, False) for record in self._seen.bad if record.is_body),
@@ -273,7 +273,7 @@ class _LossCount:
         refused.sort()
         places = np.array([place for place, _ in refused], np.int64)
         blanks = np.array(sorted(passed.blanks), np.int64)
-        # File by file: at the first of these, or on after the blank.
+        # File by file: stop at the first of these, or continue after the blank.
         end = self._log.files[first].base
         for number, file in enumerate(self._log.files[first:], first):
             at, blank = int(np.searchsorted(places, file.base)), int(
@@ -283,7 +283,7 @@ class _LossCount:
                 if is_span:
                     size, why = judge(self._log.source(number), place - file.base, self._version)
                     if size is not None or not why:
-                        raise _UnusualError  # a broker goes on there, where no walk does
+                        raise _UnusualError  # a broker continues there, unlike any walk
                 return place
             if blank == len(blanks) or blanks[blank] >= file.end:
                 last = self._seen.last_record_end
@@ -399,5 +399,5 @@ class _LossCount:
             return np.zeros(0, np.int64)
         place: Array = units_at(queue, offset)["physical_offset"].astype(np.int64)
         if (np.diff(place) < 0).any():
-            raise _UnusualError  # the order of the log is not that of the queue
+            raise _UnusualError  # the order of the log differs from that of the queue
         return place

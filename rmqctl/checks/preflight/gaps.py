@@ -142,7 +142,7 @@ class LogGaps:
         last = _RecordRun(-1, 0, -1, 0) if from_zero else None
         for piece in pieces:
             if last is not None and piece.low <= last.high:
-                # A part of the log that two walks have passed.
+                # A part of the log that two walks have read.
                 last = piece if piece.high > last.high else last
                 continue
             if last is not None and piece.first > last.end and (
@@ -154,7 +154,7 @@ class LogGaps:
                 if 0 < missing.count() <= room // MIN_SIZE:
                     yield OffsetGap(last.high, piece.low, missing)
             last = piece
-        # A damaged record after the last intact one says itself which message it was.
+        # A damaged record after the last intact one still shows which message it was.
         named = OffsetRuns()
         for offset, count, place in self._named.get(number, ()):
             named.add(offset[place < end], count[place < end])

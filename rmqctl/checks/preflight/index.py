@@ -84,7 +84,7 @@ class LoadedIndex:
 
     def dispatch(self, batch: Batch, which: Array) -> None:
         """Add the keys of the records ``which`` (bool) in their order."""
-        # From the first record on that the index does not reach.
+        # From the first record that the index does not reach.
         record = np.flatnonzero(which)
         if not len(record):
             return
@@ -101,13 +101,13 @@ class LoadedIndex:
         wanted = which & (kind != sysflag.TRANSACTION_ROLLBACK)
         wanted[:record[start]] = False
         rows = rows[wanted[rows]]
-        # Entries that are there already.
+        # Entries that already exist.
         place, when = batch.offset[rows], batch.column("store_timestamp")[rows]
         self._returned += int((place <= self._discarded_end).sum())
         if len(rows) and self._entries_at_end:
             again = int((place == self._end_phy).sum())
             self.duplicates += min(again, self._entries_at_end)
-        # The others, file after file.
+        # The others, file by file.
         done = 0
         while done < len(rows):
             self._current()

@@ -166,7 +166,7 @@ def _log(store: Store, version: BrokerVersion, loading: Load) -> None:
     for file in store.log.files:
         _size(store, version, loading, file, store.log.file_size,
               file.name == last and not file.head)
-    for node in store.nodes:  # DLedger ends the broker where a file has another size
+    for node in store.nodes:  # DLedger ends the broker if a file has another size
         for file in node.index_listing.files:
             _size(store, version, loading, file, dledger.INDEX_FILE_SIZE, False)
 

@@ -90,7 +90,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
 
 def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: CommitLog) -> None:
     """Determine the end of the log and the messages that this loses."""
-    # The files in which a recovery may begin; after a clean end older brokers do not ask.
+    # The files in which a recovery may begin; after a clean end older brokers ignore the queues.
     if not store.has_abort and not version.normal_by_queues:
         number, predicted.start_reason = start_file(store, log, version, -1)
         predicted.start_file = relative(store, log.files[number].path)
@@ -98,7 +98,7 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
     else:
         starts = [number for number in range(len(log.files)) if not number
                   or judge(log.source(number), 0, version, check_crc=False)[0] is not None]
-    # Where each leads to.
+    # The end of the log for each of them.
     ends = possible_ends(log, starts, version)
     costs = [TailMessages(log, end.offset) for end in ends]
     sure = costs[-1]

@@ -348,13 +348,13 @@ class Unreachable:
         """Return which messages have an entry at their queue offset (bool). In most stores all have
         one, so this is as cheap as possible for a queue.
         """
-        # Queue by queue in the order of queue offsets: one read each, where the offsets are close.
+        # Queue by queue in the order of queue offsets: one read for each, if the offsets are close.
         order = np.lexsort((offset, number))
         starts = np.append(0, np.flatnonzero(np.diff(number[order])) + 1)
         ends = np.append(starts[1:], len(order))
         pages: list[Array] = []
         begin: Array = np.zeros((2, len(starts)), np.int64)
-        begin[1] = np.iinfo(np.int64).min  # no row
+        begin[1] = np.iinfo(np.int64).min  # no entry
         total = 0
         for at, (queue, first, last, end) in enumerate(zip(
                 number[order[starts]].tolist(), offset[order[starts]].tolist(),
@@ -367,7 +367,7 @@ class Unreachable:
                 begin[:, at] = total - first, len(units) + total
                 pages.append(units)
                 total += len(units)
-        # Each message against the entry at its queue offset.
+        # Compare each message with the entry at its queue offset.
         there: Array = np.zeros(len(number), bool)
         if pages:
             units = np.concatenate(pages)
@@ -386,13 +386,13 @@ def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
         return np.isin(place, queue.all_used()["physical_offset"])
     inside = (offset >= queue.first_index) & (offset < end)
     units = units_at(queue, offset[inside])
-    # A filler keeps the place of a row, and would pass for one of the message at 0.
+    # A filler looks like an entry of the message at 0.
     row = (units["size"] > 0) & (units["size"] != FILLER.size)
     good = row & (units["physical_offset"] == place[inside])
     present: Array = np.zeros(len(place), bool)
     present[inside] = good
     if not present.all():
-        # A broker that finds a gap in a queue puts rows at a wrong queue offset (spec §4).
+        # A broker that finds a gap in a queue puts entries at a wrong queue offset (spec §4).
         with closing(queue):
             for _, rows in queue.pages(queue.first_index, end):
                 real = rows["physical_offset"][(rows["size"] > 0) & (rows["size"] != FILLER.size)]

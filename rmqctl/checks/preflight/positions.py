@@ -69,7 +69,7 @@ class OffsetJudge:
 
     def judge(self, predicted: Prediction) -> Counter[str]:
         """Return lost messages by topic; fill in ``offsets_beyond_end`` and what is unknown."""
-        # Offsets beyond the end of their queue, and beyond what is known to be lost.
+        # Offsets beyond the end of their queue, and beyond the known losses.
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
                    if state.kind == PLAIN}
         predicted.offsets_beyond_end += offsets_beyond(self._store, self._end_of(
@@ -80,8 +80,8 @@ class OffsetJudge:
             if number is not None and (end := self._known_end(number)) and (
                     position.offset > end):
                 by_queue.setdefault(number, []).append(_OffsetBeyond(number, position, end))
-        # Those that tell of lost messages: not in a queue that began again, and where the log has
-        # room for them.
+        # Those that show lost messages: not in a recreated queue, and only if the log lacks
+        # enough bytes for them.
         furthest: list[_OffsetBeyond] = []
         alone: list[_OffsetBeyond] = []
         without_room: list[_OffsetBeyond] = []
@@ -96,9 +96,9 @@ class OffsetJudge:
             if fitting:
                 furthest.append(max(fitting, key=lambda beyond: beyond.position.offset))
         if sum(beyond.missing * self._smallest(beyond.number) for beyond in furthest) > room:
-            without_room += furthest  # not all of them are true, and none is the likelier one
+            without_room += furthest  # not all are true, and none is more likely than another
             furthest = []
-        # What these tell, and what the others leave open.
+        # The messages that these show, and the offsets left unclear.
         lost: Counter[str] = Counter()
         for beyond in furthest:
             lost[beyond.position.topic] += beyond.missing

@@ -114,7 +114,7 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
     if running:
         predicted.notes.append(Phrase(
             "a broker is running; this predicts a start on the current files"))
-    if not store.layout.reads(LOG):  # unknown which of several it is
+    if not store.layout.reads(LOG):  # unknown which of several
         predicted.not_judged = dict.fromkeys((LOG, QUEUES, "index"), store.layout.unread[LOG])
         predicted.unreachable = None
         return predicted
@@ -131,7 +131,7 @@ def _of_log_and_queues(store: Store, release: str, version: BrokerVersion, full:
     if not store.layout.reads(QUEUES):
         judge_log(store, version, predicted, loading)
         return predicted
-    if not store.layout.reads(CONFIG):  # offsets of groups: which stand beyond the end
+    if not store.layout.reads(CONFIG):  # offsets of groups beyond the end
         predicted.not_judged[CONFIG] = store.layout.unread[CONFIG]
     if loading.refusals:
         predicted.differences = differences(predicted, loading, store.sizes.conf)
@@ -197,7 +197,7 @@ class _Start:
         """The remaining DLedger data; None for a plain log."""
 
     def run(self) -> None:
-        # What the start makes of log and queues.
+        # The effect of the start on log and queues.
         predicted = self.predicted
         predicted.loaded_log = list(self.log.files)
         if not self.log.files:
@@ -217,14 +217,14 @@ class _Start:
                 self.count.fill(predicted)
             if not self.full and predicted.messages_lost:
                 return
-        # What was lost before; then what both mean for consumers.
+        # Earlier losses, then the effect of both on consumers.
         self.already.judge(predicted, self.log, self.unreachable.without_row, self.running,
                            0 if self.full or not self.log.files else self.start,
                            cut_off=self.cut is not None)
         if self.log.files:
             _judge_consumers(self.store, self.version, predicted, by_queue(
                 predicted, self.queues, self.already, self.unreachable, self.lost), self.running)
-        # What is said of it, and what changes.
+        # Notes on it, and its changes.
         self._notes()
         actions.fill(predicted, self.store, self.log, self.version, self.loading, self.queues,
                      self.index, self.walk, self.saved, self.already.gone)
@@ -266,7 +266,7 @@ class _Start:
             self.count = MessageCounts(sound.messages, sound.replaced)
             if self.progress is not None:
                 self.progress(sound.last - log.min_offset)
-        # Where it ends the log, and what that takes from the queues.
+        # The end of the log, and the queues truncated there.
         predicted.truncate_to, predicted.stop_reason = walk.end, walk.stop
         if self.store.cut_off is not None and self.store.cut_off.end == walk.end:
             self.cut = self.store.cut_off
@@ -280,7 +280,7 @@ class _Start:
 
     def _recover_dledger(self, predicted: Prediction) -> None:
         """Run DLedger's own recovery, then the broker's (spec: dledger.md §4)."""
-        # DLedger ends its own log first.
+        # DLedger truncates its own log first.
         log, store = self.log, self.store
         self.ledger = ledger = recovered(store, log)
         predicted.start_file = relative(store, log.files[ledger.number].path)
@@ -322,7 +322,7 @@ class _Start:
                     self.already.look(batch)
                     self.unreachable.add(batch, np.zeros(len(batch), bool))
                     self._add(batch)
-            # The queues lose what leads beyond.
+            # Entries beyond the end are removed from the queues.
             if reach >= cut:
                 self.queues.truncate(cut)
                 self.unreachable.cut(log, ledger.end)
@@ -350,14 +350,14 @@ class _Start:
     def _reput(self, predicted: Prediction) -> None:
         """Dispatch the messages after recovery (4.x: from the queues' own end on)."""
         assert self.predicted.truncate_to is not None
-        # From where on the broker dispatches.
+        # Where the broker begins to dispatch.
         end, log = self.predicted.truncate_to, self.log
         if not self.version.reput_from_queues and self.ledger is None:
             return
         start = max(log.min_offset, self.queues.max_physic, 0)
         if self.ledger is not None and not self.version.reput_from_queues:
             start = max(log.min_offset, self.ledger.committed)
-        # The walk, and what it adds.
+        # The walk, and the entries that it adds.
         walk = ReputWalk(log, start, end, self.version)
         if start < end:
             self.predicted.dispatch.append(
@@ -418,7 +418,7 @@ class _Start:
         predicted = self.predicted
         self.unreachable.flush()
         lost = TruncatedMessages(self.queues, predicted.truncate_to or 0)
-        # Intact messages beyond the end of the log; after a repair these were cut off then.
+        # Intact messages beyond the end of the log; a repair has truncated them already.
         lost.collect(self.log, self._beyond, self.progress, whether=not self.full)
         if self.cut is not None:
             predicted.notes.append(
@@ -435,7 +435,7 @@ class _Start:
             predicted.lost_first = lost.first
             if lost.times:
                 predicted.lost_from, predicted.lost_to = lost.times
-        # Messages of deleted topics are no loss.
+        # Messages of deleted topics are not a loss.
         configured = known_topics(self.store)
         gone = {topic for topic in self.unreachable.by_topic if deleted(topic, configured)}
         if gone:
@@ -447,7 +447,7 @@ class _Start:
                                           if count and topic not in gone}
         predicted.unreachable = sum(predicted.unreachable_by_topic.values())
         self._duplicates(predicted)
-        # What is to be said of both.
+        # Notes on both.
         if gone:
             count = sum(self.unreachable.by_topic[topic] for topic in gone)
             predicted.notes.append(Phrase(
@@ -522,7 +522,7 @@ class _Start:
                 "{count:,} queues in RocksDB, the first {first}, keep a last entry beyond the end "
                 "of the log: their next messages get queue offsets after a gap",
                 count=len(left), first=left[0].target))
-        # What was not lost now, or not looked for.
+        # Messages that are not lost now, or were not searched.
         if predicted.superseded:
             predicted.notes.append(Phrase(
                 "{count:,} intact message beyond the end of the log was truncated earlier: another "

@@ -143,7 +143,7 @@ class RecoveredQueues:
     def truncate(self, log_end: int) -> None:
         """Remove from every queue the entries of records that start at or after ``log_end``."""
         if self.in_rocksdb:
-            # A row that was dispatched again has brought the checkpoint back: nothing is cut then.
+            # An entry dispatched again has moved the checkpoint back; then nothing is truncated.
             if self._checkpoint > log_end:
                 for state in self.states:
                     truncated_in_rocksdb(state, log_end)
@@ -262,7 +262,7 @@ class RecoveredQueues:
         order = np.argsort(number, kind="stable")
         starts = np.append(0, np.flatnonzero(np.diff(number[order])) + 1)
         states = [self.states[queue] for queue in number[order[starts]].tolist()]
-        # Most rows are there already, of most queues all.
+        # Most entries already exist, in most queues all of them.
         new = np.maximum.reduceat(behind[order], starts) > np.array(
             [state.max_physic for state in states], np.int64)
         for state, is_new, start, end in zip(states, new.tolist(), starts.tolist(), [

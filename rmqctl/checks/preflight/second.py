@@ -34,7 +34,7 @@ def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Pr
     with closing(CommitLog(left, store.log.file_size)) as kept:
         number, why = start_file(store, kept, version, reach, clean=True)
         if left[number].base >= begun:
-            return None  # no more is read than at the first start
+            return None  # it reads no more than the first start
         walk = RecoveryWalk(kept, number, version)
         for _ in walk:
             pass

@@ -85,7 +85,7 @@ def _count_unopened(store: Store, prediction: Prediction) -> None:
     prediction.messages_already_lost, prediction.already_lost_by_topic = 0, {}
     prediction.already_lost_from = prediction.already_lost_to = None
     prediction.already_lost_places = None
-    with suppress(RmqctlError):  # which of several logs it is may not be known
+    with suppress(RmqctlError):  # it may be unknown which of several logs it is
         cut = TailMessages(store.log, 0)
         prediction.messages = prediction.messages_lost = cut.total
         prediction.messages_undecided = prediction.cut_undecided = cut.undecided

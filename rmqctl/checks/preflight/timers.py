@@ -44,9 +44,9 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
             predicted.refusals.append(Phrase(
                 "{file}: a broker accepts no file of this name in the timer log",
                 file=relative(store, path)))
-    # What becomes of the pending messages: nothing, without a timer.
+    # The outcome for the pending messages: none without a timer.
     end = store.log.end if predicted.truncate_to is None else predicted.truncate_to
-    if store.lock.held and store.lock.pid != os.getpid():  # a broker goes on writing
+    if store.lock.held and store.lock.pid != os.getpid():  # a broker continues to write
         end = _ANYWHERE
     start = files.start(now, store.log.min_offset, end)
     if not version.timer or store.sizes.conf.runtime.get("timerWheelEnable") is False:
@@ -64,7 +64,7 @@ def judge_timers(predicted: Prediction, store: Store, version: BrokerVersion, no
         if start.gone:
             predicted.other_losses.append(_gone(start))
         return
-    # With one: what it has lost, and what it waits for.
+    # With a timer: its losses, and the messages it waits for.
     predicted.other_losses += _losses(start)
     if files.damaged:
         predicted.other_losses += _without_unit(files, start, end)

@@ -357,7 +357,7 @@ class Prediction:
     def _message_losses(self) -> Iterator[Loss]:
         end, second = self.truncate_to, self.second_start
         for what, count, cause, file, already in (
-                # The start also cuts the entries that show the loss: a repair needs them.
+                # The start also truncates the entries that show the loss and that a repair needs.
                 (MESSAGES, self.messages_already_lost, Phrase(
                     "consume queues, index, offsets or the checkpoint show them, but they are not "
                     "in the log"),
@@ -472,7 +472,7 @@ class Prediction:
                 (self.messages_lost, (self.lost_from, self.lost_to)),
                 (self.messages_already_lost, (self.already_lost_from, self.already_lost_to)))
             if lost)
-        if self.unreachable:  # when these were stored was not looked at
+        if self.unreachable:  # their store times were not read
             earliest = latest = None
         return Impact(count, of, topics, earliest, latest)
 

@@ -51,7 +51,7 @@ class AtStart:
         names = {*VERSIONS, default_release(self.store)}
         if not self.store.has_abort:
             names.update(_AFTER_CLEAN_END)
-        if self.store.layout.consumequeue == "rocksdb":  # others see no queue in it
+        if self.store.layout.consumequeue == "rocksdb":  # others find no queue in it
             names = {name for name in names if version_of(name).rocksdb_queues}
         try:
             return [preflight(self.store, name, full=False) for name in sorted(names)]

@@ -64,7 +64,7 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
         yield unreadable("checkpoint", path, error)
         return
     if size < layout.CLASSIC_SIZE:
-        # As with zeros, a broker walks the whole log; of an index time alone it does not.
+        # As with zeros, a broker walks the whole log; not if only the index time is missing.
         left = layout.parse(data.ljust(layout.PAGE_SIZE, b"\0"))
         healed = not left.min_timestamp
         yield _finding("checkpoint-damaged", store, f"has {size} bytes, but the fields end at "
@@ -74,7 +74,7 @@ def _checkpoint(store: Store, last: int | None, log_end: int, held: bool) -> Ite
                        layout.PAGE_SIZE - size, INFO if healed else "")
         return
     if size != layout.PAGE_SIZE:
-        # No time is lost, and a broker makes a short page whole when it maps it.
+        # No time is lost, and a broker extends a short page when it maps it.
         yield _finding("checkpoint-damaged", store, f"has {size} bytes, but a broker writes a page "
                        f"of {layout.PAGE_SIZE}", min(size, layout.PAGE_SIZE),
                        abs(size - layout.PAGE_SIZE),
@@ -109,7 +109,7 @@ def _values(store: Store, checkpoint: CheckpointRecord, last: int | None, log_en
             yield _field("checkpoint-damaged", store, name,
                          f"{value} is not a valid physical offset")
         elif last is not None and value > log_end + (_DRIFT_BYTES if held else 0):
-            # The master's offset may lie ahead of a slave's own log: told, but no trouble.
+            # The master's offset may be ahead of a slave's own log: reported, but not a problem.
             yield _field("checkpoint-ahead", store, name,
                          f"{value} is beyond the end of the log, {log_end}",
                          INFO if name == "master_flushed_offset" else "")

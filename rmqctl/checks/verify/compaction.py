@@ -107,7 +107,7 @@ class _CompactedQueue:
         for base in bases:
             log, queue = logs.get(base), queues.get(base)
             if log is None or queue is None:
-                if not self._held:  # a compaction under way replaces one after the other
+                if not self._held:  # a running compaction replaces one after the other
                     present = log or queue
                     assert present is not None
                     part = LOG if log is None else QUEUE
@@ -171,7 +171,7 @@ class _CompactedQueue:
                     continue
                 yield from self._page(log, file, position, rows, walked, led)
         for first, count in runs(np.flatnonzero(~led).tolist()):
-            # Log and queue are written one after the other: a crash leaves the last one alone.
+            # Log and queue are written one after the other: a crash may leave the last one alone.
             tail = last and first + count == len(offsets)
             start = int(offsets[first])
             length = int((offsets + walked.columns["size"])[first + count - 1]) - start
@@ -190,7 +190,7 @@ class _CompactedQueue:
         index[~inside] = 0
         led_to = inside & (columns["offset"][index] == physical) if len(led) else inside
         led[index[led_to]] = True
-        # A row that leads astray is still its message's row, by the queue offset.
+        # An entry that points elsewhere still belongs to its message, by the queue offset.
         base = rows["msg_base_offset"].astype(np.int64)
         led |= np.isin(columns["msg_base_offset"], base[~led_to])
         wrong: list[tuple[str, str, Array]] = [
@@ -210,7 +210,7 @@ class _CompactedQueue:
                                        words)
             good &= ~mask
         sound = np.flatnonzero(good & led_to)
-        if len(sound):  # a damaged row says nothing about its neighbours
+        if len(sound):  # a damaged entry shows nothing about its neighbours
             before = np.concatenate([[self._newest], base[sound][:-1]])
             self._newest = int(base[sound[-1]])
             yield from self._tell_rows(file, position, rows, sound[base[sound] <= before],

@@ -68,7 +68,7 @@ def check(store: Store, *, live: bool | None = None,
             time.sleep(_PAUSE)
             file = load_one(store, name)
         yield from judge(store, file, names_known=name in KINDS)
-    # What the files say of topics, groups and offsets.
+    # What the files record about topics, groups and offsets.
     topics = {topic for topic, _ in logged or ()}
     for defect in judge_metadata(store, live=held, logged=topics, release=release).defects:
         if defect.category is not None:
@@ -77,7 +77,7 @@ def check(store: Store, *, live: bool | None = None,
                           count=defect.loss.count or 1, next=defect.command or _FIX)
     if held or logged is None or not all(map(store.layout.reads, ("config", "consumequeue"))):
         return
-    # Offsets beyond the end of a queue, where log and queues are known.
+    # Offsets beyond the end of a queue, if log and queues are known.
     queues = ReadableQueues(store)
 
     def end_of(topic: str, queue_id: int) -> int | None:
@@ -116,7 +116,7 @@ def judge(store: Store, file: ConfigFile, *, names_known: bool = True,
                        length=None if position is None else max(copy.size - position, 0),
                        severity=severity if names_known else INFO, next=_FIX)
 
-    # The state of the main file, then what a backup helps.
+    # The state of the main file, then the use of a backup.
     if main.size > MAX_SIZE:
         yield tell("config-oddity", main, f"{main.size} bytes: too large to be read, so its "
                    "content is unknown", WARNING)

@@ -26,7 +26,7 @@ def check(store: Store) -> Iterator[Finding]:
     for name in store.config_parts:
         file = load_one(store, name)
         for finding in _judge(store, file):
-            if finding.detail not in details:  # of a database that holds several kinds
+            if finding.detail not in details:  # of a database with several kinds
                 details.add(finding.detail)
                 yield finding
         yield from _beside(store, file)

@@ -265,7 +265,7 @@ class RangeResult:
 
     def merge(self, other: RangeResult) -> None:
         """Merge the result of the range after this one."""
-        # How far it came, and the sums.
+        # The position reached, and the sums.
         if self.entries is not None and other.entries is not None:
             self.entries.merge(other.entries, adjacent=self.position == other.first)
         self.position = other.position
@@ -273,7 +273,7 @@ class RangeResult:
                      "bytes_damaged", "bytes_unverifiable", "with_property_crc", "keyed",
                      "unlisted"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
-        # The last message, and what is damaged.
+        # The last message, and the damage.
         times = [t for t in (self.last_store_timestamp, other.last_store_timestamp)
                  if t is not None]
         self.last_store_timestamp = max(times, default=None)
@@ -283,7 +283,7 @@ class RangeResult:
         self.shrunk += other.shrunk
         self.spans += other.spans
         self.bad += other.bad
-        # The queues; of what is only shown once the first counts.
+        # The queues; of facts that are only shown once, the first counts.
         for key, tally in other.queues.items():
             if key in self.queues:
                 self.queues[key].merge(tally)

@@ -65,7 +65,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
     sequence = FileSequence("commitlog", fix=_LOG_FIX)
     files: list[StoreFile] = []
     taken: list[int] = []
-    # Each folder of the log; one that is missing costs the consume queues.
+    # Each folder of the log; a missing one costs the consume queues.
     for folder in store.log_folders:
         if not vfs.lexists(folder):
             if any(queue.exists for queue in store.known_queues.values()):
@@ -76,7 +76,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
         yield from strange(sequence, folder, log_listing, nested=_nested(store))
         files += log_listing.files
         taken += occupied(log_listing)
-    # The size that most of the files have.
+    # The size of most of the files.
     files.sort(key=lambda file: (file.name, file.path))
     votes = Votes()
     votes.add(files)
@@ -85,7 +85,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
         yield from _only_odd(sequence, files)
         return
     if len(files) == 1 and store.sizes.commitlog_file is None and files[0].base % size:
-        # Its own name says that it never had this length.
+        # Its own name shows that it never had this size.
         file = files[0]
         yield sequence.finding("file-size",
                                f"has {file.size} bytes, and its name is not a multiple "
@@ -120,7 +120,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
     top = store.path(structure, part) if part else store.path(structure)
     if not vfs.lexists(top):
         return
-    # The size that most files of the structure have.
+    # The size of most files of the structure.
     votes = Votes(unit)
     for files in islice(_voters(store, top), _MAX_VOTERS):
         votes.add(files)
@@ -146,7 +146,7 @@ def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str
             if size is None:
                 yield from _only_odd(own, held.files)
                 continue
-            # A compaction replaces files by fewer ones: holes between them are its trace.
+            # A compaction replaces files by fewer ones, which leaves holes between them.
             yield from check_sequence(own, held.files, size, unit=unit, gaps=part is None,
                                       taken=occupied(held), aligned=votes.sure(size))
 
@@ -215,7 +215,7 @@ def _timerlog(store: Store) -> Iterator[Finding]:
         yield from _only_odd(sequence, timer_listing.files)
     else:
         for file in timer_listing.files:
-            # Other implementations make the first file when they start and fill it later.
+            # Other implementations create the first file at startup and fill it later.
             yield sequence.finding("file-empty", "empty file: no timer message was ever written",
                                    file.path, base=file.base, position=0, severity=INFO)
 
@@ -245,7 +245,7 @@ def _index(store: Store) -> Iterator[Finding]:
     for number, file in enumerate(index_listing.files):
         if not vfs.access(file.path, os.R_OK):
             yield sequence.finding("file-unreadable", "permission denied", file.path)
-        # Another configuration gives all later files another size; one alone is no such change.
+        # Another configuration changes the size of all later files, not of a single one.
         alone = count > 1 and file.size < common in (later.size
                                                      for later in index_listing.files[number:])
         if file.size == 0:

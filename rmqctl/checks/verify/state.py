@@ -61,10 +61,10 @@ def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: b
     """
     if ok:
         if last_record is None and before is not None:
-            return before  # nothing came since
+            return before  # nothing was added since
         return VerifiedEnd(log_end, *(last_record or (None, None)))
-    # All of the log that was read is good up to its first trouble; if the trouble is elsewhere,
-    # the next run looks at the same part again.
+    # The part that was read is good up to its first problem; if the problem is elsewhere,
+    # the next run reads the same part again.
     troubled = [finding.offset for finding in findings if finding.is_trouble
                 and finding.structure == "commitlog" and finding.offset is not None]
     start = before or VerifiedEnd(0)

@@ -120,7 +120,7 @@ class VerifyResult(Generic[C]):
         covered = self.coverage.as_dict()
         broken = _count(troubles, _BROKEN)
         intact = int(covered.get("messages") or 0)
-        # A message may lack its rows in several light queues.
+        # A message may lack its entries in several light queues.
         own = Impact(min(_count(troubles, _WITHOUT_ROW), intact) + broken, intact + broken,
                      topics, self.damaged_from, self.damaged_to,
                      self.total == len(self.findings))
@@ -140,7 +140,7 @@ class VerifyResult(Generic[C]):
         parts: list[Phrase] = []
         messages = self.coverage.as_dict().get("messages")
         rowless = _count(troubles, _WITHOUT_ROW)
-        if rowless > (messages or 0):  # light queues: a message has a row in each of its queues
+        if rowless > (messages or 0):  # light queues: a message has an entry in each of its queues
             parts.append(Phrase("{rows:,} entries of {of:,} messages are missing", rows=rowless,
                                 of=messages or 0))
         elif rowless:
@@ -166,7 +166,7 @@ class VerifyResult(Generic[C]):
         damaged = self.coverage.as_dict().get("bytes_damaged")
         if damaged:
             parts.append(Phrase("{some:,} bytes of the log are damaged", some=damaged))
-        # Whose, and of which time.
+        # Their topics, and their times.
         topics = sorted({finding.topic for finding in (*troubles, *lost)
                          if finding.topic is not None})
         if topics:

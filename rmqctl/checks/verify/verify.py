@@ -138,7 +138,7 @@ class Verification:
     _at_start: AtStart = field(init=False)
 
     def __post_init__(self) -> None:
-        # With what a repair has cut off, as a broker finds it.
+        # Including what a repair has truncated, as a broker finds it.
         self._at_start = AtStart(self.store)
 
     @property
@@ -171,7 +171,7 @@ class Verification:
                 self.coverage.messages_lost_in_repairs = self.store.repair_losses.total
                 self.coverage.discarded = self.store.repair_losses.undecided
             with_advice = advised(finding, self.store.root)
-            # No repair is planned for what could not be written along.
+            # No repair is planned for bytes that cannot be written.
             yield with_advice if mends else with_advice.with_next(None)
 
     def _judged(self) -> Iterator[Finding]:
@@ -213,16 +213,16 @@ class Verification:
             yield _left(full_store, cut)
 
     def _structures(self) -> Iterator[Finding]:
-        # What is not judged, and why.
+        # Structures that are not checked, and why.
         store, options = self.store, self.options
         live = store.lock.held
         result = RangeResult(0)
         context: Context | None = None
         self.not_judged = _not_judged(store, options.wants)
         yield from self._layout()
-        # The pass over the log, and what is derived from it.
+        # The pass over the log, and the results derived from it.
         if any(self._judges(name) for name in _OVER_LOG):
-            # Ends first: what a running broker dispatches from now on is in the log already.
+            # Ends first: what a running broker dispatches from now on is already in the log.
             ends = self._ends()
             wanted = ComparedStructures(self._judges("consumequeue"), options.wants("index"),
                                         options.profile)
@@ -240,7 +240,7 @@ class Verification:
             self._begin("comparing consume queues and index")
             context = self._context(result, live)
             yield from self._log(context, ends)
-        # The files that are small.
+        # The small files.
         self._begin("checking the other files")
         yield from small_checks(store, context, self.log_end, self._judges, live,
                                 self.options.release)
@@ -303,8 +303,8 @@ class Verification:
                 self.parts[-1].end < store.log.end and (
                     self.options.part is not None
                     or (result.last_record_end or 0) <= self.parts[-1].start))):
-            self.log_end = store.log.end  # the end was not looked at
-        # A torn last record is damage at the end, not the end: rows that point to it are lost.
+            self.log_end = store.log.end  # the end was not read
+        # A torn last record is damage at the end, not the end: entries that point to it are lost.
         torn = [span.end for span in result.spans if span.offset >= self.log_end and span.located]
         return Context(store, result, max([self.log_end, *torn]), live, known_topics(store),
                        None if self.parts is None else [
@@ -354,7 +354,7 @@ class Verification:
             entries = AllIndexEntries(store)
             cover.index_entries = entries.total
             entries.close()
-            if not entries.unknown:  # else their keys would seem to be missing
+            if not entries.unknown:  # otherwise their keys would seem to be missing
                 yield from index_findings(context)
 
     def _entries(self, context: Context) -> Iterator[Finding]:
@@ -428,7 +428,7 @@ def small_checks(store: Store, context: Context | None, log_end: int,
         if wants(_SEQUENCES.get(finding.structure, "store")):
             yield finding
     if wants("checkpoint"):
-        # What a part of the log says is not the newest: a sample may lack it, or a clock set back.
+        # A part of the log may lack the newest time: a sample, or a clock that was set back.
         newest = context.result.last_store_timestamp if context and not context.looked_at else None
         yield from checkpoint.check(store, newest, log_end, live=live)
     if wants("config"):

@@ -68,14 +68,14 @@ def _extra(context: Context) -> Iterator[Finding]:
         if physical >= context.log_end:
             ahead.append((physical, place))
         elif 0 <= physical < context.store.log.min_offset or context.in_damage(physical):
-            continue  # expired with its file, or a key of a message that is damaged
+            continue  # expired with its file, or a key of a damaged message
         elif not _belongs(context, physical, key_hash):
             broken_entries += 1
             if broken_entries <= MAX_SINGLE:
                 yield _entry(tally.files, place, "index-entry", "physical_offset",
                              f"points to {physical} with hash {key_hash}; no message there has "
                              "such a key")
-    # What was only counted is after the log too, if the first of it does.
+    # The entries that were only counted are after the log too, if the first of them is.
     unlisted_ahead = tally.unlisted_extra if tally.unlisted_from >= context.log_end else 0
     more = max(broken_entries - MAX_SINGLE, 0) + tally.unlisted_extra - unlisted_ahead
     if more:
@@ -112,7 +112,7 @@ def _entry(files: list[OpenedFile], place: EntryPlace, category: str, field: str
 
 def _missing(context: Context) -> Iterator[Finding]:
     tally = context.result.keys
-    # A message that was kept damaged is found by the keys it had before.
+    # A message kept damaged is found by its former keys.
     others = {physical for physical, _, _ in tally.extra}
     kept = {physical for physical in others.intersection(pair[0] for pair in tally.missing)
             if (record := context.store.log.record_at(physical)) and is_kept_damaged(record)}
@@ -123,7 +123,7 @@ def _missing(context: Context) -> Iterator[Finding]:
     oldest = min((file.header.begin_phy_offset for file in tally.files), default=0)
     newest = max((file.header.end_phy_offset for file in tally.files), default=0)
     before = [pair for pair in missing if pair[0] < oldest]
-    # Of the newest message some keys may have come and the others not yet.
+    # Only some of the keys of the newest message may be there already.
     behind = [pair for pair in missing if pair[0] >= newest]
     between = [pair for pair in missing if oldest <= pair[0] < newest]
     if before:
@@ -168,7 +168,7 @@ def check(store: Store) -> Iterator[Finding]:
         try:
             index = store.open_index(file)
         except FormatError as error:
-            # An odd shape is legal: a file that contradicts none is not called damaged.
+            # An unusual shape is legal: a file that contradicts none is not damaged.
             sound = isinstance(error, UnknownShapeError) and error.sound
             yield Finding("not-judged" if sound else "index-unreadable", "index", error.reason,
                           file=file.path, offset=error.offset or 0)
@@ -324,7 +324,7 @@ def _chains(index: IndexFile, entries: int, counting: _SlotCounts) -> Iterator[F
         filled = np.flatnonzero(heads)
         used += len(filled)
         target = heads[filled]
-        # A slot value outside the entries is taken as empty by a broker, but none ever writes one.
+        # A broker takes a slot value outside the entries for empty, but never writes one.
         bad = (target < 0) | (target > entries)
         sound = ~bad
         bad |= sound & (slot_of[np.where(sound, target, 0)] != filled + start)
@@ -391,7 +391,7 @@ def _slot(index: IndexFile, slot: int, detail: str) -> Finding:
 
 def _reached(index: IndexFile, reached: _ReachedEntries, slots: Array, slot_of: Array,
              broken: bool) -> Iterator[Finding]:
-    # With counts, or numpy would load its masked arrays for this.
+    # With counts, since numpy would load its masked arrays otherwise.
     twice, _ = np.unique(np.concatenate([np.zeros(0, np.int64), *reached.again]),
                          return_counts=True)
     for number in twice[:MAX_SINGLE_IN_FILE].tolist():
@@ -399,7 +399,7 @@ def _reached(index: IndexFile, reached: _ReachedEntries, slots: Array, slot_of: 
                              "several links or slots point to this entry")
     never = np.flatnonzero(reached.seen[1:] == 0) + 1
     if not len(never) or (broken and len(twice) == 0 and len(never) <= MAX_SINGLE_IN_FILE):
-        return  # the broken links already named are why these are out of reach
+        return  # the broken links already reported explain why these are not reached
     for number in never[:MAX_SINGLE_IN_FILE].tolist():
         slot = int(slot_of[number])
         head = int(slots[slot])

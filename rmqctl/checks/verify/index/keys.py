@@ -67,7 +67,7 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
     """
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))
-    # Equal ones beside each other, the wanted ones first.
+    # Sort equal ones next to each other, the wanted ones first.
     order = _by_place(place, hashes)
     place, hashes = place[order], hashes[order]
     first = np.flatnonzero(np.append(True, (np.diff(place) != 0) | (np.diff(hashes) != 0))[
@@ -80,7 +80,7 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
     turn = np.arange(len(order)) - first[group] - asked[group]
     met = np.flatnonzero(~is_wanted & (turn < asked[group]))
     partner[order[met] - count] = order[first[group[met]]]
-    # Those that nothing is left for, in the order in which they were asked for.
+    # Wanted ones without a partner, in their original order.
     short = np.flatnonzero(asked > given)
     lacking = np.argsort(order[first[short]], kind="stable")
     left: Array = np.repeat(order[first[short]][lacking], (asked - given)[short][lacking])
@@ -91,7 +91,7 @@ def _by_place(place: Array, hashes: Array) -> Array:
     """Return the order by place and hash; equal ones keep their order."""
     low = int(place.min(initial=0))
     if int(place.max(initial=0)) - low < 1 << 31 and int(hashes.min(initial=0)) >= 0:
-        # One column that is nearly in order is sorted in a fraction of the time.
+        # Sorting one column that is nearly in order takes a fraction of the time.
         return np.argsort(((place - low) << 31) + hashes, kind="stable")
     return np.lexsort((hashes, place))
 
@@ -149,7 +149,7 @@ class KeyCheck:
         number = np.searchsorted(self.entries.starts, position, "right") - 1
         when = self.begins[number] + entries["time_diff"].astype(np.int64) * 1000
         late = (when > store_time) | (when <= store_time - 1000)
-        # A clock that was set back: what is older than the file's begin counts from it.
+        # If the clock was set back, times before the file's begin time count from it.
         late &= (entries["time_diff"] != 0) | (store_time > when)
         for index in np.flatnonzero(late)[:1000].tolist():
             place = self.entries.place(int(position[index]))
@@ -171,7 +171,7 @@ class KeyCheck:
 
     def _pair(self, physical: Array, key_hash: Array, store_time: Array, end: int,
               window: Array) -> None:
-        # As many entries as lead before the end. ``window``: the first of them.
+        # As many entries as point before the end. ``window``: the first of them.
         more = _MARGIN
         while True:
             after = self.position + len(window)
@@ -184,12 +184,12 @@ class KeyCheck:
                 break
             more *= 2
         window = window[:taken]
-        # Of each key as many entries as it has been met with; the times of these count, too.
+        # As many entries of each key as the log has; the times of these count, too.
         place, hashes = (window[name].astype(np.int64) for name in ("physical_offset", "key_hash"))
         key, left = paired((physical, key_hash), (place, hashes))
         matched = np.flatnonzero(key >= 0)
         self._times(window[matched], store_time[key[matched]], self.position + matched)
-        # The others are listed, up to a bound.
+        # The others are listed, up to a limit.
         extra = np.flatnonzero(key < 0)
         room = max(0, MAX_LISTED - len(self.tally.extra))
         for index in extra[:room].tolist():

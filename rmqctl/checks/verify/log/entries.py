@@ -150,9 +150,9 @@ def entry_findings(store: Store, tally: EntryTally, log_end: int, *, live: bool,
     end of the log was read.
     """
     named: dict[str, int] = {}
-    # Entries that do not fit, and those that the index does not lead to.
+    # Entries that do not fit, and those that the index does not point to.
     for fault in sorted(tally.faults, key=lambda fault: fault.pos):
-        if fault.category == "dledger-index":  # one line for all that follow
+        if fault.category == "dledger-index":  # one line for all of them
             named[fault.detail] = fault.pos
             continue
         yield _finding(store, fault.category, fault.detail, fault.pos, fault.size)
@@ -191,7 +191,7 @@ def _index_files(node: Node) -> Iterator[Finding]:
 
 def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: int) -> Iterator[
         Finding]:
-    # A checkpoint that cannot be read, or is missing.
+    # An unreadable or missing checkpoint.
     path = os.path.join(node.folder, "checkpoint")
     last = -1 if tally.last is None else tally.last.number
     try:
@@ -211,7 +211,7 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
                           file=path,
                           severity=INFO)
         return
-    # What was written and is gone; what nobody may have committed.
+    # Written entries that are missing, and entries that may not be committed.
     end, committed = saved["end_index"], saved["committed_index"]
     if end > last:
         lost = end - last

@@ -41,7 +41,7 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
                 *_without_crc(context), *_headers(context),
                 *_fillers(context), *_earlier_life(context, log_end), *_contradicted(context)]
     for finding in sorted(findings, key=lambda finding: finding.offset or 0):
-        if ahead and finding.offset == log_end:  # the damage that ended the log says what it cost
+        if ahead and finding.offset == log_end:  # the damage at the end includes it
             ahead = []
             yield replace(finding, detail=f"{finding.detail}; {gone} consume queue entries point "
                           "beyond it: messages lost")
@@ -119,7 +119,7 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
             continue
         behind = span.offset >= log_end
         if span.kind == ZERO and behind:
-            continue  # the unused rest of the log
+            continue  # the unused end of the log
         rows = [context.lost[number] for number in
                 lost[bisect_left(lost, span.offset):bisect_left(lost, span.end)]]
         shown = span.field and span.field != UNREADABLE
@@ -131,7 +131,7 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
             detail += f"; consume queues point to {len(rows)} message" + (
                 "s" if len(rows) > 1 else "") + " there"
         category = _category(context, span, behind, log_end)
-        # A write that a crash cut off, of which nothing was dispatched: a broker drops it.
+        # A write cut short by a crash, of which nothing was dispatched: a broker drops it.
         unfinished = category == "torn-tail" and not rows and not gone and (
             context.store.has_abort)
         yield Finding(category, "commitlog", detail, length=span.length,
@@ -154,7 +154,7 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
     """Yield records that only their times distinguish from messages: near damage, without an
     entry.
     """
-    with suppress(StoreIOError):  # said already of that file
+    with suppress(StoreIOError):  # already reported for that file
         for records in unclear_in_log(context.store.log, [
                 place for place in _damage(context) if place[0] < log_end]):
             first = records[0].physical_offset
@@ -178,7 +178,7 @@ def _contradicted(context: Context) -> Iterator[Finding]:
         if located is None:
             continue
         places = [*group]
-        with suppress(StoreIOError):  # said already of that file
+        with suppress(StoreIOError):  # already reported for that file
             for category, records in (
                     *(("ambiguous", records) for records in amid(located[0], places)),
                     *(("record-damaged", records)
@@ -260,7 +260,7 @@ def _headers(context: Context) -> Iterator[Finding]:
     headers = context.result.headers
     headers.settle()
     single = 0
-    # Records with an impossible head, one by one.
+    # Records with an impossible header, one by one.
     for fault in headers.faults:
         record = context.store.log.record_at(fault.offset)
         if record is None:

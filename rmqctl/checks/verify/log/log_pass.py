@@ -161,7 +161,7 @@ class LogPass:
     # -- one batch ----------------------------------------------------------------------------
 
     def _take(self, batch: Batch) -> None:
-        # What is not a message: counted, and kept for the findings.
+        # Everything but messages: counted, and kept for the findings.
         result = self.result
         if result.entries is not None and batch.head:
             result.entries.add(batch, self.store.log, self._units)
@@ -171,7 +171,7 @@ class LogPass:
                 result.passed.blanks.append(span.offset)
             elif span.kind == ZERO:
                 result.bytes_zero += span.length
-                self._keep_span(span)  # damage, should the log go on after it
+                self._keep_span(span)  # damage, if the log continues after it
             else:
                 result.bytes_damaged += span.length
                 self._keep_span(span)
@@ -187,7 +187,7 @@ class LogPass:
         sealed, wrong = appended_crcs(batch)
         ok &= ~wrong
         result.with_property_crc += int(np.count_nonzero(sealed))
-        # Without an appended CRC, what properties look like.
+        # Without an appended CRC, check the form of the properties.
         odd = ok & ~sealed & unsound_texts(text.properties(batch))
         ok &= ~odd
         result.seals.add(batch.offset, batch.frame_size, sealed, ok)
@@ -202,7 +202,7 @@ class LogPass:
         numbers = bad_numbers(batch, self.store.generation, properties)
         result.headers.add(batch, ok, numbers)
         self._note(batch, numbers)
-        # The newest time and the last record: where the log ends.
+        # The newest time, and the last record: the end of the log.
         when = batch.column("store_timestamp")[ok | odd]
         if len(when):
             newest = int(when.max())
@@ -277,7 +277,7 @@ class LogPass:
             try:
                 base, count = batch_expected(record)
             except ValueError:
-                continue  # a broker could not read the numbers and writes no row
+                continue  # a broker could not read the numbers and writes no entry
             key = os.fsdecode(record.topic), record.queue_id
             self.result.batch_rows.setdefault(key, []).append(
                 (record.physical_offset, record.total_size, base, count))
@@ -375,7 +375,7 @@ class MessageChecks:
                             batch.column("queue_offset"), batch.offset, batch.column("total_size"),
                             tags, ~part.ok, when)
         self.rows.add(rows if rowed.all() else rows.take(rowed))
-        # Further rows of multi-dispatched (LMQ) messages (consumequeue.md §10).
+        # Further entries of multi-dispatched (LMQ) messages (consumequeue.md §10).
         which = rowed & part.ok
         self._add_further(part, rows, dispatched_rows(part.properties, which))
         if self.store.generation >= 5:
@@ -413,7 +413,7 @@ class MessageChecks:
                     newer and topics[part.topic[row]].startswith(NOT_DISPATCHED)))
                 if free[-1]:
                     self.rows.skip(picked[-1][1], offset)
-        # They count as further rows of these messages.
+        # They count as further entries of these messages.
         if picked:
             columns = np.array(picked, np.int64)
             more = rows.take(columns[:, 0])

@@ -176,7 +176,7 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, job
     job = _PassJob(store.root, store.log_folders, store.sizes, ends, wanted, store.snapshot,
                    log_end, used)
     total: RangeResult | None = None
-    # A cluster's tasks travel without it: they tell when they are done.
+    # The tasks of a cluster do not carry it: they report when they are done.
     work = partial(_worker, job)
     if isinstance(pool, Threads):
         work = partial(work, shared=shared, whole=store)
@@ -216,7 +216,7 @@ def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
     if not used:
         return pieces[-1:]
     count = max(1, round(len(used) * share))
-    # The same pieces for the same seed is all that is asked of it.
+    # The only requirement is the same pieces for the same seed.
     chance = random.Random(seed)  # noqa: S311
     picked = set(chance.sample(range(len(used)), count - 1))
     picked.add(len(used) - 1)

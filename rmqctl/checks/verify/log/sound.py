@@ -52,13 +52,13 @@ class SoundPass:
         self._state: Array = np.zeros(len(self._at), np.int64)
         self._state[self._at["first_v2"]] = -1
         self._heads: Array = np.zeros((4, WIDTH), np.int64)
-        # The tables of topics and queues, which grow as they are met.
+        # The tables of topics and queues, which grow with each new one.
         self._topics = Topics(batched)
         self._cells: Array = np.zeros(0, np.int32)
         self._queues: Array = np.zeros((0, 7), np.int64)
         self._intervals: Array = np.zeros((_INTERVALS, 5), np.int64)
         self._bad: Array = np.zeros((_BAD, 7), np.int64)
-        # What is at hand of their units, and of the entries of the index.
+        # Their units, and the index entries, that are in memory.
         self._units: Array = np.zeros(0, np.uint8)
         self._times: Array = np.zeros(0, np.int64)
         self._taken = 0
@@ -139,7 +139,7 @@ class SoundPass:
             return False
         first, count = self._topics.rows[topic, 1:3].tolist()
         if queue_id >= count:
-            # The topic gets cells behind all others.
+            # The topic gets cells after all others.
             more = max(2 * count, queue_id + 1)
             cells = np.full(more, -1, np.int32)
             cells[:count] = self._cells[first:first + count]
@@ -154,7 +154,7 @@ class SoundPass:
     def _read_units(self, number: int, offset: int) -> bool:
         """Return whether the queue has a unit there, and load it with those after it."""
         key = self._rows.keys[number]
-        # As much for each queue as there is room for all.
+        # The same share for each queue, so that all fit.
         queues = max(len(self._rows.keys), len(self._rows.ends))
         share = min(max(_UNITS // queues, _MIN_READ), _MAX_READ)
         try:

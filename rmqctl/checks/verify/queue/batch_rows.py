@@ -150,7 +150,7 @@ class _BatchQueueCheck:
             ahead &= False
         good &= ~ahead
         if self._live:
-            return  # the log has grown since it was walked
+            return  # the log has grown since the walk
         numbers = index[ahead]
         for first, count in runs(numbers.tolist()):
             row = int(np.flatnonzero(index == first)[0])
@@ -254,7 +254,7 @@ def batch_forward(context: Context) -> Iterator[Finding]:
         try:
             yield from _queue(context, key, queue, expected)
         except StoreIOError:
-            continue  # the file check names it
+            continue  # the file check reports it
 
 
 def _queue(context: Context, key: QueueKey, queue: BatchQueue, expected: Expected) -> Iterator[

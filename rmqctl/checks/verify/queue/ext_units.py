@@ -144,17 +144,17 @@ def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[
             if window.is_unit(position):
                 position += size
                 continue
-            # A broker steps on by the size, whatever the bit map says; one of the two is right.
+            # A broker advances by the size, whatever the bit map is; one of the two is right.
             way = window.way_on(position, size, HEAD_SIZE + bits)
             yield tell(f"unit size {size} does not fit its bit map size {bits}", position,
                        source.size - position if way is None else way)
             if way is None:
-                return  # nothing says where the next unit starts
+                return  # the start of the next unit is unknown
             position += way
         if position >= stop and end is not None:
             return
         if source.read(position, len(layout.END_MARK)) == layout.END_MARK:
-            return  # an end mark may stand where no head has room any more
+            return  # there may be an end mark where no header fits
         follows = _next_used(source, position)
         if follows is not None:
             yield tell("zeros instead of a unit, followed by more units",

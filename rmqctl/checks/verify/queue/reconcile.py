@@ -234,7 +234,7 @@ class QueueReconciler(LeftOverRows):
                 "cq-wrong-time", f"{plural(count, 'entry', 'entries')} "
                 f"{'has' if count == 1 else 'have'} a wrong store time, the first {noted} instead "
                 f"of {real}", row, count=count)
-        # Entries that lead beyond the log, or nowhere.
+        # Entries that point beyond the log, or to no message.
         for first, end in self._beyond():
             unit = self.queue.unit(first)
             where = unit.physical_offset if unit else self.context.log_end
@@ -344,7 +344,7 @@ class QueueReconciler(LeftOverRows):
     # -- forward: messages whose row says something else -----------------------------------------
 
     def _explain_claims(self) -> Iterator[Finding]:
-        # Each message without its own entry, by what is there instead.
+        # Each message without its own entry, by the entry in its place.
         behind: list[Claim] = []
         missing: list[Claim] = []
         for claim in self.tally.claims:
@@ -358,7 +358,7 @@ class QueueReconciler(LeftOverRows):
                 (behind if row >= self.end else missing).append(claim)
             else:
                 yield from self._explain(claim, UnitRecord(*unit))
-        # Those beyond the end: entries that lead to nothing may be theirs.
+        # Messages beyond the end: entries that point to nothing may be theirs.
         loose_at = {unit.physical_offset: row for row, unit in self._loose.items()}
         still = []
         for claim in behind:
@@ -372,12 +372,12 @@ class QueueReconciler(LeftOverRows):
                     "message-fields", f"the message has queue offset {claim.queue_offset}, but its "
                     f"queue ends at {self.end}", claim.queue_offset, structure="commitlog",
                     offset=claim.physical_offset)
-        # Where entries cannot be read, none is missing.
+        # If entries cannot be read, none counts as missing.
         unread = [claim for claim in missing if self.queue.is_unread(claim.queue_offset)]
         if unread:
             missing = [claim for claim in missing if not self.queue.is_unread(claim.queue_offset)]
             yield self._unread(sorted(unread))
-        for unflushed in (False, True):  # no run of both
+        for unflushed in (False, True):  # the two never form one run
             yield from self._runs("cq-missing-entry", [
                 claim for claim in missing
                 if self.context.is_unflushed(claim.physical_offset) is unflushed])
@@ -446,7 +446,7 @@ class QueueReconciler(LeftOverRows):
                 0, count=count)
 
     def _explain(self, claim: Claim, unit: UnitRecord) -> Iterator[Finding]:
-        # The entry leads to the message, with another size.
+        # The entry points to the message, with another size.
         row = claim.queue_offset
         if unit.physical_offset == claim.physical_offset:
             self._loose.pop(row, None)
@@ -454,12 +454,12 @@ class QueueReconciler(LeftOverRows):
                 "cq-wrong-size", f"entry has size {unit.size}, but the message at "
                 f"{claim.physical_offset} has {claim.size}", row)
             return
-        # The entry is another message's.
+        # The entry belongs to another message.
         elsewhere = next((r for r, u in self._loose.items()
                           if u.physical_offset == claim.physical_offset), None)
         was_read = self.context.was_read(unit.physical_offset)
         if self.tally_covers(row) or not was_read:
-            # The row serves another message: it is this one's own fields that lie.
+            # The entry serves another message, so the fields of this message are wrong.
             if elsewhere is not None and not self.queue.topic.startswith(props.LMQ_PREFIX):
                 yield self._fields(claim, elsewhere)
             elif elsewhere is None:
@@ -467,7 +467,7 @@ class QueueReconciler(LeftOverRows):
             else:
                 self._loose.pop(elsewhere, None)
             return
-        # The entry is none that another message needs.
+        # No other message needs the entry.
         self._loose.pop(row, None)
         other = self._record(unit)
         if other is not None and self._same_queue(other):
@@ -540,7 +540,7 @@ class QueueReconciler(LeftOverRows):
             row = claim.row[2] if claim.row else None
             record = self.context.store.log.record_at(claim.physical_offset, claim.size)
             if record is not None and is_kept_damaged(record):
-                continue  # the row has what the message has lost
+                continue  # the entry has what the message has lost
             yield self.finding(
                 "cq-wrong-tag", f"entry has tags code {row}, but the message at "
                 f"{claim.physical_offset} has {claim.tags_code}", claim.queue_offset)
@@ -572,10 +572,10 @@ def _ranges(rows: list[int], most: int = 8) -> str:
 def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterator[Finding]:
     """Yield a finding for a queue with messages in the log and nothing on disk."""
     if tally.messages <= 0:
-        return  # none of them needs a row
+        return  # none of them needs an entry
     topic, queue_id = key
     loose = context.loose_rows.get(tally.first_phy) if tally.messages == 1 else None
-    if loose is not None:  # one message whose own fields are damaged makes no queue
+    if loose is not None:  # a single message with damaged fields does not make a queue
         if tally.first_phy not in context.reported:
             context.reported.add(tally.first_phy)
             file = context.store.log.file_of(tally.first_phy)
@@ -595,7 +595,7 @@ def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterato
             topic=topic, queue_id=queue_id, queue_offset=0, count=tally.messages)
         return
     if queue_id < 0:
-        return  # no queue has such a number: that is said of the message
+        return  # no queue has such a number: it is reported for the message
     in_rocksdb = context.store.layout.consumequeue == "rocksdb"
     folder = ("consumequeue",) if in_rocksdb else ("consumequeue", topic, str(queue_id))
     gone = deleted(topic, context.known_topics)

@@ -46,7 +46,7 @@ def check(context: Context) -> Iterator[Finding]:
         try:
             yield from _last(context, database, queue)
         except StoreIOError:
-            continue  # said of the rows
+            continue  # reported for the entries
 
 
 def check_copy(store: Store) -> Iterator[Finding]:
@@ -105,7 +105,7 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
                        queue_id=queue.queue_id, queue_offset=row, count=count)
 
     if last is None and queue.why_unnoted:
-        return  # said of the database
+        return  # reported for the database
     if last is None:
         yield tell(f"no last entry is recorded, but there are entries up to {end - 1}: a broker "
                    "sees no message here", end - 1)
@@ -117,7 +117,7 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
             f"entries up to {end - 1} and reuse their offsets",
             last.queue_offset + 1, end - 1 - last.queue_offset)
     elif unit is None or not unit.size:
-        # `recover` notes the log's first place for a queue without messages that goes on here.
+        # `recover` records the log's first offset for a queue without messages.
         expired = last.physical_offset <= context.store.log.min_offset
         if not expired and not queue.is_unread(last.queue_offset):
             yield tell(f"entry {last.queue_offset} is recorded as the last, but is missing",
@@ -136,7 +136,7 @@ def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
     ``unclaimed``: intervals of queue offsets whose entries point to no message of the log.
     """
     if context.looked_at is not None or tally.unlisted:
-        return  # which messages have no row is not known of all
+        return  # for some messages it is unknown whether they have an entry
     missing = sorted({claim.queue_offset for claim in tally.claims})
     for first, stop in unclaimed:
         number = max(first, queue.first_index + 1)

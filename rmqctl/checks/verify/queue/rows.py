@@ -226,7 +226,7 @@ class QueueRows:
         tally.first_phy = min(tally.first_phy, int(rows.physical.min()))
         queue = self.store.queue(*key)
         if queue is None or not queue.exists:
-            self._note(tally, rows)  # for findings the tally's number of messages says it all
+            self._note(tally, rows)  # the tally's number of messages is enough for findings
         else:
             self._compare_inside(queue, tally, rows)
         if tally.begun:
@@ -255,14 +255,14 @@ class QueueRows:
 
     def _compare_rows(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> None:
         """Compare the expected ``rows`` of one queue with the entries at their queue offsets."""
-        # One read for all of them; what is wrong with an unreadable queue is said elsewhere.
+        # One read for all of them; the faults of an unreadable queue are reported elsewhere.
         first = int(rows.offset.min())
         try:
             units = queue.timed_units(first, int(rows.offset.max()) + 1 - first)
         except StoreIOError:
             units = queue.units(0, 0)
 
-        # Messages beyond the queue's last row have none.
+        # Messages beyond the queue's last entry have none.
         number = rows.offset - first
         has_row = number < len(units)
         if not has_row.all():
@@ -270,7 +270,7 @@ class QueueRows:
             rows, number = rows.take(has_row), number[has_row]
         units = units[number]
 
-        # A row that leads elsewhere is kept, to be explained; the others are covered.
+        # An entry that points elsewhere is kept to be explained; the others are covered.
         leads_here = (units["physical_offset"] == rows.physical) & (units["size"] == rows.size)
         if not leads_here.all():
             self._keep(queue, tally, rows, units, ~leads_here)
@@ -279,7 +279,7 @@ class QueueRows:
         if TIME in (units.dtype.names or ()):
             _compare_times(tally, rows, units[TIME])
 
-        # Of these the tags code may still differ.
+        # Their tags codes may still differ.
         differs = units["tags_code"] != rows.tags
         tally.agreeing += len(rows) - int(differs.sum())
         if differs.any():
@@ -291,8 +291,8 @@ class QueueRows:
         code = units["tags_code"].astype(np.int64)
         wrong: Array = ~rows.damaged
         if queue.topic == props.SCHEDULE_TOPIC:
-            # A broker with a table of delays of its own: whole seconds, but other ones. Only if
-            # no row at all agrees with the default table is it believed.
+            # A broker with its own delay table: whole seconds, but different ones. Assumed only if
+            # no entry at all agrees with the default table.
             ahead = code - rows.store_time
             other = wrong & (ahead >= 0) & (ahead % 1000 == 0)
             self._keep_tags(tally.odd_tags, tally, rows, units, other)

@@ -55,7 +55,7 @@ def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
 
 
 def _check(store: Store, records: TimerRecords, held: bool) -> Iterator[Finding]:
-    # How far the timer came, its wheel, and its log.
+    # The progress of the timer, its wheel, and its log.
     progress: list[TimerCheckRecord] = []
     yield from _timercheck(store, progress)
     wheel: Wheel | None = Wheel(store.path("timerwheel"))
@@ -63,11 +63,11 @@ def _check(store: Store, records: TimerRecords, held: bool) -> Iterator[Finding]
     votes = Votes()
     votes.add(files)
     size = votes.size() or 0
-    # Names that no broker gives are told by the check of files; no place follows from them.
+    # The check of files reports names that no broker uses; no place follows from them.
     log = TimerLog([file for file in files if size and file.base % size == 0
                     and file.base + size <= _LONG_MAX], size)
     assert wheel is not None
-    # The wheel against the log, then the units against the messages.
+    # Compare the wheel with the log, then the units with the messages.
     if vfs.lexists(wheel.path):
         try:
             yield from wheel.read(log)
@@ -91,7 +91,7 @@ def _check(store: Store, records: TimerRecords, held: bool) -> Iterator[Finding]
 
 def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
     """Check the file by itself and add its record to ``records``."""
-    # The file, as long as it is to be.
+    # The file, in its full length.
     path = store.path("config", "timercheck")
     if not vfs.lexists(path):
         return
@@ -164,7 +164,7 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
             yield page
             continue
         good = page.used.copy()
-        if held:  # what is behind is being written
+        if held:  # the units after it are being written
             good &= page.position < flushed
         asked = good.copy()
         for name, words, mask in _wrong(log, page, records):
@@ -178,7 +178,7 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
         chains.take(page, np.flatnonzero(good))
     yield from records.left_over()
     if wheel is not None and not has_wheel and log.end > log.start:
-        # Some backups leave this sparse file out on purpose: a broker copes, at a price.
+        # Some backups skip this sparse file on purpose: a broker can rebuild it.
         yield Finding("timer-wheel", "timer", "missing, although the timer log has units: a broker "
                       "rebuilds it from the end of the log",
                       file=wheel.path, severity=INFO)
@@ -240,7 +240,7 @@ class TimerRecords:
         rows = rows[units["physical_offset"][rows] >= log.min_offset]
         offsets, of_row = np.unique(units["physical_offset"][rows].astype(np.int64),
                                     return_inverse=True)
-        # Several units may lead to one message (a recovery enqueues again): one size will do.
+        # Several units may point to one message (a recovery enqueues again): one size is enough.
         size: Array = np.zeros(len(offsets), np.int64)
         size[of_row] = units["message_size"][rows]
         order = np.argsort(of_row, kind="stable")
@@ -276,14 +276,14 @@ class TimerRecords:
         hashes[topic_row] = text.hashes(topics.data, topics.start, topics.length)[0]
         rows, of = rows[fits], of[fits]
         gone = hashes[of] == javahash.string_hash(NO_TOPIC)
-        if gone.any():  # what is there was put in place of the lost message
+        if gone.any():  # a filler for the lost message
             self._lose(units, rows[gone])
             rows, of = rows[~gone], of[~gone]
         other = hashes[of] != units["topic_hash"][rows]
         for row in np.flatnonzero(other).tolist():
             yield int(rows[row]), "topic_hash", (
                 f"is not the hash of the message's real topic ({int(hashes[of[row]])})")
-        # A unit that was rolled is in a slot on the way to its time.
+        # A unit that was rolled is in an earlier slot than that of its time.
         direct = ~other & (units["magic"][rows] & timer_log.MAGIC_ROLL == 0)
         due = _due(properties, len(batch))[of]
         slot = units["curr_write_time"][rows].astype(np.int64) + units["delay_time"][rows]

@@ -195,7 +195,7 @@ class WheelChains:
         wheel, suspects = self._wheel, self._suspects
         if wheel is not None:
             yield from wheel.ahead(self._log)
-        # A unit is guilty if a chain or a slot points to it, and its own time differs.
+        # A unit is at fault if a chain or a slot points to it, and its own time differs.
         wrong_slots = list(self._wrong_slots(wheel)) if wheel is not None else []
         asked = {before for _, before in self._broken}
         asked.update(unit_position for name, _, places in wrong_slots if name != "time"
@@ -207,14 +207,14 @@ class WheelChains:
             yield self._tell(unit_position, "delay_time",
                              f"its slot {suspects[unit_position] * self._log.precision} is not the "
                              "slot that points to this unit")
-        # Other breaks of a chain are the chain's own.
+        # Other breaks are faults of the chain.
         for unit_position, before in self._broken:
             if unit_position not in guilty and before not in guilty:
                 yield self._tell(unit_position, "prev_pos",
                                  f"the unit at {before} has another time")
         if wheel is None:
             return
-        # Slots of other units, and units that no slot leads to.
+        # Slots of other units, and units that no slot points to.
         for name, slots, places in wrong_slots:
             free = ~np.isin(places, list(guilty))
             yield from wheel.tell(slots[free], name, "does not match the units of the slot"
