@@ -455,8 +455,8 @@ class Messages:
     """Problems of the last reading: damage, gaps, entries that point to nothing."""
 
     def __iter__(self) -> Iterator[Message]:
-        for some in self._pages():
-            yield from _as_objects(some, self.fields, self.decoding)
+        for stored in self._pages():
+            yield from _as_objects(stored, self.fields, self.decoding)
 
     def __repr__(self) -> str:
         asked = {**{field.name: getattr(self.selection, field.name)
@@ -478,8 +478,8 @@ class Messages:
         from rmqctl.store.page_columns import page_columns
 
         names = self.schema.names
-        for some in self._pages():
-            yield page_columns(some, names)
+        for stored in self._pages():
+            yield page_columns(stored, names)
 
     @property
     def schema(self) -> pa.Schema:
@@ -530,14 +530,14 @@ class Messages:
         return Selector(self._store, self.selection, bounds, self.problems.append).pages()
 
 
-def _as_objects(some: Page, names: Sequence[str],
+def _as_objects(stored: Page, names: Sequence[str],
                 decoding: Decoding | None = None) -> Iterator[Message]:
     """Yield the messages of a page, with bodies as they are stored."""
-    rows: Iterator[Any] = Projection(names, "none", decoding=decoding).rows(some)
+    rows: Iterator[Any] = Projection(names, "none", decoding=decoding).rows(stored)
     if _BODY not in names:
         yield from rows
         return
-    for row, body in zip(rows, some.raw(_BODY), strict=True):
+    for row, body in zip(rows, stored.raw(_BODY), strict=True):
         row[_BODY] = bytes(body)
         yield {name: row[name] for name in names}  # type: ignore[misc]
 

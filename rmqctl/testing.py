@@ -322,9 +322,9 @@ class RocketMQ:
             self._queues(topic)
         topics = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
         with self._client() as client:
-            here = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup=group)
-        if here.code == _FOUND:
-            topics |= here.json()["subscriptionTable"].keys()
+            response = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup=group)
+        if response.code == _FOUND:
+            topics |= response.json()["subscriptionTable"].keys()
         groups = self._ask("GET_ALL_SUBSCRIPTIONGROUP_CONFIG").json()["subscriptionGroupTable"]
         if not topics and group not in groups:
             raise _unknown("consumer group", group, groups)

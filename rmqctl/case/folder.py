@@ -170,11 +170,11 @@ def check(path: str) -> Check:
     if len(data) > _MAX_SUMS:
         raise StoreIOError(f"{os.path.join(path, SUMS)}: too large for an evidence folder")
     wanted = dict(filter(None, map(_parsed, data.split(b"\n"))))
-    here = set(names(path)) - {SUMS, UNFINISHED}
-    result.extra = sorted(here - set(wanted))
+    present = set(names(path)) - {SUMS, UNFINISHED}
+    result.extra = sorted(present - set(wanted))
     for name, sum_wanted in wanted.items():
         result.files += 1
-        if name not in here:
+        if name not in present:
             result.missing.append(name)
             continue
         digest, place = hashlib.sha256(), os.path.join(path, name)

@@ -39,14 +39,14 @@ _FOUND = {
 
 
 def readme(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
-           here: Collection[str]) -> bytes:
+           present: Collection[str]) -> bytes:
     """Return the page: plain text, at most 78 columns wide except for names and commands."""
-    lines = [*_lines(summary, runs, here)]
+    lines = [*_lines(summary, runs, present)]
     return ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace")
 
 
 def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
-           here: Collection[str]) -> Iterator[str]:
+           present: Collection[str]) -> Iterator[str]:
     originals = summary["originals"]
     # The subject and the results.
     yield from ("EVIDENCE FOLDER", "===============", "")
@@ -83,9 +83,9 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
                        "SHA-256, which the command printed, in another place.", 0)
     # The files.
     yield from ("", "FILES", "-----", "")
-    for name, what in _FILES.items():
-        if name == "SHA256SUMS" or name.rstrip("/") in here:
-            yield from _folded(f"{name:<18}{what}", 18)
+    for name, meaning in _FILES.items():
+        if name == "SHA256SUMS" or name.rstrip("/") in present:
+            yield from _folded(f"{name:<18}{meaning}", 18)
     yield ""
     yield from _folded("Files that end with .jsonl have one JSON object per line. A message names "
                        "the file (`file` or `source`) and the position in it (`position` or "
@@ -93,9 +93,9 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
     if summary["carved"]:
         yield from ("", "HOW A RECORD WAS FOUND (`found` in carved.jsonl)",
                     "------------------------------------------------", "")
-    for name, what in _FOUND.items():
+    for name, meaning in _FOUND.items():
         if name in summary["carved"]:
-            yield from _folded(f"{name:<20}{what}", 20)
+            yield from _folded(f"{name:<20}{meaning}", 20)
     # The commands.
     yield from ("", "COMMANDS", "--------", "")
     for row in runs:

@@ -60,10 +60,10 @@ def digests(root: str, items: Sequence[Item], jobs: int = 1,
 
 def of_all(lines: Iterable[str]) -> str:
     """Return one digest for all of them: the digest of their lines, each with its newline."""
-    whole = hashlib.sha256()
+    digest = hashlib.sha256()
     for line in lines:
-        whole.update(f"{line}\n".encode("utf-8", "backslashreplace"))
-    return whole.hexdigest()
+        digest.update(f"{line}\n".encode("utf-8", "backslashreplace"))
+    return digest.hexdigest()
 
 
 def _of_item(root: str, item: Item) -> FileDigest:

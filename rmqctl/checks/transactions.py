@@ -122,22 +122,23 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
         ended = _ended(view, rows.queue_id, report)
         by_key, gone = _without_end(store, rows, ended)
         position = positions.get(rows.queue_id, rows.first)
-        for key, some in by_key.items():
+        for key, transaction in by_key.items():
             aside = given_up.pop(key, None)
-            checked = some.offsets[-1] >= position
-            others = copies.of(key, thorough=not checked and aside is None) - set(some.offsets)
-            others.add(_number(some.properties.get(PREPARED_OFFSET)))
+            checked = transaction.offsets[-1] >= position
+            own = set(transaction.offsets)
+            others = copies.of(key, thorough=not checked and aside is None) - own
+            others.add(_number(transaction.properties.get(PREPARED_OFFSET)))
             if others & ended:
                 if not checked:
                     continue
-                some.state = ANSWERED
+                transaction.state = ANSWERED
             elif checked:
-                rules.judge(some, now)
+                rules.judge(transaction, now)
             elif aside is not None:
-                some.state, some.given_up = DISCARDED, aside
+                transaction.state, transaction.given_up = DISCARDED, aside
             else:
-                some.state = PASSED
-            yield some
+                transaction.state = PASSED
+            yield transaction
         for offset in gone:
             if offset >= position:
                 yield Transaction(GONE, rows.queue_id, None, [offset])
@@ -172,9 +173,9 @@ def _without_end(store: Store, rows: QueueRows,
                     continue
                 properties, record.body = _properties_of(record), b""
                 key = _key(record, properties)
-                some = by_key.setdefault(key, Transaction("", rows.queue_id, record))
-                some.record, some.properties = record, properties
-                some.offsets.append(offset)
+                transaction = by_key.setdefault(key, Transaction("", rows.queue_id, record))
+                transaction.record, transaction.properties = record, properties
+                transaction.offsets.append(offset)
     return by_key, gone
 
 
@@ -255,14 +256,15 @@ class _Rules:
             "transactionCheckInterval", int(EVERY_S[version_of(release).generation] * 1000)),
             given("transactionCheckMax", MAX_CHECKS), int(conf.get("fileReservedTime")) * _HOUR)
 
-    def judge(self, some: Transaction, now: int) -> None:
+    def judge(self, transaction: Transaction, now: int) -> None:
         """Determine the outcome of the next check, and its time."""
-        record = some.record
+        record = transaction.record
         assert record is not None
-        times = _number(some.properties.get(TIMES))
-        immune = immunity_ms(some.properties, self.immunity)
+        times = _number(transaction.properties.get(TIMES))
+        immune = immunity_ms(transaction.properties, self.immunity)
         first = record.born_timestamp + (self.immunity if immune is None else immune)
-        some.next_check = first if times <= 0 else max(first, record.store_timestamp + self.every)
+        transaction.next_check = first if times <= 0 else max(
+            first, record.store_timestamp + self.every)
         too_often = times >= self.most
-        old = max(now, some.next_check) - record.born_timestamp > self.reserved
-        some.state = DISCARDING if too_often or old else WAITING
+        old = max(now, transaction.next_check) - record.born_timestamp > self.reserved
+        transaction.state = DISCARDING if too_often or old else WAITING

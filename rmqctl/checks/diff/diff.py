@@ -214,11 +214,11 @@ class Diff:
 
     def _epochs(self) -> dict[str, Any] | None:
         """Compare the epochs of the controller mode; None unless both stores have some."""
-        ours, theirs = read_epochs(self.a).epochs, read_epochs(self.b).epochs
-        if not ours or not theirs:
+        epochs_a, epochs_b = read_epochs(self.a).epochs, read_epochs(self.b).epochs
+        if not epochs_a or not epochs_b:
             return None
         ends = find_end(self.a).offset, find_end(self.b).offset
-        common = agreement(ours, theirs, *ends)
+        common = agreement(epochs_a, epochs_b, *ends)
         if common.conflict is not None:
             self.differences.add(Difference(
                 "epoch", "store", file=EPOCHS, detail=f"epoch {common.conflict} starts at "
@@ -229,7 +229,7 @@ class Diff:
                                 "by their epochs, the logs are the same up to "
                                 f"{common.consistent_point}")
         return {name: [span._asdict() for span in spans(epochs, end)]
-                for name, epochs, end in zip("ab", (ours, theirs), ends, strict=True)
+                for name, epochs, end in zip("ab", (epochs_a, epochs_b), ends, strict=True)
                 } | asdict(common)
 
     # -- by physical offset -------------------------------------------------------------------
@@ -346,19 +346,19 @@ def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = Fals
     strict = whole or a.store.log.min_offset == b.store.log.min_offset
     for topic, queue_id in sorted({*left, *right}):
         key = topic, queue_id
-        ours, theirs = left.get(key), right.get(key)
-        if _is_empty(ours) and _is_empty(theirs):
+        bounds_a, bounds_b = left.get(key), right.get(key)
+        if _is_empty(bounds_a) and _is_empty(bounds_b):
             continue
         count.compared += 1
-        if ours == theirs:
+        if bounds_a == bounds_b:
             continue
-        fields = _fields(ours, theirs)
+        fields = _fields(bounds_a, bounds_b)
         if fields == ("min_offset",) and not strict:
             count.begin_differs += 1
             continue
         count.different += 1
         yield Difference("queue", "consumequeue", topic=topic, queue_id=queue_id, fields=fields,
-                         detail=f"a: {_said(ours)}; b: {_said(theirs)}")
+                         detail=f"a: {_bounds_text(bounds_a)}; b: {_bounds_text(bounds_b)}")
 
 
 def _bounds(view: View) -> dict[Key, Bounds | str]:
@@ -389,7 +389,7 @@ def _fields(a: Bounds | str | None, b: Bounds | str | None) -> tuple[str, ...]:
     return ("min_offset",) * (a.first != b.first) + ("max_offset",) * (a.end != b.end)
 
 
-def _said(bounds: Bounds | str | None) -> str:
+def _bounds_text(bounds: Bounds | str | None) -> str:
     if bounds is None:
         return "no such queue"
     return bounds if isinstance(bounds, str) else f"min {bounds.first}, max {bounds.end}"
@@ -410,9 +410,9 @@ class ConfigCount:
 
 def compare_config(a: Store, b: Store) -> ConfigCount:
     """Compare the files of ``config/`` by content. An unreadable file counts as different."""
-    ours, theirs = _config_files(a), _config_files(b)
-    count = ConfigCount(only_in_a=sorted(ours - theirs), only_in_b=sorted(theirs - ours))
-    for name in sorted(ours & theirs):
+    files_a, files_b = _config_files(a), _config_files(b)
+    count = ConfigCount(only_in_a=sorted(files_a - files_b), only_in_b=sorted(files_b - files_a))
+    for name in sorted(files_a & files_b):
         if _same_content(a.path(FOLDER, name), b.path(FOLDER, name)):
             count.same += 1
         else:

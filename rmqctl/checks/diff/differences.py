@@ -356,13 +356,13 @@ def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
 
     Return the number of spans with equal damage on both sides, which are not differences.
     """
-    ours, theirs = a.close_damage(upto), b.close_damage(upto)
-    if not ours and not theirs:
+    damage_a, damage_b = a.close_damage(upto), b.close_damage(upto)
+    if not damage_a and not damage_b:
         return 0
-    common = {damage.place for damage in ours} & {damage.place for damage in theirs}
+    common = {damage.place for damage in damage_a} & {damage.place for damage in damage_b}
     alike = {place for place in common if all(
         page == other for page, other in zip(a.pages(*place), b.pages(*place), strict=True))}
-    for side, damages in ((a, ours), (b, theirs)):
+    for side, damages in ((a, damage_a), (b, damage_b)):
         for damage in damages:
             if not damage.named and damage.place not in alike:
                 out.add(Difference(DAMAGE[side.name], physical_offset=damage.span.offset,

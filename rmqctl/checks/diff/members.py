@@ -127,9 +127,9 @@ class DifferingEntries(NamedTuple):
                 f"as {alike[0]}" if alike else f"term {term}"))
         count = self.last - self.first + 1
         which = f"entry {self.first}" if count == 1 else f"entries {self.first} to {self.last}"
-        whole = [group for kind, group in zip(self.kinds, self.groups, strict=True)
-                 if kind == WHOLE]
-        more = "" if self.parted or len(set(whole)) < 2 else (
+        intact_groups = [group for kind, group in zip(self.kinds, self.groups, strict=True)
+                         if kind == WHOLE]
+        more = "" if self.parted or len(set(intact_groups)) < 2 else (
             "; their bytes differ, and no CRC shows which is damaged")
         return f"{which}: {', '.join(states)}{more}"
 
@@ -220,13 +220,13 @@ class Members:
                     else:
                         self.members[number].note_terms(more)
                         held[number] = more
-            if not any(len(some) for some in held):
+            if not any(len(entries) for entries in held):
                 return
-            upto = min(int(some.number[-1]) for some in held if len(some))
-            now = [some.select(slice(0, int(np.searchsorted(some.number, upto, "right"))))
-                   for some in held]
-            held = [some.select(slice(len(part), None))
-                    for some, part in zip(held, now, strict=True)]
+            upto = min(int(entries.number[-1]) for entries in held if len(entries))
+            now = [entries.select(slice(0, int(np.searchsorted(entries.number, upto, "right"))))
+                   for entries in held]
+            held = [entries.select(slice(len(part), None))
+                    for entries, part in zip(held, now, strict=True)]
             yield from self._compared(now)
 
     def _compared(self, parts: Sequence[ChainEntries]) -> Iterator[DifferingEntries]:
@@ -282,11 +282,11 @@ class Members:
             cut[1:] |= (np.diff(table[:, odd], axis=1) != 0).any(axis=0)
         starts = np.flatnonzero(cut).tolist()
         for low, high in zip(starts, [*starts[1:], len(odd)], strict=True):
-            here, until = int(odd[low]), int(odd[high - 1])
-            which, alike_as, of_term = (tuple(table[:, here].tolist())
+            start, until = int(odd[low]), int(odd[high - 1])
+            which, alike_as, of_term = (tuple(table[:, start].tolist())
                                         for table in (kinds, groups, terms))
-            yield DifferingEntries(int(numbers[here]), int(numbers[until]), which, alike_as,
-                                   of_term, int(pos[here]), int(end[until]))
+            yield DifferingEntries(int(numbers[start]), int(numbers[until]), which, alike_as,
+                                   of_term, int(pos[start]), int(end[until]))
 
     @staticmethod
     def _first_parting(kinds: Array, terms: Array) -> int:

@@ -102,10 +102,10 @@ class PhysicalPass:
         for their_batch in self.b.frames(upto):
             if not len(their_batch):
                 continue
-            theirs = their_batch.offset
-            index = np.searchsorted(offset, theirs)
+            their_offset = their_batch.offset
+            index = np.searchsorted(offset, their_offset)
             common = index < len(offset)
-            common[common] = offset[index[common]] == theirs[common]
+            common[common] = offset[index[common]] == their_offset[common]
             self.missing(their_batch, ~common, self.a)
             pair_rows, other = index[common], np.flatnonzero(common)
             alone[pair_rows] = False

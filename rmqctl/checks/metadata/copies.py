@@ -45,12 +45,12 @@ def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
     """Return the groups whose committed offsets differ, by name; empty if either store has no file
     of offsets, or an unreadable one.
     """
-    ours, theirs = _committed(a), _committed(b)
-    if ours is None or theirs is None:
+    offsets_a, offsets_b = _committed(a), _committed(b)
+    if offsets_a is None or offsets_b is None:
         return []
     counts: dict[str, list[int]] = {}
-    for key in {**ours, **theirs}:
-        left, right = ours.get(key, -1), theirs.get(key, -1)
+    for key in {**offsets_a, **offsets_b}:
+        left, right = offsets_a.get(key, -1), offsets_b.get(key, -1)
         if left == right:
             continue
         count = counts.setdefault(key[0], [0, 0, 0, 0])

@@ -325,8 +325,8 @@ class _MetadataJudge:
         writeQueueNums). A topic that no group reads does not count.
         """
         committed: dict[str, dict[int, int]] = {}
-        for (group, of, queue_id), position in self._committed.items():
-            if of == topic:
+        for (group, other_topic, queue_id), position in self._committed.items():
+            if other_topic == topic:
                 committed.setdefault(group, {})[queue_id] = position
         unread = 0
         for queue_id in queues if committed else ():
@@ -367,8 +367,9 @@ class _MetadataJudge:
         candidates = user_topics((self.queues.with_messages.keys() | (
             set(self.logged) if self._drops_offsets else set())) - self.topics.keys())
         for topic in sorted(candidates & read):
-            count = max((*self.queues.with_messages.get(topic, ()), *(
-                queue_id for _, of, queue_id in self._committed if of == topic)), default=0) + 1
+            committed = (queue_id for _, other_topic, queue_id in self._committed
+                         if other_topic == topic)
+            count = max((*self.queues.with_messages.get(topic, ()), *committed), default=0) + 1
             count = count if group_of(topic) is not None else max(count, _CLIENT_QUEUES)
             self.metadata.defects.append(Defect(
                 Loss(losses.TOPICS, 1, Phrase(

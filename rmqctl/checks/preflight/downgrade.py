@@ -99,16 +99,16 @@ def _config(store: Store, release: str) -> Iterator[Loss]:
     if not store.layout.reads("config"):
         yield Loss(TOPICS, None, _config_cause(release), "config")
         return
-    for name, (what, table) in _TABLES.items():
+    for name, (kind, table) in _TABLES.items():
         part = store.config_parts.get(name)
         if part is None:
             continue
         kept, left = _entries(load_one(store, name).value, table), _entries(
             out_of_date(store, name).value, table)
-        count = sum(left.get(key) != value for key, value in kept.items()) if what == OFFSETS else (
+        count = sum(left.get(key) != value for key, value in kept.items()) if kind == OFFSETS else (
             len(kept.keys() - left.keys()))
         if count:
-            yield Loss(what, count, _config_cause(release), part.folder)
+            yield Loss(kind, count, _config_cause(release), part.folder)
 
 
 def _config_cause(release: str) -> Phrase:

@@ -204,8 +204,8 @@ class _LossCount:
             raise _UnusualError  # the dispatcher of 4.x continues after the recovery
 
         # Messages before that end without an entry.
-        for some in (loose.take(~put & (loose.place < end)), damaged.take(damaged.place < end)):
-            unreachable.hold(some.number, some.offset, some.place)
+        for messages in (loose.take(~put & (loose.place < end)), damaged.take(damaged.place < end)):
+            unreachable.hold(messages.number, messages.offset, messages.place)
         unreachable.flush()
 
         # Lost messages.
@@ -248,15 +248,15 @@ class _LossCount:
                 (name, record.queue_id)) if is_queue_name(name) else None
         return self._numbers[key]
 
-    def _agree(self, some: _MessageColumns) -> Array:
+    def _agree(self, messages: _MessageColumns) -> Array:
         """Return which messages their entries point to (bool)."""
-        agree: Array = np.zeros(len(some), bool)
-        for part in by_queue(some.number):
-            queue = self._queues.states[int(some.number[part[0]])].queue
+        agree: Array = np.zeros(len(messages), bool)
+        for part in by_queue(messages.number):
+            queue = self._queues.states[int(messages.number[part[0]])].queue
             if isinstance(queue, ConsumeQueue) and queue.exists:
-                units = units_at(queue, some.offset[part])
-                agree[part] = (units["physical_offset"] == some.place[part]) & (
-                    units["size"] == some.size[part])
+                units = units_at(queue, messages.offset[part])
+                agree[part] = (units["physical_offset"] == messages.place[part]) & (
+                    units["size"] == messages.size[part])
         return agree
 
     # -- the recovery -----------------------------------------------------------------------------

@@ -59,8 +59,8 @@ class DamagedBytes:
 
     def _up_to(self, place: int) -> int:
         number = int(np.searchsorted(self._starts, place))
-        whole = int(self._before[number])
-        return whole - max(0, int(self._ends[number - 1]) - place) if number else whole
+        full = int(self._before[number])
+        return full - max(0, int(self._ends[number - 1]) - place) if number else full
 
 
 @dataclass(slots=True)

@@ -175,8 +175,8 @@ class LoadedIndex:
                         break
                     place = entries["physical_offset"]
                     used = (place > 0) | (entries["key_hash"] != 0)
-                    here = used & (place >= 0) & (place < end)
-                    lost += int((here & ~self._gone(place.astype(np.int64))).sum())
+                    before_end = used & (place >= 0) & (place < end)
+                    lost += int((before_end & ~self._gone(place.astype(np.int64))).sum())
                     number += len(entries)
             finally:
                 index.close()

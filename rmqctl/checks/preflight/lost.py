@@ -214,7 +214,7 @@ class TruncatedMessages(_Topics):
         if not self._pending:
             return
         columns, masks, lists = zip(*self._pending, strict=True)
-        claims = [claim for some in lists for claim in some]
+        claims = [claim for batch_claims in lists for claim in batch_claims]
         self._pending, self._held = [], 0
         good = np.concatenate(masks)
         old: Array = np.zeros(len(good), bool)
@@ -368,16 +368,16 @@ class Unreachable:
                 pages.append(units)
                 total += len(units)
         # Compare each message with the entry at its queue offset.
-        there: Array = np.zeros(len(number), bool)
+        has_entry: Array = np.zeros(len(number), bool)
         if pages:
             units = np.concatenate(pages)
             begin = np.repeat(begin, ends - starts, axis=1)
             row = begin[0] + offset[order]
             inside = row < begin[1]
             row, which = row[inside], order[inside]
-            there[which] = (units["physical_offset"][row] == place[which]) & (
+            has_entry[which] = (units["physical_offset"][row] == place[which]) & (
                 units["size"][row] > 0) & (units["size"][row] != FILLER.size)
-        return there
+        return has_entry
 
 
 def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
@@ -422,9 +422,9 @@ def collect(runs: dict[int, OffsetRuns], claim: BatchClaims, which: Array) -> No
     """Add the queue offsets of the entries ``which`` (bool), by number of the queue."""
     rows = np.flatnonzero(which)
     for part in by_queue(claim.number[rows]):
-        here = rows[part]
-        runs.setdefault(int(claim.number[here[0]]), OffsetRuns()).add(
-            claim.offset[here], claim.count[here])
+        numbered = rows[part]
+        runs.setdefault(int(claim.number[numbered[0]]), OffsetRuns()).add(
+            claim.offset[numbered], claim.count[numbered])
 
 
 def by_queue(number: Array) -> list[Array]:

@@ -356,7 +356,7 @@ class Prediction:
 
     def _message_losses(self) -> Iterator[Loss]:
         end, second = self.truncate_to, self.second_start
-        for what, count, cause, file, already in (
+        for kind, count, cause, file, already in (
                 # The start also truncates the entries that show the loss and that a repair needs.
                 (MESSAGES, self.messages_already_lost, Phrase(
                     "consume queues, index, offsets or the checkpoint show them, but they are not "
@@ -383,7 +383,7 @@ class Prediction:
                 (OFFSETS, len(self.offsets_beyond_end), Phrase(
                     "they are beyond the end of the queue"), "config/consumerOffset.json", True)):
             if count:
-                yield Loss(what, count, cause, file, already)
+                yield Loss(kind, count, cause, file, already)
 
     @property
     def start_is_harmless(self) -> bool:
@@ -452,8 +452,8 @@ class Prediction:
         """Return the messages that the start truncates; None without any."""
         if not self.messages_lost:
             return None
-        of = None if self.messages is None else self.messages + self.messages_undecided
-        return Impact(self.messages_lost, of, self.lost_by_topic, self.lost_from, self.lost_to)
+        total = None if self.messages is None else self.messages + self.messages_undecided
+        return Impact(self.messages_lost, total, self.lost_by_topic, self.lost_from, self.lost_to)
 
     @property
     def impact(self) -> Impact | None:
@@ -465,7 +465,7 @@ class Prediction:
         count = self.messages_lost + self.messages_already_lost + (self.unreachable or 0)
         if not count:
             return None
-        of = None if self.messages is None else (
+        total = None if self.messages is None else (
             self.messages + self.messages_undecided + self.messages_already_lost)
         earliest, latest = span(
             times for lost, times in (
@@ -474,7 +474,7 @@ class Prediction:
             if lost)
         if self.unreachable:  # their store times were not read
             earliest = latest = None
-        return Impact(count, of, topics, earliest, latest)
+        return Impact(count, total, topics, earliest, latest)
 
     def as_dict(self) -> dict[str, Any]:
         first = self.dispatch[0] if self.dispatch else None

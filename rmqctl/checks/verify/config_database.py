@@ -60,10 +60,10 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
                   file=path)
     if file.main.value is None or store.layout.config == "rocksdb-v2":
         return
-    ours, theirs = (_counter(value) for value in (file.main.value, old.value))
-    if theirs > ours:
-        yield Finding("config-import", "config", f"counter {theirs} is above that of "
-                      f"{file.main.path} ({ours}): brokers from 5.3.1 on import its entries at "
+    counter, old_counter = (_counter(value) for value in (file.main.value, old.value))
+    if old_counter > counter:
+        yield Finding("config-import", "config", f"counter {old_counter} is above that of "
+                      f"{file.main.path} ({counter}): brokers from 5.3.1 on import its entries at "
                       "startup", file=path)
     elif file.name == _OFFSETS:
         have, had = (_groups(value) for value in (file.main.value, old.value))
@@ -71,9 +71,8 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
         if lost:
             yield Finding(
                 "config-import", "config", f"has offsets of {some_of(lost, _NAMED)} that "
-                f"{file.main.path} lacks; counter {theirs} is not above {ours}, so brokers do not "
-                "import them",
-                file=path, count=len(lost),
+                f"{file.main.path} lacks; counter {old_counter} is not above {counter}, so brokers "
+                "do not import them", file=path, count=len(lost),
                 severity=INFO if have else WARNING)
 
 

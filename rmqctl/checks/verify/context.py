@@ -50,19 +50,19 @@ class StartRepairs(NamedTuple):
         """
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
-    def words(self, what: str) -> str:
+    def words(self, action: str) -> str:
         """Return ``; a broker's start recreates them (4.9.3, 5.3.3)``, to append to a detail; "" if
         none does.
         """
         if not self.by:
             return f"; {self.unflushed}" if self.unflushed else ""
         if not self.not_by:
-            return f"; a broker's start {what} ({', '.join(self.by)})"
-        return (f"; {' or '.join(self.by)} {what} at startup, {' or '.join(self.not_by)} does not")
+            return f"; a broker's start {action} ({', '.join(self.by)})"
+        return f"; {' or '.join(self.by)} {action} at startup, {' or '.join(self.not_by)} does not"
 
-    def index_words(self, what: str) -> str:
+    def index_words(self, action: str) -> str:
         """Return `words` about the index, with the entries that the start loses."""
-        words = self.words(what)
+        words = self.words(action)
         if words and self.entries_lost:
             count = self.entries_lost
             words += (f"; {plural(count, 'discarded entry is', 'discarded entries are')} not "

@@ -178,12 +178,12 @@ class Verification:
         """Yield all findings, but only one of each category for an index file that the next start
         discards.
         """
-        for structure, some in groupby(self._all(), key=attrgetter("structure")):
+        for structure, findings in groupby(self._all(), key=attrgetter("structure")):
             if structure != "index" or self.store.lock.held:
-                yield from some
+                yield from findings
                 continue
             going: dict[tuple[str, str], tuple[Finding, int]] = {}
-            for reported in some:
+            for reported in findings:
                 finding = self._at_start.index_file(reported)
                 if finding is reported or finding.file is None:
                     yield finding

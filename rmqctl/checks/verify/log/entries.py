@@ -78,10 +78,10 @@ class EntryTally:
         pos, size = batch.offset - batch.head, batch.frame_size
         should = dict(zip(_FIELDS, (np.full(len(heads), dledger.MAGIC_ENTRY), size, pos,
                                     size - batch.head), strict=True))
-        whole: Array = np.ones(len(heads), bool)
+        intact: Array = np.ones(len(heads), bool)
         for name, values in should.items():
-            whole &= heads[name] == values
-        for row in np.flatnonzero(~whole).tolist():
+            intact &= heads[name] == values
+        for row in np.flatnonzero(~intact).tolist():
             wrong = [f"{name} {int(heads[name][row])} instead of {int(values[row])}"
                      for name, values in should.items() if heads[name][row] != values[row]]
             self._note("dledger-entry", int(pos[row]), int(size[row]), ", ".join(wrong))
@@ -113,12 +113,12 @@ class EntryTally:
     def _units(self, units: UnitReader, index: Array, term: Array, pos: Array,
                size: Array) -> None:
         rows = units.of(index)
-        there = rows["magic"] == dledger.MAGIC_ENTRY
-        agree = there & (rows["pos"] == pos) & (rows["size"] == size) & (
+        present = rows["magic"] == dledger.MAGIC_ENTRY
+        agree = present & (rows["pos"] == pos) & (rows["size"] == size) & (
             rows["entry_index"] == index) & (rows["term"] == term)
         for row in np.flatnonzero(~agree).tolist():
             unit = rows[row]
-            why = "its unit is missing" if not there[row] else (
+            why = "its unit is missing" if not present[row] else (
                 f"its unit has index {int(unit['entry_index'])}, term {int(unit['term'])}, "
                 f"{int(unit['size'])} bytes at {int(unit['pos'])}")
             self._note("dledger-index", int(pos[row]), int(size[row]),
@@ -215,11 +215,11 @@ def _against_checkpoint(store: Store, node: Node, tally: EntryTally, log_end: in
     end, committed = saved["end_index"], saved["committed_index"]
     if end > last:
         lost = end - last
-        some = max(0, min(committed, end) - last)
+        committed_lost = max(0, min(committed, end) - last)
         yield Finding(
             "dledger-cut", "commitlog", f"the log ends with entry {last}, but DLedger had written "
             f"{end} and committed {committed}: {plural(lost, 'entry', 'entries')} "
-            f"{'is' if lost == 1 else 'are'} lost, {some} of them committed", count=lost,
+            f"{'is' if lost == 1 else 'are'} lost, {committed_lost} of them committed", count=lost,
             **_place(store, log_end))
     elif tally.last is not None and committed < last and tally.last.term > 0:
         count = last - committed

@@ -92,9 +92,9 @@ class Seals:
 
     def _lack(self, run: UnsealedRun) -> None:
         open_run = self.behind if self.sealed else self.before
-        whole = run if open_run is None else UnsealedRun(
+        joined = run if open_run is None else UnsealedRun(
             open_run.start, run.end, open_run.messages + run.messages)
         if self.sealed:
-            self.behind = whole
+            self.behind = joined
         else:
-            self.before = whole
+            self.before = joined

@@ -259,10 +259,10 @@ class TimerRecords:
 
     # -- a message is there -------------------------------------------------------------------
 
-    def _compare(self, units: Array, rows: Array, of: Array, batch: Batch,
+    def _compare(self, units: Array, rows: Array, number: Array, batch: Batch,
                  precision: int) -> Iterator[Wrong]:
         """Compare the units ``rows`` with the records number ``of`` of a batch."""
-        timer, size = _is_timer(batch)[of], batch.column("total_size")[of]
+        timer, size = _is_timer(batch)[number], batch.column("total_size")[number]
         fits = timer & (size == units["message_size"][rows])
         if not fits.all():
             odd = np.flatnonzero(~fits)
@@ -274,18 +274,18 @@ class TimerRecords:
         topic_row, topics = properties.find(REAL_TOPIC)
         hashes: Array = np.zeros(len(batch), np.int64)
         hashes[topic_row] = text.hashes(topics.data, topics.start, topics.length)[0]
-        rows, of = rows[fits], of[fits]
-        gone = hashes[of] == javahash.string_hash(NO_TOPIC)
+        rows, number = rows[fits], number[fits]
+        gone = hashes[number] == javahash.string_hash(NO_TOPIC)
         if gone.any():  # a filler for the lost message
             self._lose(units, rows[gone])
-            rows, of = rows[~gone], of[~gone]
-        other = hashes[of] != units["topic_hash"][rows]
+            rows, number = rows[~gone], number[~gone]
+        other = hashes[number] != units["topic_hash"][rows]
         for row in np.flatnonzero(other).tolist():
             yield int(rows[row]), "topic_hash", (
-                f"is not the hash of the message's real topic ({int(hashes[of[row]])})")
+                f"is not the hash of the message's real topic ({int(hashes[number[row]])})")
         # A unit that was rolled is in an earlier slot than that of its time.
         direct = ~other & (units["magic"][rows] & timer_log.MAGIC_ROLL == 0)
-        due = _due(properties, len(batch))[of]
+        due = _due(properties, len(batch))[number]
         slot = units["curr_write_time"][rows].astype(np.int64) + units["delay_time"][rows]
         late = direct & (due >= 0) & (slot // precision != due // precision)
         for row in np.flatnonzero(late).tolist():
