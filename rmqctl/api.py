@@ -65,7 +65,7 @@ _WITHOUT = frozenset({"body_encoding"})
 _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
 _VIEWS = ("disk", "broker", "auto")
 _FIRST, _LAST = 0, (1 << 63) - 1
-_SHOWN, _WIDTH = 10, 80
+_MAX_SHOWN, _MAX_WIDTH = 10, 80
 """Number of messages that a notebook shows, and of characters of a value."""
 Time = datetime | int | str
 
@@ -467,10 +467,10 @@ class Messages:
         return f"<rmqctl messages of {self._store.root}: {', '.join(words) or 'all'}>"
 
     def _repr_html_(self) -> str:
-        first = list(islice(iter(replace(self, problems=[])), _SHOWN))
-        return page(repr(self)[1:-1].removeprefix("rmqctl "), "" if len(first) < _SHOWN else
-                    f"the first {_SHOWN}", [{name: str(value)[:_WIDTH] for name, value in
-                                             row.items()} for row in first])
+        first = list(islice(iter(replace(self, problems=[])), _MAX_SHOWN))
+        return page(repr(self)[1:-1].removeprefix("rmqctl "), "" if len(first) < _MAX_SHOWN else
+                    f"the first {_MAX_SHOWN}", [{name: str(value)[:_MAX_WIDTH] for name, value in
+                                                 row.items()} for row in first])
 
     def batches(self) -> Iterator[pa.RecordBatch]:
         """Yield Arrow record batches, one for each range of the log. Requires rmqctl[data]."""

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rmqctl.store.log.bounds import View
     from rmqctl.store.store import Store
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 _CELL = "padding:0 1em 0 0;text-align:left"
 
 
@@ -210,7 +210,7 @@ class RepairPlan(Document):
     def _repr_html_(self) -> str:
         return page(f"recover {self.store}", self._in_words, [
             {"action": action.action, "target": action.target, "offset": action.offset,
-             "reason": action.reason} for action in self.actions[:_SHOWN]])
+             "reason": action.reason} for action in self.actions[:_MAX_SHOWN]])
 
 
 def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> RepairPlan:
@@ -356,6 +356,6 @@ def page(title: str, verdict: str, rows: Sequence[Mapping[str, Any]]) -> str:
         heads = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in rows[0])
         lines = "".join("<tr>" + "".join(
             f'<td style="{_CELL}">{html.escape("" if value is None else str(value))}</td>'
-            for value in row.values()) + "</tr>" for row in rows[:_SHOWN])
+            for value in row.values()) + "</tr>" for row in rows[:_MAX_SHOWN])
         parts.append(f"<table><tr>{heads}</tr>{lines}</table>")
     return "".join(parts)

@@ -32,7 +32,7 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
-_NAMED = 3
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,7 +190,7 @@ class Consumers:
                                 "{count:,} offsets beyond the end", count=beyond))
         return Phrase("{some:,} of {count:,} group affected ({names}): {what}",
                       "{some:,} of {count:,} groups affected ({names}): {what}", some=len(names),
-                      count=groups, names=some_of(names, _NAMED), what=Joined(", ", parts))
+                      count=groups, names=some_of(names, _MAX_NAMED), what=Joined(", ", parts))
 
 
 class Situation(NamedTuple):
@@ -326,7 +326,7 @@ def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
         yield Phrase("messages wait in the retry topics of {names}: those after the consumer "
                      "offset of their own topic are delivered from both; rmqctl does not check "
                      "which",
-                     names=some_of(waiting, _NAMED))
+                     names=some_of(waiting, _MAX_NAMED))
 
 
 def _notes(store: Store, situation: Situation, losses: Mapping[QueueKey, QueueLosses],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 _ORDER = (ERROR, WARNING, INFO)
 MAX_LISTED = 1000
-_CAUSES = 2
+_MAX_CAUSES = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ class Diagnosis:
         # Other losses by the start or by clients.
         causes = [loss.cause for loss in start.beside_messages if loss.already]
         if causes:
-            parts.append(some_of(causes, _CAUSES))
+            parts.append(some_of(causes, _MAX_CAUSES))
         if start.also_loses is not None and start.starts and not start.start_is_harmless:
             parts.append(Phrase("startup would lose {what}", what=start.also_loses))
         if start.refuses_writes:

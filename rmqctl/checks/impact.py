@@ -12,7 +12,7 @@ from typing import Any
 from rmqctl.parse_values import time_text
 from rmqctl.phrases import Joined, Phrase, counted
 
-_TOPICS = 3
+_MAX_TOPICS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +50,15 @@ class Impact:
         topics = _by_count(self.topics)
         unknown = self.messages - sum(topics.values())
         if topics:
-            named = [f"{topic} {count:,}" for topic, count in list(topics.items())[:_TOPICS]]
-            more = len(topics) - _TOPICS
+            named = [f"{topic} {count:,}" for topic, count in list(topics.items())[:_MAX_TOPICS]]
+            more = len(topics) - _MAX_TOPICS
             if more > 0:
                 named.append(counted(more, "more topic"))
             if unknown > 0 and self.complete:
                 named.append(Phrase("(unknown) {some:,}", some=unknown))
             listed = Joined(", ", named)
             count = Phrase("{what} ({names})", what=count, names=listed if self.complete else
-                          Phrase("of the first: {topics}", topics=listed))
+                           Phrase("of the first: {topics}", topics=listed))
         if self.earliest is None and self.latest is None:
             return count
         when = self._when()

@@ -51,7 +51,7 @@ REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
 FIRST_POP_TIME = "1ST_POP_TIME"
 TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
-_SLACK = 60_000
+_MAX_WAIT_MS = 60_000
 """Milliseconds by which a message may be stored after its delivery began: a waiting client waits at
 most 30 s.
 """
@@ -381,7 +381,7 @@ class _DeliveryJudge:
         if record is None or record.topic != os.fsencode(point.topic):
             return None, GONE
         record.body = b""  # there may be many
-        if record.store_timestamp > point.popTime + _SLACK:
+        if record.store_timestamp > point.popTime + _MAX_WAIT_MS:
             return record, REPLACED
         return record, ""
 

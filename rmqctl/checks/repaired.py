@@ -8,7 +8,7 @@ from rmqctl.checks.findings import Finding
 from rmqctl.phrases import Joined, Phrase
 from rmqctl.store.repair_losses import RepairLoss, RepairLosses
 
-_NAMED = 3
+_MAX_NAMED = 3
 
 
 def findings(losses: RepairLosses) -> Iterator[Finding]:
@@ -42,9 +42,9 @@ def all_in_words(losses: RepairLosses) -> Phrase | None:
     """Return the newest repair with losses; None without one."""
     if not losses.losses:
         return None
-    named = [in_words(loss) for loss in reversed(losses.losses[-_NAMED:])]
+    named = [in_words(loss) for loss in reversed(losses.losses[-_MAX_NAMED:])]
     others = len(losses.losses) + losses.more - len(named)
     if others:
-        rest = losses.total - sum(loss.total for loss in losses.losses[-_NAMED:])
+        rest = losses.total - sum(loss.total for loss in losses.losses[-_MAX_NAMED:])
         named.append(Phrase("{count:,} more in earlier repairs", count=rest))
     return Joined("; ", named)

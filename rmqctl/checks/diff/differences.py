@@ -29,9 +29,9 @@ Kind = Literal["different", "missing-in-a", "missing-in-b", "damaged-in-a", "dam
 PLACE = frozenset({"physical_offset", "store_host", "prepared_transaction_offset", "magic",
                    "total_size"})
 """Fields that depend on where a message is stored, so they differ between stores."""
-_SHOWN = 40
-_BYTES = 8
-_NAMED_FIELDS = 3
+_MAX_SHOWN = 40
+_MAX_BYTES = 8
+_MAX_FIELDS = 3
 Name = Literal["a", "b"]
 MISSING: dict[Name, Kind] = {"a": "missing-in-a", "b": "missing-in-b"}
 DAMAGE: dict[Name, Kind] = {"a": "damaged-in-a", "b": "damaged-in-b"}
@@ -213,9 +213,9 @@ def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) ->
     bad = [name for name, record in (("a", a), ("b", b)) if record.body and not record.crc_ok]
     words = [f"body CRC mismatch in {' and in '.join(bad)}"] if bad else []
     words += [_pair(name, left, right)
-              for name, (left, right) in list(differing.items())[:_NAMED_FIELDS]]
-    if len(differing) > _NAMED_FIELDS:
-        words.append(f"{len(differing) - _NAMED_FIELDS} more fields")
+              for name, (left, right) in list(differing.items())[:_MAX_FIELDS]]
+    if len(differing) > _MAX_FIELDS:
+        words.append(f"{len(differing) - _MAX_FIELDS} more fields")
     return "; ".join(words)
 
 
@@ -231,8 +231,8 @@ def _pair(name: str, left: Any, right: Any) -> str:
     size = f"{len(left)} bytes" if len(left) == len(right) else (
         f"{len(left)} / {len(right)} bytes")
     return (f"{name} of {size}, different from byte {first} on: "
-            f"{left[first:first + _BYTES].hex() or 'end'} / "
-            f"{right[first:first + _BYTES].hex() or 'end'}")
+            f"{left[first:first + _MAX_BYTES].hex() or 'end'} / "
+            f"{right[first:first + _MAX_BYTES].hex() or 'end'}")
 
 
 def _value(value: Any) -> str:
@@ -241,7 +241,7 @@ def _value(value: Any) -> str:
     if isinstance(value, tuple):
         return host_text(*value)
     if isinstance(value, str):
-        return repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
+        return repr(value[:_MAX_SHOWN]) + ("..." if len(value) > _MAX_SHOWN else "")
     return str(value)
 
 

@@ -12,7 +12,7 @@ from rmqctl.checks.metadata.tables import LMQ_OFFSETS, OFFSETS, positions, table
 from rmqctl.phrases import Phrase
 from rmqctl.store.store import Store
 
-_NAMED = 3
+_MAX_NAMED = 3
 
 
 class GroupOffsets(NamedTuple):
@@ -65,13 +65,13 @@ def newer_offsets(store: Store, copy: Store, name: str) -> Phrase | None:
     ahead = [group for group in offset_differences(store, copy) if group.b_ahead]
     if not ahead:
         return None
-    listed = ", ".join(f"{group.group} (by {group.b_messages:,})" for group in ahead[:_NAMED])
+    listed = ", ".join(f"{group.group} (by {group.b_messages:,})" for group in ahead[:_MAX_NAMED])
     return Phrase(
         "{copy} has greater committed offsets than config/{file}: {groups}. With this file, the "
         "broker delivers these messages again. If nobody reset these offsets, replace the file "
         "with {copy}/config/{file} while no broker runs (`rmqctl diff` compares the groups).",
-        copy=name, file=OFFSETS, groups=listed if len(ahead) <= _NAMED else
-        f"{listed} and {len(ahead) - _NAMED:,} more")
+        copy=name, file=OFFSETS, groups=listed if len(ahead) <= _MAX_NAMED else
+        f"{listed} and {len(ahead) - _MAX_NAMED:,} more")
 
 
 def _committed(store: Store) -> dict[tuple[str, str, int], int] | None:

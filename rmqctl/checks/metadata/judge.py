@@ -39,7 +39,7 @@ from rmqctl.store.store import Store
 
 Position = tuple[str, str, int]
 """(group, topic, queue id)."""
-_NAMED = 3
+_MAX_NAMED = 3
 _READ = 4
 """The bit of ``perm`` that lets consumers read a topic."""
 _CLIENT_QUEUES = 4
@@ -398,7 +398,8 @@ class _MetadataJudge:
             self.metadata.defects.append(Defect(Loss(
                 losses.MESSAGES, sum(self.queues.count(topic) for topic in topics), Phrase(
                     "{topics} not in {file}: the broker deletes the consume queues",
-                    topics=some_of(topics, _NAMED), file=file.main.path), file.main.path), None))
+                    topics=some_of(topics, _MAX_NAMED), file=file.main.path), file.main.path),
+                                                None))
 
     def _compacted(self) -> None:
         """Judge topics that brokers read from a compaction log, which they never rebuild."""
@@ -461,9 +462,9 @@ class _MetadataJudge:
             self.metadata.defects.append(Defect(Loss(losses.OFFSETS, None, Phrase(
                 "{names} has retry messages but no committed offset",
                 "{names} have retry messages but no committed offsets",
-                names=some_of(groups, _NAMED), count=len(groups)), offsets.path, already=True),
+                names=some_of(groups, _MAX_NAMED), count=len(groups)), offsets.path, already=True),
                 "config-emptied", Phrase("retry messages, but no committed offset: {names}",
-                                         names=some_of(groups, _NAMED))))
+                                         names=some_of(groups, _MAX_NAMED))))
 
     # -- what follows ---------------------------------------------------------------------------
 
@@ -494,7 +495,7 @@ class _MetadataJudge:
         for (_, topic, queue_id), position in self.metadata.offsets.items():
             bounds = self.queues.bounds(topic, queue_id)
             unread += 0 if bounds is None else max(0, bounds.end - max(bounds.first, position))
-        names = some_of(sorted({group for group, _, _ in self.metadata.offsets}), _NAMED)
+        names = some_of(sorted({group for group, _, _ in self.metadata.offsets}), _MAX_NAMED)
         return Phrase(
             "Without its committed offset a group starts where its consumeFromWhere says: by "
             "default at the last offset, so {names} would skip {count:,} unread message.",

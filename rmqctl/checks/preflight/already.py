@@ -58,7 +58,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, plain_units, valid
 from rmqctl.store.store import Store
 
 _MAX_SPANS = 1 << 20
-_READ_ALL = 1 << 20
+_MAX_READ = 1 << 20
 """Entries up to which a queue is read from its beginning. In a longer queue the first entry that
 may point to no message is found by bisection, as its entries follow the log.
 """
@@ -67,7 +67,7 @@ _BLOCK = 1 << 17
 _MAX_PLACES = 1 << 23
 """Maximum number of distinct places. Further entries are counted, except those of light queues."""
 _SECOND = 1000
-_FEW = 1000
+_MAX_QUEUES = 1000
 
 
 @dataclass(slots=True)
@@ -396,7 +396,7 @@ class AlreadyLost:
             return
         with closing(state.queue) as queue:
             first, end = queue.first_index, queue.disk_end
-            if end - first > _READ_ALL:
+            if end - first > _MAX_READ:
                 first = _first_from(queue, int(self._starts[0]))
             for start, rows in queue.pages(first, end, _PAGE):
                 # One entry of the next page, so that the last of this one has a neighbour.
@@ -560,7 +560,7 @@ class AlreadyLost:
         the entries that point to them.
         """
         times = []
-        for state in self._queues.states[:_FEW]:
+        for state in self._queues.states[:_MAX_QUEUES]:
             if place >= ENDLESS or not isinstance(state.queue, ConsumeQueue) or (
                     not state.queue.exists):
                 continue

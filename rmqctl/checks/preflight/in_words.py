@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.phrases import Joined, Phrase, counted, some_of
 
-_NAMED = 3
-_CAUSES = 2
+_MAX_NAMED = 3
+_MAX_CAUSES = 2
 
 
 def in_words(prediction: Prediction) -> Phrase:
@@ -24,7 +24,7 @@ def in_words(prediction: Prediction) -> Phrase:
         gone.append(Phrase("{what} ({names})", what=lost, names=topics) if topics else lost)
     causes = [loss.cause for loss in prediction.beside_messages if loss.already]
     if causes:
-        gone.append(some_of(causes, _CAUSES))
+        gone.append(some_of(causes, _MAX_CAUSES))
     if not prediction.starts:
         return Joined("; ", [*gone, Phrase("{broker} would not start", broker=broker)])
     # Collect what the start itself would cost.
@@ -90,7 +90,7 @@ def in_words(prediction: Prediction) -> Phrase:
 def _of_topics(counts: Mapping[str, int]) -> Phrase:
     """Return the topics with the largest counts, for a headline."""
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_NAMED]]
-    if len(ordered) > _NAMED:
-        shown.append(counted(len(ordered) - _NAMED, "more topic"))
+    shown: list[str] = [f"{topic} {count:,}" for topic, count in ordered[:_MAX_NAMED]]
+    if len(ordered) > _MAX_NAMED:
+        shown.append(counted(len(ordered) - _MAX_NAMED, "more topic"))
     return Joined(", ", shown)

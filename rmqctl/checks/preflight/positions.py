@@ -28,9 +28,9 @@ from rmqctl.store.queue.batch_queue import BatchQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
 
-_ROWS = 1000
+_MAX_ROWS = 1000
 """Number of last entries of a queue whose sizes show how small its messages are."""
-_NAMED = 3
+_MAX_NAMED = 3
 
 
 class WalkFacts(NamedTuple):
@@ -166,7 +166,7 @@ class OffsetJudge:
             return least
         with closing(state.queue) as queue:
             end = min(queue.disk_end, state.disk_end)
-            first = max(queue.first_index, end - _ROWS)
+            first = max(queue.first_index, end - _MAX_ROWS)
             rows = queue.timed_units(first, end - first) if end > first else None
         if rows is None:
             return least
@@ -219,6 +219,6 @@ def _named(reached: list[_OffsetBeyond]) -> Phrase:
     first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
                     offset=position.offset, queue=f"{position.topic}/{position.queue_id}",
                     end=position.max_offset)
-             for position in (beyond.position for beyond in reached[:_NAMED])]
+             for position in (beyond.position for beyond in reached[:_MAX_NAMED])]
     more = len(reached) - len(first)
     return Joined("; ", [*first, Phrase("and {some} more", some=more)] if more > 0 else first)

@@ -63,7 +63,7 @@ from rmqctl.store.log.cut_off import CutOff
 from rmqctl.store.store import Store
 
 Progress = Callable[[int], None]
-_TOPICS = 3
+_MAX_TOPICS = 3
 """Maximum number of listed topics."""
 
 
@@ -513,7 +513,7 @@ class _Start:
                 "consume queues of that topic",
                 "{topics} are not configured: 10 minutes after its start a broker deletes the "
                 "consume queues of these topics",
-                count=len(cleaned), topics=some_of(cleaned, _TOPICS)))
+                count=len(cleaned), topics=some_of(cleaned, _MAX_TOPICS)))
         left = self.queues.left_beyond(predicted.truncate_to)
         if left:
             predicted.notes.append(Phrase(

@@ -15,7 +15,7 @@ from rmqctl.phrases import some_of
 from rmqctl.store.config.config import MISSING, ConfigFile, load_one, out_of_date
 from rmqctl.store.store import Store
 
-_NAMED = 3
+_MAX_NAMED = 3
 _OFFSETS = "consumerOffset.json"
 _LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: "positions"}
 
@@ -70,7 +70,7 @@ def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
         lost = sorted(had - have)
         if lost:
             yield Finding(
-                "config-import", "config", f"has offsets of {some_of(lost, _NAMED)} that "
+                "config-import", "config", f"has offsets of {some_of(lost, _MAX_NAMED)} that "
                 f"{file.main.path} lacks; counter {old_counter} is not above {counter}, so brokers "
                 "do not import them", file=path, count=len(lost),
                 severity=INFO if have else WARNING)
@@ -96,7 +96,7 @@ def _without_topic(store: Store) -> Iterator[Finding]:
     if topics:
         yield Finding(
             "config-topic", "config", f"{plural(len(topics), 'topic has', 'topics have')} queues "
-            f"but no configuration ({some_of(topics, _NAMED)}): 10 minutes after its start a "
+            f"but no configuration ({some_of(topics, _MAX_NAMED)}): 10 minutes after its start a "
             "broker deletes them", file=store.path(file.main.path),
             count=len(topics), severity="" if configured or file.main.database else INFO)
 

@@ -14,7 +14,7 @@ from rmqctl.store.controller import BACKUP, EPOCHS, IDENTITY, MAX_FILE_SIZE, dis
 from rmqctl.store.store import Store
 
 _IDENTITIES = (IDENTITY, f"{IDENTITY}-temp")
-_LOOKED_AT = 100
+_MAX_CHECKED = 100
 """Number of last epochs whose starts are looked up in the log."""
 
 
@@ -73,7 +73,7 @@ def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | No
                       file=path)
     if log_end is None or not store.layout.reads("commitlog"):
         return
-    for epoch in epochs[-_LOOKED_AT:]:
+    for epoch in epochs[-_MAX_CHECKED:]:
         start = epoch.start_offset
         if start > log_end:
             if not live:

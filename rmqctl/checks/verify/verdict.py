@@ -25,7 +25,7 @@ _WITHOUT_MESSAGE = frozenset({"cq-ahead", "cq-lost"})
 _BODIES = frozenset({"body-crc"})
 _PROPERTIES = frozenset({"property-damaged"})
 _BROKEN = frozenset({"record-damaged", "body-crc", "property-damaged"})
-_TOPICS = 3
+_MAX_TOPICS = 3
 _WHY = Phrase("shows what the findings mean and what to do")
 KNOWN = "known"
 """Severity of a finding that is in the baseline."""
@@ -170,7 +170,7 @@ class VerifyResult(Generic[C]):
         topics = sorted({finding.topic for finding in (*troubles, *lost)
                          if finding.topic is not None})
         if topics:
-            parts.append(Phrase("topics {names}", names=some_of(topics, _TOPICS)))
+            parts.append(Phrase("topics {names}", names=some_of(topics, _MAX_TOPICS)))
         when = self._between()
         if when is not None and parts:
             parts.append(when)

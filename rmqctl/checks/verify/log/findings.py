@@ -25,7 +25,7 @@ from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
 
-_NAMED = 3
+_MAX_NAMED = 3
 _EARLIER = ("; by the checkpoint, the last start truncated the log here, unless this damage is "
             "newer")
 _OF_THE_END = frozenset({"log-cut", "cq-ahead"})
@@ -227,11 +227,11 @@ def _without_crc(context: Context) -> Iterator[Finding]:
 
 def _bad_number(record: Record) -> str:
     values = props.parse(record.properties.decode("utf-8", "surrogateescape"))
-    name = rules.bad_number(values, record.topic, _NEWEST)
+    name = rules.bad_number(values, record.topic, _NEWEST_GENERATION)
     return f"{name} ({values.get(name, '')[:40]!r})"
 
 
-_NEWEST = 5
+_NEWEST_GENERATION = 5
 _DROPPED = "clients discard this message and the rest of the pull"
 _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
     rules.BORN_PORT: ("born port {}: " + _DROPPED, lambda record: record.born_host[1]),
@@ -312,8 +312,8 @@ def _fillers(context: Context) -> Iterator[Finding]:
         return
     count = sum(counts.values())
     ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    topics = ", ".join(f"{topic or '(no topic)'} {many}" for topic, many in ordered[:_NAMED])
-    more = f" and {len(ordered) - _NAMED} more topics" if len(ordered) > _NAMED else ""
+    topics = ", ".join(f"{topic or '(no topic)'} {many}" for topic, many in ordered[:_MAX_NAMED])
+    more = f" and {len(ordered) - _MAX_NAMED} more topics" if len(ordered) > _MAX_NAMED else ""
     yield Finding("fillers", "commitlog", f"{plural(count, 'filler', 'fillers')} for "
                   f"lost messages ({topics}{more}), the first at {first}", count=count,
                   **_place(context, first))

@@ -22,7 +22,7 @@ FOLDER = "consumequeue_ext"
 _FIX = "rmqctl recover STORE --only consumequeue"
 _PAGE = 1 << 16
 _CHUNK = 4 << 20
-_ROWS = 1 << 16
+_MAX_ROWS = 1 << 16
 _SIZES = layouts.reader(Unit, "size", "bit_map_size")
 _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 
@@ -116,8 +116,8 @@ def _addressed(store: Store, topic: str, queue_id: int) -> int:
     if queue is None:
         return 0
     try:
-        first = max(queue.disk_end - _ROWS, queue.first_index)
-        codes = queue.units(first, _ROWS)["tags_code"]
+        first = max(queue.disk_end - _MAX_ROWS, queue.first_index)
+        codes = queue.units(first, _MAX_ROWS)["tags_code"]
     except StoreIOError:
         return 0
     finally:
