@@ -159,7 +159,7 @@ def _look_into_tier(finding: Finding, tier: str) -> str | None:
 
 
 def advised(finding: Finding, root: str) -> Finding:
-    """Return the finding with its ``next`` command, if there is something to look at."""
+    """Return the finding with its ``next`` command, if there is something to show."""
     store = shlex.quote(root)
     if finding.structure == "config":
         return finding.with_next((finding.next or _SHOW_CONFIG).replace("STORE", store, 1))

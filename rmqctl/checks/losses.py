@@ -275,7 +275,7 @@ class Losses:
 
     @property
     def would_lose_by_topic(self) -> dict[str, int]:
-        """Return the same by topic."""
+        """Return `would_lose` by topic."""
         return dict(Counter(self.cut_by_topic) + Counter(self.without_entry_by_topic))
 
     @property

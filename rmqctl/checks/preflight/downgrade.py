@@ -117,7 +117,7 @@ def _config_cause(release: str) -> Phrase:
 
 
 def _entries(value: Any, table: str) -> dict[Any, Any]:
-    """By name; offsets by name and queue."""
+    """Return entries by name; offsets by name and queue."""
     entries = value.get(table) if isinstance(value, dict) else None
     if not isinstance(entries, dict):
         return {}

@@ -136,7 +136,7 @@ class _MessageColumns:
 
     @classmethod
     def of(cls, rows: list[tuple[int, int, int, int]]) -> _MessageColumns:
-        """In the order of the log."""
+        """Return rows as columns, in log order."""
         columns = np.array(sorted(rows, key=lambda row: row[2]), np.int64).reshape(-1, 4)
         return cls(*(np.ascontiguousarray(column) for column in columns.T))
 

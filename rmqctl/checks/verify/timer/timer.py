@@ -261,7 +261,7 @@ class TimerRecords:
 
     def _compare(self, units: Array, rows: Array, number: Array, batch: Batch,
                  precision: int) -> Iterator[Wrong]:
-        """Compare the units ``rows`` with the records number ``of`` of a batch."""
+        """Compare the units ``rows`` with the records ``number`` of a batch."""
         timer, size = _is_timer(batch)[number], batch.column("total_size")[number]
         fits = timer & (size == units["message_size"][rows])
         if not fits.all():
