@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.ext.tiered.verify.verify import Verdict
+from rmqctl.ext.tiered.verify.verify import VerifyResult
 from rmqctl.formats.local import message
 from tests.tiered import made
 from tests.tiered.made import T0, Index, Queue, segment_name
@@ -18,7 +18,7 @@ NEVER = (1 << 63) - 1
 
 
 def written(home: Path, queue: Queue, *uploaded: bytes,
-            metadata: dict[int, Index] | None = None) -> Verdict:
+            metadata: dict[int, Index] | None = None) -> VerifyResult:
     """The tier of one queue, verified."""
     queue.write(home / "tieredstore")
     if uploaded:
@@ -27,7 +27,7 @@ def written(home: Path, queue: Queue, *uploaded: bytes,
     return verified(home)
 
 
-def details(found: Verdict, category: str) -> str:
+def details(found: VerifyResult, category: str) -> str:
     return " / ".join(one.detail for one in found.findings if one.category == category)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.ext.tiered.tier import Tier
-from rmqctl.ext.tiered.verify.verify import Options, Verdict, Verification, verdict
+from rmqctl.ext.tiered.verify.verify import Options, Verification, VerifyResult, verdict
 from rmqctl.store.store import Store
 from tests.tiered import made
 from tests.tiered.made import T0, Index, Queue
@@ -78,7 +78,7 @@ def small(home: Path, *, write: bool = True) -> Small:
 
 
 def verified(home: Path, local: Path | None = None, most: int = 1000,
-             options: Options | None = None) -> Verdict:
+             options: Options | None = None) -> VerifyResult:
     """Verify run to its end. ``home`` holds ``tieredstore``, or is a tier root itself."""
     with Tier.open(str(home)) as tier:
         store = None if local is None else Store.open(local)
@@ -89,16 +89,16 @@ def verified(home: Path, local: Path | None = None, most: int = 1000,
                 store.close()
 
 
-def troubles(found: Verdict) -> list[Finding]:
+def troubles(found: VerifyResult) -> list[Finding]:
     """Findings which are no mere information."""
     return [one for one in found.findings if one.severity != INFO]
 
 
-def categories(found: Verdict) -> set[str]:
+def categories(found: VerifyResult) -> set[str]:
     """The categories of those."""
     return {one.category for one in troubles(found)}
 
 
-def informed(found: Verdict) -> set[str]:
+def informed(found: VerifyResult) -> set[str]:
     """The categories of mere information."""
     return {one.category for one in found.findings if one.severity == INFO}
