@@ -1,5 +1,5 @@
 """Bytes <-> records: every on-disk layout of a RocketMQ store, declared once in construct.
 
-No I/O, no printing and no clock lives here. One file per on-disk format; `layout` derives
-what the fast readers need (offsets, numpy dtypes, struct formats) from the same declarations.
+There is no I/O, no printing and no clock here. Each on-disk format has one file; `layout` derives
+offsets, numpy dtypes and struct formats for the fast readers from the same declarations.
 """

@@ -1,7 +1,7 @@
-"""Payloads: what undoes their compression, and the forms in which they are shown.
+"""Bodies: their decompression, and the forms in which they are shown.
 
-Both are closed tables. A codec has the number that ``sys_flag`` gives it (spec: commitlog.md §4);
-a form is a choice of ``--body``. CONTRIBUTING.md says how to add one.
+Both are closed tables. A codec has its number in ``sys_flag`` (spec: commitlog.md §4); a form is a
+value of ``--body``. CONTRIBUTING.md says how to add one.
 """
 
 from __future__ import annotations
@@ -13,22 +13,22 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 MAX_DECOMPRESSED = 64 << 20
-"""Bytes a body may grow to: a damaged or hostile body must not eat the memory."""
+"""Maximum size of a decompressed body: a damaged or hostile body must not fill the memory."""
 MAX_MEMBERS = 10_000
-"""Members of gzip or frames of zstd in one body."""
+"""Maximum number of gzip members or zstd frames in one body."""
 
 
 _FIRST_PIECE = 512
-"""Bytes that the decompressor of one member is fed with first, twice as many each time: what it
-leaves of them is copied, and a body may be made of any number of small members."""
+"""Bytes that the decompressor of one member receives first, doubled each time. The rest that it
+does not use is copied, and a body may consist of many small members."""
 
 
 class TooLargeError(ValueError):
-    """A body grows beyond what is decompressed of any body."""
+    """A body exceeds the size limit of decompression."""
 
 
 class _Stream(Protocol):
-    """A decompressor of one member, as zlib and zstd have it."""
+    """The interface of a decompressor of one member, as in zlib and zstd."""
 
     @property
     def eof(self) -> bool: ...
@@ -40,11 +40,13 @@ class _Stream(Protocol):
 
 
 def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> bytes:
-    """Return the content of the ``kind`` members that ``body`` is, one after the other.
+    """Return the content of the ``kind`` members of which ``body`` consists.
 
-    ``start`` makes a decompressor of one member. Takes time by the bytes of the body and of the
-    content, whatever the number of members. Raise TooLargeError beyond ``most`` bytes, ValueError
-    for a cut body, and what the decompressor raises.
+    ``start`` creates a decompressor of one member. The time is proportional to the bytes of the
+    body and of the content, whatever the number of members.
+
+    Raises: TooLargeError beyond ``most`` bytes, ValueError for a truncated body, exceptions of the
+    decompressor.
     """
     parts: list[bytes] = []
     at, free, started = 0, most, 0
@@ -93,7 +95,7 @@ def _lz4(body: bytes) -> bytes:
 
 
 def zstd() -> Any:
-    """Return the module that packs and unpacks zstd, imported where it is used."""
+    """Return the module for zstd, imported on first use."""
     if sys.version_info >= (3, 14):
         from compression import zstd as module
     else:
@@ -109,7 +111,7 @@ def _zstd(body: bytes) -> bytes:
 
 
 class Codec(NamedTuple):
-    """``decompress`` gives the body as the producer handed it in, or raises anything."""
+    """``decompress`` returns the body as the producer passed it, or raises any exception."""
 
     name: str
     decompress: Callable[[bytes], bytes]
@@ -121,17 +123,17 @@ CODECS = {
     2: Codec("zstd", _zstd),
     3: Codec("zlib", _zlib),
 }
-"""By the number in the compression bits of ``sys_flag``."""
+"""Codecs by the number in the compression bits of ``sys_flag``."""
 _BY_NAME = {codec.name: codec for codec in CODECS.values()}
 CODEC_NAMES = tuple(_BY_NAME)
 
 
 def decompressed(codec_name: str | None, body: bytes) -> tuple[bytes, str | None]:
-    """Return (body, problem): the body as the producer handed it in.
+    """Return (body, problem): the body as the producer passed it.
 
-    ``codec_name`` as `sysflag.compression` says it, None for a plain body. A body whose flag says
-    compressed while it is not (seen in the field, #1375, #9953) comes back as it is stored, with
-    the problem in words. Bounded by `MAX_DECOMPRESSED`.
+    ``codec_name`` is the result of `sysflag.compression`, None for a plain body. A body that is not
+    compressed although its flag says so (seen in practice, #1375, #9953) is returned as stored,
+    with the problem in words. The size is limited by `MAX_DECOMPRESSED`.
     """
     if codec_name is None or not body:
         return body, None
@@ -165,12 +167,14 @@ FORMS: dict[str, Callable[[bytes], tuple[str, str]] | None] = {
     "base64": _base64,
     "none": None,
 }
-"""Body to (``body``, ``body_encoding``) of a message object; None leaves both out."""
+"""Form -> function from the body to (``body``, ``body_encoding``) of a message object; None omits
+both."""
 
 
 def encode(content: bytes, form: str) -> tuple[str, str]:
-    """Return (``body``, ``body_encoding``) of a message object. Raise KeyError for a form that
-    shows none.
+    """Return (``body``, ``body_encoding``) of a message object.
+
+    Raises: KeyError for a form without a body.
     """
     to_text = FORMS[form]
     if to_text is None:

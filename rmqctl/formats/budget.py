@@ -1,22 +1,22 @@
-"""Limits of the value of one body: bytes, values and levels, for every decoder.
+"""Limits for the value of one body (bytes, values and levels), for every decoder.
 
-A body of a few bytes may claim, repeat or refer to any amount. Code that creates values of a body
-draws on a `Budget`, which ends the decoding of that body alone.
+A body of a few bytes may claim, repeat or refer to any amount. Decoders count the values of a body
+in a `Budget`, which ends the decoding of that body alone.
 """
 
 from __future__ import annotations
 
 MAX_VALUES = 1_000_000
-"""Values of one body; a value in several places counts in each of them."""
+"""Maximum number of values of one body; a value in several places counts in each of them."""
 MAX_DEPTH = 100
 MAX_BYTES = 32 << 20
-"""Bytes of texts, keys and numbers of one value, four times of what is decoded of a body."""
+"""Bytes of texts, keys and numbers of one value: four times the decoded bytes of a body."""
 _VALUE, _CONTAINER = 8, 32
-"""Bytes that a value costs beside its text."""
+"""Bytes that a value counts in addition to its text."""
 
 
 class BudgetError(ValueError):
-    """A body becomes more than any body may."""
+    """A body exceeds a limit of decoding."""
 
 
 class Budget:
@@ -28,28 +28,38 @@ class Budget:
         self.values, self.bytes = MAX_VALUES, MAX_BYTES
 
     def take(self, size: int = 0) -> None:
-        """Count one value more, with a text of ``size`` bytes. Raise BudgetError."""
+        """Count one more value, with a text of ``size`` bytes.
+
+        Raises: BudgetError.
+        """
         self.values -= 1
         if self.values < 0:
             raise BudgetError(f"more than {MAX_VALUES:,} values")
         self.text(size + _VALUE)
 
     def text(self, size: int) -> None:
-        """Count a text of ``size`` bytes, such as a key, which is not a value of its own. Raise
-        BudgetError.
+        """Count a text of ``size`` bytes that is not a value of its own, such as a key.
+
+        Raises: BudgetError.
         """
         self.bytes -= size
         if self.bytes < 0:
             raise BudgetError(f"its value is larger than {MAX_BYTES >> 20} MiB")
 
     def container(self, depth: int) -> None:
-        """Count one list or object more, at level ``depth`` from 0. Raise BudgetError."""
+        """Count one more list or object, at level ``depth`` from 0.
+
+        Raises: BudgetError.
+        """
         if depth >= MAX_DEPTH:
             raise BudgetError(f"nested deeper than {MAX_DEPTH} levels")
         self.take(_CONTAINER - _VALUE)
 
 
 def at_most(count: int) -> None:
-    """Refuse a body of which it is known before that it has ``count`` values. Raise BudgetError."""
+    """Refuse a body that is known to have ``count`` values.
+
+    Raises: BudgetError.
+    """
     if count > MAX_VALUES:
         raise BudgetError(f"more than {MAX_VALUES:,} values")

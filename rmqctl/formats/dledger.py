@@ -38,12 +38,12 @@ End = Struct("magic" / Int32sb, "size" / Int32sb)
 MAGIC_ENTRY = 1
 MAGIC_END = -1
 CONTROL = {2: "NOOP", 3: "CONFIG_CHANGE"}
-"""Magics of entries that hold no message (since dledger 0.4.0)."""
+"""Magics of entries without a message (since dledger 0.4.0)."""
 PLAIN, FRAMED, END_OF_FILE = "plain", "dledger", "end"
 
 
 class EntryHeadRecord(NamedTuple):
-    """The header of a log entry; its body holds one message record, or the several of a batch."""
+    """The header of a log entry; its body contains one message record, or those of a batch."""
 
     magic: int
     size: int
@@ -83,7 +83,7 @@ END = Fixed(End, EndRecord)
 _START = layout.reader(Blank)
 HEAD_SIZE = ENTRY_HEAD.size
 INDEX_FILE_SIZE = 167_772_160
-"""Bytes of each file of the index: nothing of a broker's configuration changes it."""
+"""Bytes of each index file, which a broker's configuration does not change."""
 
 
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
@@ -100,8 +100,9 @@ def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
 
 
 def parse(data: bytes, position: int = 0, base: int = 0) -> EntryHeadRecord:
-    """Return the entry header at ``data[position:]`` through construct. Raise FormatError if it is
-    invalid.
+    """Return the entry header at ``data[position:]`` through construct.
+
+    Raises: FormatError if it is invalid.
     """
     head = ENTRY_HEAD.parse(data, position, base)
     error = judge(head, base + position)
@@ -114,8 +115,8 @@ build = ENTRY_HEAD.build
 
 
 def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
-    """Return the entry header at the start of ``raw``, if its position is the byte offset ``where``
-    of the data; else None.
+    """Return the entry header at the start of ``raw`` if its ``pos`` is ``where``, a byte offset of
+    the data; else None.
     """
     if len(raw) < HEAD_SIZE:
         return None
@@ -129,9 +130,9 @@ def build_end(size: int) -> bytes:
 
 
 def detect(data: bytes, position: int = 0) -> str | None:
-    """Return how the bytes at ``position`` are framed: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
+    """Return the framing of the bytes at ``position``: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
 
-    A broker tells them apart by the same words. The magic of a plain record is at +4.
+    A broker checks the same words. The magic of a plain record is at +4.
     """
     if len(data) - position < END.size:
         return None

@@ -1,8 +1,8 @@
 """A fixed-size unit: one declaration, an exact reader, a fast reader and a builder.
 
-`Fixed` couples a construct declaration with a ``NamedTuple`` of the same field names. `parse`
-goes through construct, `decode` through the struct derived by `layout`; they give equal tuples
-and refuse the same bytes with the same words.
+`Fixed` couples a construct declaration with a ``NamedTuple`` of the same field names. `parse` uses
+construct, `decode` the struct derived by `layout`; they return equal tuples and refuse the same
+bytes with the same message.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ class Fixed(Generic[T]):
         return FormatError(TOO_SHORT, offset=where, path=missing.name)
 
     def parse(self, data: bytes, position: int = 0, base: int = 0) -> T:
-        """Return the unit at ``data[position:]`` through construct; ``base`` is where ``data[0]``
-        lies.
+        """Return the unit at ``data[position:]`` through construct; ``base`` is the offset of
+        ``data[0]``.
         """
         try:
             values = self.declaration.parse(data[position:position + self.size] if position >= 0
@@ -56,8 +56,8 @@ class Fixed(Generic[T]):
         return record
 
     def decode(self, data: bytes | memoryview, position: int = 0, base: int = 0) -> T:
-        """Return the unit at ``data[position:]`` through the derived struct; same answers as
-        `parse`.
+        """Return the unit at ``data[position:]`` through the derived struct, with the same result
+        as `parse`.
         """
         available = len(data) - position if position >= 0 else 0
         if available < self.size:
@@ -66,8 +66,9 @@ class Fixed(Generic[T]):
         return record
 
     def decode_all(self, data: bytes | memoryview, base: int = 0) -> Iterator[T]:
-        """Yield all complete units of ``data`` in order, then FormatError if a part of one is
-        left.
+        """Yield all complete units of ``data`` in order.
+
+        Raises: FormatError at the end if an incomplete unit remains.
         """
         used = len(data) - len(data) % self.size
         for values in self._struct.iter_unpack(memoryview(data)[:used]):
@@ -76,7 +77,10 @@ class Fixed(Generic[T]):
             raise self._refuse_short(len(data) - used, base + used)
 
     def build(self, record: T) -> bytes:
-        """Return the bytes of a unit. FormatError names a value that does not fit its field."""
+        """Return the bytes of a unit.
+
+        Raises: FormatError that names a value that does not fit its field.
+        """
         try:
             raw: bytes = self.declaration.build(dict(zip(self.names, record, strict=True)))
         except ConstructError as error:
@@ -95,7 +99,7 @@ class Fixed(Generic[T]):
         return self._dtype
 
     def array(self, data: bytes | memoryview) -> np.ndarray[Any, np.dtype[Any]]:
-        """Return the complete units of ``data`` as an array; what fills none at the end is
+        """Return the complete units of ``data`` as an array; an incomplete unit at the end is
         omitted.
         """
         import numpy as np
@@ -106,7 +110,7 @@ class Fixed(Generic[T]):
 class FirstOfPage(Fixed[T]):
     """A unit at the start of a file of one page, followed by zeros.
 
-    Fields after the one named ``last`` came with younger versions.
+    Fields after the one named ``last`` were added in later versions.
     """
 
     PAGE_SIZE = 4096
@@ -117,17 +121,17 @@ class FirstOfPage(Fixed[T]):
         """Bytes of the fields that every version writes."""
 
     def read(self, data: bytes) -> T:
-        """Return the unit at the start of a file; younger fields beyond the end of a short one are
+        """Return the unit at the start of a file; later fields beyond the end of a short file are
         0.
 
-        Raise FormatError if even the others are incomplete.
+        Raises: FormatError if even the other fields are incomplete.
         """
         return self.parse(data.ljust(self.size, b"\0") if len(data) >= self.least else data)
 
     def page(self, record: T) -> bytes:
-        """Return the whole page."""
+        """Return the entire page."""
         return self.build(record).ljust(self.PAGE_SIZE, b"\0")
 
     def rest_is_zero(self, data: bytes) -> bool:
-        """Return whether nothing follows the fields, as in every file a broker wrote."""
+        """Return whether only zeros follow the fields, as in every file of a broker."""
         return not data[self.size:].strip(b"\0")

@@ -1,7 +1,7 @@
-"""The messages that RocketMQ itself writes: its own topics, by name, and the bodies only it
+"""The messages that RocketMQ itself writes: its own topics, by name, and the bodies that only it
 creates.
 
-`meaning` explains a message in such a topic, from topic and properties. `reader_of` finds the
+`meaning` explains a message in such a topic, from topic and properties. `reader_of` returns the
 reader of bodies that no application created: traces, transaction ops, POP check points and acks.
 (spec: recovery.md §9 and §10, timer-and-others-5x.md §1 and §6; traces as the Java client's
 TraceDataEncoder writes them, 4.4 to 5.3.)
@@ -18,9 +18,10 @@ from rmqctl.formats.local import properties as props
 TRACE_TOPIC = "RMQ_SYS_TRACE_TOPIC"
 _TRACE_PREFIX = "rmq_sys_TRACE_DATA_"
 _V2_SEPARATOR = "+"
-"""Between group and topic in the name of a POP retry topic of 5.x; in no group's name."""
+"""Separator of group and topic in the name of a POP retry topic of 5.x; no group name contains
+it."""
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
-"""Topics in which messages wait that are meant for others."""
+"""Topics in which messages wait that are meant for other topics."""
 _POP = {"ck": "pop-checkpoint", "ack": "pop-ack", "bAck": "pop-batch-ack"}
 _POP_NAMES = {
     "so": "startOffset", "pt": "popTime", "it": "invisibleTime", "bm": "bitMap", "n": "num",
@@ -30,12 +31,12 @@ _POP_NAMES = {
 
 
 def real_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """Return the topic a message is meant for, where it waits in another."""
+    """Return the topic for which a message is meant while it waits in another one."""
     return properties.get(props.REAL_TOPIC, topic) if topic in _MOVED else topic
 
 
 def meaning(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the meaning of a message in an internal topic, as far as it says; None for other
+    """Return the meaning of a message in an internal topic, with its known fields; None for other
     topics.
     """
     fields = _kind(topic, properties)
@@ -82,7 +83,7 @@ def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes
                                       tuple[Any, str]] | None:
     """Return the reader of bodies in a topic that only brokers and clients fill; None for others.
 
-    It takes the body, the properties and a reader of JSON, and gives (value, what it is), or raises
+    It receives the body, the properties and a reader of JSON, and returns (value, kind), or raises
     ValueError.
     """
     if topic == TRACE_TOPIC or topic.startswith(_TRACE_PREFIX):
@@ -96,8 +97,9 @@ def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes
 
 
 def half_offsets(body: bytes) -> list[int]:
-    """Return the queue offsets of the half messages that an op message settles. Raise
-    ValueError.
+    """Return the queue offsets of the half messages that an op message ends.
+
+    Raises: ValueError.
     """
     at_most(body.count(b","))
     parts = [part for part in body.decode("ascii", "replace").split(",") if part]
@@ -108,7 +110,10 @@ def half_offsets(body: bytes) -> list[int]:
 
 
 def pop_state(document: Any) -> dict[str, Any]:
-    """Return a check point or an ack under its fields' long names. Raise ValueError."""
+    """Return a check point or an ack with the long names of its fields.
+
+    Raises: ValueError.
+    """
     if not isinstance(document, dict):
         raise ValueError("not a POP check point or ack: expected a JSON object")  # noqa: TRY004
     return {_POP_NAMES.get(str(name), str(name)): value for name, value in document.items()}
@@ -129,7 +134,7 @@ _TRACE_FIELDS = {
                        "fromTransactionCheck"),
     "Recall": ("timeStamp", "regionId", "groupName", "topic", "msgId", "success"),
 }
-"""The fields of each type of trace after its name, in the order in which they are written."""
+"""The fields of each trace type after its name, in the order in which they are written."""
 _MIN_FIELDS = {"Pub": 11, "SubBefore": 7, "SubAfter": 5, "EndTransaction": 12, "Recall": 6}
 """The minimum number of fields that every client writes for the type."""
 _OLD_PUB = 12
@@ -140,11 +145,11 @@ _MESSAGE_TYPES = ("Normal_Msg", "Trans_Msg_Half", "Trans_msg_Commit", "Delay_Msg
 
 
 def traces(body: bytes) -> list[dict[str, Any]]:
-    """Return the traces of one message, under the names that RocketMQ's classes have for their
-    fields.
+    """Return the traces of one message, with the field names of RocketMQ's classes.
 
-    A trace of an unknown type has only its ``traceType`` and its ``fields``. Raise ValueError if
-    all are unknown.
+    A trace of an unknown type has only its ``traceType`` and its ``fields``.
+
+    Raises: ValueError if all types are unknown.
     """
     at_most(body.count(_TRACE_FIELD.encode()) + body.count(_TRACE_END.encode()))
     events = [_trace(line.split(_TRACE_FIELD))

@@ -1,7 +1,8 @@
 """The kind of a file of a store: from its path, or else from its content.
 
-Pure: the caller brings the path's parts, the first bytes (4 KiB do) and the size. A path decides
-where it follows the store's plan; a file copied elsewhere is recognised by its content.
+There is no I/O: the caller provides the path's parts, the first bytes (4 KiB are enough) and the
+size. The path decides if it is a usual path of a store; a file copied elsewhere is recognized by
+its content.
 """
 
 from __future__ import annotations
@@ -101,21 +102,21 @@ _QUEUE_ID = re.compile(r"-?[0-9]{1,10}", re.ASCII)
 
 
 def bare_name(name: str) -> str:
-    """Return a file's name without what a broker appends to copies of it."""
+    """Return a file's name without the suffix that a broker appends to copies of it."""
     for suffix in (".bak", ".tmp", ".delete"):
         name = name.removesuffix(suffix)
     return name
 
 
 def base_offset(name: str) -> int | None:
-    """Return the stream offset of a file's first byte, when its name is one."""
+    """Return the stream offset of a file's first byte, if its name is one."""
     name = bare_name(name)
     segment = tiered_names.parse_segment(name)
     return names.parse_offset(name) if segment is None else segment[0]
 
 
 def from_path(parts: Sequence[str]) -> str | None:
-    """Return the kind that a path has by the store's plan, or None. The last part is the file
+    """Return the kind of a path that is usual in a store, or None. The last part is the file
     name.
     """
     if not parts:
@@ -156,11 +157,11 @@ def _numbered(above: Sequence[str], folder: str) -> str | None:
 def recognise(parts: Sequence[str], head: bytes, size: int) -> str | None:
     """Return the kind of a file, or None.
 
-    ``parts`` of its path (absolute, else what is known), its first bytes and its size in bytes.
+    ``parts`` of its path (absolute, else as far as known), its first bytes and its size in bytes.
     """
     by_path = from_path(parts)
     if by_path == COMMITLOG and dledger.detect(head) == dledger.FRAMED and _is_dledger(head, size):
-        return DLEDGER  # a DLedger data folder may be set to any name
+        return DLEDGER  # a DLedger data folder may have any name
     if by_path == DLEDGER and dledger.detect(head) == dledger.PLAIN:
         return COMMITLOG
     if by_path == CONFIG and _is_client_offsets(head, size):
@@ -338,7 +339,7 @@ _CHECKS: tuple[tuple[str, Callable[[bytes, int], bool]], ...] = (
 
 
 def from_content(head: bytes, size: int) -> str | None:
-    """Return the kind whose marks the first bytes (and the size) bear, or None."""
+    """Return the kind that the first bytes (and the size) identify, or None."""
     if not head.strip(b"\0"):
         return TIMERWHEEL if size == timer_wheel.FILE_SIZE else None
     return next((kind for kind, check in _CHECKS if check(head, size)), None)

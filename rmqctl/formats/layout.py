@@ -1,9 +1,9 @@
 """Derives offsets, numpy dtypes and struct formats from construct declarations.
 
-A layout stands once, as a construct ``Struct``. The slow, exact reader parses with it; the
-fast reader asks this module where its fields lie. No offset is typed twice.
+Each layout is declared once, as a construct ``Struct``. The slow, exact reader parses with it; the
+fast reader gets the positions of its fields from this module. No offset is typed twice.
 
-Only what can be known without data is derived: a field whose width depends on an earlier
+Only layouts that are known without data are derived: a field whose width depends on an earlier
 value ends the *prefix*, unless the deciding values are given as ``context`` (for example
 ``sys_flag`` and ``magic`` of a message, which decide host and topic-length widths).
 """
@@ -41,7 +41,7 @@ class LayoutError(TypeError):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field at a fixed place: ``offset`` and ``size`` in bytes.
+    """One field at a fixed position: ``offset`` and ``size`` in bytes.
 
     ``code`` is the big-endian struct code of an integer (``"q"``), or ``""`` for raw bytes.
     """
@@ -62,8 +62,9 @@ class Field:
 
 
 def _unwrap(subcon: Any, context: Container) -> Any:
-    """Return the innermost declaration, conditions decided by ``context`` (KeyError if they
-    cannot).
+    """Return the innermost declaration, with conditions decided by ``context``.
+
+    Raises: KeyError if ``context`` is not sufficient.
     """
     while True:
         if isinstance(subcon, Renamed | Adapter | Const):
@@ -77,7 +78,7 @@ def _unwrap(subcon: Any, context: Container) -> Any:
 
 
 def _walk(declaration: Any, context: Container) -> Iterator[tuple[str, int | None, str]]:
-    """Yield leaf fields in order as (dotted name, size in bytes or None when variable, struct
+    """Yield leaf fields in order as (dotted name, size in bytes or None if variable, struct
     code).
     """
     for subcon in declaration.subcons:
@@ -115,13 +116,14 @@ def _fields(declaration: Construct[Any, Any], context: tuple[tuple[str, int], ..
 
 
 def prefix(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
-    """Return the fields before the first one whose place or width depends on data."""
+    """Return the fields before the first one whose position or width depends on data."""
     return _fields(declaration, tuple(sorted(context.items())))[0]
 
 
 def fields(declaration: Construct[Any, Any], **context: int) -> tuple[Field, ...]:
-    """Return all fields of a fixed-size declaration; raise LayoutError if it is not fixed in
-    ``context``.
+    """Return all fields of a fixed-size declaration.
+
+    Raises: LayoutError if it is not fixed in ``context``.
     """
     declared, complete = _fields(declaration, tuple(sorted(context.items())))
     if not complete:
@@ -155,7 +157,7 @@ def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
 
 
 def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tuple[int, str]:
-    """Return (size in bytes, struct code) of a fixed-width field, wherever it lies."""
+    """Return (size in bytes, struct code) of a fixed-width field at any position."""
     for field_name, size, code in _walk(declaration, Container(context)):
         if field_name == name and size is not None:
             return size, code
@@ -165,7 +167,8 @@ def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tup
 def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _struct.Struct:
     """Return a compiled ``struct.Struct`` that unpacks the named prefix fields from a record start.
 
-    Bytes between and before the named fields are skipped. Without names: the whole prefix.
+    Bytes between and before the named fields are skipped. Without names, it unpacks the entire
+    prefix.
     """
     wanted = prefix(declaration, **context)
     if names:
@@ -182,10 +185,10 @@ def reader(declaration: Construct[Any, Any], *names: str, **context: int) -> _st
 
 def dtype(declaration: Construct[Any, Any], *names: str, itemsize: int | None = None,
           **context: int) -> np.dtype[Any]:
-    """Return a numpy structured dtype over the (named) fields, offsets as declared.
+    """Return a numpy structured dtype over the (named) fields, with the declared offsets.
 
-    Without ``itemsize`` it spans the whole fixed-size declaration, so ``np.frombuffer`` reads an
-    array of units; with it, any prefix can be laid over records gathered to that width.
+    Without ``itemsize`` it spans the entire fixed-size declaration, so ``np.frombuffer`` reads an
+    array of units; with it, a prefix can be read from records gathered to that width.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """``brokerIdentity`` of the controller mode: ``cluster#name#id``.
 
-spec: checkpoint-and-small-files.md §5. ``brokerIdentity-temp`` has a fourth
-part, the code of a registration under way.
+spec: checkpoint-and-small-files.md §5. ``brokerIdentity-temp`` has a fourth part, the code of a
+registration in progress.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class BrokerIdentity(NamedTuple):
 
 
 def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
-    """Return (field name, offset, bytes) of each part, as far as they are there."""
+    """Return (field name, offset, bytes) of each existing part."""
     parts = []
     position = 0
     for name, raw in zip(PARTS, data.rstrip(b"\r\n").split(SEPARATOR.encode(), len(PARTS) - 1),
@@ -36,7 +36,10 @@ def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
 
 
 def parse(data: bytes) -> BrokerIdentity:
-    """Return the identity. FormatError names the part that is missing or wrong."""
+    """Return the identity.
+
+    Raises: FormatError that names the missing or invalid part.
+    """
     texts: list[str] = []
     for name, position, raw in pieces(data):
         try:

@@ -1,10 +1,10 @@
 """The JSON of ``config/`` as fastjson writes it (spec: checkpoint-and-small-files.md §4.1).
 
-Strict JSON goes through the standard decoder, and so does the dialect's one liberty, map keys that
-are bare integers, once they are quoted. Everything that needs a position in the file goes through
-`_Reader`: one pass, an explicit stack, bounded depth. Oddities that do not hide the value are
-reported, not fatal. Some files have keys that are objects (`object_keys`); the caller says which
-text replaces such a key.
+Strict JSON is read by the standard decoder, and so is the dialect's one extension, map keys that
+are bare integers, after they have been quoted. Anything that needs a position in the file is read
+by `_Reader`: one pass, an explicit stack, bounded depth. Oddities that do not hide the value are
+reported, not fatal. Some files have keys that are objects (`object_keys`); the caller provides the
+text that replaces such a key.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from rmqctl.errors import FormatError
 
 MAX_DEPTH = 100
 MAX_NUMBER = 1000
-"""Characters of the longest number taken for one."""
+"""Characters of the longest number that is accepted."""
 MAX_ODDITIES = 100
-"""More than these are not told: the file is what it is."""
+"""Maximum number of reported oddities."""
 
 BYTE_ORDER_MARK = "byte-order-mark"
 INVALID_UTF8 = "invalid-utf8"
@@ -33,7 +33,7 @@ LONE_SURROGATE = "lone-surrogate"
 
 
 class Oddity(NamedTuple):
-    """Something a broker would not have written; ``offset`` in bytes from the file's start."""
+    """A difference from what a broker would write; ``offset`` in bytes from the file's start."""
 
     kind: str
     offset: int
@@ -44,7 +44,7 @@ KeyOf = Callable[[Any], str]
 
 
 class Parsed(NamedTuple):
-    """The value, with object keys as texts, and what was odd about the file."""
+    """The value, with object keys as texts, and the oddities of the file."""
 
     value: Any
     oddities: list[Oddity]
@@ -53,11 +53,12 @@ class Parsed(NamedTuple):
 _SPACE = re.compile(r"[ \t\r\n]*+")
 _STRING = re.compile(
     r'"((?:[^"\\\x00-\x1f]++|\\["\\/bfnrt]|\\u[0-9a-fA-F]{4})*+)"')
-# No possessive groups here: before Python 3.11.5 they take a part that does not match (gh-106052).
+# No possessive groups here: before Python 3.11.5 they match a part that does not match (gh-106052).
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 _INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]*+)(?=[ \t\r\n]*+:)")
 _BARE_KEYS = re.compile(r"([{,][ \t\r\n]*+)(-?(?:0|[1-9][0-9]*+))(?=[ \t\r\n]*+:)")
-"""Such quotes within a text end it, and after them comes a digit or "-": that is not JSON."""
+"""If such quotes are in a text, they end it and are followed by a digit or "-", which is not
+JSON."""
 _WORD = re.compile(r"(?:true|false|null)(?![A-Za-z0-9_])")
 _WORDS = {"true": True, "false": False, "null": None}
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -73,7 +74,7 @@ def _behind_space(text: str, position: int) -> int:
 
 
 class _NotStrictError(ValueError):
-    """Raised from hooks of the standard decoder: the careful reader must look."""
+    """Raised from hooks of the standard decoder: the slow reader must decide."""
 
 
 def _strict_number(text: str) -> int:
@@ -89,7 +90,7 @@ def _strict_float(text: str) -> float:
 
 
 class _EnoughError(Exception):
-    """So much is odd that more would not be told."""
+    """The maximum number of oddities is reached."""
 
 
 def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -110,7 +111,7 @@ _WITH_DUPLICATES = json.JSONDecoder(parse_int=_strict_number, parse_float=_stric
 
 
 class _Text:
-    """The decoded file: one character per undecodable byte, so that places can be told."""
+    """The decoded file: one character per undecodable byte, so that positions can be determined."""
 
     def __init__(self, data: bytes) -> None:
         escaped = data.decode("utf-8", "surrogateescape")
@@ -139,13 +140,15 @@ class _Text:
         return len(self._escaped[:position].encode("utf-8", "surrogateescape"))
 
     def note(self, kind: str, position: int, detail: str) -> None:
-        """Keep an oddity at character ``position``."""
+        """Note an oddity at character ``position``."""
         if len(self.oddities) < MAX_ODDITIES:
             self.oddities.append(Oddity(kind, self.byte_offset(position), detail))
 
 
 def _deep(text: str) -> bool:
-    """Return whether brackets nest so deep that only `_Reader`, which counts, may go there."""
+    """Return whether brackets nest so deeply that only `_Reader`, which counts levels, may read
+    them.
+    """
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return False
     depths = accumulate(map(_STEPS.__getitem__, _NO_BRACKETS.sub("", text)))
@@ -172,7 +175,7 @@ class _Reader:
                           path=f"{self._inside}{path}"[:200].encode("utf-8", "replace").decode())
 
     def _skip(self) -> str:
-        """Move to the next character that is not a space, and return it (empty at the end)."""
+        """Move to the next non-space character, and return it (empty at the end)."""
         self._at = _behind_space(self._text, self._at)
         return self._text[self._at:self._at + 1]
 
@@ -244,7 +247,7 @@ class _Reader:
         self._stack.append((container, None))
 
     def read(self) -> tuple[Any, int]:
-        """Return the value and the place after it."""
+        """Return the value and the position after it."""
         while True:
             value = self._value()
             while self._stack:
@@ -273,7 +276,7 @@ class _Reader:
         return self._string() if char == '"' else self._scalar()
 
     def _next(self, container: Any, *, first: bool) -> bool:
-        """Move to the container's next value; True when it is closed instead."""
+        """Move to the container's next value; return True if it is closed instead."""
         end = "}" if isinstance(container, dict) else "]"
         char = self._skip()
         if char == end:
@@ -300,7 +303,7 @@ def _decode(source: _Text, key_of: KeyOf | None = None) -> tuple[Any, int]:
         quoted = _BARE_KEYS.sub(r'\1"\2"', text)
         with contextlib.suppress(ValueError):
             return _complete(_STRICT, quoted, text, source.start)
-        # Many duplicates: the slow reader tells the first of them.
+        # Many duplicates: the slow reader reports the first of them.
         with contextlib.suppress(_EnoughError):
             return _Reader(source, may_end=True, key_of=key_of).read()
         with contextlib.suppress(ValueError):
@@ -309,8 +312,9 @@ def _decode(source: _Text, key_of: KeyOf | None = None) -> tuple[Any, int]:
 
 
 def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> tuple[Any, int]:
-    """Return the value of a text whose keys were quoted, if nothing follows it. Raise
-    ValueError.
+    """Return the value of a text whose keys were quoted, if nothing follows it.
+
+    Raises: ValueError.
     """
     value, end = decoder.raw_decode(quoted, _behind_space(quoted, start))
     if _behind_space(quoted, end) != len(quoted):
@@ -319,10 +323,12 @@ def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> 
 
 
 def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
-    """Return the value in a file's bytes, and its oddities. FormatError with offset and JSON path.
+    """Return the value in a file's bytes, and its oddities.
 
-    ``key_of`` gives the text for a key that is an object, or raises FormatError; without it such
+    ``key_of`` returns the text for a key that is an object, or raises FormatError; without it such
     keys are errors.
+
+    Raises: FormatError with offset and JSON path.
     """
     source = _Text(data)
     if not source.text[source.start:].strip(" \t\r\n"):

@@ -20,21 +20,21 @@ _LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|\Z)")
 
 
 class Epoch(NamedTuple):
-    """An epoch and the physical offset it began at; the next one's start ends it."""
+    """An epoch and the physical offset at which it began; it ends at the start of the next one."""
 
     epoch: int
     start_offset: int
 
 
 class Line(NamedTuple):
-    """One line of the file: its place and its bytes without the separator."""
+    """One line of the file: its position, and its bytes without the separator."""
 
     at: int
     raw: bytes
 
 
 def lines(data: bytes) -> list[Line]:
-    """Return the lines as Java's ``readLine`` cuts them, with their places."""
+    """Return the lines as Java's ``readLine`` splits them, with their positions."""
     lines_of_file = []
     position = 0
     while position < len(data):
@@ -64,7 +64,10 @@ def _entry(line: Line, number: int) -> Epoch:
 
 
 def parse(data: bytes) -> list[Epoch]:
-    """Return the entries. FormatError on a wrong count, CRC or line."""
+    """Return the entries.
+
+    Raises: FormatError for a wrong count, CRC or line.
+    """
     file_lines = lines(data)
     for number, path in enumerate(("count", "crc")):
         if len(file_lines) <= number:
@@ -82,10 +85,10 @@ def parse(data: bytes) -> list[Epoch]:
 
 
 def stops_broker(data: bytes) -> str | None:
-    """Return why a broker exits when it reads such a file; None if it reads it, or its backup.
+    """Return why a broker exits when it reads such a file; None if it reads it or its backup.
 
-    Only an IOException (wrong count, wrong CRC, invalid UTF-8) makes it read the backup. Nothing
-    catches the NumberFormatException of a line that is missing or not a number.
+    Only an IOException (wrong count, wrong CRC, invalid UTF-8) makes it read the backup. The
+    NumberFormatException for a missing or non-numeric line is not caught.
     """
     try:
         data.decode()
@@ -123,6 +126,6 @@ def _crc(entries: list[Epoch], separator: str) -> int:
 
 
 def build(entries: list[Epoch], separator: str = "\n") -> bytes:
-    """Return the file a broker on a system with this line separator writes."""
+    """Return the file that a broker writes on a system with this line separator."""
     head = f"{len(entries)}{separator}{_crc(entries, separator)}{separator}"
     return head.encode("ascii") + _text(entries, separator)

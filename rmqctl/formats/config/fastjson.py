@@ -1,12 +1,13 @@
-"""The text fastjson 1.x writes for a broker's configuration (checkpoint-and-small-files.md §4.1).
+"""The text that fastjson 1.x writes for a broker's configuration (checkpoint-and-small-files.md
+§4.1).
 
 "Pretty" style: a tab per level, ``"key":value`` without a space, every text key on a line of its
-own. A key that is a number is bare, on the line of the bracket or of the value before it:
-``{0:5,1:7`` with the closing bracket on the next line. The order of keys is the caller's: a broker
-has the properties of a bean in alphabetical order and a map in the map's own order. None is written
-as ``null``; a broker omits such properties.
+own. A numeric key is bare, on the line of the bracket or of the previous value: ``{0:5,1:7`` with
+the closing bracket on the next line. The caller decides the order of keys: a broker writes the
+properties of a bean in alphabetical order and a map in the map's own order. None is written as
+``null``; a broker omits such properties.
 
-`config_json` reads it back.
+`config_json` reads it.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ _WORDS = {None: "null", True: "true", False: "false"}
 
 
 def quoted(text: str) -> str:
-    """Return a text between double quotes, with what fastjson escapes (and lone surrogates)
+    """Return a text in double quotes; characters that fastjson escapes, and lone surrogates, are
     escaped.
     """
     if text.isascii() and text.isprintable() and '"' not in text and "\\" not in text:
-        return f'"{text}"'  # most are of this kind
+        return f'"{text}"'  # most texts need no escapes
     return f'"{text.translate(_ESCAPES)}"'
 
 
@@ -38,19 +39,18 @@ class Ready(str):
 
 
 def ready(value: Any, depth: int) -> Ready:
-    """Return the text of a value that lies ``depth`` levels deep, to be built into others many
-    times.
-    """
+    """Return the text of a value at level ``depth``, for repeated use in other values."""
     parts: list[str] = []
     _add(parts, value, depth)
     return Ready("".join(parts))
 
 
 def build(value: Any) -> bytes:
-    """Return the bytes of a value: mappings, lists, texts, numbers, bools, None, `Ready` ones.
+    """Return the bytes of a value: mappings, lists, texts, numbers, bools, None, `Ready` values.
 
-    Keys are texts or ints. Raise TypeError for anything else, ValueError for a float that is not a
-    number.
+    Keys are texts or ints.
+
+    Raises: TypeError for any other type, ValueError for a float that is not a number.
     """
     return ready(value, 0).encode()
 

@@ -1,9 +1,9 @@
-"""The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), as tiered storage has it.
+"""The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), as in tiered storage.
 
 It differs from a ``HashMap`` (`java_map`): the table doubles when three quarters are reached, not
-passed; doubling turns the order of some keys of a bucket round; a copy of another map is larger
-than that map needs. Not modelled: buckets of nine and more keys in tables of 64 and more, which
-become trees; keys must be made to collide for that.
+exceeded; doubling reverses the order of some keys of a bucket; a copy of another map is larger than
+that map needs. Not modelled: buckets of nine and more keys in tables of 64 and more, which become
+trees; that needs deliberately colliding keys.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _Node = tuple[int, int]
 
 
 def sized(initial: int) -> int:
-    """Return the capacity of a new map that was asked for with an initial capacity."""
+    """Return the capacity of a new map with a requested initial capacity."""
     return _power(initial + (initial >> 1) + 1)
 
 
 def copied(count: int) -> int:
-    """Return the capacity of a map that is made as the copy of one with ``count`` keys."""
+    """Return the capacity of a map created as the copy of a map with ``count`` keys."""
     wanted, capacity = sized(count), _DEFAULT
     capacity = max(capacity, wanted)
     while wanted > capacity - (capacity >> 2):
@@ -39,10 +39,9 @@ def copied(count: int) -> int:
 
 
 def ordered(table: Mapping[K, V], capacity: int = _DEFAULT) -> list[tuple[K, V]]:
-    """Return the items of a mapping, which has them in the order of insertion, as Java goes through
-    them.
+    """Return the items of a mapping in insertion order, as Java iterates over them.
 
-    ``capacity`` is the table's at the beginning, a power of two.
+    ``capacity`` is the initial capacity of the table, a power of two.
     """
     keys = tuple(table)
     return [(keys[number], table[keys[number]]) for number in _order(keys, capacity)]
@@ -61,7 +60,7 @@ def _spread(key: str | int) -> int:
     return (value ^ value >> 16) & 0x7FFFFFFF
 
 
-@lru_cache(4096)  # maps whose keys stay are gone through again and again
+@lru_cache(4096)  # maps with the same keys are iterated over again and again
 def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
     if len(keys) == 1:
         return [0]
@@ -82,8 +81,8 @@ def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
 def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_Node]]:
     """Return the buckets of a table twice as large.
 
-    Of each bucket the last run of nodes that stay together keeps its order; each node before is put
-    in front of those that have its new bucket.
+    In each bucket the last run of nodes that stay together keeps its order; each earlier node is
+    inserted before those of its new bucket.
     """
     doubled: dict[int, list[_Node]] = {}
     for bucket, nodes in buckets.items():

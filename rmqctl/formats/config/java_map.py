@@ -1,12 +1,12 @@
 """The iteration order of a Java ``HashMap<String, String>`` (spec: commitlog.md §5.1).
 
-A broker that rebuilds a properties string writes the pairs in this order, so it decides about
-bytes. A bucket is ``(h ^ h >>> 16) & (capacity - 1)`` with ``h = String.hashCode``; the table
-doubles when it holds more than three quarters of its capacity; inside a bucket the order is that
-of insertion. Overwriting keeps a key's place, removing keeps the capacity.
+A broker that rebuilds a properties string writes the pairs in this order, so it affects bytes. A
+bucket is ``(h ^ h >>> 16) & (capacity - 1)`` with ``h = String.hashCode``; the table doubles when
+it contains more than three quarters of its capacity; a bucket keeps the insertion order.
+Overwriting keeps a key's position, removing keeps the capacity.
 
-Not modelled: the tree a bucket of nine and more keys becomes in a table of 64 and more buckets,
-whose order depends on the tree's shape. Keys must be made to collide for that.
+Not modelled: a bucket of nine and more keys in a table of 64 and more buckets becomes a tree, whose
+order depends on its shape. That needs deliberately colliding keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TREE_CAPACITY = 64
 _CACHED = 1024
 _CACHED_KEYS = 64
 _CACHED_TEXT = 128
-"""Characters of a key that is kept: strangers may send others."""
+"""Characters of the longest key that is cached, because anybody may send keys."""
 
 
 def _spread_of(key: str) -> int:
@@ -38,8 +38,8 @@ def _spread(key: str) -> int:
 
 
 def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
-    """Return the capacity after a new ``key`` came to a table of ``size`` keys, the ``earlier``
-    ones.
+    """Return the capacity after a new ``key`` was added to a table of ``size`` keys, the
+    ``earlier`` ones.
     """
     if size >= _LONG_BUCKET and capacity < _TREE_CAPACITY:
         mask = capacity - 1
@@ -50,7 +50,7 @@ def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
 
 
 def _sorted(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
-    """Return the places of ``keys`` by bucket, in a table that has its final capacity."""
+    """Return the indexes of ``keys`` by bucket, in a table with its final capacity."""
     mask = capacity - 1
     return tuple(sorted(range(len(keys)), key=lambda number: _spread(keys[number]) & mask))
 
@@ -66,10 +66,10 @@ _sorted_cached = lru_cache(maxsize=_CACHED)(_sorted)
 
 
 def ordered(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
-    """Return the places in ``keys`` (distinct, in order of insertion) in iteration order.
+    """Return the indexes of ``keys`` (distinct, in insertion order) in iteration order.
 
-    ``capacity`` is the table's initial one, a power of two. Cached: messages of one kind have the
-    same keys.
+    ``capacity`` is the initial capacity of the table, a power of two. The result is cached:
+    messages of one kind have the same keys.
     """
     return (_ordered_cached if _is_kept(keys) else _ordered)(keys, capacity)
 
@@ -91,7 +91,7 @@ class JavaMap:
 
     @classmethod
     def from_properties(cls, raw: str, capacity: int) -> JavaMap:
-        """Return the map a 4.9.1+ / 5.x broker makes of a properties string."""
+        """Return the map that a 4.9.1+ / 5.x broker creates from a properties string."""
         java_map = cls(capacity)
         for key, value in properties.parse(raw).items():
             java_map.put(key, value)
@@ -103,7 +103,7 @@ class JavaMap:
         self._entries[key] = value
 
     def remove(self, key: str) -> str | None:
-        """Return the value that was taken out; None if there was none."""
+        """Remove a key; return its value, None if it did not exist."""
         return self._entries.pop(key, None)
 
     def get(self, key: str) -> str | None:

@@ -12,7 +12,10 @@ from rmqctl.errors import FormatError
 
 
 def queue_of(value: Any) -> tuple[str, str, int]:
-    """Return (broker name, topic, queue id) of a key that is a queue. Raise FormatError."""
+    """Return (broker name, topic, queue id) of a key that is a queue.
+
+    Raises: FormatError.
+    """
     try:
         broker, topic, number = value["brokerName"], value["topic"], value["queueId"]
         if not isinstance(broker, str) or not isinstance(topic, str) or type(number) is not int:
@@ -23,6 +26,9 @@ def queue_of(value: Any) -> tuple[str, str, int]:
 
 
 def queue_name(value: Any) -> str:
-    """Return ``TOPIC@BROKER@QUEUE`` for a key that is a queue. Raise FormatError."""
+    """Return ``TOPIC@BROKER@QUEUE`` for a key that is a queue.
+
+    Raises: FormatError.
+    """
     broker, topic, number = queue_of(value)
     return f"{topic}@{broker}@{number}"

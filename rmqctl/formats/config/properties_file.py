@@ -1,6 +1,6 @@
-r"""A Java ``.properties`` file, as `java.util.Properties.load` reads one: broker.conf is one.
+r"""A Java ``.properties`` file such as broker.conf, as `java.util.Properties.load` reads it.
 
-The bytes are Latin-1. A line continues in the next where it ends with an odd number of backslashes;
+The bytes are Latin-1. A line that ends with an odd number of backslashes continues on the next one;
 ``#`` and ``!`` begin comments; a key ends at ``=``, ``:`` or space; spaces before a value are
 dropped, those after it stay; ``\uXXXX`` is a UTF-16 unit. The last of several equal keys counts.
 """
@@ -29,21 +29,20 @@ class PropertyEntry(NamedTuple):
 
 
 def parse(data: bytes) -> list[PropertyEntry]:
-    r"""Return all entries in the order of the file, also those that a later one of the same key
-    replaces.
+    r"""Return all entries in the order of the file, including those that a later one replaces.
 
-    FormatError at a ``\u`` without four hexadecimal digits: Java refuses the whole file.
+    Raises: FormatError at a ``\u`` without four hexadecimal digits: Java refuses the entire file.
     """
     return [_entry(text, line) for text, line in _logical_lines(data.decode("latin-1"))]
 
 
 def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
-    """Yield (a line with what continues in the following ones, its number); no blanks, no
+    """Yield (a line joined with its continuation lines, its number), without blank lines and
     comments.
     """
     pending, begun = "", 0
     for number, natural in enumerate(re.split("\r\n|\r|\n", text), start=1):
-        line = natural.lstrip(_SPACE)  # of a line that goes on, too
+        line = natural.lstrip(_SPACE)  # also for a continuation line
         if not begun and (not line or line[0] in "#!"):
             continue
         begun = begun or number
@@ -59,7 +58,7 @@ def _logical_lines(text: str) -> Iterator[tuple[str, int]]:
 
 def _entry(text: str, line: int) -> PropertyEntry:
     match = _KEY.match(text)
-    assert match is not None  # it matches nothing, too
+    assert match is not None  # it also matches an empty text
     rest = text[match.end():].lstrip(_SPACE)
     if rest[:1] in ("=", ":"):
         rest = rest[1:].lstrip(_SPACE)
@@ -77,5 +76,5 @@ def _unescaped(text: str, line: int) -> str:
         return chr(int(match.group(2), 16))
 
     unescaped = _ESCAPE.sub(character, text)
-    # Two UTF-16 units that are one character are in two escapes.
+    # The two UTF-16 units of one character are two escapes.
     return unescaped.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -1,4 +1,4 @@
-"""The readable part of a configuration file that breaks off, or continues with zeros.
+"""The readable part of a configuration file that ends early, or continues with zeros.
 
 Brokers of 5.1 to 5.3 write these files in place: a crash leaves the start of the new content. All
 entries that end before the break are complete.
@@ -22,8 +22,8 @@ _TRIES = 8
 
 
 def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
-    """Return (the object, made of what ends before the break; bytes it was read from). None if no
-    entry can be read.
+    """Return (the object, built from the entries before the break; number of bytes read). None if
+    no entry can be read.
     """
     text = data.decode("utf-8", "surrogateescape")
     for _ in range(_TRIES):
@@ -32,7 +32,7 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
             return None
         try:
             parsed = config_json.parse((text[:end] + closing).encode("utf-8", "surrogateescape"))
-        except FormatError as error:  # it was no JSON before the break either
+        except FormatError as error:  # it was not JSON before the break either
             if error.offset is None or error.offset >= end:
                 return None
             text = text[:error.offset]
@@ -44,8 +44,8 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 def _last_border(text: str) -> tuple[int, str]:
-    """Return (where the last complete entry ends, the brackets that close what is open there); 0
-    without.
+    """Return (end of the last complete entry, brackets that close what is open there); 0 without
+    one.
     """
     position, open_brackets = 0, ""
     best = 0, ""
@@ -53,7 +53,7 @@ def _last_border(text: str) -> tuple[int, str]:
         first = token[0][0]
         if first in "{[":
             if len(open_brackets) >= config_json.MAX_DEPTH:
-                break  # no configuration goes so deep, and each level more makes all tokens slower
+                break  # no configuration is so deep, and each level makes all tokens slower
             open_brackets += first
         elif first in "}]":
             if not open_brackets or _CLOSING[open_brackets[-1]] != first:

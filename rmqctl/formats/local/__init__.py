@@ -1,4 +1,4 @@
-"""The local store: messages, consumequeues, index and the small files beside them.
+"""The local store: messages, consume queues, index and its small files.
 
-One module per on-disk format, and the rules of texts and numbers that they share.
+One module per on-disk format, and their common rules for texts and numbers.
 """

@@ -1,5 +1,5 @@
-"""The ``abort`` file: its existence says the last run did not end cleanly
-(spec: checkpoint-and-small-files.md §2). Empty in 4.x, the process id as text in 5.x.
+"""The ``abort`` file, which exists if the last run did not stop cleanly (spec:
+checkpoint-and-small-files.md §2). Empty in 4.x, the process id as text in 5.x.
 """
 
 from __future__ import annotations
@@ -10,7 +10,10 @@ MAX_DIGITS = 19
 
 
 def parse(data: bytes) -> int | None:
-    """Return the process id, None for an empty file. Raise FormatError if it is neither."""
+    """Return the process id; None for an empty file.
+
+    Raises: FormatError if it is neither.
+    """
     if not data:
         return None
     text = data.rstrip(b"\r\n")
@@ -23,7 +26,7 @@ def parse(data: bytes) -> int | None:
 
 
 def build(pid: int | None) -> bytes:
-    """Return the content a 4.x (None) or 5.x broker writes."""
+    """Return the content that a 4.x (None) or 5.x broker writes."""
     if pid is not None and not 0 <= pid < 10 ** MAX_DIGITS:
         raise FormatError("value does not fit the field", path="pid")
     return b"" if pid is None else b"%d" % pid

@@ -1,8 +1,8 @@
 """The appended ``__CRC32#`` property of 5.2.0+ (spec: commitlog.md §5.4).
 
-Twenty bytes at the very end of a record: name, separator, ten digits (least significant first)
-and a separator. The CRC covers the record up to them, so also the fields which the body CRC
-leaves unprotected.
+Twenty bytes at the very end of a record: name, separator, ten digits (least significant first) and
+a separator. The CRC covers the record before them, including the fields that the body CRC does not
+protect.
 """
 
 from __future__ import annotations
@@ -35,8 +35,9 @@ def write_digits(crc: int) -> bytes:
 
 
 def read_digits(digits: str) -> int:
-    """Return the number a broker reads from the property's value. Raise ValueError if it is not
-    digits.
+    """Return the number that a broker reads from the property's value.
+
+    Raises: ValueError if it is not digits.
     """
     if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS):
         raise ValueError(f"not a CRC: {digits[:20]!r}")
@@ -50,7 +51,10 @@ def build(crc: int) -> bytes:
 
 
 def parse(data: bytes, base: int = 0) -> int:
-    """Return the CRC in the twenty bytes ``data``. Raise FormatError if they are not a CRC."""
+    """Return the CRC in the twenty bytes ``data``.
+
+    Raises: FormatError if they are not a CRC.
+    """
     try:
         appended = AppendedCrc.parse(data)
         if len(data) != SIZE:
@@ -64,16 +68,16 @@ def parse(data: bytes, base: int = 0) -> int:
 
 
 def compute(record: bytes | memoryview) -> int:
-    """Return the CRC of a complete record's bytes, the last twenty omitted."""
+    """Return the CRC of a complete record's bytes, without the last twenty."""
     return zlib.crc32(memoryview(record)[:max(len(record) - SIZE, 0)]) & CRC_MASK
 
 
 def stored(record: bytes) -> int | None:
     """Return the CRC at the end of a record's bytes; None without one.
 
-    A batch may glue it to the text before (commitlog.md §5.4), which is accepted here. A record
-    that was stored again by a broker with the feature off may carry its earlier CRC: only where the
-    feature was on does a mismatch prove damage.
+    A batch may append it directly to the text before it (commitlog.md §5.4), which is accepted
+    here. A record that was stored again by a broker with the feature off may carry its earlier CRC:
+    a mismatch proves damage only if the feature was on.
     """
     try:
         return parse(bytes(record[-SIZE:]))
@@ -88,7 +92,7 @@ def verify(record: bytes) -> bool | None:
 
 
 def seal(record: bytes) -> bytes:
-    """Return a finished record whose last twenty bytes were reserved, with its CRC put there."""
+    """Return a finished record whose last twenty bytes were reserved, with its CRC in them."""
     if len(record) < SIZE:
         raise FormatError("record runs past the end of the data", offset=0, path="digits")
     return record[:-SIZE] + build(compute(record))

@@ -23,7 +23,9 @@ NOT_COMPACTED = -1
 
 
 class UnitRecord(NamedTuple):
-    """One row: a record and the queue offsets ``msg_base_offset … + batch_size`` it covers."""
+    """One entry: a record and the queue offsets ``msg_base_offset … + batch_size`` that it
+    covers.
+    """
 
     physical_offset: int
     size: int
@@ -36,7 +38,7 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """The broker's test of a unit."""
+        """Whether a broker accepts the unit."""
         return (self.physical_offset >= 0 and self.size > 0 and self.msg_base_offset >= 0
                 and self.batch_size > 0)
 

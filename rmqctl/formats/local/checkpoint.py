@@ -1,7 +1,7 @@
 """The ``checkpoint`` page (spec: checkpoint-and-small-files.md §1).
 
-Three fields up to 4.9.x, a fourth from 5.0.0, a fifth from 5.1.1. An older release leaves the
-bytes of younger fields as it found them, so these mean something only where such a broker wrote.
+Three fields up to 4.9.x, a fourth from 5.0.0, a fifth from 5.1.1. An older release does not change
+the bytes of later fields, so these are only meaningful if a broker with these fields wrote them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Checkpoint = Struct(
 )
 
 MARGIN = 3000
-"""Milliseconds a broker subtracts before it trusts a time."""
+"""Milliseconds that a broker subtracts before it trusts a time."""
 
 
 YEAR_3000 = 32_503_680_000_000
-"""Store times (ms) are before it."""
+"""All store times (ms) are earlier."""
 
 
 class CheckpointRecord(NamedTuple):
@@ -39,21 +39,21 @@ class CheckpointRecord(NamedTuple):
 
     @property
     def min_timestamp(self) -> int:
-        """The time from which an abnormal recovery starts: messages stored before it count as
-        safe.
-        """
+        """The time from which an abnormal recovery starts: earlier messages count as safe."""
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - MARGIN)
 
     @property
     def min_timestamp_index(self) -> int:
-        """The same with the index counted in (``messageIndexSafe``)."""
+        """The same including the time of the index (``messageIndexSafe``)."""
         return min(self.min_timestamp, self.index_msg_timestamp)
 
     def knows_later(self, newest: int | None, begin: int) -> bool:
-        """Return whether a message was written after the newest (ms) of a log that begins at the
-        physical offset ``begin``: both times that are set with the log and its consume queues say
-        so, since one alone may be damaged. Without a message (None) the others may have expired,
-        unless the log begins at 0.
+        """Return whether a message was written after the newest one (ms) of a log that begins at
+        the physical offset ``begin``.
+
+        Both times that are set with the log and its consume queues must show it, since one alone
+        may be damaged. Without a message (None) the earlier messages may have expired, unless the
+        log begins at 0.
         """
         if newest is None and begin == 0:
             newest = 0
@@ -62,13 +62,13 @@ class CheckpointRecord(NamedTuple):
 
 
 CLASSIC_FIELDS = 3
-"""Fields every version writes."""
+"""Number of fields that every version writes."""
 CHECKPOINT = FirstOfPage(Checkpoint, CheckpointRecord, CheckpointRecord._fields[CLASSIC_FIELDS - 1])
 CLASSIC_SIZE, PAGE_SIZE = CHECKPOINT.least, CHECKPOINT.PAGE_SIZE
 parse, build, rest_is_zero = CHECKPOINT.read, CHECKPOINT.page, CHECKPOINT.rest_is_zero
 
 
 def differing(record: CheckpointRecord, other: CheckpointRecord) -> dict[str, int]:
-    """Return the fields in which a checkpoint differs from another, with its own values."""
+    """Return the fields in which a checkpoint differs from another one, with its own values."""
     theirs = other._asdict()
     return {name: value for name, value in record._asdict().items() if value != theirs[name]}

@@ -1,7 +1,7 @@
-"""Compaction topics of 5.1+: a log of its own and a sparse index (timer-and-others-5x.md §2).
+"""Compaction topics of 5.1+: a log of their own and a sparse index (timer-and-others-5x.md §2).
 
-A log record is a commitlog record whose physical offset is its place in the compaction log. The
-index has batch consumequeue units, closed by an end unit where its log file is closed.
+A log record is a commitlog record whose physical offset is its position in the compaction log. The
+index has batch consume queue units, followed by an end unit if its log file is closed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ UNIT = batch.UNIT
 UNIT_SIZE = batch.UNIT_SIZE
 
 END_UNIT = UnitRecord(-1, 0, 0, 0, 0, 0)
-"""Closes an index file before it is full."""
+"""Ends an index file that is not full."""
 
 parse = UNIT.parse
 decode = UNIT.decode
@@ -22,5 +22,5 @@ build = UNIT.build
 
 
 def is_end(unit: UnitRecord) -> bool:
-    """Return whether a unit closes its file."""
+    """Return whether a unit ends its file."""
     return unit == END_UNIT

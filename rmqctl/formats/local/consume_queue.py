@@ -1,4 +1,4 @@
-"""The consumequeue: 20-byte units, one per message of a queue (spec: consumequeue.md §1-§3)."""
+"""The consume queue: 20-byte units, one per message of a queue (spec: consumequeue.md §1-§3)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ Unit = Struct(
 
 
 class UnitRecord(NamedTuple):
-    """One row: where the message lies, how long it is, what a tag filter compares."""
+    """One entry: the physical offset and size of a message, and the code that a tag filter
+    compares.
+    """
 
     physical_offset: int
     size: int
@@ -30,13 +32,15 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """The broker's test of a unit; a filler passes it, an unused (zero) unit does not."""
+        """Whether a broker accepts the unit; it accepts a padding entry, but not an unused (zero)
+        unit.
+        """
         return self.physical_offset >= 0 and self.size > 0
 
     @property
     def is_filler(self) -> bool:
-        """Return whether this unit is padding, in the place of an entry from before the queue's
-        first.
+        """Return whether this unit is a padding entry, written for a queue offset before the
+        queue's first message.
         """
         return self == FILLER
 
@@ -55,9 +59,7 @@ dtype = UNIT.dtype
 
 
 def file_size(configured: int) -> int:
-    """Return the size a broker gives its files: the configured one, rounded up to complete
-    units.
-    """
+    """Return the size of a broker's files: the configured one, rounded up to complete units."""
     return -(-configured // UNIT_SIZE) * UNIT_SIZE
 
 
@@ -67,16 +69,16 @@ def byte_offset(index: int) -> int:
 
 
 def queue_offset(byte: int) -> int:
-    """Return the queue offset of the row whose bytes hold this position of the queue."""
+    """Return the queue offset of the entry whose bytes include this position of the queue."""
     return byte // UNIT_SIZE
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_timestamp: int,
               levels: delay.Levels = delay.DEFAULT_LEVELS) -> int:
-    """Return the code a broker computes for a record: the tags' hash, or the deliver time of a
+    """Return the code that a broker computes for a record: the tags' hash, or the deliver time of a
     delay.
 
-    Raise ValueError if a broker calls the record dirty (a DELAY that is not a number).
+    Raises: ValueError if a broker treats the record as invalid (a DELAY that is not a number).
     """
     level = properties.get(props.DELAY)
     if topic == props.SCHEDULE_TOPIC and level is not None:

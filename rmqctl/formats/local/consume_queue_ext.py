@@ -1,7 +1,7 @@
-"""ConsumeQueueExt: units of varying size beside a consumequeue (spec: consumequeue.md §8).
+"""ConsumeQueueExt: units of varying size beside a consume queue (spec: consumequeue.md §8).
 
-With ``enableConsumeQueueExt`` the tagsCode of a consumequeue unit is the *address* of such a unit:
-its byte offset with the top bit set, a number no sign-extended 32-bit hash can be.
+With ``enableConsumeQueueExt`` the tagsCode of a consume queue unit is the *address* of such a unit:
+its byte offset with the top bit set, a number that no sign-extended 32-bit hash can be.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SIZE = layout.reader(Unit, "size")
 MAX_SIZE = (1 << 15) - 1
 END_MARK = b"\xff\xff"
 END_BLANK = 4
-"""Bytes always left at the end of a file for the end mark."""
+"""Bytes at the end of a file that are reserved for the end mark."""
 
 _LONG_MIN = -(1 << 63)
 MAX_ADDRESS = -(1 << 31) - 1
@@ -37,7 +37,7 @@ MAX_ADDRESS = -(1 << 31) - 1
 
 
 class UnitRecord(NamedTuple):
-    """The tags code and store time of one message, and the bits of the filters it passes."""
+    """The tags code and store time of one message, and the bits of the filters that it passes."""
 
     size: int
     tags_code: int
@@ -51,13 +51,14 @@ def make(tags_code: int, store_timestamp: int, bit_map: bytes = b"") -> UnitReco
 
 
 def is_address(tags_code: int) -> bool:
-    """Return whether the tagsCode of a consumequeue unit points into the ext files."""
+    """Return whether the tagsCode of a consume queue unit points into the ext files."""
     return tags_code <= MAX_ADDRESS
 
 
 def address(byte_offset: int) -> int:
-    """Return the tagsCode that points to the unit at this byte offset. Raise ValueError if out of
-    range.
+    """Return the tagsCode that points to the unit at this byte offset.
+
+    Raises: ValueError if it is out of range.
     """
     if not 0 <= byte_offset <= MAX_ADDRESS - _LONG_MIN:
         raise ValueError(f"no ext unit can be at {byte_offset}")
@@ -65,8 +66,9 @@ def address(byte_offset: int) -> int:
 
 
 def byte_offset(tags_code: int) -> int:
-    """Return the byte offset an address points to. Raise ValueError if ``tags_code`` is not an
-    address.
+    """Return the byte offset to which an address points.
+
+    Raises: ValueError if ``tags_code`` is not an address.
     """
     if not is_address(tags_code):
         raise ValueError(f"{tags_code} is a tags code, not an ext address")
@@ -82,8 +84,9 @@ def _judge(size: int, bit_map_size: int, where: int) -> None:
 
 
 def parse(data: bytes, position: int = 0, base: int = 0) -> UnitRecord:
-    """Return the unit at ``data[position:]`` through construct. FormatError names field and
-    offset.
+    """Return the unit at ``data[position:]`` through construct.
+
+    Raises: FormatError that names field and offset.
     """
     where = base + position
     try:
@@ -98,7 +101,7 @@ def parse(data: bytes, position: int = 0, base: int = 0) -> UnitRecord:
 
 
 def decode(data: bytes | memoryview, position: int = 0, base: int = 0) -> UnitRecord:
-    """Return the unit at ``data[position:]`` through the derived struct; same answers as
+    """Return the unit at ``data[position:]`` through the derived struct, with the same result as
     `parse`.
     """
     where = base + position
@@ -115,7 +118,7 @@ def decode(data: bytes | memoryview, position: int = 0, base: int = 0) -> UnitRe
 
 
 def build(unit: UnitRecord) -> bytes:
-    """Return the bytes of a unit; ``size`` is taken as given."""
+    """Return the bytes of a unit; ``size`` is written as given."""
     raw: bytes = Unit.build({
         "size": unit.size, "tags_code": unit.tags_code, "store_timestamp": unit.store_timestamp,
         "bit_map_size": len(unit.bit_map), "bit_map": unit.bit_map})
@@ -125,7 +128,7 @@ def build(unit: UnitRecord) -> bytes:
 class Step(NamedTuple):
     """One step of a walk: a unit, the end mark, or the ``error`` found there.
 
-    ``end``: the walk ends here, at the mark or at damage that hides where the next unit starts.
+    ``end``: the walk ends here, at the mark or at damage after which the next unit is unknown.
     """
 
     at: int
@@ -136,11 +139,11 @@ class Step(NamedTuple):
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
-    """Yield units of one file from ``position`` up to the end mark or unused space; always moves
-    on.
+    """Yield the units of one file from ``position`` up to the end mark or unused space; it always
+    advances.
 
-    A damaged unit is stepped over by whichever of its two lengths leads to a sound place, else by
-    its size as a broker does. Where neither can be, nothing says where the next unit starts.
+    It skips a damaged unit by that of its two lengths which points to a sound place, else by its
+    size as a broker does. If neither is possible, the next unit is unknown.
     """
     while position + _SIZE.size <= len(data):
         size = _SIZE.unpack_from(data, position)[0]

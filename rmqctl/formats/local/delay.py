@@ -1,4 +1,4 @@
-"""Delay levels and the deliver time they give (spec: consumequeue.md §3, recovery.md §9)."""
+"""Delay levels and their deliver times (spec: consumequeue.md §3, recovery.md §9)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,10 @@ _INTEGER = re.compile(r"[+-]?\d+")
 
 
 def parse_levels(text: str) -> Levels:
-    """Return the table of a ``messageDelayLevel`` setting. Raise ValueError if it is invalid."""
+    """Return the table of a ``messageDelayLevel`` setting.
+
+    Raises: ValueError if it is invalid.
+    """
     levels: dict[int, int] = {}
     for number, part in enumerate(text.split(" "), 1):
         if part[-1:] not in _UNIT or not _INTEGER.fullmatch(part[:-1]):
@@ -35,8 +38,9 @@ DEFAULT_LEVELS = parse_levels(DEFAULT_TEXT)
 
 
 def java_int(text: str, bits: int = 32) -> int:
-    """Return what ``Integer.parseInt`` (or ``Long.parseLong`` with 64 bits) does. Raise ValueError
-    where Java throws.
+    """Return the result of ``Integer.parseInt`` (or ``Long.parseLong`` with 64 bits).
+
+    Raises: ValueError where Java throws.
     """
     if len(text) <= 400 and _INTEGER.fullmatch(text):
         value = int(text)
@@ -47,7 +51,7 @@ def java_int(text: str, bits: int = 32) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DelayTable:
-    """Level -> milliseconds; ``max_level`` is the highest a message may have."""
+    """Level -> milliseconds; ``max_level`` is the highest that a message may have."""
 
     levels: Mapping[int, int]
     max_level: int
@@ -57,11 +61,11 @@ class DelayTable:
 def delay_table(text: str) -> DelayTable:
     """Return the table of a ``messageDelayLevel`` setting (``1s 5s 10s``; units s, m, h, d).
 
-    Raise UsageError if a broker would not start, or would put messages into queue -1, for want of
-    any level.
+    Raises: UsageError if a broker would not start, or would put messages into queue -1 because
+    there are no levels.
     """
     try:
-        # Java's split drops empty parts at the end, so spaces there do no harm.
+        # Java's split drops empty parts at the end, so spaces there are harmless.
         levels = parse_levels(text.rstrip(" "))
     except ValueError as error:
         raise UsageError(f"messageDelayLevel {text!r}: {error}") from None
@@ -72,16 +76,16 @@ def delay_table(text: str) -> DelayTable:
 
 
 class Properties(Protocol):
-    """Anything that is asked for a property by name: a dict, a `JavaMap`."""
+    """Anything with properties by name: a dict, a `JavaMap`."""
 
     def get(self, key: str, /) -> str | None: ...
 
 
 def delay_level_of(properties: Properties) -> int:
-    """Return the delay level a message asks for; 0 for none.
+    """Return the delay level that a message requests; 0 for none.
 
-    Raise ValueError if ``DELAY`` is not a number: a broker then fails with an exception, and stores
-    nothing.
+    Raises: ValueError if ``DELAY`` is not a number: a broker then fails with an exception, and
+    stores nothing.
     """
     text = properties.get(props.DELAY)
     if text is None:
@@ -97,7 +101,8 @@ def deliver_time(level: str, store_timestamp: int, levels: Levels = DEFAULT_LEVE
     """Return the time at which a message of the schedule topic is due; None if its level means no
     delay.
 
-    A level above the table's highest counts as the highest; a gap in the table as one second.
+    A level above the table's highest counts as the highest; a gap in the table counts as one
+    second.
     """
     number = min(java_int(level), max(levels, default=0))
     if number <= 0:

@@ -1,7 +1,7 @@
 """The marks of a filler: a message that `recover` put in place of lost bytes.
 
-All come from the host 0.0.0.0:0, from which no broker accepts a message. Their property ``RMQCTL``
-is ``lost`` where that fits; where it does not, the body is all zeros.
+All fillers have the born host 0.0.0.0:0, from which no broker accepts a message. Their property
+``RMQCTL`` is ``lost`` if there is space for it; else the body is all zeros.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ MARK = "RMQCTL"
 LOST = "lost"
 DAMAGED = "damaged"
 TOPIC = "RMQCTL_FILLER"
-"""The topic of fillers of which no queue knows."""
+"""The topic of fillers in no queue."""
 NOWHERE = (bytes(4), 0)
-"""Their born host."""
+"""The born host of fillers."""
 KEPT_START = f"{MARK}{props.NAME_VALUE_SEPARATOR}{DAMAGED}{props.PROPERTY_SEPARATOR}".encode()
 """The prefix of the properties of a message that is kept damaged."""
 
 
 def is_kept_damaged(record: Record) -> bool:
-    """Return whether `recover` kept this message though it had lost a part of itself."""
+    """Return whether `recover` kept this message although a part of it was lost."""
     return record.properties.startswith(KEPT_START)
 
 

@@ -1,8 +1,8 @@
 """Fields of a record that no broker can have written (spec: commitlog.md §2, §4 and §9).
 
-The rules are plain comparisons, so they judge one record's numbers and columns of them alike. What
-a producer or an odd machine may have chosen is not a fault: ports of 0, any host, a clock that was
-set back or is some months wrong, flags that only older brokers wrote.
+The rules are plain comparisons, so they judge the numbers of one record and columns of many alike.
+Anything that a producer or an odd machine may have chosen is not a fault: ports of 0, any host, a
+clock that was set back or is some months wrong, flags that only older brokers wrote.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ NUMBER, EARLY, BACK = "property-number", "early-times", "clock-back"
 FLAG_BITS, BORN_TIME = "header-flag-bits", "header-born-time"
 QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
-"""The faults that a record's header shows by itself; the last two need its neighbours."""
+"""The faults that a record's header shows by itself; the other two need its neighbors."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
-"""With these a client's decoder gives up, and with it what follows in the same pull."""
+"""Faults with which a client's decoder drops this and every following message of a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
-"""Bits of the properties that a broker parses as numbers when it tests a record."""
+"""Number of bits of the properties that a broker parses as numbers when it tests a record."""
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
           "prepared_transaction_offset", "queue_id", "queue_offset", "physical_offset")
-"""The numbers that `alone` looks at, by their names as columns."""
+"""The numbers that `alone` reads, by their column names."""
 MAX_PORT = 0xFFFF
 EARLIEST = 1_325_376_000_000
-"""2012-01-01: the first broker is younger (ms)."""
+"""2012-01-01 (ms): there was no broker before."""
 YEARS = 2 * 365 * 24 * 3600 * 1000
 HALF_A_YEAR = YEARS // 4
 MAX_RECONSUME_TIMES = 1 << 16
@@ -44,7 +44,8 @@ MAX_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
 
 
 def alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by category of `ALONE` whether a record breaks the rule (bool), or which (bool array).
+    """Return by category of `ALONE` whether a record breaks the rule (bool), or which records do
+    (bool array).
 
     ``values``: numbers or columns of `FIELDS`.
     """
@@ -59,7 +60,7 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
         PREPARED: (prepared < 0) | (prepared > values["physical_offset"]),
         QUEUE_ID: values["queue_id"] < 0,
         FLAG_BITS: (values["sys_flag"] & ~sysflag.KNOWN) != 0,
-        # Of prepared and rolled back messages, which have no consume queue entry.
+        # For prepared and rolled back messages, which have no consume queue entry.
         QUEUE_OFFSET: (values["queue_offset"] != 0) & (
             (values["sys_flag"] & sysflag.TRANSACTION_PREPARED) != 0),
     }
@@ -88,7 +89,7 @@ def is_number(value: str, bits: int) -> bool:
 def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
     """Return the property of a record that makes a broker's test of it throw; "" for none.
 
-    DELAY counts in the schedule topic only; the two of an inner batch when both are there, for 5.x
+    DELAY counts only in the schedule topic; the two of an inner batch count if both exist, for 5.x
     (spec: commitlog.md §9).
     """
     parsed = {props.DELAY: DELAY_BITS} if topic == props.SCHEDULE_TOPIC.encode() else {}
@@ -99,17 +100,17 @@ def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
 
 
 def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
-    """Return whether a store time (ms) is impossible between those of its neighbours: before there
+    """Return whether a store time (ms) is impossible between those of its neighbors: before there
     were brokers, or years after both. A clock that is wrong for all of them shows nothing.
     """
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
-    # Subtracted from the one that is not negative: of 64 bits nothing overflows.
+    # Subtracted from the nonnegative one, so that 64 bits do not overflow.
     return early | ((time >= 0) & (time - YEARS > before) & (time - YEARS > behind))
 
 
 def clock_went_back(time: Any, behind: Any) -> Any:
     """Return whether a message was stored half a year or more after the next one, by its store
-    time: the clock was ahead, or is behind. One that was never set is `EARLY`.
+    time: the clock was ahead, or is late. A clock that was never set is `EARLY`.
     """
     return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 
@@ -118,5 +119,5 @@ def born_at_odd_time(born: Any, stored: Any) -> Any:
     """Return whether a born time (ms) is impossible: negative, or years after the message was
     stored. A broker whose own clock was never set shows nothing.
     """
-    # Subtracted from the one that is not negative: of 64 bits nothing overflows.
+    # Subtracted from the nonnegative one, so that 64 bits do not overflow.
     return (born < 0) | ((born >= 0) & (stored >= EARLIEST) & (born - YEARS > stored))

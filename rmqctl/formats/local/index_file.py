@@ -1,8 +1,8 @@
 """The index file: header, hash slots and chained entries (spec: index.md §1-§5).
 
-Its numbers of slots and entries are stored nowhere; `rmqctl.store.index.shape` finds them. The
-size leaves one number open: `candidates` are what people configure. Their number is bounded, so
-that a damaged header costs moments, not minutes.
+Its numbers of slots and entries are not stored; `rmqctl.store.index.shape` determines them. The
+size determines only one of them; `candidates` yields common configurations. Their number is
+bounded, so that a damaged header costs moments, not minutes.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ Entry = Struct(
 
 
 class HeaderRecord(NamedTuple):
-    """``index_count`` is the number of the next free entry: entries + 1 once any was put."""
+    """``index_count`` is the number of the next free entry: the number of entries + 1, once there
+    are any.
+    """
 
     begin_timestamp: int
     end_timestamp: int
@@ -55,18 +57,18 @@ class HeaderRecord(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The number of entries that the header claims."""
+        """The number of entries by the header."""
         return max(self.index_count, 1) - 1
 
 
 class SlotRecord(NamedTuple):
-    """The head of a chain."""
+    """The start of a chain."""
 
     entry: int
 
 
 class EntryRecord(NamedTuple):
-    """``time_diff`` is in seconds from the header's begin; ``previous`` 0 ends the chain."""
+    """``time_diff`` is in seconds after the header's begin; ``previous`` 0 ends the chain."""
 
     key_hash: int
     physical_offset: int
@@ -89,7 +91,7 @@ dtype, slot_dtype = ENTRY.dtype, SLOT.dtype
 
 
 class Shape(NamedTuple):
-    """The two numbers that lay out an index file; they are not stored in it."""
+    """The two numbers that determine the layout of an index file; they are not stored in it."""
 
     slots: int
     max_entries: int
@@ -100,7 +102,7 @@ class Shape(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Entries a file can hold: number 0 is never used."""
+        """Number of entries that fit in a file: number 0 is never used."""
         return self.max_entries - 1
 
     def slot_position(self, slot: int) -> int:
@@ -121,7 +123,7 @@ def shape_of(size: int, slots: int | None = None) -> Shape:
     """Return the shape of a file of ``size`` bytes: with ``slots`` slots, else of the default
     ratio.
 
-    Raise FormatError if no such shape has that size.
+    Raises: FormatError if no such shape has that size.
     """
     room = size - HEADER.size
     if slots is None:
@@ -149,16 +151,16 @@ def key_hash(topic: str, key: str) -> int:
 
 
 def keys_of(properties: Mapping[str, str]) -> list[str]:
-    """Return the keys a broker indexes for a message, in its order: the unique key, then KEYS.
+    """Return the keys that a broker indexes for a message, in its order: the unique key, then KEYS.
 
-    A key that stands twice is indexed twice.
+    A duplicate key is indexed twice.
     """
     unique = properties.get(props.UNIQUE_KEY)
     return ([] if unique is None else [unique]) + props.split_keys(properties.get(props.KEYS))
 
 
 def entry_time(header: HeaderRecord, entry: EntryRecord) -> int:
-    """Return an entry's store time as the index knows it: whole seconds after the begin."""
+    """Return an entry's store time by the index: whole seconds after the begin."""
     return header.begin_timestamp + entry.time_diff * 1000
 
 
@@ -168,7 +170,9 @@ _WORDS = ENTRY.size // SLOT.size
 
 
 def candidates(size: int) -> Iterator[Shape]:
-    """Yield shapes a file of this size can have, the likely ones first, at most some 100,000."""
+    """Yield possible shapes for a file of this size, the likely ones first, at most some
+    100,000.
+    """
     words = (size - HEADER.size) // SLOT.size
     if words * SLOT.size != size - HEADER.size:
         return

@@ -1,7 +1,7 @@
-"""Java's ``String.hashCode`` and the two numbers RocketMQ makes of it.
+"""Java's ``String.hashCode`` and the two numbers that RocketMQ derives from it.
 
-spec: consumequeue.md §3 (tagsCode), index.md §5 (key hash). Works over UTF-16 code units, so
-a character outside the basic plane counts as its two surrogates.
+spec: consumequeue.md §3 (tagsCode), index.md §5 (key hash). It works on UTF-16 code units, so a
+character outside the basic plane counts as its two surrogates.
 """
 
 from __future__ import annotations
@@ -21,13 +21,11 @@ def string_hash(text: str) -> int:
 
 
 def tags_code(tags: str | None) -> int:
-    """Return the consumequeue tagsCode of a TAGS property: 0 for none or empty, else the hash."""
+    """Return the tagsCode of a TAGS property: 0 if it is missing or empty, else the hash."""
     return string_hash(tags) if tags else 0
 
 
 def index_hash(key: str) -> int:
-    """Return the non-negative key hash stored in an index entry: ``abs(hash)``, MIN_VALUE becomes
-    0.
-    """
+    """Return the nonnegative key hash in an index entry: ``abs(hash)``, 0 for MIN_VALUE."""
     value = abs(string_hash(key))
     return 0 if value == 1 << 31 else value

@@ -8,11 +8,11 @@ from rmqctl.errors import FormatError
 
 CONTENT = b"lock"
 LOCKED_RANGE = (0, 1)
-"""Start and length of the byte range a broker locks."""
+"""Start and length of the byte range that a broker locks."""
 
 
 def parse(data: bytes) -> str:
-    """Return ``lock``, or an empty text for a store that was opened and never started."""
+    """Return ``lock``, or an empty text for a store that was opened but never started."""
     if data not in (CONTENT, b""):
         position = next((i for i, (a, b) in enumerate(zip(data, CONTENT, strict=False)) if a != b),
                         min(len(data), len(CONTENT)))

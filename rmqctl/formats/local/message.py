@@ -1,8 +1,8 @@
 """The message record of a commitlog, v1 and v2, IPv4 and IPv6 (spec: commitlog.md §2-§3).
 
-`Message` is the declaration. Two readers stand on it: `parse` (construct: slow, exact, errors
-name the field) and `decode` (a compiled struct derived by `layout`). Both give a `Record` and
-refuse the same bytes; `build` is the inverse of both.
+`Message` is the declaration. It has two readers: `parse` (construct: slow, exact, errors name the
+field) and `decode` (a compiled struct derived by `layout`). Both return a `Record` and refuse the
+same bytes; `build` is the inverse of both.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 MAGIC_BLANK = 0xCBD43194
 VERSIONS = {MAGIC_V1: "v1", MAGIC_V2: "v2"}
-"""Every magic of a message and its name in output, shortest topics first. All readers ask this
-table: a magic which is not in it is damage (CONTRIBUTING.md says what a new one needs)."""
+"""Every magic of a message and its name in output, shortest topics first. All readers use this
+table: a magic that is not in it is damage (CONTRIBUTING.md says what a new one needs)."""
 
 HostV4 = Struct("address" / Bytes(4), "port" / Int32sb)
 HostV6 = Struct("address" / Bytes(16), "port" / Int32sb)
 
 Blank = Struct("total_size" / Int32sb, "magic" / Int32ub)
-"""END_OF_FILE record: ``total_size`` is the number of bytes left to the end of the file."""
+"""Blank record: ``total_size`` is the number of bytes left to the end of the file."""
 
 Message = Struct(
     "total_size" / Int32sb,
@@ -74,22 +74,22 @@ MessageId6 = Struct("address" / Bytes(16), "port" / Int32sb, "physical_offset" /
 BatchRequestItem = Struct(
     "total_size" / Int32sb, "magic" / Int32sb, "crc" / Int32sb, "flag" / Int32sb,
     "body_length" / Int32sb, "properties_length" / Int16sb)
-"""The part of a batch message in the producer's request beside its body and properties."""
+"""The fields of a batch message in the producer's request, apart from its body and properties."""
 
 BATCH_ITEM_SIZE = layout.size_of(BatchRequestItem)
 BLANK_SIZE = layout.size_of(Blank)
 MAX_FOLDER_NAME = 255
-"""Bytes of a topic's name at most: it is a folder of `consumequeue/`."""
+"""Bytes of the longest topic name: it is a folder of `consumequeue/`."""
 MIN_SIZE = layout.fixed_total(Message, sys_flag=0, magic=MAGIC_V1)
 """Bytes of the smallest record: v1, IPv4, no body, no topic, no properties."""
 CRC_MASK = 0x7FFFFFFF
 HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
 VARIANTS = tuple((born | store, magic) for magic in VERSIONS
                  for store in (0, STORE_HOST_V6) for born in (0, BORN_HOST_V6))
-"""The shapes a record can have, as (``sys_flag & HOST_BITS``, magic)."""
+"""The possible shapes of a record, as (``sys_flag & HOST_BITS``, magic)."""
 
 MAGIC_OFFSET = layout.field(Message, "magic").offset
-"""Bytes from a record's start to its magic; a blank's magic is at the same place."""
+"""Bytes from a record's start to its magic; a blank record's magic is at the same position."""
 
 
 def _pattern(*magics: int) -> re.Pattern[bytes]:
@@ -97,9 +97,10 @@ def _pattern(*magics: int) -> re.Pattern[bytes]:
 
 
 MAGIC_PATTERN = _pattern(*VERSIONS)
-"""Finds the magics of messages in bytes; `MAGIC_OFFSET` before a hit the record would start."""
+"""Pattern of the magics of messages; a record starts `MAGIC_OFFSET` before a match."""
 BLANK_PATTERN = _pattern(MAGIC_BLANK)
-"""The same for blanks. Apart, since a pattern whose hits begin alike is found 20 times faster."""
+"""Pattern of the magic of blank records. It is separate, because a pattern whose matches begin
+alike is found 20 times faster."""
 
 
 @dataclass(slots=True)
@@ -129,8 +130,8 @@ class Record:
 
     @property
     def crc_ok(self) -> bool:
-        """Return whether the body matches its CRC (0 for an empty body, which no broker
-        examines).
+        """Return whether the body matches its CRC (true for 0 with an empty body, which no broker
+        checks).
         """
         return zlib.crc32(self.body) & CRC_MASK == self.body_crc
 
@@ -178,15 +179,15 @@ _MAX_TOPIC_LENGTHS = {magic: (1 << 8 * layout.width_of(Message, "topic_length", 
 
 
 def is_magic(value: int) -> bool:
-    """Return whether a number (unsigned) is the magic of a message."""
+    """Return whether an unsigned number is the magic of a message."""
     return value in VERSIONS
 
 
 def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """Return the size in bytes that a record (or blank) at ``position`` gives itself; may be
-    negative.
+    """Return the size in bytes of a record (or blank record) at ``position`` by its own field; may
+    be negative.
 
-    0, which no record has, where the data ends before it.
+    0, which no record has, if the data ends before it.
     """
     if len(data) < position + _TOTAL_SIZE.size:
         return 0
@@ -195,8 +196,8 @@ def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> in
 
 
 def magic_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """Return the magic (unsigned) of a record at ``data[position:]``; 0 if the data ends
-    before it.
+    """Return the magic (unsigned) of a record at ``data[position:]``; 0 if the data ends before
+    it.
     """
     if len(data) < position + _MAGIC.size:
         return 0
@@ -211,19 +212,19 @@ def properties_length_at(data: bytes | memoryview, position: int = 0) -> int:
 
 
 def fixed_field(name: str, host_bits: int = 0) -> layout.Field:
-    """Return the place of a field before the body; it depends on the hosts' widths, not on the
+    """Return the position of a field before the body; it depends on the hosts' widths, not on the
     magic.
     """
     return layout.field(Message, name, sys_flag=host_bits, magic=next(iter(VERSIONS)))
 
 
 def longest_topic(magic: int) -> int:
-    """Return bytes of the longest topic that records of this magic can hold."""
+    """Return the maximum topic length in bytes of records with this magic."""
     return _MAX_TOPIC_LENGTHS[magic]
 
 
 def magic_for(topic: bytes) -> int:
-    """Return the oldest magic whose records can hold a topic; the newest where none can."""
+    """Return the oldest magic whose records can contain a topic; the newest if none can."""
     return next((magic for magic, most in _MAX_TOPIC_LENGTHS.items() if len(topic) <= most),
                 list(VERSIONS)[-1])
 
@@ -233,9 +234,7 @@ def _refuse(path: str, reason: str, offset: int | None) -> FormatError:
 
 
 def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError:
-    """Return why no record can be read at ``position``: the first field that is wrong or
-    incomplete.
-    """
+    """Return why no record can be read at ``position``: the first invalid or incomplete field."""
     last: tuple[str, int | bytes | None] = ("", None)
     for part in trace(Message, data, position):
         if part.name == "magic" and part.whole and part.value not in VERSIONS:
@@ -249,10 +248,11 @@ def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError
 
 
 def parse(data: bytes, position: int = 0, base: int | None = None) -> Record:
-    """Return the record at ``data[position:]`` through construct. FormatError names field and
-    offset.
+    """Return the record at ``data[position:]`` through construct.
 
-    ``base`` is the physical offset of ``data[0]``; it is only used to word errors.
+    ``base`` is the physical offset of ``data[0]``; it is only used in errors.
+
+    Raises: FormatError that names field and offset.
     """
     where = position if base is None else base + position
     if position < 0 or position > len(data):
@@ -292,20 +292,20 @@ def _cut(path: str, where: int) -> FormatError:
 
 @cache
 def _ends(sys_flag_bits: int, magic: int) -> tuple[tuple[int, str], ...]:
-    """Return (where it ends, name) of each field before the body, in one of the eight shapes."""
+    """Return (end, name) of each field before the body, in one of the eight shapes."""
     return tuple((field.offset + field.size, field.name) for field in layout.prefix(
         Message, sys_flag=sys_flag_bits, magic=magic))
 
 
 def _cut_in_head(have: int, shape: tuple[int, int], where: int) -> FormatError:
-    """Return the fault of a truncated record; ``have``: how many bytes of the fields before the
-    body are left.
+    """Return the fault of a truncated record; ``have``: the remaining bytes of the fields before
+    the body.
     """
     return _cut(next(name for end, name in _ends(*shape) if end > have), where)
 
 
 def decode(data: bytes | memoryview, position: int = 0, base: int | None = None) -> Record:
-    """Return the record at ``data[position:]`` through the derived fast path; same answers as
+    """Return the record at ``data[position:]`` through the derived struct, with the same result as
     `parse`.
     """
     where = position if base is None else base + position
@@ -316,7 +316,7 @@ def decode(data: bytes | memoryview, position: int = 0, base: int | None = None)
         if position + BLANK_SIZE <= end and magic_at(data, position) not in VERSIONS:
             raise _refuse("magic", f"invalid message magic: {magic_at(data, position):08x}", where)
         raise _cut_in_head(end - position, VARIANTS[0], where)
-    # The head, whose layout depends on the magic and the width of the addresses.
+    # The header, whose layout depends on the magic and the width of the addresses.
     total, magic, sys_flag = _START.unpack_from(data, position)
     if magic not in VERSIONS:
         raise _refuse("magic", f"invalid message magic: {magic:08x}", where)
@@ -345,7 +345,7 @@ def decode(data: bytes | memoryview, position: int = 0, base: int | None = None)
         raise _refuse("properties_length", "negative length", where)
     if properties_at + properties_length > end:
         raise _cut("properties", where)
-    # The lengths have to make the total size.
+    # The lengths must add up to the total size.
     _judge(total, magic, sys_flag, (body_length, topic_length, properties_length), where)
     return Record(
         total, magic, crc, queue_id, flag, queue_offset, physical_offset, sys_flag,
@@ -357,9 +357,9 @@ def decode(data: bytes | memoryview, position: int = 0, base: int | None = None)
 
 
 def build(record: Record) -> bytes:
-    """Return the bytes of a record; ``total_size`` is taken as given (`size_of` computes it).
+    """Return the bytes of a record; ``total_size`` is written as given (`size_of` computes it).
 
-    Raise ValueError for an address that is not as wide as ``sys_flag`` says.
+    Raises: ValueError for an address that does not have the width in ``sys_flag``.
     """
     shape = variant(record.sys_flag & HOST_BITS, record.magic)
     born, store = record.born_host, record.store_host
@@ -376,7 +376,7 @@ def build(record: Record) -> bytes:
 
 
 def size_of(sys_flag: int, magic: int, body: int, topic: int, properties: int) -> int:
-    """Return bytes of a record with these byte lengths."""
+    """Return the size in bytes of a record with these field lengths."""
     return variant(sys_flag & HOST_BITS, magic).fixed_size + body + topic + properties
 
 
@@ -387,8 +387,9 @@ def host_text(address: bytes, port: int) -> str:
 
 
 def host_bytes(text: str) -> tuple[bytes, int]:
-    """Return the inverse of `host_text`: (packed address, port). Raise ValueError if it is neither
-    form.
+    """Return the inverse of `host_text`: (packed address, port).
+
+    Raises: ValueError for any other form.
     """
     address, separator, port = text.rpartition(":")
     if not separator:
@@ -407,8 +408,9 @@ def message_id(address: bytes, port: int, physical_offset: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[bytes, int, int]:
-    """Return (packed address, port, physical offset) of an offset message id; raise ValueError if
-    it is invalid.
+    """Return (packed address, port, physical offset) of an offset message id.
+
+    Raises: ValueError if it is invalid.
     """
     raw = bytes.fromhex(text)
     shape = _ID6 if len(raw) == _ID6.size else _ID4

@@ -18,7 +18,7 @@ def _digits(name: str, count: int) -> bool:
 def parse_offset(name: str) -> int | None:
     """Return the offset in a 20-digit file name; None for other names.
 
-    A number beyond Java's ``long`` does not count: a broker could not read it either.
+    A number beyond Java's ``long`` does not count: a broker cannot read it either.
     """
     if not _digits(name, OFFSET_DIGITS):
         return None
@@ -27,8 +27,9 @@ def parse_offset(name: str) -> int | None:
 
 
 def build_offset(offset: int) -> str:
-    """Return the 20-digit name of the file that starts at ``offset``. ValueError outside
-    0…2^63-1.
+    """Return the 20-digit name of the file that starts at ``offset``.
+
+    Raises: ValueError outside 0…2^63-1.
     """
     if not 0 <= offset <= _LONG_MAX:
         raise ValueError(f"no file can start at {offset}")
@@ -43,7 +44,7 @@ def is_index_name(name: str) -> bool:
 def parse_index(name: str) -> datetime | None:
     """Return the creation moment in an index file's name, in the broker's (unknown) local zone.
 
-    None if the name is not a time of the calendar.
+    None if the name is not a valid time.
     """
     if not is_index_name(name):
         return None
@@ -60,5 +61,5 @@ def build_index(moment: datetime) -> str:
 
 
 def file_start(offset: int, file_size: int) -> int:
-    """Return the start of the file which holds stream position ``offset``."""
+    """Return the start of the file that contains stream position ``offset``."""
     return offset - offset % file_size

@@ -1,7 +1,7 @@
 """The properties string of a message: ``key 0x01 value 0x02 …`` (spec: commitlog.md §5).
 
-Two parsing rules exist. The newer one (4.9.1+, 5.x) reads everything valid that the older
-writers wrote, so readers use it; the older is kept to predict what an old broker sees.
+There are two parsing rules. The newer one (4.9.1+, 5.x) reads all valid output of older writers, so
+readers use it; the older one is kept to predict what an old broker reads.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ UNIQUE_KEY = "UNIQ_KEY"
 PREPARED = "TRAN_MSG"
 """The property that marks the first half of a transaction."""
 DLQ_ORIGIN_TOPIC = "DLQ_ORIGIN_TOPIC"
-"""Of a dead letter that a proxy forwarded: the topic it came from."""
+"""Property of a dead letter that a proxy forwarded: its original topic."""
 REQUEUED = "RMQCTL_REQUEUED"
-"""Of a message that `dlq requeue` put: the offset message id of the dead letter it was."""
+"""Property of a message that `dlq requeue` sent: the offset message id of its dead letter."""
 REAL_TOPIC = "REAL_TOPIC"
 NO_TOPIC = "-"
 """The real topic of a timed message that rmqctl put in place of a lost one."""
 REAL_QUEUE_ID = "REAL_QID"
 INNER = "INNER_"
-"""The common prefix of the names of four properties that give a message entries of other kinds, or
-further entries.
+"""The common name prefix of four properties that give a message further entries, or entries of
+another kind.
 """
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
@@ -36,28 +36,29 @@ MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 CRC32 = "__CRC32#"
 LMQ_PREFIX = "%LMQ%"
 RETRY_PREFIX = "%RETRY%"
-"""Before a group's name: the topic of the messages that it sent back."""
+"""The topic prefix before a group's name: messages that the group sent back."""
 DLQ_PREFIX = "%DLQ%"
-"""Before a group's name: the topic of those that it gave up, its dead letters."""
+"""The topic prefix before a group's name: messages that the group gave up, its dead letters."""
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
-"""The prefix before a cluster's name: the topic of messages delivered with POP."""
+"""The topic prefix before a cluster's name: messages delivered with POP."""
 RETRY_TOPIC = "RETRY_TOPIC"
-"""Of a message that was sent back: the topic it came from."""
+"""Property of a message that was sent back: its original topic."""
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-"""Of a message that was sent back: the id of the first of all, by place or the client's."""
+"""Property of a message that was sent back: the id of its first copy, by offset or the client's."""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 TIMER_OUT_MS = "TIMER_OUT_MS"
-"""Of a timed message: when it is due (ms)."""
+"""Property of a timed message: when it is due (ms)."""
 TIMER_DELETE = "TIMER_DEL_UNIQKEY"
-"""Of a message that recalls a timed one: topic and unique key of that one, with + between."""
+"""Property of a message that recalls a timed one: topic and unique key of that one, separated
+by +."""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
 
 def parse(raw: str) -> dict[str, str]:
-    """Return the map a 4.9.1+ / 5.x broker reads: values may hold 0x01, empty keys or values
-    drop.
+    """Return the map that a 4.9.1+ / 5.x broker reads: values may contain 0x01, empty keys or
+    values are dropped.
     """
     properties: dict[str, str] = {}
     for segment in raw.split(PROPERTY_SEPARATOR):
@@ -79,12 +80,12 @@ def build(properties: dict[str, str], *, trailing: bool = True) -> str:
 
 
 def split_keys(keys: str | None) -> list[str]:
-    """Return the application keys of a KEYS property: split on one space, empty parts skipped."""
+    """Return the application keys of a KEYS property: split at spaces, without empty parts."""
     return [key for key in keys.split(" ") if key] if keys else []
 
 
 def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
-    """Return (queue name, queue offset) of the further rows of a message (spec: consumequeue.md
+    """Return (queue name, queue offset) of the further entries of a message (spec: consumequeue.md
     §10).
     """
     names = properties.get(MULTI_DISPATCH, "").split(",")
@@ -96,8 +97,8 @@ def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def are_sound(raw: bytes) -> bool:
-    """Return whether the properties of a message are valid for a broker: text, in which each part
-    that is not empty has a name and a value, without NULs. No CRC covers them.
+    """Return whether a broker accepts the properties of a message: text in which each nonempty part
+    has a name and a value, without NULs. No CRC covers them.
     """
     return fault(raw) is None
 
@@ -116,5 +117,5 @@ def fault(raw: bytes) -> str | None:
 
 
 def is_pair(part: str) -> bool:
-    """Return whether a part of properties has a name, and a separator between it and its value."""
+    """Return whether a part of properties has a name, and a separator between name and value."""
     return part.find(NAME_VALUE_SEPARATOR) > 0

@@ -18,7 +18,7 @@ COMPRESSION_MASK = 0x700
 COMPRESSION_SHIFT = 8
 MULTI_TAGS = 0x2
 KNOWN = 0x7FF
-"""All bits that a release uses. Brokers store what a client sends, but none sends any other."""
+"""All bits that a release uses. Brokers store a client's flags, but no client sends other bits."""
 
 _TRANSACTION = {TRANSACTION_NONE: "none", TRANSACTION_PREPARED: "prepared",
                 TRANSACTION_COMMIT: "commit", TRANSACTION_ROLLBACK: "rollback"}
@@ -40,12 +40,12 @@ def compression(sys_flag: int) -> str | None:
 
 
 def has_consume_queue_row(sys_flag: int) -> bool:
-    """Return whether a consumequeue has an entry: only for plain and COMMIT records
+    """Return whether a consume queue has an entry: only for plain and COMMIT records
     (consumequeue.md §4).
     """
     return sys_flag & TRANSACTION_MASK in (TRANSACTION_NONE, TRANSACTION_COMMIT)
 
 
 def is_indexed(sys_flag: int) -> bool:
-    """Return whether it is indexed: everything but ROLLBACK is (index.md §5)."""
+    """Return whether the message is indexed, which all but ROLLBACK are (index.md §5)."""
     return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK

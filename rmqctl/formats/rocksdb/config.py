@@ -1,7 +1,7 @@
 """Configuration in RocksDB: keys and values of both forms (spec: rocksdb.md §7).
 
-v1 (5.1.4+) has a database each for topics, groups and offsets, with names as keys and JSON as
-values; v2 (5.3.2+) has all in one, distinguished by the number of a table in the key.
+v1 (5.1.4+) has one database each for topics, groups and offsets, with names as keys and JSON as
+values; v2 (5.3.2+) has everything in one, distinguished by the number of a table in the key.
 """
 
 from __future__ import annotations
@@ -32,12 +32,18 @@ VERSION_KEY = b"kvDataVersionKey"
 
 
 def name_of(key: bytes) -> str:
-    """Return a key of v1: a topic, a group, or ``topic@group``. Raise FormatError."""
+    """Return a key of v1: a topic, a group, or ``topic@group``.
+
+    Raises: FormatError.
+    """
     return _text(key, "key")
 
 
 def object_of(value: bytes) -> dict[str, Any]:
-    """Return a JSON object, as fastjson writes it. FormatError with the place in the value."""
+    """Return a JSON object, as fastjson writes it.
+
+    Raises: FormatError with the position in the value.
+    """
     parsed = config_json.parse(value)
     if not isinstance(parsed.value, dict):
         raise FormatError("not a JSON object", offset=0, path="value")
@@ -114,8 +120,8 @@ _QUEUE = layout.reader(Struct("mark" / Int8ub, "queue_id" / Int32sb))
 
 
 class Key(NamedTuple):
-    """A key of v2. Of a data version it is the table alone; ``group``, ``topic`` and ``queue_id``
-    are those of an offset, ``name`` the topic or group of the other tables.
+    """A key of v2. For a data version it is only the table; ``group``, ``topic`` and ``queue_id``
+    belong to an offset, ``name`` is the topic or group of the other tables.
     """
 
     table: int
@@ -127,13 +133,16 @@ class Key(NamedTuple):
 
 
 def table_start(table: int) -> bytes:
-    """Return the first bytes of the keys of a table; those of the next one are its end."""
+    """Return the first bytes of the keys of a table; those of the next table are its end."""
     start: bytes = KeyHead.build({"version": KEY_VERSION, "table": table, "record": 0})
     return start[:-1]
 
 
 def parse_key(key: bytes) -> Key:
-    """Raise FormatError for a key that a broker does not write."""
+    """Return the key from its bytes.
+
+    Raises: FormatError for a key that no broker writes.
+    """
     if len(key) < HEAD:
         raise FormatError(f"has {len(key)} bytes, too few for a key", offset=0, path="key")
     version, table, record = _HEAD.unpack_from(key)
@@ -158,7 +167,7 @@ def parse_key(key: bytes) -> Key:
 
 
 def _name_at(key: bytes, position: int) -> tuple[str, int]:
-    """Return a name with its length before it, and the position after it."""
+    """Return a name that follows its length, and the position after it."""
     if position + _LENGTH.size > len(key):
         raise FormatError("ends before the name", offset=len(key), path="key")
     start = position + _LENGTH.size
@@ -169,7 +178,10 @@ def _name_at(key: bytes, position: int) -> tuple[str, int]:
 
 
 def build_key(key: Key) -> bytes:
-    """Return the bytes of a key. Raise FormatError for a name that is too long."""
+    """Return the bytes of a key.
+
+    Raises: FormatError for a name that is too long.
+    """
     head: bytes = KeyHead.build({"version": KEY_VERSION, "table": key.table, "record": key.record})
     if key.record == DATA_VERSION:
         return head + DATA_VERSION_NAME
@@ -194,7 +206,7 @@ def parse_value(key: Key, value: bytes) -> dict[str, Any] | VersionRecord | int:
 
 
 def build_value(value: bytes | VersionRecord | int) -> bytes:
-    """Return the reverse; bytes are the JSON of a topic or group."""
+    """Return the bytes of a value; bytes are the JSON of a topic or group."""
     if isinstance(value, VersionRecord):
         return VERSION.build(value)
     if isinstance(value, int):

@@ -1,7 +1,8 @@
-"""Keys and values of consumequeues in RocksDB (spec: rocksdb.md §2, §3).
+"""Keys and values of consume queues in RocksDB (spec: rocksdb.md §2, §3).
 
-Two column families: `ROWS` has a row for each message of a queue, `OFFSETS` for each queue the last
-row (and the first, once it was requested), and how far the log was dispatched.
+There are two column families: `ROWS` has a row for each message of a queue, `OFFSETS` has the last
+row of each queue (and the first, once it was requested), and the offset up to which the log was
+dispatched.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ ROWS, OFFSETS = "default", "offset"
 MAX, MIN = b"max", b"min"
 """The kinds of entries of `OFFSETS`: the last entry of a queue, and the first."""
 CHECKPOINT_TOPIC = b"CHECKPOINT_TOPIC"
-"""Under this name, queue 0, `MAX`: the end of the highest record of the last batch, 8 bytes."""
+"""Topic of the key (queue 0, `MAX`) of the checkpoint: the end of the last record of the last
+batch, 8 bytes."""
 MAX_KEY = 300
-"""Bytes of the longest key that a broker makes."""
+"""Bytes of the longest key that a broker creates."""
 _MAX_TOPIC = MAX_KEY - 19
 """Bytes of the longest topic whose rows have such a key."""
 
@@ -37,7 +39,7 @@ Position = Struct(
 
 
 class RowRecord(NamedTuple):
-    """A unit as files have it, and the store time (ms) of its message."""
+    """A unit as in files, with the store time (ms) of its message."""
 
     physical_offset: int
     size: int
@@ -70,7 +72,7 @@ def row_key(topic: bytes, queue_id: int, queue_offset: int) -> bytes:
 
 
 def behind_queue(topic: bytes, queue_id: int) -> bytes:
-    """Return a key after those of all entries of a queue, and before those of the next."""
+    """Return a key after those of all entries of a queue, and before those of the next queue."""
     return queue_prefix(topic, queue_id)[:-1] + _BEHIND
 
 
@@ -106,7 +108,7 @@ CHECKPOINT_KEY = offset_key(CHECKPOINT_TOPIC, 0, MAX)
 
 
 def parse_checkpoint(value: bytes) -> int | None:
-    """Return the physical offset of a checkpoint's value; None for one of another length."""
+    """Return the physical offset of a checkpoint's value; None if it has another length."""
     number: int | None = _LONG.unpack(value)[0] if len(value) == _LONG.size else None
     return number
 

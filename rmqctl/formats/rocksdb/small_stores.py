@@ -1,4 +1,4 @@
-"""POP check points (``kvStore/``, spec: rocksdb.md §7) and what 5.4 keeps in
+"""POP check points (``kvStore/``, spec: rocksdb.md §7) and the entries of 5.4 in
 ``RocksDBMessageStore/`` (§8, from published source): a key and its value as fields. Times in ms.
 """
 
@@ -25,7 +25,10 @@ Fields = dict[str, Any]
 
 
 def pop_state(key: bytes, value: bytes) -> Fields:
-    """Return a message that was popped and not yet acknowledged. Raise FormatError."""
+    """Return a message that was popped and not yet acknowledged.
+
+    Raises: FormatError.
+    """
     tail = len(key) - PopTail.sizeof()
     middle = key[Number.sizeof():max(tail, 0)]
     group, separator, topic = middle.partition(_SEPARATOR)
@@ -37,7 +40,9 @@ def pop_state(key: bytes, value: bytes) -> Fields:
 
 
 def index_entry(key: bytes, value: bytes) -> Fields:
-    """Return an index entry: ``text`` is topic, kind, key or tag, and unique key, between ``@``."""
+    """Return an index entry: ``text`` is topic, kind, key or tag, and unique key, separated by
+    ``@``.
+    """
     number = Number.sizeof()
     if len(key) < 2 * number or len(value) != number:
         return _counter(key, value)
@@ -50,7 +55,7 @@ def index_entry(key: bytes, value: bytes) -> Fields:
 
 
 def timer_entry(key: bytes, value: bytes) -> Fields:
-    """Return a timer message that waits for its time, or how far the timer has come."""
+    """Return a timer message that waits for its time, or the progress of the timer."""
     if len(value) != TimerValue.sizeof():
         return _counter(key, value)
     number = Number.sizeof()
@@ -59,7 +64,7 @@ def timer_entry(key: bytes, value: bytes) -> Fields:
 
 
 def transaction_entry(key: bytes, value: bytes) -> Fields:
-    """Return a half message that is not decided; ``text`` is its topic and unique key."""
+    """Return an undecided half message; ``text`` is its topic and unique key."""
     number = Number.sizeof()
     if key[number:number + 1] != _SEPARATOR:
         return _counter(key, value)

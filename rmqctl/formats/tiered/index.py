@@ -1,12 +1,13 @@
 """Index files of a tier: the open local form and the compacted, uploaded one (tiered.md §5, §16).
 
 Both begin with the same header. The open form has 32-byte items chained from their slots; the
-compacted form keeps the items of a slot together, newest first, without the chain. 5.1.x writes
-a few things differently; `OLD_SPARE` says how.
+compacted form keeps the items of a slot together, newest first, without the chain. 5.1.x differs in
+a few details (see `OLD_SPARE`).
 
-The shape of an open file is not stored (§5.2). The number of slots decides where the newest item
-lies, and its hash in which slot its number stands: only the right number fits. So a file with
-items tells its shape, one without only if it has the default ratio.
+The shape of an open file is not stored (§5.2). The number of slots determines where the newest item
+is, and the hash of this item which slot contains its number: only the right number fits. So the
+shape of a file with items can be determined; that of a file without items only if it has the
+default ratio.
 """
 
 from __future__ import annotations
@@ -52,8 +53,8 @@ CompactedItem = Struct(*Item.subcons[:-1])
 
 
 class HeaderRecord(NamedTuple):
-    """``begin_timestamp`` is when the file was made (its local name); ``slot_count`` says used
-    slots (5.1.x compacted: all slots).
+    """``begin_timestamp`` is the creation time of the file (its local name); ``slot_count`` is the
+    number of used slots (5.1.x compacted: of all slots).
     """
 
     magic: int
@@ -64,14 +65,16 @@ class HeaderRecord(NamedTuple):
 
 
 class SlotRecord(NamedTuple):
-    """The head of a chain; 0 or less: empty."""
+    """The start of a chain; 0 or less: empty."""
 
     item: int
     unused: int
 
 
 class ItemRecord(NamedTuple):
-    """``time_diff`` is in seconds from the header's begin (5.1.x: ms); ``previous`` 0 ends."""
+    """``time_diff`` is in seconds after the header's begin (5.1.x: ms); ``previous`` 0 ends the
+    chain.
+    """
 
     key_hash: int
     topic_id: int
@@ -110,28 +113,28 @@ BEGIN_MAGIC = 0xBCC50289
 END_MAGIC = 0xBCC50285
 MAGICS = (BEGIN_MAGIC, END_MAGIC)
 TAIL_SIZE = 4
-"""5.1.x: bytes of a seal after the items. In the compacted form it is BEGIN_MAGIC; in the open
-form, whose last bytes it is, END_MAGIC once the file is sealed and -1 before.
+"""5.1.x: bytes of a seal after the items. In the compacted form it is BEGIN_MAGIC. In the open form
+it is at the end of the file: END_MAGIC once the file is sealed and -1 before.
 """
 OLD_SPARE = 12
-"""5.1.x: bytes of the open form between the place of the items and the seal, which nothing uses:
-its size reckons with the header of another kind of file (40 bytes), the places with 28.
+"""5.1.x: unused bytes of the open form between the items and the seal. Its size is computed with
+the header of another kind of file (40 bytes), its positions with 28.
 """
 
 MAX_SIZE = (1 << 31) - 1
-"""Bytes of the largest file a broker can map; places in it are 32 bits."""
+"""Bytes of the largest file that a broker can map; positions in it have 32 bits."""
 DEFAULT_SLOTS = 5_000_000
 DEFAULT_MAX_ITEMS = 20_000_000
 MAX_CHAIN = 512
-"""Links a broker follows in a chain of the open form."""
+"""Links that a broker follows in a chain of the open form."""
 MAX_SLOT_ITEMS = 1024
 """Items of a slot that a broker reads in the compacted form."""
 
 
 class Shape(NamedTuple):
-    """The two numbers that lay out a file; neither is stored in it. ``old``: 5.1.x.
+    """The two numbers that determine the layout of a file; neither is stored in it. ``old``: 5.1.x.
 
-    Items of the open form are numbered from 1 (5.1.x: from 0); place 0 is never used (≥ 5.2.0).
+    Items of the open form are numbered from 1 (5.1.x: from 0); number 0 is never used (≥ 5.2.0).
     """
 
     slots: int
@@ -156,7 +159,7 @@ class Shape(NamedTuple):
         return self.items_at + number * ITEM.size
 
     def compacted_size(self, items: int) -> int:
-        """Return the size of the compacted form with so many items."""
+        """Return the size of the compacted form with this number of items."""
         if not items and not self.old:
             return 0
         return self.items_at + items * COMPACTED_ITEM.size + (TAIL_SIZE if self.old else 0)
@@ -166,11 +169,12 @@ DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
 
 
 def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> Shape:
-    """Return the shape of a compacted file from its header and size; raise FormatError if none
-    fits.
+    """Return the shape of a compacted file from its header and size.
 
-    ``slots``: what is configured; tried where the file does not tell (never needed for one that a
-    broker wrote).
+    ``slots``: the configured number; tried if the file does not determine it (never needed for a
+    file of a broker).
+
+    Raises: FormatError if no shape fits.
     """
     items = header.item_count
     room = size - HEADER.size - items * COMPACTED_ITEM.size
@@ -188,9 +192,10 @@ def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -
 
 
 def open_shape(size: int, slots: int | None = None, max_items: int | None = None) -> Shape:
-    """Return the shape of an open file of ``size`` bytes; raise FormatError if it is unknown.
+    """Return the shape of an open file of ``size`` bytes. Without ``slots`` or ``max_items`` the
+    default numbers or their ratio (1:4) are tried.
 
-    Without ``slots`` or ``max_items`` the default numbers or their ratio (1:4) are tried.
+    Raises: FormatError if it is unknown.
     """
     for old in (False, True):
         room = size - HEADER.size - (OLD_SPARE + TAIL_SIZE if old else 0)
@@ -216,41 +221,43 @@ def key_text(topic: str, key: str) -> str:
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash in the item of a key: ``-hash`` where negative; -2^31 stays what it is."""
+    """Return the hash in the item of a key: ``-hash`` if negative; -2^31 stays unchanged."""
     value = javahash.string_hash(key_text(topic, key))
     return -value if -(1 << 31) < value < 0 else value
 
 
 def masked_hash(topic: str, key: str) -> int:
-    """Return the hash newer brokers (after 5.3.3, PR #10471) give: the sign bit cleared."""
+    """Return the hash that newer brokers (after 5.3.3, PR #10471) use: with the sign bit
+    cleared.
+    """
     return javahash.string_hash(key_text(topic, key)) & 0x7FFFFFFF
 
 
 def both_hashes(topic: str, key: str) -> tuple[int, ...]:
-    """Return the hashes under which a key may be found, the one of 5.1 to 5.3.3 first."""
+    """Return the hashes that the item of a key may have, that of 5.1 to 5.3.3 first."""
     plain, other = key_hash(topic, key), masked_hash(topic, key)
     return (plain,) if plain == other else (plain, other)
 
 
 NO_TOPIC = -1
-"""The topic id of an item that was made to lead nowhere, as its message is erased: no topic has it,
-so no query takes the item. Its key hash is the number of its slot.
+"""The topic id of an item whose message was erased: no topic has it, so no query returns the item.
+Its key hash is the number of its slot.
 """
 
 ReadAt = Callable[[int, int], bytes]
 
 _STEP = ITEM.size // SLOT.size
-"""An item takes the place of so many slots."""
+"""Number of slots in the size of one item."""
 _BLOCK = 1 << 22
 _SEALS = (b"\xff\xff\xff\xff", END_MAGIC.to_bytes(4, "big"))
 
 
 def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | None = None,
                   max_items: int | None = None) -> Shape:
-    """Return the shape of an open file of ``size`` bytes, by what is configured or else by its
+    """Return the shape of an open file of ``size`` bytes, by the configured numbers or else by its
     content.
 
-    Raise FormatError if it is unknown.
+    Raises: FormatError if it is unknown.
     """
     if size > MAX_SIZE:
         raise FormatError(f"no open index file has {size:,} bytes", offset=0, path="size")
@@ -277,7 +284,7 @@ def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | No
 
 
 def _room(size: int, old: bool) -> int:
-    """Return how many slots would fill the file; 0 if that is not an integer."""
+    """Return the number of slots that would fill the file; 0 if it is not an integer."""
     spare = OLD_SPARE + TAIL_SIZE if old else 0
     room, rest = divmod(size - HEADER.size - spare, SLOT.size)
     return 0 if rest else room
@@ -292,7 +299,9 @@ def _newest(header: HeaderRecord, old: bool) -> int:
 
 
 def _fits(read: ReadAt, shape: Shape, header: HeaderRecord) -> bool:
-    """Return whether the newest items are where the shape has them, and their slots lead there."""
+    """Return whether the newest items are where the shape expects them, and their slots point to
+    them.
+    """
     newest = _newest(header, shape.old)
     first = 0 if shape.old else 1
     if header.item_count > shape.max_items:
@@ -317,7 +326,7 @@ def _used(read: ReadAt, shape: Shape) -> int:
 
 def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
              old: bool) -> Iterator[Shape]:
-    """Yield shapes with which the slot of the newest item's hash has its number."""
+    """Yield shapes with which the slot of the newest item's hash contains its number."""
     import numpy as np
 
     room, newest = _room(size, old), _newest(header, old)
@@ -340,7 +349,7 @@ def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
 
 def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[
         tuple[int, np.ndarray[Any, Any]]]:
-    """Yield (number of the first, units) of up to ``count`` units, by blocks."""
+    """Yield (number of the first unit, units) of up to ``count`` units, in blocks."""
     import numpy as np
 
     at_once = _BLOCK // unit.size

@@ -1,9 +1,9 @@
-"""``config/tieredStoreMetadata.json``: what a broker knows of its tier (tiered.md §6, §16).
+"""``config/tieredStoreMetadata.json``: a broker's knowledge of its tier (tiered.md §6, §16).
 
-Read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of what may follow; written as 5.3.3 does, in
-the order of the maps a broker keeps them in. Faults of a field are reported and cost that entry
-only. `read` also takes the files of 5.1.0 and 5.1.1, whose segment tables have objects for keys and
-so are not JSON.
+It is read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of later releases; it is written as 5.3.3
+does, in the order of the broker's maps. The fault of a field is reported and loses only its entry.
+`read` also accepts the files of 5.1.0 and 5.1.1, whose segment tables have objects as keys and so
+are not JSON.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ NEW, SEALED, DELETED = 0, 1, 2
 """A segment's status; from 5.3.0 on only NEW is written and none is examined."""
 
 _TABLE = java_concurrent_map.sized(1024)
-"""Buckets of the tables a broker keeps, which it makes for 1024 keys."""
+"""Buckets of a broker's tables, which it creates for 1024 keys."""
 _ENTRY = 3
 """The depth of the entries of segments and queues in the file."""
 _CACHED = 1 << 14
-"""Texts of entries that are kept, some 6 MiB."""
+"""Number of cached texts of entries, some 6 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A queue. ``min_offset`` and ``max_offset`` are not kept up to date by any version."""
+    """A queue. No version updates ``min_offset`` and ``max_offset``."""
 
     topic: str
     broker_name: str
@@ -65,7 +65,7 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """A topic; ``topic_id`` is what index items have. ``reserve_time`` in hours, -1: default."""
+    """A topic; index items contain its ``topic_id``. ``reserve_time`` in hours, -1: default."""
 
     topic_id: int
     topic: str
@@ -75,7 +75,7 @@ class TopicEntry:
 
 
 class MetadataFault(NamedTuple):
-    """An entry that could not be taken; ``path`` names it in the file's own words."""
+    """An unreadable entry; ``path`` names it with the keys of the file."""
 
     path: str
     reason: str
@@ -83,8 +83,8 @@ class MetadataFault(NamedTuple):
 
 @dataclass(slots=True)
 class Metadata:
-    """All of the file. ``segments[kind]`` is {filePath: {base: entry}}; ``serial`` the last topic
-    id given. ``old``: of 5.1.0 or 5.1.1.
+    """The content of the file. ``segments[kind]`` is {filePath: {base: entry}}; ``serial`` is the
+    last assigned topic id. ``old``: of 5.1.0 or 5.1.1.
     """
 
     segments: dict[str, dict[str, dict[int, SegmentEntry]]] = field(
@@ -101,16 +101,16 @@ class Metadata:
 
     @property
     def brokers(self) -> set[str]:
-        """The brokers that the queues' entries name."""
+        """The brokers named in the queues' entries."""
         return {queue.broker_name for table in self.queues.values() for queue in table.values()}
 
     def topic_of(self, topic_id: int) -> str | None:
-        """Return the topic that has an id now; None: unknown (removed, or never known)."""
+        """Return the topic that has an id now; None if unknown (removed, or never known)."""
         return next((topic.topic for topic in self.topics.values() if topic.topic_id == topic_id),
                     None)
 
     def copy(self) -> Metadata:
-        """Return an equal one that may be changed."""
+        """Return an equal copy that may be changed."""
         return replace(
             self, segments={kind: {path: dict(entries) for path, entries in table.items()}
                             for kind, table in self.segments.items()},
@@ -128,8 +128,9 @@ _SEGMENT = {"status": ("status", NEW), "size": ("size", 0),
 
 
 def parse(data: bytes) -> Metadata:
-    """Return the content of a metadata file. Raise FormatError if it is not a JSON object at
-    all.
+    """Return the content of a metadata file.
+
+    Raises: FormatError if it is not a JSON object at all.
     """
     return of_value(config_json.parse(data).value)
 
@@ -231,8 +232,8 @@ def _topic(fields: Any, topic: str) -> TopicEntry:
 # -- writing --------------------------------------------------------------------------------------
 
 def build(metadata: Metadata) -> bytes:
-    """Return the file as 5.3.3 writes it; maps in the order in which a broker that has made them
-    since it started has them.
+    """Return the file as 5.3.3 writes it, with maps in the order of a broker that has created them
+    since its start.
     """
     document: dict[str, Any] = {}
     for kind, name in zip(KINDS, SEGMENT_TABLES, strict=True):
@@ -248,7 +249,7 @@ def build(metadata: Metadata) -> bytes:
     return fastjson.build(dict(sorted(document.items())))
 
 
-# Dispatch writes the file for each window, and most entries are as they were.
+# Dispatch writes the file for each window, and most entries are unchanged.
 @lru_cache(_CACHED)
 def _segment_text(entry: SegmentEntry) -> fastjson.Ready:
     return fastjson.ready({"path": entry.path, "type": entry.type, "baseOffset": entry.base_offset,
@@ -277,18 +278,21 @@ def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
 
 
 def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """Return the order of the tables by path and of the one of queues: copies of large maps."""
+    """Return the order of the tables by path and of that of queues: copies of large maps."""
     source = dict(java_concurrent_map.ordered(table, _TABLE))
     return java_concurrent_map.ordered(source, java_concurrent_map.copied(len(source)))
 
 
 def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
-    """Return the order of segments or queues by number, which came in ascending order."""
+    """Return the order of segments or queues by number, which were added in ascending order."""
     return java_concurrent_map.ordered(dict(sorted(table.items())))
 
 
 def read(data: bytes) -> Metadata:
-    """Return the content of a metadata file of any version. Raise FormatError if it is not one."""
+    """Return the content of a metadata file of any version.
+
+    Raises: FormatError if it is not one.
+    """
     return of_value(config_json.parse(data, _place).value)
 
 

@@ -1,7 +1,8 @@
-"""Names in a tier: the cluster's folder, segment files, what is never uploaded (tiered.md §1, §7).
+"""Names in a tier: the cluster's folder, segment files, topics that are never uploaded (tiered.md
+§1, §7).
 
 A segment's file name is eight hex digits of the MD5 of its base offset, then the offset in 20
-digits. Sorting names is therefore no order: sort by the parsed offset.
+digits. So names are not in order: sort by the parsed offset.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ COMMIT_LOG = "COMMIT_LOG"
 CONSUME_QUEUE = "CONSUME_QUEUE"
 INDEX = "INDEX"
 KINDS = (COMMIT_LOG, CONSUME_QUEUE, INDEX)
-"""The types of flat files; the place is the number metadata has for it."""
+"""The types of flat files; the index of each is its number in the metadata."""
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 INDEX_QUEUE = 0
@@ -23,7 +24,7 @@ OLD_INDEX_NAMES = ("0000", "1111", "2222")
 """The names of the local index files of 5.1.x: current, full, compacted."""
 METADATA_NAME = "tieredStoreMetadata.json"
 TIER_FOLDER = "tieredstore"
-"""The place of a tier inside of a store, in the golden sets and in the documentation."""
+"""The path of a tier inside a store, in the golden sets and in the documentation."""
 
 _HASH = 8
 _DIGITS = 20
@@ -34,7 +35,7 @@ def name_hash(text: str) -> str:
     """Return the first eight hex digits of a text's MD5, as in every name of a tier."""
     try:
         data = text.encode("utf-8", "surrogateescape")  # a name of the file system
-    except UnicodeEncodeError:  # half of a pair, which Java writes as a question mark
+    except UnicodeEncodeError:  # half of a surrogate pair, which Java writes as a question mark
         data = text.encode("utf-8", "replace")
     return hashlib.md5(data, usedforsecurity=False).hexdigest()[:_HASH]
 
@@ -45,7 +46,7 @@ def cluster_folder(cluster: str) -> str:
 
 
 def parse_cluster(name: str) -> tuple[str, bool] | None:
-    """Return (cluster name, whether the hash before it is right); None for another kind of name."""
+    """Return (cluster name, whether the hash before it is right); None for any other name."""
     head, mark, cluster = name.partition("_")
     if not mark or not cluster or len(head) != _HASH or not _is_hex(head):
         return None
@@ -58,8 +59,9 @@ def promise_tier(names: Iterable[str]) -> bool:
 
 
 def build_segment(base: int) -> str:
-    """Return the file name of the segment that starts at logical offset ``base``. Raise ValueError
-    if none.
+    """Return the file name of the segment that starts at logical offset ``base``.
+
+    Raises: ValueError for an invalid offset.
     """
     if not 0 <= base <= _LONG_MAX:
         raise ValueError(f"no segment can start at {base}")
@@ -67,7 +69,7 @@ def build_segment(base: int) -> str:
 
 
 def parse_segment(name: str) -> tuple[int, bool] | None:
-    """Return (base offset, whether the hash before it is right); None for another kind of name."""
+    """Return (base offset, whether the hash before it is right); None for any other name."""
     head, digits = name[:_HASH], name[_HASH:]
     if len(digits) != _DIGITS or not _is_hex(head) or not (digits.isascii() and digits.isdigit()):
         return None
@@ -85,12 +87,12 @@ def segment_path(cluster: str, broker: str, topic: str, queue_id: int, kind: str
 
 
 def metadata_path(broker: str, topic: str, queue_id: int) -> str:
-    """Return the metadata's path of a flat file: no cluster, no type, no file name (§6)."""
+    """Return the path of a flat file in the metadata: no cluster, no type, no file name (§6)."""
     return f"{broker}/{topic}/{queue_id}"
 
 
 def index_path(broker: str) -> str:
-    """Return the metadata's path of a broker's index files."""
+    """Return the path of a broker's index files in the metadata."""
     return metadata_path(broker, INDEX_TOPIC, INDEX_QUEUE)
 
 
@@ -101,7 +103,9 @@ _SYSTEM = frozenset({
 
 
 def is_filtered(topic: str, cluster: str | None = None, broker: str | None = None) -> bool:
-    """Return whether a broker never uploads a topic (§7): system topics, LMQ, its own two names."""
+    """Return whether a broker never uploads a topic (§7): system topics, LMQ, topics named after
+    itself or its cluster.
+    """
     return (not topic.strip() or topic in _SYSTEM or topic.startswith(("rmq_sys_", "%LMQ%"))
             or topic in (cluster, broker))
 

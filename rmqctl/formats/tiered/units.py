@@ -2,7 +2,7 @@
 
 A message in a tier is the local record with one field rewritten: ``physical_offset`` is its
 position in the tiered commit log of its queue. So `formats.message` reads it, and a walk over a
-segment with the segment's base offset proves every record as it does in a local log.
+segment with the segment's base offset proves every record as in a local log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Coda = Struct(
 
 
 class UnitRecord(NamedTuple):
-    """One row of a tiered consume queue; its queue offset is its place."""
+    """One entry of a tiered consume queue; its queue offset follows from its position."""
 
     commit_log_offset: int
     size: int
@@ -50,9 +50,9 @@ CODA_SIZE = CODA.size
 CODA_MAGIC = message.MAGIC_BLANK
 
 GUESSED = int.from_bytes(b"rmqctl?!", "big")
-"""The tags code of a unit that `tiered recover` made for a damaged message: it keeps the queue
-offset's place, and where it leads is told by nothing. No tag's hash and no time of a delay is that
-large; a broker passes over the unit, and so asks for no tag."""
+"""The tags code of a unit that `tiered recover` created for a damaged message. The unit keeps the
+place of the queue offset, but its message is unknown. No tag's hash and no deliver time is that
+large. A broker skips the unit, and so no tag matches it."""
 
 NEVER = (1 << 63) - 1
 """A segment timestamp that was never set (Java's Long.MAX_VALUE)."""

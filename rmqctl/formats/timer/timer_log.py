@@ -24,7 +24,7 @@ Unit = Struct(
 )
 
 Tail = Struct("size" / Int32sb, "prev_pos" / Int64sb, "magic" / Int32ub)
-"""Closes a file: ``size`` is the number of bytes from the mark to the end of the file."""
+"""Ends a file: ``size`` is the number of bytes from the mark to the end of the file."""
 
 MAGIC_DEFAULT = 1
 MAGIC_ROLL = 2
@@ -33,7 +33,7 @@ MAGIC_BITS = 0xF
 
 
 class UnitRecord(NamedTuple):
-    """A timer message: when it was enqueued, its slot's distance, where its record lies."""
+    """A timer message: its enqueue time, its slot's distance, the place of its record."""
 
     size: int
     prev_pos: int
@@ -47,12 +47,12 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """The test a broker's recovery makes of a unit."""
+        """Whether a broker's recovery accepts the unit."""
         return self.size == UNIT_SIZE and not self.magic & ~MAGIC_BITS
 
     @property
     def slot_time(self) -> int:
-        """The time (ms) of the wheel slot this unit belongs to."""
+        """The time (ms) of the wheel slot that contains this unit."""
         return self.curr_write_time + self.delay_time
 
     @property
@@ -80,7 +80,10 @@ dtype = UNIT.dtype
 
 
 def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
-    """Return the end mark at ``data[position:]``. Raise FormatError if it is missing."""
+    """Return the end mark at ``data[position:]``.
+
+    Raises: FormatError if it is missing.
+    """
     tail = TAIL.parse(data, position, base)
     if tail.magic != MAGIC_BLANK:
         raise FormatError(f"invalid end mark: {tail.magic:08x}", offset=base + position,
@@ -89,12 +92,12 @@ def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
 
 
 def is_tail(data: bytes | memoryview, position: int = 0) -> bool:
-    """Return whether the blank magic is in the place of an end mark's magic."""
+    """Return whether the blank magic is at the position of an end mark's magic."""
     return len(data) - position >= TAIL.size and TAIL.decode(data, position).magic == MAGIC_BLANK
 
 
 class Step(NamedTuple):
-    """One place of a file: a unit (sound or not) or the end mark; ``error`` says what is wrong."""
+    """One position of a file: a unit (sound or not) or the end mark; ``error`` is its fault."""
 
     at: int
     size: int
@@ -104,7 +107,7 @@ class Step(NamedTuple):
 
 
 def judge(unit: UnitRecord, where: int) -> FormatError | None:
-    """Return the fault of a unit for a broker, if any."""
+    """Return the fault that a broker finds in a unit, if any."""
     if unit.size != UNIT_SIZE:
         return FormatError(f"says {unit.size} bytes, a unit has {UNIT_SIZE}", offset=where,
                            path="size")
@@ -115,10 +118,9 @@ def judge(unit: UnitRecord, where: int) -> FormatError | None:
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
-    """Yield every place of a file from ``position`` on (a multiple of the unit), unused ones
-    omitted.
+    """Yield the used positions of a file from ``position`` on (a multiple of the unit).
 
-    Ends after an end mark; continues after a bad unit, because places are fixed.
+    It ends after an end mark, and continues after a damaged unit, because positions are fixed.
     """
     while position < len(data):
         if is_tail(data, position):

@@ -19,12 +19,12 @@ Slot = Struct(
 DAYS = 7
 LAPS = 2
 SLOTS = LAPS * DAYS * 86_400
-"""Slots of a wheel, whatever its precision."""
+"""Slots of a wheel, independent of its precision."""
 DEFAULT_PRECISION = 1000
 
 
 class SlotRecord(NamedTuple):
-    """The messages of one moment: ``time`` in units of the precision, places in the timerlog.
+    """The messages of one moment: ``time`` in units of the precision, positions in the timerlog.
 
     ``num`` counts messages minus delete markers. Slots are not cleared after delivery.
     """
@@ -56,5 +56,5 @@ def slot_of(time_ms: int, precision: int = DEFAULT_PRECISION) -> int:
 
 
 def in_place(number: int, slot: SlotRecord) -> bool:
-    """Return whether a slot's own time belongs to its place in the wheel."""
+    """Return whether a slot's own time belongs to its position in the wheel."""
     return slot.time >= 0 and slot.time % SLOTS == number
