@@ -1,8 +1,8 @@
 """Sums per group over the batches of a walk: counts, bytes, first and last store time.
 
-Everything goes by column (`groupings`). Sums are int64 and exact. The number of groups is
-bounded: beyond it the light ones are given up, in a way that does not depend on the order in
-which messages are met, or on how the log was cut.
+Everything is computed by column (`groupings`). Sums are int64 and exact. The number of groups is
+bounded: beyond it the light ones are dropped, in a way that depends neither on the order of the
+messages nor on how the log was cut.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, Keys
 
 MAX_GROUPS = 200_000
-"""Groups kept apart whatever they are. Where there are more, only heavy ones are."""
+"""Maximum number of groups that are always kept. With more groups only heavy ones are kept."""
 MAX_KEYS = 50_000
-"""The same for keys of messages, of which there may be as many as messages."""
+"""The same limit for keys of messages, which may be as many as messages."""
 HEAVY = 10_000
-"""A group is heavy when it is more than this part (1/n) of all that was counted."""
+"""A group is heavy if it has more than this part (1/n) of all counted messages."""
 _NEVER = np.iinfo(np.int64)
 
 
@@ -37,15 +37,15 @@ class Sums(NamedTuple):
 
 
 class Aggregate:
-    """Sums of messages by one of `GROUPINGS`, and what the bytes of the log are.
+    """Sums of messages by one of `GROUPINGS`, and a classification of the log's bytes.
 
-    ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) choose messages; the byte
-    counts cover all frames. Picklable; `merge` adds another one's sums.
+    ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) select messages; the byte
+    counts cover all frames. Picklable; `merge` adds the sums of another object.
 
     With more than ``limit`` groups it becomes a search for heavy ones (`is_full`; Misra and Gries'
-    summary, which merges): every heavy group is among the `candidates`, but the sums are
-    incomplete. A second pass over the same messages, with ``only`` these counted apart, makes them
-    exact, and `groups` then has just the heavy ones and `OTHER`. The choice depends on the messages
+    summary, which can be merged): every heavy group is among the `candidates`, but the sums are
+    incomplete. A second pass over the same messages, with ``only`` these groups kept, makes them
+    exact, and `groups` then has only the heavy ones and `OTHER`. The choice depends on the messages
     alone. ``limit`` must be a few times ``heavy``.
     """
 
@@ -67,7 +67,7 @@ class Aggregate:
         self.fillers = 0
         """Number of counted messages that `recover` put in place of lost bytes."""
         self.replaced = 0
-        """The same, and the messages that it kept with damaged bodies."""
+        """The number of fillers and of messages that `recover` kept with damaged bodies."""
         self.bytes_unread = 0
         self.unread = ""
         """Reason why the first unreadable place cannot be read; "" without any."""
@@ -78,8 +78,8 @@ class Aggregate:
         self.unread = self.unread or reason
 
     def add(self, batch: Batch) -> None:
-        """Take one batch of a walk, with its spans."""
-        # What is no message.
+        """Add one batch of a walk, with its spans."""
+        # Bytes that are not messages.
         for span in batch.spans:
             if span.kind == BLANK:
                 self.bytes_blank += span.length
@@ -91,7 +91,7 @@ class Aggregate:
                 self.undecided += len(span.doubtful)
         if not len(batch):
             return
-        # All messages, then those that are asked for.
+        # All messages, then the requested ones.
         self.bytes_in_messages += int(batch.frame_size.sum())
         self.bodies_damaged += int((~batch.crc_ok() & (batch.column("body_length") > 0)).sum())
         batch = self._chosen(batch)
@@ -125,12 +125,12 @@ class Aggregate:
         self._bound()
 
     def pack(self) -> None:
-        """Lets go of what a full one need not keep, before it is sent somewhere."""
+        """Drop the data that a full object need not keep, before it is sent elsewhere."""
         if self.is_full:
             self._shrink(2 * self._heavy)
 
     def groups(self) -> dict[Key, Sums]:
-        """Return the sums by key, in order of first appearance. Not after it `is_full`."""
+        """Return the sums by key, in order of first appearance. Do not call it after `is_full`."""
         assert not self.is_full
         count = len(self._keys)
         self._reserve()
@@ -146,7 +146,9 @@ class Aggregate:
 
     @property
     def total(self) -> Sums | None:
-        """The sums of all messages, each once however many groups it is in; None without any."""
+        """Return the sums of all messages, each once even if it is in several groups; None without
+        messages.
+        """
         sums = Sums(*self._all[:, 0].tolist())
         return sums if sums.messages else None
 
@@ -157,7 +159,9 @@ class Aggregate:
 
     @property
     def candidates(self) -> list[Key]:
-        """All keys that may be heavy, among them all that are. There are not many more."""
+        """Return the keys that may be heavy, including all heavy ones. There are not many
+        others.
+        """
         counts = self._sums[0, :len(self._keys)]
         maybe = (counts + self._given_up) * self._heavy > self._counted
         return self._keys.some(np.flatnonzero(maybe))
@@ -176,10 +180,9 @@ class Aggregate:
             self._shrink(self._limit // 2)
 
     def _shrink(self, most: int) -> None:
-        """Take the same count from all groups, so that at most ``most`` are left.
+        """Subtract the same count from all groups, so that at most ``most`` remain.
 
-        More than that many lose all of it, so a group that is heavier than one of their number in
-        all is never lost.
+        More groups than that lose a count each, so a heavy group is never dropped.
         """
         count = len(self._keys)
         if count <= most:

@@ -1,9 +1,9 @@
 """Messages and frames of a walk as Arrow record batches: the selected columns.
 
-Values are those of the message object (cli.md), in plain Arrow types that any reader accepts. Where
-a text is not UTF-8 its bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the exact
-bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be kept. A batch is as
-large as the walk's (2 MiB of log, or one larger record).
+Values are those of the message object (cli.md), in plain Arrow types that any reader accepts. In
+text that is not UTF-8, invalid bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the
+exact bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be kept. A batch
+is as large as the walk's (2 MiB of log, or one larger record).
 
 Properties follow `rmqctl.formats.local.properties.parse`: the key ends at the first separator,
 empty keys and values are ignored, and the last of several values counts, in the place of the first
@@ -48,9 +48,10 @@ MESSAGE = "message"
 def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
     """Return the named columns (`MESSAGE_COLUMNS`) of a batch's messages, in that order.
 
-    Rows are the batch's, which must be in physical order, as from a walk or ``select`` of ascending
-    rows. Without names the record batch has no column but the number of rows, which Arrow's IPC
-    format keeps. KeyError for an unknown name.
+    The batch must be in physical order, as from a walk or from ``select`` with ascending rows.
+    Without names the record batch has only the number of rows, which Arrow's IPC format keeps.
+
+    Raises: KeyError for an unknown name.
     """
     source = _Messages(batch)
     return record_batch([source.column(name) for name in names], names, MESSAGE_COLUMNS,
@@ -58,10 +59,13 @@ def message_columns(batch: Batch, names: Sequence[str]) -> pa.RecordBatch:
 
 
 def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.RecordBatch:
-    """The named columns (`FRAME_COLUMNS`) of messages and spans of a batch, in physical order.
+    """Return the named columns (`FRAME_COLUMNS`) of messages and spans of a batch, in physical
+    order.
 
-    ``base`` is the physical offset of the file's first byte: ``position`` counts from it.
-    Without names as `message_columns`. KeyError for an unknown name.
+    ``base`` is the physical offset of the file's first byte: ``position`` counts from it. Without
+    names see `message_columns`.
+
+    Raises: KeyError for an unknown name.
     """
     messages, spans = _Messages(batch), batch.spans
     offset = np.concatenate([batch.offset, np.array([span.offset for span in spans], np.int64)])
@@ -74,13 +78,16 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
 
 
 def schema(names: Sequence[str], columns: Columns) -> pa.Schema:
-    """Return the schema of the named columns. KeyError for an unknown name."""
+    """Return the schema of the named columns.
+
+    Raises: KeyError for an unknown name.
+    """
     return pa.schema([columns[name] for name in names])
 
 
 def record_batch(arrays: Sequence[pa.Array], names: Sequence[str], columns: Columns,
                  count: int) -> pa.RecordBatch:
-    """Return a record batch of ``count`` rows, which may have no column at all."""
+    """Return a record batch of ``count`` rows, which may have no columns."""
     if not names:
         rows = pa.StructArray.from_buffers(pa.struct([]), count, [None])
         return pa.RecordBatch.from_struct_array(rows)
@@ -88,7 +95,7 @@ def record_batch(arrays: Sequence[pa.Array], names: Sequence[str], columns: Colu
 
 
 class _Messages:
-    """Makes the columns of one batch; what several need is made once."""
+    """Builds the columns of one batch; values needed by several columns are computed once."""
 
     def __init__(self, batch: Batch) -> None:
         self.batch = batch
@@ -144,7 +151,7 @@ _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
     "record": lambda messages: binary(Texts(messages.batch.data, messages.batch.start,
                                             messages.batch.column("total_size"))),
 }
-"""All columns which are not simply an integer field of the record."""
+"""All columns that are not simply an integer field of the record."""
 
 
 def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) -> pa.Array:
@@ -184,7 +191,9 @@ def _of_span(span: Span, name: str, base: int) -> int | str | None:
 
 
 def binary(texts: Texts) -> pa.BinaryArray:
-    """Return the texts as they are stored, copied. They must be ascending and must not overlap."""
+    """Return a copy of the texts as they are stored. They must be ascending and must not
+    overlap.
+    """
     count = len(texts)
     if not count:
         return pa.array([], pa.binary())
@@ -210,7 +219,8 @@ def strings(texts: Texts) -> pa.StringArray:
     raw = binary(texts)
     try:
         return raw.cast(pa.string())
-    except pa.ArrowInvalid:  # Arrow does not say which: all of this one array go the slow way
+    # Arrow does not name the invalid text: decode all of this array in Python
+    except pa.ArrowInvalid:
         return pa.array([value.decode("utf-8", "replace") for value in raw.to_pylist()],
                         pa.string())
 
@@ -238,7 +248,7 @@ def as_maps(properties: Properties, count: int) -> pa.MapArray:
 
 
 def as_lists(properties: Properties, count: int) -> pa.ListArray:
-    """Return the keys of each record (`LIST`), empty without any: parts between single spaces."""
+    """Return the keys of each record (`LIST`), empty without keys: parts between single spaces."""
     row, start, length = properties.places(props.KEYS)
     of, start, length = text.split(properties.data, start, length)
     return pa.ListArray.from_arrays(_edges(row[of], count),
@@ -246,14 +256,14 @@ def as_lists(properties: Properties, count: int) -> pa.ListArray:
 
 
 def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
-    """Return the value of a property of each of ``count`` records; null without the property."""
+    """Return the value of a property of each of ``count`` records; null without it."""
     row, values = properties.find(name)
     texts = strings(values)
     if len(row) == count:
         return texts
     if not len(row):
         return pa.nulls(count, pa.string())
-    # The same bytes: where there is none, a text begins and ends at once.
+    # The same bytes: a missing text begins and ends at the same position.
     _, ends, raw = texts.buffers()
     ends = np.frombuffer(ends, np.int32)[texts.offset:][:len(row) + 1]
     edges: Array = np.zeros(count + 1, np.int32)
@@ -266,7 +276,7 @@ def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
 
 
 def _edges(row: Array, count: int) -> pa.Int32Array:
-    """List offsets for elements of ascending rows."""
+    """Return the list offsets for elements of ascending rows."""
     edges: Array = np.zeros(count + 1, np.int32)
     np.cumsum(np.bincount(row, minlength=count), out=edges[1:])
     return pa.array(edges)
@@ -278,13 +288,14 @@ def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
     if len(marks) == len(start) and (marks >= start).all() and (marks < end).all():
         assign = marks
     else:
-        marks = np.append(marks, len(data))  # a segment without one finds something after it
+        marks = np.append(marks, len(data))  # a segment without a separator finds one after it
         assign = marks[np.searchsorted(marks, start)]
     return assign, (assign > start) & (assign < end - 1)
 
 
 def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Array] | None:
-    """(first place of each key of each row, ascending; last places); None if nothing is double.
+    """Return (first place of each key of each row, ascending; last places); None without
+    duplicates.
 
     ``keys`` are numbers below ``width``.
     """
@@ -311,7 +322,7 @@ def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Ar
 
 
 def hosts(batch: Batch, name: str) -> pa.StringArray:
-    """``born_host`` or ``store_host`` of each message, as `host_text` writes them."""
+    """Return ``born_host`` or ``store_host`` of each message, in the form of `host_text`."""
     parts = []
     for rows, raw in batch.hosts(name):
         width = raw.dtype.itemsize
@@ -323,7 +334,9 @@ def hosts(batch: Batch, name: str) -> pa.StringArray:
 
 
 def message_ids(batch: Batch) -> pa.StringArray:
-    """The offset message id of each message: upper-case hex of store host and physical offset."""
+    """Return the offset message id of each message: upper-case hex of store host and physical
+    offset.
+    """
     parts = []
     for rows, raw in batch.hosts("store_host"):
         id_type = _IDS[raw.dtype.itemsize]
@@ -360,7 +373,9 @@ def _in_order(parts: list[tuple[Any, pa.StringArray]], count: int) -> pa.StringA
 
 
 def dict_column(column: pa.ChunkedArray) -> list[dict[str, str | None] | None]:
-    """Maps as Python's. Arrow's own way, a scalar for each pair, takes ten times as long."""
+    """Return maps as Python's. Arrow's own conversion, with a scalar for each pair, takes ten times
+    as long.
+    """
     values: list[dict[str, str | None] | None] = []
     for part in column.chunks:
         edges, keys, items = (array.to_pylist() for array in (part.offsets, part.keys, part.items))

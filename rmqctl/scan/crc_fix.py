@@ -1,15 +1,15 @@
-"""Find the change of a few bits that gives bytes the expected CRC-32.
+"""Finds the change of a few bits that gives bytes the expected CRC-32.
 
-CRC-32 is linear: what a damaged byte does to it depends on the byte's changed bits and on how many
-bytes follow, on nothing else. The difference of two CRCs (the *syndrome*) is a polynomial over
-GF(2) modulo the polynomial of the CRC, in which each further bit multiplies by x; that polynomial
-is primitive, so every syndrome but 0 is one power of x. A logarithm to the base x therefore says
-where the only flipped bit is, however long the bytes are: 2^32 - 1, the order of x, is a product of
-small primes (Pohlig and Hellman's way). A changed byte v is v times such a power.
+CRC-32 is linear: the effect of a damaged byte depends only on its changed bits and on the number of
+bytes after it. The difference of two CRCs (the *syndrome*) is a polynomial over GF(2) modulo the
+polynomial of the CRC, in which each further bit multiplies by x; that polynomial is primitive, so
+every syndrome but 0 is one power of x. A logarithm to the base x is therefore the position of the
+only flipped bit, for any number of bytes: 2^32 - 1, the order of x, is a product of small primes
+(the method of Pohlig and Hellman). A changed byte v is v times such a power.
 
 A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` returns both possible differences.
 Two CRCs over the same bytes, that of a body and that of its record, have the same polynomial: the
-second follows from the first, and shows only that nothing else is damaged.
+second one follows from the first, and only shows that nothing else is damaged.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import NamedTuple
 from rmqctl.kernel import active
 
 POLYNOMIAL = 0xEDB88320
-"""Bit 31 is the power 0, bit 0 the power 31, as `zlib.crc32` has it."""
+"""Bit 31 is the power 0, bit 0 the power 31, as in `zlib.crc32`."""
 ORDER = (1 << 32) - 1
 """The order of x; larger than the bits of any body."""
 MASKED = 1 << 31
@@ -49,9 +49,9 @@ class Change(NamedTuple):
 
 
 def syndromes(computed: int, stored: int) -> tuple[int, ...]:
-    """Return the differences between a CRC and a stored one of 31 bits.
+    """Return the differences between a CRC and a stored CRC of 31 bits.
 
-    None at all where the stored one has more bits: no change of the bytes explains that.
+    Empty if the stored one has more bits: no change of the bytes explains that.
     """
     if stored >= MASKED:
         return ()
@@ -59,7 +59,7 @@ def syndromes(computed: int, stored: int) -> tuple[int, ...]:
 
 
 def one_bit(length: int, syndrome: int) -> list[Change]:
-    """Return the flipped bit among ``length`` bytes that makes that difference; at most one."""
+    """Return the flipped bit among ``length`` bytes that causes that difference; at most one."""
     if not syndrome:
         return []
     behind, bit = divmod(_logarithm(syndrome) - _CHECK_BITS, _BYTE)
@@ -67,7 +67,7 @@ def one_bit(length: int, syndrome: int) -> list[Change]:
 
 
 def one_byte(length: int, syndrome: int) -> list[Change]:
-    """Return all changes of one byte among ``length`` that make that difference, by position."""
+    """Return all changes of one byte among ``length`` that cause that difference, by position."""
     if not syndrome:
         return []
     kernel = active() if length <= _FEW_BYTES else None
@@ -89,11 +89,14 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
 
 
 def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
-    """The pattern of flipped bits at a known place that makes that difference, None without one.
+    """Return the pattern of flipped bits at a known place that causes that difference, None without
+    one.
 
-    ``first_bit``: 8 * position, and 0 for the lowest bit of a byte; bit 0 of the pattern is there.
-    Up to 32 ``bits`` at most one pattern does it, and for 32 always one: so a place found only by
-    this proves nothing. ValueError for more bits, or beyond the bytes.
+    ``first_bit`` is 8 * position + bit, where 0 is the lowest bit of a byte; bit 0 of the pattern
+    is there. For up to 32 ``bits`` at most one pattern matches, and for 32 always one: so this
+    alone proves nothing about a place.
+
+    Raises: ValueError for more bits, or beyond the bytes.
     """
     if not 1 <= bits <= _CHECK_BITS or not 0 <= first_bit <= _BYTE * length - bits:
         raise ValueError(f"no {bits} bits from {first_bit} on in {length} bytes")
@@ -137,16 +140,16 @@ def _power_of_x(exponent: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _logarithm(value: int) -> int:
-    """Return the power of x (0 to 2^32 - 2) that ``value`` is; it is not 0. It is called many times
-    for a damaged record: for a bit, for a byte, and in each round of a plan.
+    """Return the power of x (0 to 2^32 - 2) that equals ``value``, which is not 0. It is called
+    many times for a damaged record: for a bit, for a byte, and in each round of a plan.
     """
     logarithm, before = 0, value
     for number, (prime, share) in enumerate(zip(_PRIMES, _SHARES, strict=True)):
-        # The power that is in the subgroup of that many elements: to all other primes.
+        # The power that is in the subgroup of ``prime`` elements: to all other primes.
         power = before
         for other in range(number + 1, len(_PRIMES)):
             power = _times(_squared(power, other), power)
-        # Put together (Chinese remainders).
+        # combined (Chinese remainders).
         logarithm += _in_subgroup(power, prime) * share
         before = _times(_squared(before, number), before)
     return logarithm % ORDER
@@ -186,7 +189,9 @@ def _tables(images: Sequence[int]) -> tuple[list[int], ...]:
 
 
 def _in_subgroup(value: int, prime: int) -> int:
-    """Return the power of the subgroup's generator that ``value`` is: baby steps, giant steps."""
+    """Return the power of the subgroup's generator that equals ``value``: baby steps, giant
+    steps.
+    """
     steps, giant = _subgroup(prime)
     low, middle, high, top = giant
     for number in range(prime // _BABY_STEPS + 1):
@@ -199,7 +204,9 @@ def _in_subgroup(value: int, prime: int) -> int:
 
 @cache
 def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
-    """(the first powers of the generator, the tables that multiply by one giant step back)."""
+    """Return (the first powers of the generator, the tables that multiply by one giant step
+    back).
+    """
     generator = _power_of_x(ORDER // prime)
     steps: dict[int, int] = {}
     value = _ONE
@@ -212,8 +219,7 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
 
 @cache
 def _byte_logarithms() -> tuple[list[int], list[int]]:
-    """Return the logarithms of a byte's values 1 to 255, ascending, and these values; twice a value
-    is one power less.
+    """Return the logarithms of a byte's values 1 to 255, ascending, and these values; doubling a value subtracts one.
     """
     known = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):

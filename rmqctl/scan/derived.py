@@ -1,7 +1,7 @@
 """Values derived from messages, by column: tags codes, index keys, queues, batch ranges.
 
-The same rules serve the check of a store and the dispatch that writes it (spec: consumequeue.md §3
-and §9, index.md §5).
+The same rules are used to check a store and to dispatch its messages (spec: consumequeue.md §3 and
+§9, index.md §5).
 """
 
 from __future__ import annotations
@@ -21,24 +21,24 @@ from rmqctl.scan.damage.properties import MARK
 from rmqctl.scan.frames import Array, Batch
 
 QueueKey = tuple[str, int]
-"""Topic (as the file system names it) and queue id."""
+"""Topic (as a file name) and queue id."""
 
 _DENSE = 64
-"""Queue ids below this are looked up in a table; others (damage, mostly) one by one."""
+"""Queue ids below this are looked up in a table; others (mostly damage) one by one."""
 _NAME_MAX = 255
 _INT16 = 16
 _ODD, _LENGTH_BITS = 1 << 62, 16
-"""The kernel's mark for the place of a text that it does not hash."""
+"""The kernel's mark in place of a text that it does not hash."""
 _NAMES = (*(np.frombuffer(name.encode(), np.uint8) for name in (
     *(name + props.NAME_VALUE_SEPARATOR for name in (props.TAGS, props.UNIQUE_KEY, props.KEYS)),
     props.INNER)), ord(props.PROPERTY_SEPARATOR))
-"""Names as the kernel expects them, and the separator of properties."""
+"""Names in the kernel's form, and the separator of properties."""
 _LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
     filler.KEPT_START, MARK.tobytes()]
 NAMES = (np.frombuffer(b"".join(_LOOKED_AT), np.uint8),
          np.cumsum([len(name) for name in _LOOKED_AT]))
-"""Properties that passes over intact records read: adjacent, with the end of each."""
+"""Names of the properties that passes over intact records read: joined, with the end of each."""
 _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
@@ -50,7 +50,7 @@ class QueueTable:
         self._table: Array = np.zeros(0, np.int32)
 
     def encode(self, topic: Array, queue_id: Array) -> Array:
-        """Numbers (int64) from topic numbers of the dictionary and queue ids."""
+        """Return numbers (int64) from topic numbers of the dictionary and queue ids."""
         short = len(self._topics) * _DENSE - len(self._table)
         if short > 0:
             self._table = np.concatenate([self._table, np.full(short, -1, np.int32)])
@@ -59,7 +59,7 @@ class QueueTable:
         numbers: Array = self._table[cell_of_row].astype(np.int64)
         unknown = dense & (numbers < 0)
         if unknown.any():
-            # With counts, or numpy would load its masked arrays for this.
+            # With counts, because numpy would load its masked arrays for this otherwise.
             cells, _ = np.unique(cell_of_row[unknown], return_counts=True)
             for cell in cells.tolist():
                 self._table[cell] = self._number((self._name(cell // _DENSE), cell % _DENSE))
@@ -83,9 +83,9 @@ class TagsCodes:
 
     def codes(self, properties: text.Properties, topic: Array, store_timestamp: Array) -> tuple[
             Array, Array, Array]:
-        """(code of each message, rows which have tags, the tags' lengths in bytes), all int64.
+        """Return (code of each message, rows with tags, the tags' lengths in bytes), all int64.
 
-        A DELAY that is not a number leaves the tags' hash (a broker takes such a record for
+        A DELAY that is not a number leaves the tags' hash (a broker treats such a record as
         damage).
         """
         row, start, length = properties.places(props.TAGS)
@@ -109,7 +109,7 @@ class TagsCodes:
 
     def set_deliver_times(self, properties: text.Properties, delayed: Array,
                           store_timestamp: Array, out: Array) -> None:
-        """Put deliver times in the place of the hashes of delayed messages' tags."""
+        """Replace the hashes of delayed messages' tags by deliver times."""
         row, levels = properties.find(props.DELAY)
         for message, level in zip(row.tolist(), levels.tolist(), strict=True):
             if not delayed[message]:
@@ -127,7 +127,7 @@ class TagsCodes:
 class Keys:
     """Index keys in index order: each message's unique key, then its keys, message by message.
 
-    ``row`` is the message of each key, ``key_hash`` what its entry holds, ``size`` its bytes (all
+    ``row`` is the message of each key, ``key_hash`` the hash in its entry, ``size`` its bytes (all
     int64).
     """
 
@@ -137,14 +137,14 @@ class Keys:
 
 
 class IndexKeys:
-    """The keys of messages as an index has them, whatever the messages' transaction types."""
+    """The keys of messages as an index contains them, for messages of any transaction type."""
 
     def __init__(self, topics: text.Dictionary) -> None:
         self._topics = topics
         self._sharp: Array = np.zeros(0, np.int64)
 
     def keys(self, properties: text.Properties, topic: Array) -> Keys:
-        """``topic``: the number of each message's topic in the dictionary."""
+        """Return the keys; ``topic``: the number of each message's topic in the dictionary."""
         of_kernel = properties.index_keys(topic, self.sharp())
         if of_kernel is not None:
             return Keys(*of_kernel)
@@ -172,9 +172,9 @@ class IndexKeys:
 class Leads:
     """Values derived from messages: tags codes, and the keys of index entries in index order.
 
-    ``key_row`` is the message of a key, ``key_hash`` what its entry holds (all int64).
-    ``properties`` are those of the messages, None where none of them is one of a broker's queues
-    (``INNER_BASE`` and the like).
+    ``key_row`` is the message of a key, ``key_hash`` the hash in its entry (all int64).
+    ``properties`` are those of the messages, None if no message has a property of a broker's queues
+    (``INNER_BASE`` and similar).
     """
 
     tags: Array
@@ -184,9 +184,10 @@ class Leads:
 
 
 class LeadsOf:
-    """Tags codes and index keys together: by the kernel in one pass, else from the columns.
+    """Computes tags codes and index keys together: by the kernel in one pass, else from the
+    columns.
 
-    ``tags`` and ``keys`` choose the results; the others have no meaning.
+    ``tags`` and ``keys`` select the results; the others have no meaning.
     """
 
     def __init__(self, topics: text.Dictionary, levels: delay.Levels, *, tags: bool,
@@ -194,10 +195,10 @@ class LeadsOf:
         self._tags, self._keys = TagsCodes(topics, levels), IndexKeys(topics)
         self._with_tags, self._with_keys = tags, keys
         self._most = 2
-        """Keys of a message, as far as room is made for them beforehand."""
+        """Expected maximum number of keys of a message, for which space is allocated beforehand."""
 
     def of(self, batch: Batch, topic: Array) -> Leads:
-        """``topic``: the number of each message's topic in the dictionary."""
+        """Return the values; ``topic``: the number of each message's topic in the dictionary."""
         when = batch.column("store_timestamp")
         if active() is not None:
             return self._by_kernel(batch, topic, when)
@@ -235,7 +236,7 @@ class LeadsOf:
 
     def _decode(self, data: Array, topic: Array, tags: Array, row: Array,
                 key_hash: Array) -> None:
-        """Hashes the texts that are not ASCII: the kernel has left their places."""
+        """Hash the texts that are not ASCII: the kernel left their places."""
         odd = np.flatnonzero(tags >= _ODD)
         tags[odd] = text.hashes(data, *_place(tags[odd]))[0]
         odd = np.flatnonzero(key_hash >= _ODD)
@@ -249,10 +250,11 @@ def _place(odd: Array) -> tuple[Array, Array]:
 
 
 def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple[int, int]:
-    """Return (first queue offset, how many) a record covers in a batch queue.
+    """Return (first queue offset, number of queue offsets) that a record covers in a batch queue.
 
-    Only one with both INNER_BASE and INNER_NUM covers more than its own queue offset. ValueError
-    where a broker could not read the numbers.
+    Only a record with both INNER_BASE and INNER_NUM covers more than its own queue offset.
+
+    Raises: ValueError if a broker cannot read the numbers.
     """
     if base is None or count is None:
         return queue_offset, 1
@@ -260,7 +262,7 @@ def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple
 
 
 def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Array, Array]:
-    """`batch_range` by column (int64); -1 and -1 where a broker could not read the numbers."""
+    """Return `batch_range` by column (int64); -1 and -1 if a broker cannot read the numbers."""
     base = queue_offset.copy()
     count: Array = np.ones(len(queue_offset), np.int64)
     base_rows, bases = properties.find(props.INNER_BASE)
@@ -279,8 +281,8 @@ def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Arra
 
 
 def is_queue_name(name: str) -> bool:
-    """Return whether a topic or queue name can be a folder under ``consumequeue/``, and no other
-    place.
+    """Return whether a topic or queue name can be a folder under ``consumequeue/`` and no other
+    path.
     """
     return (name not in {"", ".", ".."} and "/" not in name and "\0" not in name
             and len(os.fsencode(name)) <= _NAME_MAX)
@@ -290,14 +292,14 @@ def is_queue_name(name: str) -> bool:
 
 
 def delays(levels: delay.Levels) -> Array:
-    """Milliseconds by delay level (int64), from 0 on."""
+    """Return the milliseconds of each delay level (int64), from level 0 on."""
     return np.array([levels.get(level, delay.UNKNOWN_LEVEL)
                      for level in range(max(levels, default=-1) + 1)], np.int64)
 
 
 class Topics:
-    """The topics that a pass has met, in the order of their numbers. Messages of ``others`` are
-    left to the passes by column.
+    """The topics of a pass, in the order of their numbers. Messages of ``others`` are left to the
+    passes by column.
     """
 
     def __init__(self, others: Container[str] = ()) -> None:
@@ -307,7 +309,7 @@ class Topics:
         """By number: the hash of ``topic#``, first and number of the cells for its queues, kind."""
 
     def add(self, raw: Array) -> bytes:
-        """Merge a new one."""
+        """Add a new topic."""
         number = int(self.table.encode(text.Texts(
             raw, np.zeros(1, np.int64), np.array([len(raw)], np.int64)))[0])
         name = raw.tobytes()
@@ -323,7 +325,7 @@ class Topics:
 
 
 def grown(array: Array, rows: int) -> Array:
-    """Return the same with room for that many rows, with zeros after the existing ones."""
+    """Return the array with space for that many rows, with zeros after the existing ones."""
     if rows <= len(array):
         return array
     more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)

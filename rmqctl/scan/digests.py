@@ -1,8 +1,8 @@
-"""One 64-bit number for the content of each record of a batch, to compare messages by.
+"""A 64-bit number for the content of each record of a batch, for comparing messages.
 
-Equal content gives equal numbers within one process; different content gives different ones but
-for one chance in 2^64, and a single changed number of fixed width is always seen. The numbers
-mean nothing outside the process that made them.
+Equal content gives equal numbers within one process; different content gives different numbers
+except for one chance in 2^64, and a change of a single number of fixed width is always detected.
+The numbers mean nothing outside of the process.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _NUMBERS = ("body_crc", "flag", "born_timestamp", "store_timestamp", "reconsume_
 
 
 def whole(batch: Batch) -> Array:
-    """Digests (uint64) of the records as they are stored, byte for byte."""
+    """Return digests (uint64) of the records as they are stored, byte for byte."""
     return _hashes(batch.data.tobytes(), batch.start, batch.column("total_size"))
 
 
 def content(batch: Batch) -> Array:
-    """Digests (uint64) of a message's content, without where it is stored.
+    """Return digests (uint64) of the messages' content, without where they are stored.
 
-    Left out: topic, queue id and queue offset (what messages are paired by), physical offset, store
-    host, offset of the prepared message, record version, and the appended property CRC, which
-    covers all of those. The same properties in another order give another digest.
+    They omit topic, queue id and queue offset (by which messages are paired), physical offset,
+    store host, offset of the prepared message, record version, and the appended property CRC, which
+    covers all of them. The same properties in another order give another digest.
     """
     digests = _mix(np.zeros(len(batch), np.uint64),
                    batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)
@@ -48,10 +48,10 @@ def content(batch: Batch) -> Array:
 
 
 def compared_length(batch: Batch) -> Array:
-    """Return the length of each properties string as it is compared.
+    """Return the length of each properties string for comparison.
 
-    Without an appended CRC (commitlog.md §5.4) and without the separator at the end, which only
-    some versions write.
+    It excludes an appended CRC (commitlog.md §5.4) and the separator at the end, which only some
+    versions write.
     """
     length = batch.column("properties_length").copy()
     rows = np.flatnonzero(length >= append_crc.SIZE)
@@ -66,14 +66,14 @@ def compared_length(batch: Batch) -> Array:
 
 
 def _mix(digests: Array, value: Array) -> Array:
-    """Take a column (int64) into the digests; a bijection in ``value``."""
+    """Mix a column (int64) into the digests; a bijection in ``value``."""
     mixed: Array = (digests ^ value.view(np.uint64)) * _PRIME
     mixed ^= mixed >> _SHIFT
     return mixed
 
 
 def _hashes(data: bytes, start: Array, length: Array) -> Array:
-    """Python's own hash (64 bits, keyed for this process) of each slice of ``data``."""
+    """Return Python's own hash (64 bits, keyed for this process) of each slice of ``data``."""
     slices = map(slice, start.tolist(), (start + length).tolist())
     hashes = np.fromiter(map(hash, map(data.__getitem__, slices)), np.int64, len(start))
     return hashes.view(np.uint64)

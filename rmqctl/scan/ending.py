@@ -1,10 +1,10 @@
-"""Threads end before the interpreter does.
+"""Threads that must end before the interpreter does.
 
-A thread that outlives it is stopped wherever it next wants Python, which aborts the process or
-blocks it forever: code that waits for that thread in a late ``finally`` waits in vain. So objects
-that have threads, or are run by other libraries' threads, are registered here, and ended when the
-process is about to end. This is a safety net: code that starts threads ends them itself where it
-can.
+A thread that is still running then is stopped at its next use of Python, which aborts the process
+or blocks it forever: code that waits for that thread in a late ``finally`` never returns. So
+objects that have threads, or are called by threads of other libraries, are registered here, and
+ended when the process is about to end. This is a safety net: code that starts threads should end
+them itself.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _noted: WeakSet[Ending] = WeakSet()
 
 
 def note(what: Ending) -> None:
-    """End this before the interpreter, as long as it is referenced until then."""
+    """End this object before the interpreter, if it is still referenced then."""
     _noted.add(what)
 
 
 @atexit.register
 def end_all() -> None:
-    """End all that was noted. An interrupt does not keep anybody from it."""
+    """End all registered objects, even after an interrupt."""
     while _noted:
         what = _noted.pop()
         while True:
@@ -48,7 +48,7 @@ def end_all() -> None:
 
 
 class Stream(Generic[T]):
-    """Items that threads of another library may ask for: none once the interpreter ends."""
+    """Items that threads of another library request: none once the interpreter ends."""
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = iter(items)
@@ -66,6 +66,6 @@ class Stream(Generic[T]):
             return next(self._items)
 
     def end(self) -> None:
-        """Wait for the running call; later callers find the end."""
+        """Wait for the running call; later callers get the end of the stream."""
         with self._lock:
             self._ended = True

@@ -1,4 +1,4 @@
-"""Messages of a walk that a repair wrote in the place of others (`formats.local.filler`)."""
+"""Messages of a walk that a repair wrote in place of others (`formats.local.filler`)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def kept_damaged(batch: Batch) -> Array:
 
 
 def replaced(batch: Batch) -> Array:
-    """Return which messages of a batch represent a lost one, or have lost some of their body
+    """Return which messages of a batch replace a lost one, or have lost a part of their body
     (bool).
     """
     mask: Array = fillers(batch) | kept_damaged(batch)

@@ -1,7 +1,7 @@
-"""Frames as columns: a batch of message frames found in one buffer, and the spans between them.
+"""Frames as columns: a batch of message frames in one buffer, and the spans between them.
 
-All field places come from the declaration in `formats.message` through `formats.layout`. What goes
-over the bytes is done by the compiled kernel where there is one, and else by column.
+All field positions come from the declaration in `formats.message` through `formats.layout`. Loops
+over the bytes are those of the compiled kernel if there is one, and else run by column.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ DAMAGED = "damaged"
 
 
 Doubtful = tuple[tuple[int, int], ...]
-"""(physical offset, size) of frames with unknown status whether they are records of the log."""
+"""(physical offset, size) of frames that may or may not be records of the log."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Bytes of a log that are no message: ``blank``, ``zero`` or ``damaged``.
+    """Bytes of a log that are not a message: ``blank``, ``zero`` or ``damaged``.
 
-    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` show the fault,
-    and ``located`` that the span is exactly one record (not the result of a search for the next).
-    ``doubtful``: frames in it that may be records of the log or are in a body.
+    ``offset`` is physical, ``length`` in bytes. For damage ``field`` and ``reason`` describe the
+    fault, and ``located`` means that the span is exactly one record (not the result of a search for
+    the next). ``doubtful``: frames in it that may be records of the log or part of a body.
     """
 
     kind: str
@@ -68,7 +68,10 @@ class Shape:
     topic_length_size: int
 
     def field(self, name: str) -> tuple[np.dtype[Any], int]:
-        """Return (type, offset) of a field of the fixed part. KeyError."""
+        """Return (type, offset) of a field of the fixed part.
+
+        Raises: KeyError.
+        """
         fields = self.dtype.fields
         assert fields is not None
         return fields[name][:2]
@@ -89,7 +92,7 @@ _HOST_WORD = np.dtype(">i4")
 
 @cache
 def _host_words(shaped: Shape) -> list[int]:
-    """Return the offsets of the words of four bytes that a store host's address is made of."""
+    """Return the offsets of the four-byte words of a store host's address."""
     kind, offset = shaped.field("store_host.address")
     return list(range(offset, offset + kind.itemsize, _HOST_WORD.itemsize))
 
@@ -97,7 +100,7 @@ def _host_words(shaped: Shape) -> list[int]:
 _ALL = 1 << 62
 _PLACES = ("total_size", "body_start", "body_length", "topic_start", "topic_length",
            "properties_start", "properties_length")
-_ROWS = len(_PLACES) + 2  # the columns of the kernel: start before them, the variant after
+_ROWS = len(_PLACES) + 2  # the columns of the kernel: start is the first, the variant the last
 _ZERO_STEP = 1 << 16
 _MAGICS = tuple(VERSIONS)
 _SIZE = layout.reader(Message, "total_size")
@@ -106,7 +109,7 @@ _START_DTYPE = layout.dtype(Message, itemsize=START_SIZE)
 
 
 def gather(data: Array, at: Array, width: int) -> Array:
-    """``width`` bytes at each position of ``at`` as a contiguous array of void items.
+    """Return ``width`` bytes at each position of ``at`` as a contiguous array of void items.
 
     ``data`` is a uint8 array; positions must leave ``width`` bytes before its end.
     """
@@ -116,12 +119,14 @@ def gather(data: Array, at: Array, width: int) -> Array:
 
 
 def gather_int(data: Array, at: Array, code: str) -> Array:
-    """Big-endian integers (numpy code such as ``i2``) at each position, as int64."""
+    """Return big-endian integers (numpy code such as ``i2``) at each position, as int64."""
     return _integers(data, at, np.dtype(f">{code}"))
 
 
 def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> Array:
-    """Integers of a big-endian numpy type, ``offset`` bytes after each position, as int64."""
+    """Return integers of a big-endian numpy type, ``offset`` bytes after each position, as
+    int64.
+    """
     kernel = active()
     if kernel is None:
         return gather(data, at + offset, kind.itemsize).view(kind).astype(np.int64)
@@ -134,7 +139,7 @@ def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> A
 def used_length(data: bytes) -> int:
     """Return the length of ``data`` without the zero bytes at its end.
 
-    Like stripping them, but at memory speed where most of it is zero.
+    Like stripping them, but at memory speed if most bytes are zero.
     """
     whole = np.frombuffer(data, np.uint8)
     end = len(whole)
@@ -149,8 +154,8 @@ def used_length(data: bytes) -> int:
 
 def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
         head: int = 0) -> Array:
-    """Positions (int64) of records reached by following the sizes from ``at``: at most ``most`` of
-    them, with ``head`` other bytes before each.
+    """Return positions (int64) of records reached by following the sizes from ``at``: at most
+    ``most`` of them, with ``head`` other bytes before each.
     """
     starts: list[int] = []
     last = filled - _SIZE.size
@@ -165,7 +170,7 @@ def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
 
 
 class Batch:
-    """Message frames of one buffer, in order, and the spans found among and after them.
+    """Message frames of one buffer, in order, and the spans among and after them.
 
     ``data`` (uint8) is only valid until the walk continues; ``base`` is the physical offset of
     ``data[0]``. ``start`` are positions of records in ``data``, each with ``head`` bytes before it
@@ -189,14 +194,16 @@ class Batch:
 
     @property
     def offset(self) -> Array:
-        """Physical offsets (int64)."""
+        """Return physical offsets (int64)."""
         column = self._columns.get("offset")
         offsets: Array = self.start + self.base if column is None else column
         return offsets
 
     @property
     def frame_size(self) -> Array:
-        """Bytes of each frame (int64): of its record, and of the head before it."""
+        """Return the bytes of each frame (int64): those of its record, and of the header before
+        it.
+        """
         size: Array = self.column("total_size") + self.head
         return size
 
@@ -229,8 +236,8 @@ class Batch:
             yield rows, gather(self.data, self.start[rows] + first, last + port.itemsize - first)
 
     def store_hosts(self) -> Array:
-        """Return a number (int64) for each store host, the same for the same address and port; it
-        is odd for those of IPv6.
+        """Return a number (int64) for each store host, equal for equal address and port; it is odd
+        for IPv6.
         """
         out = self.column("store_host.port").copy()
         for rows, shaped in self._groups:
@@ -247,7 +254,7 @@ class Batch:
         return bool((hosts == hosts[0]).all())
 
     def crc(self, start: Array, length: Array) -> Array:
-        """CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""
+        """Return the CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""
         kernel = active()
         if kernel is not None:
             sums: Array = np.empty(len(start), np.int64)
@@ -291,11 +298,11 @@ class Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """One batch of several of one buffer, in the order of their frames."""
+    """Return one batch of several of the same buffer, in the order of their frames."""
     if len(batches) == 1:
         return batches[0]
     first, start = batches[0], np.concatenate([batch.start for batch in batches])
-    # The rows of each shape, numbered through.
+    # The rows of each shape, with consecutive numbers.
     rows: dict[Shape, list[Array]] = {}
     before = 0
     for batch in batches:
@@ -312,7 +319,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 def gathered(batches: Sequence[Batch]) -> Batch:
-    """One batch of several of other buffers, of which it has a copy."""
+    """Return one batch of several of different buffers, with a copy of their bytes."""
     if len(batches) == 1:
         return batches[0]
     moved, before = [], 0
@@ -334,8 +341,8 @@ def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
     """Return the records that follow each other by their sizes from ``data[at:]`` on, with ``head``
     other bytes before each.
 
-    They end before the first that does not prove itself (see `examine`), or whose frame starts at
-    or after ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
+    They end before the first one that is not proved (see `examine`), or whose frame starts at or
+    after ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
     """
     kernel = active()
     if kernel is None:
@@ -355,7 +362,7 @@ def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
 
 def _batch(data: Array, base: int, table: Array) -> Batch:
     """Return a batch of the records that the kernel put into a table, whose columns are copied: it
-    has room for far more.
+    has space for far more.
     """
     start, *places, variant = table
     is_uniform = len(variant) and (variant == variant[0]).all()
@@ -363,7 +370,7 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
     groups: list[tuple[Any, Shape]] = [
         (np.flatnonzero(variant == number), shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS]))
         for number in numbers[numbers >= 0].tolist()]
-    if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
+    if len(groups) == 1:  # rows without a shape are not ok, and nothing reads them
         groups = [(slice(None), groups[0][1])]
     return Batch(data, base, start.copy(), groups,
                  {name: column.copy() for name, column in zip(_PLACES, places, strict=True)})
@@ -372,12 +379,12 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
 def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:
     """Check candidate records at positions ``start`` (int64, ascending) of ``data``.
 
-    ``base`` is the physical offset of ``data[0]``; where records of several places are in one
-    buffer an array (int64) with one for each (``base`` of the batch is 0 then).
+    ``base`` is the physical offset of ``data[0]``; if one buffer contains records of several
+    places, an array (int64) with one for each (``base`` of the batch is 0 then).
 
-    Returns (batch over all candidates, ok): ``ok`` says for each whether it is provably a record:
-    message magic, physical offset equal to its place, and lengths which add up to its size, all
-    inside ``data``. Columns of rows that are not ok have no meaning.
+    Returns (batch over all candidates, ok): ``ok`` is true for each provable record: message magic,
+    physical offset equal to its place, and lengths that add up to its size, all inside ``data``.
+    Columns of rows that are not ok have no meaning.
     """
     kernel = active()
     if kernel is not None:
@@ -387,9 +394,9 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
                        np.ascontiguousarray(start), table, proven.view(np.uint8))
         return _placed(_batch(data, 0, table), base), proven
 
-    # What the heads alone tell, of all candidates that are inside the data: a message's magic, the
+    # The evidence of the headers, for all candidates inside the data: a message's magic, the
     # record's own place, a size that fits. A variant is numbered by its host bits (0x30) and, below
-    # them, by the place of its magic.
+    # them, by the index of its magic.
     count = len(start)
     ok: Array = np.zeros(count, bool)
     inside = int(np.searchsorted(start, len(data) - START_SIZE, "right")) if count else 0
@@ -406,8 +413,8 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     good &= head["physical_offset"] == start[:inside] + bases
     good &= (total[:inside] >= MIN_SIZE) & (start[:inside] + total[:inside] <= len(data))
 
-    # The rest variant by variant, since their fields are at different places: nearly always all
-    # rows are of one, and then a slice, not a gathered copy, takes them.
+    # The rest variant by variant, since their fields are at different positions: nearly always all
+    # rows have one variant, and a slice is enough instead of a gathered copy.
     columns = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
     groups: list[tuple[Any, Shape]] = []
     alike = variant[:1] if len(variant) and (variant == variant[0]).all() else np.unique(variant)
@@ -418,13 +425,15 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
         rows: Any = slice(0, inside) if everything else np.flatnonzero((variant == number) & good)
         ok[rows] = _lengths(data, start[rows], total[rows], shaped, columns, rows)
         groups.append((rows, shaped))
-    if len(groups) == 1:  # rows of no shape are not ok, and nobody looks at them
+    if len(groups) == 1:  # rows without a shape are not ok, and nothing reads them
         groups = [(slice(None), groups[0][1])]
     return _placed(Batch(data, 0, start, groups, {"total_size": total, **columns}), base), ok
 
 
 def _placed(batch: Batch, base: int | Array) -> Batch:
-    """Return a batch whose records are at their starts and ``base``, one or one for each."""
+    """Return a batch whose records are at their starts plus ``base``, which is one number or one
+    for each.
+    """
     if isinstance(base, np.ndarray):
         batch._columns["offset"] = batch.start + base
     else:
@@ -434,12 +443,14 @@ def _placed(batch: Batch, base: int | Array) -> Batch:
 
 def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],
              rows: Any) -> Array:
-    """Fill the variable part's places for records of one shape; True where they add up."""
+    """Fill the variable part's positions for records of one shape; return True where they add
+    up.
+    """
     if len(data) < shaped.head_size:
         return np.zeros(len(start), bool)
     end = start + total
     ok: Array = total >= shaped.fixed_size
-    # A row that failed gets a harmless place, so that one bad length cannot stop the others.
+    # A failed row gets a harmless position, so that one invalid length cannot stop the others.
     body_length = _integers(data, np.where(ok, start, 0), *shaped.field("body_length"))
     body_start = start + shaped.head_size
     ok &= (body_length >= 0) & (body_length <= total - shaped.fixed_size)

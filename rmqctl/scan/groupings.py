@@ -1,6 +1,6 @@
 """Groupings of messages: the small group number of each message in a batch.
 
-Everything goes by column; Python touches a group's key once per batch, never a message.
+Everything is computed by column; Python handles a group's key once per batch, never a message.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rmqctl.scan.text import (
 )
 
 OTHER = "(other)"
-"""The key of all groups that are not kept apart."""
+"""The key of all groups that are not kept."""
 QUARTER_HOUR = 900_000
 MINUTE = 60_000
 _DENSE = 1 << 16
@@ -46,8 +46,8 @@ class Keys:
     """Small numbers for keys, in order of appearance.
 
     With ``only``, just these keys have their own number; all others are `OTHER`. Texts get theirs
-    from a table of the kernel if installed: for most texts, which occur once, no Python object is
-    ever created.
+    from a table of the kernel if it is installed: for texts that occur once, as most do, no Python
+    object is created.
     """
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:
@@ -68,7 +68,7 @@ class Keys:
         return len(self._by_number)
 
     def __reduce__(self) -> Any:
-        """Another process learns the keys again, in the same order."""
+        """Return the data to rebuild the object in another process: the keys, in the same order."""
         return (_learned, (self.by_number,)) if self._open else (Keys, (self.by_number[:-1],))
 
     @property
@@ -146,7 +146,7 @@ def _learned(groups: Sequence[Key]) -> Keys:
 
 
 Codes = tuple[Array, Array | None]
-"""(numbers of groups, rows of the batch they are of); rows None: each message has one group."""
+"""(numbers of groups, their rows of the batch); rows None: each message has one group."""
 
 
 def _topic(keys: Keys, batch: Batch) -> Codes:
@@ -175,7 +175,7 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
 
 
 def _key(keys: Keys, batch: Batch) -> Codes:
-    """Return every key of KEYS, once per message even where it is there twice; None without any."""
+    """Return every key of KEYS, once per message even if it is duplicate; None without keys."""
     properties = Properties(batch)
     rows, start, length = properties.places(props.KEYS)
     of, begin, size = split(properties.data, start, length)
@@ -190,7 +190,7 @@ def _key(keys: Keys, batch: Batch) -> Codes:
     several = np.flatnonzero(np.append(again, False) | np.append(False, again))
     marks = np.sort(rows[several] << 32
                     | hashes(properties.data, begin[several], size[several])[0] & _HASH)
-    if (marks[1:] == marks[:-1]).any():  # perhaps the same key twice
+    if (marks[1:] == marks[:-1]).any():  # perhaps a duplicate key
         distinct = Dictionary()
         number = distinct.encode(texts)
         rows, number = np.divmod(np.unique(rows * len(distinct) + number), len(distinct))
@@ -215,7 +215,7 @@ def _store_host(keys: Keys, batch: Batch) -> Codes:
     codes: Array = np.empty(len(batch), np.int64)
     for rows, hosts in batch.hosts("store_host"):
         width = hosts.dtype.itemsize
-        # Hosts are few: sorting them as texts of fixed width is good enough.
+        # There are few hosts: sorting them as texts of fixed width is good enough.
         distinct, place = np.unique(hosts.view(f"S{width}"), return_inverse=True)
         texts = texts_of([host.ljust(width, b"\0") for host in distinct.tolist()])
         codes[rows] = keys.of_texts(texts)[place]
@@ -259,5 +259,5 @@ GROUPINGS: dict[str, Callable[[Keys, Batch], Codes]] = {
     "compression": _compression,
     "none": _none,
 }
-"""Hours and days are kept in quarters of an hour, from which those of any zone are made; a size
+"""Hours and days are kept in quarters of an hour, from which those of any zone are computed; a size
 class is the exponent of the power of two at or below a record's size."""

@@ -1,7 +1,7 @@
-"""Fields of records that no broker can have written, found along a walk.
+"""Fields of records that no broker can have written, found during a walk.
 
-The rules are those of `formats.local.header_rules`. Each record is judged once, between the message
-before it and the one after it. So a walk may be cut anywhere: the results of the parts merge to
+The rules are those of `formats.local.header_rules`. Each record is judged once, between the
+previous message and the next one. So a walk may be cut anywhere: the results of the parts merge to
 those of a single walk.
 """
 
@@ -26,8 +26,8 @@ _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 
 
 class HeaderFault(NamedTuple):
-    """A record at ``offset`` with the ``categories`` that it breaks; ``before`` and ``behind``: the
-    physical offsets of its neighbours, None at an end.
+    """A record at ``offset`` with the ``categories`` of rules that it breaks; ``before`` and
+    ``behind``: the physical offsets of its neighbors, None at an end.
     """
 
     offset: int
@@ -42,7 +42,7 @@ def _none() -> Array:
 
 @dataclass(slots=True)
 class Headers:
-    """Anomalies in a part of a log. The records at its two ends wait for their neighbours: `merge`
+    """Anomalies in a part of a log. The records at its two ends wait for their neighbors: `merge`
     with the next part, or `settle` at the ends of the log.
     """
 
@@ -55,7 +55,7 @@ class Headers:
     """Number of records with an impossible born time."""
     first_odd_born: int | None = None
     back: int = 0
-    """Number of times that store times go back by half a year or more, except single damaged
+    """Number of times that store times go back by half a year or more, except for single damaged
     ones.
     """
     first_back: int | None = None
@@ -63,8 +63,8 @@ class Headers:
     _last: Array = field(default_factory=_none)
 
     def add(self, batch: Batch, which: Array | None = None, numbers: Array | None = None) -> None:
-        """The messages of a batch (of them ``which``, bool), in log order; ``numbers`` of them (row
-        numbers) have a property that is not a number (see `bad_numbers`).
+        """Add the messages of a batch (of them ``which``, bool), in log order; ``numbers`` of them
+        (row numbers) have a property that is not a number (see `bad_numbers`).
         """
         if not len(batch) or (which is not None and not which.any()):
             return
@@ -84,8 +84,8 @@ class Headers:
         self._join(rows)
 
     def add_run(self, heads: Array, count: int) -> None:
-        """So many messages of one host within half a year, none of which is odd by itself: rows of
-        the first two and the last two.
+        """Add ``count`` messages of one host within half a year, none of which is odd by itself:
+        rows of the first two and the last two.
         """
         if count < _ENDS:
             self._join(heads[[0, 1, 3][:count]])
@@ -115,7 +115,7 @@ class Headers:
         self.first_back = first if self.first_back is None else self.first_back
 
     def merge(self, other: Headers) -> None:
-        """Merge the part after this one."""
+        """Merge the next part into this one."""
         inner, self.unlisted = other.faults, self.unlisted + other.unlisted
         self._count_early(other.early, other.first_early)
         self._count_born(other.odd_born, other.first_odd_born)
@@ -126,7 +126,7 @@ class Headers:
         self._keep(inner)
 
     def settle(self) -> None:
-        """Judge the records at both ends, of which one neighbour is missing."""
+        """Judge the records at both ends, which lack one neighbor."""
         ends = [self._first[:1]] if len(self._first) else []
         if len(self._first) > 1:
             ends.append(self._last[-1:])
@@ -143,7 +143,7 @@ class Headers:
         self.faults.sort(key=lambda fault: fault.offset)
 
     def _join(self, rows: Array) -> None:
-        """Rows after the last ones, of which the very last one waits for its neighbour."""
+        """Join rows to the last ones; the very last row waits for its neighbor."""
         if len(self._first) < 2:
             self._first = np.concatenate([self._first, rows])[:2]
         both = np.concatenate([self._last, rows])
@@ -161,7 +161,7 @@ class Headers:
                               & ~broken[rules.STORE_TIME])
         if len(back):
             self._count_back(len(back), int(behind[back[0], _AT]))
-        # A broker that listens on both families has a host in each.
+        # A broker that listens on both address families has a host in each.
         other = (own[:, _HOST] != before[:, _HOST]) & ((own ^ before)[:, _HOST] & 1 == 0)
         broken[rules.STORE_HOST] = (before[:, _HOST] == behind[:, _HOST]) & other & (
             ~broken[rules.STORE_PORT])
@@ -192,7 +192,7 @@ def bad_numbers(batch: Batch, generation: int, properties: text.Properties | Non
     properties = properties or text.Properties(batch)
     if not scheduled.any() and (
             generation < 5 or not len(properties.places(props.INNER_NUM)[0])):
-        return np.zeros(0, np.int64)  # as a rule
+        return np.zeros(0, np.int64)  # the usual case
     row, levels = properties.find(props.DELAY)
     which = scheduled[row]
     bad = _no_numbers(row[which], levels.take(which), rules.DELAY_BITS)

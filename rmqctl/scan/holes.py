@@ -1,7 +1,7 @@
-"""Find where a file has data and where it ends, without reading holes.
+"""Finds where a file has data and where it ends, without reading holes.
 
-Nothing is guessed: a hole within the data is not its end. Files without holes are read from the end
-on, in growing pieces, so a file with few used bytes costs little.
+It does not guess: a hole within the data is not its end. Files without holes are read from the end,
+in growing pieces, so a file with few used bytes costs little.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MAX_PIECE = 1 << 20
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield ``[from, to)`` within ``[start, end)`` of what may be other than zero, ascending; all
-    that is left of it where the system cannot show it.
+    """Yield ``[from, to)`` within ``[start, end)`` that may contain nonzero bytes, ascending; the
+    entire rest if the system does not report holes.
     """
     position = start
     while position < end:
@@ -37,13 +37,13 @@ def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def data_end(source: Source, start: int, end: int) -> int:
-    """Return the position in ``[start, end]`` after which there are only holes up to ``end``, or up
-    to a page later; ``start`` without data.
+    """Return the position in ``[start, end]`` after which there are only holes up to ``end`` (or a
+    position up to a page later); ``start`` without data.
     """
     low = source.next_data(start)
     if low >= end:
         return start
-    # There is data at `low`. Ahead in growing steps, up to where none is left.
+    # There is data at `low`. Search ahead in growing steps, up to where none is left.
     high, step = end, PAGE
     while (ahead := low + step) < end:
         next_data = source.next_data(ahead)
@@ -51,7 +51,7 @@ def data_end(source: Source, start: int, end: int) -> int:
             high = ahead
             break
         low, step = next_data, step * 2
-    # None is left at `high`: whether some is left at a place is a question for the system.
+    # No data is left at `high`: the system reports whether some is left at a position.
     while high - low > PAGE:
         middle = (low + high) // 2
         next_data = source.next_data(middle)
@@ -63,9 +63,9 @@ def data_end(source: Source, start: int, end: int) -> int:
 
 
 def used_end(source: Source, start: int, end: int) -> int:
-    """The position after the last byte in ``[start, end)`` that is not zero; ``start`` if none.
+    """Return the position after the last nonzero byte in ``[start, end)``; ``start`` without one.
 
-    Holes are not read, everything else after that byte is, once.
+    Holes are not read; everything else after that byte is read once.
     """
     high, piece = data_end(source, start, end), PAGE
     while high > start:

@@ -1,6 +1,6 @@
 """JSON objects by column: the cells of many rows are created where their bytes are, then joined.
 
-The compiled kernel does both; without it, callers make a mapping of each row and encode it, with
+The compiled kernel does both; without it, callers build a mapping of each row and encode it, with
 the same result.
 """
 
@@ -21,19 +21,19 @@ from rmqctl.scan.text import Dictionary, Texts, contiguous
 STRING, LIST, OBJECT = "string", "list", "object"
 _SEPARATORS = {STRING: "", LIST: " ", OBJECT: props.PROPERTY_SEPARATOR}
 _NUMBER = -1
-"""In the place of a length: the cell is a number, which is in the place of the start."""
+"""Length of a cell that is a number, which is in place of the start."""
 _DIGITS = 20
 _WORST = 6
-"""Bytes that one may become: an escape."""
+"""Maximum number of bytes for one byte: an escape."""
 LONG = 1 << 20
-"""A longer text is for others: the room for its worst case would be too large."""
+"""A longer text is left to the caller: the space for its worst case would be too large."""
 _SPARE = 1 << 20
 _KNOWN = 1 << 12
-"""Forms of recurring texts that are remembered from page to page."""
+"""Maximum number of forms of recurring texts that are remembered from page to page."""
 _FEW = 64
 
 Others = Callable[[Array], Sequence[bytes]]
-"""Makes the cells of texts by their numbers, where only Python can."""
+"""Function that returns the cells of texts by their numbers, where only Python can create them."""
 
 
 def is_possible() -> bool:
@@ -42,12 +42,12 @@ def is_possible() -> bool:
 
 
 def json_bytes(value: Any) -> bytes:
-    """One value as JSON, in UTF-8; half surrogates as escapes."""
+    """Return one value as JSON, in UTF-8; lone surrogates as escapes."""
     return json.dumps(value, ensure_ascii=False).encode("utf-8", "backslashreplace")
 
 
 def base64_bytes(raw: bytes) -> bytes:
-    """Bytes as a JSON string in base64."""
+    """Return bytes as a JSON string in base64."""
     return _to_json()(raw)
 
 
@@ -59,7 +59,9 @@ def _to_json() -> Callable[[Any], bytes]:
 
 
 class Cells:
-    """The cells of JSON objects, column by column: `begin` with a number of rows, add, `woven`."""
+    """The cells of JSON objects, column by column: call `begin` with a number of rows, add columns,
+    then call `woven`.
+    """
 
     def __init__(self) -> None:
         kernel = active()
@@ -69,7 +71,7 @@ class Cells:
         self.begin(0)
 
     def begin(self, rows: int) -> None:
-        """Forget all cells; memory is used again."""
+        """Drop all cells; their memory is reused."""
         self._rows, self._filled = rows, 0
         self._columns: list[Array] = []
         self._between = bytearray()
@@ -98,14 +100,14 @@ class Cells:
         np.take(self.put(forms), which, axis=1, out=self._column())
 
     def digits(self, texts: bytes) -> None:
-        """Add texts of equal length, which follow each other."""
+        """Add texts of equal length that are adjacent."""
         width = len(texts) // self._rows
         start = self.put([texts])[0, 0]
         column = self._column()
         column[0], column[1] = start + np.arange(self._rows) * width, width
 
     def add(self, cells: Array, rows: Array | None = None, absent: bytes = b"") -> None:
-        """Add the result of `make` or `put`, of all rows or the named ones."""
+        """Add the result of `make` or `put`, for all rows or those of ``rows``."""
         column = self._column()
         if rows is None or len(rows) == self._rows:
             column[:] = cells
@@ -115,11 +117,11 @@ class Cells:
 
     def make(self, texts: Texts, others: Others, shape: str = STRING,
              is_for_others: Array | None = None) -> Array:
-        """Texts in JSON: as a string, a list of the parts between spaces, or the object that a
-        properties string is.
+        """Return texts as JSON: as a string, a list of the parts between spaces, or the object for
+        a properties string.
 
-        ``others`` converts the texts marked for it (bool), and texts that are not UTF-8, very long,
-        or contain a property twice.
+        ``others`` converts the texts of ``is_for_others`` (bool), and texts that are not UTF-8,
+        very long, or contain a property twice.
         """
         start, length = contiguous(texts.start, texts.length)
         left_out = length > LONG
@@ -138,7 +140,7 @@ class Cells:
         return cells
 
     def put(self, texts: Sequence[bytes]) -> Array:
-        """Texts that are JSON already: places (int64 [2, n]) to be added."""
+        """Return the places (int64 [2, n]) of texts that already are JSON, to be added."""
         places: Array = np.empty((2, len(texts)), np.int64)
         places[1] = np.fromiter(map(len, texts), np.int64, len(texts))
         data = b"".join(texts)
@@ -149,7 +151,7 @@ class Cells:
         return places
 
     def woven(self) -> memoryview:
-        """Return all rows, back to back; valid until the next are."""
+        """Return all rows, back to back; valid until the next call."""
         cells: Array = np.array(self._columns).reshape(len(self._columns), 2, self._rows)
         length = cells[:, 1]
         size = int(np.where(length == _NUMBER, _DIGITS, length).sum())
@@ -175,7 +177,7 @@ class Cells:
 
 
 class Forms:
-    """Recurring texts, each in a form that is made once."""
+    """Recurring texts, each in a form that is created once."""
 
     def __init__(self, form: Callable[[bytes], bytes]) -> None:
         self._form = form

@@ -1,8 +1,8 @@
 """Allocator and garbage collector settings for processes that read much data.
 
-A walk makes and drops the same column buffers thousands of times. glibc gives buffers of their size
-back to the system at first, and each page is then faulted in again: up to a fifth of a verify's
-time. Elsewhere than on glibc `keep_freed_memory` does nothing.
+A walk creates and drops the same column buffers thousands of times. glibc initially returns buffers
+of their size to the system, and each page is then faulted in again: up to a fifth of a verify's
+time. Without glibc `keep_freed_memory` does nothing.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 from contextlib import suppress
 from functools import cache
 
-# From <malloc.h>; the trim threshold must be set with the other one, or glibc still trims.
+# From <malloc.h>; the trim threshold must be set together with the other one, or glibc still trims.
 _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEEP = 16 << 20
@@ -20,8 +20,8 @@ _KEEP = 16 << 20
 
 @cache
 def keep_freed_memory(largest: int = _KEEP) -> bool:
-    """Tell the allocator once per process; whether it listened. Buffers above ``largest`` bytes are
-    returned to the system all the same.
+    """Configure the allocator once per process; return whether it accepted. Buffers above
+    ``largest`` bytes are still returned to the system.
     """
     import ctypes
 
@@ -34,7 +34,7 @@ def keep_freed_memory(largest: int = _KEEP) -> bool:
 
 
 def give_back() -> None:
-    """Return freed memory to the system, before other work that needs much of it begins."""
+    """Return freed memory to the system before other work that needs much memory."""
     import ctypes
 
     with suppress(OSError, AttributeError):
@@ -42,7 +42,7 @@ def give_back() -> None:
 
 
 def resident() -> int:
-    """Bytes of memory that the process has; 0 where the system does not say."""
+    """Return the process's resident memory in bytes; 0 if the system does not report it."""
     try:
         with open("/proc/self/statm", "rb") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -54,8 +54,8 @@ def resident() -> int:
 def collect_rarely() -> None:
     """Search for cycles less often, once per process, and not in existing objects.
 
-    For millions of short-lived objects without a cycle among them, of which many live at a time:
-    looking as often as usual takes a tenth to a fifth of the time.
+    For millions of short-lived objects without cycles, many of which live at the same time, the
+    usual frequency takes a tenth to a fifth of the time.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

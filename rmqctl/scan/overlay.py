@@ -1,6 +1,6 @@
-"""Bytes laid over a file without touching it: what a log would be after a repair.
+"""Bytes laid over a file without changing it: a log as it would be after a repair.
 
-A piece says its bytes sparsely, so that gigabytes of zeros cost nothing.
+A piece stores its bytes sparsely, so that gigabytes of zeros cost nothing.
 """
 
 from __future__ import annotations
@@ -69,7 +69,10 @@ class LogPart:
 
     @contextmanager
     def open(self) -> Iterator[Source]:
-        """A source over the file with its pieces. StoreIOError."""
+        """Return a source over the file with its pieces.
+
+        Raises: StoreIOError.
+        """
         if self.path is None:
             yield OverlaidSource(self, None)
             return

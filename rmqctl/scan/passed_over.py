@@ -8,12 +8,12 @@ from typing import ClassVar
 from rmqctl.scan.frames import Span
 
 MAX_SPANS = 100
-"""Damaged spans that are kept one by one; of the others only number and length."""
+"""Damaged spans that are listed; of further ones only the number and length are kept."""
 
 
 @dataclass(slots=True)
 class Damage:
-    """Bytes of the log that were skipped: ``spans`` are the first ones (physical offsets).
+    """Skipped bytes of the log: ``spans`` are the first ones (physical offsets).
 
     An intact record with a wrong body CRC is a span too. ``undecided``: intact records in them that
     may be messages.

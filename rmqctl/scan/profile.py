@@ -1,7 +1,8 @@
 """Profile of a log by time, by place and by queue: sums of bounded size, for charts.
 
-A profile takes the batches of a walk, and those of the ranges of one log merge, in any order. Times
-are kept in steps that grow with the time the log spans, places in equal cells of bytes.
+The batches of a walk are added to a profile, and the profiles of the ranges of one log can be
+merged in any order. Times are kept in steps that grow with the time span of the log, places in
+equal cells of bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ MESSAGES = "messages"
 KINDS = (MESSAGES, BLANK, ZERO, DAMAGED)
 """The rows of `LogProfile.cells`."""
 LATEST = 4_102_444_800_000
-"""2100-01-01 (ms): what says that it was stored later is put nowhere."""
+"""2100-01-01 (ms): messages with a later store time are in no step."""
 STEPS = (1, 5, 10, 50, 100, 500, *(1000 * seconds for seconds in (
     1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_419_200)))
 """Milliseconds of a step of time; each divides the next."""
@@ -31,8 +32,8 @@ _MIN_CELL = 64
 class Timeline:
     """Messages and their bytes by store time, in steps of ``step`` ms: at most `MAX_STEPS`.
 
-    ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: how many
-    messages say a time before there were brokers or after 2099, and are in no step.
+    ``steps``: (messages, bytes) by the number of the step since the epoch. ``elsewhere``: the
+    number of messages with a time before there were brokers or after 2099, which are in no step.
     """
 
     def __init__(self) -> None:
@@ -41,7 +42,7 @@ class Timeline:
         self.elsewhere = 0
 
     def add(self, times: Array, sizes: Array) -> None:
-        """Store times (ms) and sizes (bytes) of some messages."""
+        """Add the store times (ms) and sizes (bytes) of some messages."""
         is_plausible = (times >= EARLIEST) & (times < LATEST)
         if not is_plausible.all():
             self.elsewhere += int((~is_plausible).sum())
@@ -70,7 +71,7 @@ class Timeline:
             self._widen(STEPS[STEPS.index(self.step) + 1])
 
     def _widen(self, step: int) -> None:
-        """Join steps to longer ones, never the other way."""
+        """Join steps to longer ones; steps are never split."""
         if step > self.step:
             scale, narrow = step // self.step, self.steps
             self.step, self.steps = step, {}
@@ -93,7 +94,7 @@ class LogProfile:
         self.queues = Aggregate("queue")
 
     def add(self, batch: Batch, ok: Array) -> None:
-        """One batch of a walk; ``ok`` (bool) is False where a message fails a checksum."""
+        """Add one batch of a walk; ``ok`` (bool) is False for a message that fails a checksum."""
         for span in batch.spans:
             self.fill(span.kind, span.offset, span.end)
         if not len(batch):
@@ -106,7 +107,9 @@ class LogProfile:
         self.times.add(intact.column("store_timestamp"), intact.column("total_size"))
 
     def fill(self, kind: str, start: int, end: int) -> None:
-        """Bytes ``[start, end)`` are of one kind. A broken size may point beyond the log's end."""
+        """Count bytes ``[start, end)`` as one kind. A damaged size may point beyond the log's
+        end.
+        """
         row = self.cells[KINDS.index(kind)]
         first = max(start - self.start, 0)
         last = min(end - self.start, len(row) * self.cell)
@@ -118,7 +121,7 @@ class LogProfile:
         row[numbers[1]] -= -last % self.cell
 
     def _messages(self, kind: str, offset: Array, size: Array) -> None:
-        """Records that follow each other are filled in runs."""
+        """Count records that follow each other in runs."""
         if not len(offset):
             return
         breaks = np.flatnonzero(offset[1:] != (offset + size)[:-1]) + 1
@@ -127,7 +130,7 @@ class LogProfile:
             self.fill(kind, int(offset[first]), int(offset[behind - 1] + size[behind - 1]))
 
     def merge(self, other: LogProfile) -> None:
-        """Merge that of another range of the same log."""
+        """Merge the profile of another range of the same log."""
         self.cells += other.cells
         self.times.merge(other.times)
         self.queues.merge(other.queues)

@@ -1,7 +1,7 @@
 """Range of each queue's messages over a walk: least and greatest queue offset.
 
-Everything goes by column: Python touches a queue's key once per batch, never a message. Only
-records that get a consumequeue row count (spec: consumequeue.md §4); an inner batch covers several
+Everything is computed by column: Python handles a queue's key once per batch, never a message. Only
+records with a consume queue entry count (spec: consumequeue.md §4); an inner batch covers several
 queue offsets (§9), a multi-dispatched message counts in further queues too (§10).
 """
 
@@ -23,24 +23,24 @@ from rmqctl.scan.groupings import Keys
 
 QueueKey = tuple[bytes, int]
 _UNROWED = sysflag.TRANSACTION_PREPARED
-"""The bit that PREPARED and ROLLBACK share and that NONE and COMMIT lack."""
+"""The bit that is set for PREPARED and ROLLBACK, but not for NONE and COMMIT."""
 NOT_DISPATCHED = (props.RETRY_PREFIX.encode(), b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
-"""Topics (by their beginning) whose messages a 5.x broker does not multi-dispatch."""
+"""Prefixes of topics whose messages a 5.x broker does not multi-dispatch."""
 _COMMA, _ZERO = b","[0], b"0"[0]
 _BLANK = np.isin(np.arange(256), list(b"\t\n\f\r "))
 _LMQ = props.LMQ_PREFIX.encode()
 _DIGITS = 18
-"""A number in a property has at most that many."""
+"""Maximum number of digits of a number in a property."""
 _INT64 = np.iinfo(np.int64)
 ENDLESS = 1 << 62
 """A physical offset that no log reaches."""
 
 Leads = Callable[[tuple[str, int], Array, Array], Array]
-"""(queue, queue offsets, physical offsets) -> which rows there point to these places (bool)."""
+"""(queue, queue offsets, physical offsets) -> which entries there point to these places (bool)."""
 
 
 class Reach(NamedTuple):
-    """Queue offsets of one queue: ``first`` the least, ``end`` after the greatest met."""
+    """Queue offsets of one queue: ``first`` is the least, ``end`` is after the greatest."""
 
     first: int
     end: int
@@ -49,17 +49,17 @@ class Reach(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class LightQueues:
-    """Queue ids under which the rows of a store's light queues (``%LMQ%…``) are stored (§10).
+    """Queue ids under which the entries of a store's light queues (``%LMQ%…``) are stored (§10).
 
     A broker with enableLmq keeps each of them as queue 0. One with enableMultiDispatch alone
-    (4.9.x) treats the name like that of any other queue: it writes the row under the message's own
-    queue id, and counts each id for itself. A store may have seen both.
+    (4.9.x) treats the name like that of any other queue: it writes the entry under the message's
+    own queue id, and counts each id separately. A store may have had both.
 
-    ``own``: those with another id than 0 that have files. ``own_ids``: whether a message's own
-    queue id counts if neither files nor rows show it. ``rows_optional``: whether a broker may have
-    assigned queue offsets without ever writing rows (5.x with enableLmq alone). ``switched``:
-    whether it may have done so at some times, and written rows at others (5.x); ``untold``: whether
-    nothing shows the former.
+    ``own``: light queues with another id than 0 that have files. ``own_ids``: whether a message's
+    own queue id counts if neither files nor entries show it. ``rows_optional``: whether a broker
+    may have assigned queue offsets without ever writing entries (5.x with enableLmq alone).
+    ``switched``: whether it may have done so at some times, and written entries at others (5.x);
+    ``untold``: whether nothing shows the former.
     """
 
     own: frozenset[tuple[str, int]] = frozenset()
@@ -70,10 +70,10 @@ class LightQueues:
 
     def ids(self, names: Sequence[bytes], name: Array, queue_id: Array, offset: Array | None = None,
             physical: Array | None = None, leads: Leads | None = None) -> Array:
-        """Return the queue ids (int64) of further rows: ``name`` are numbers in ``names``,
+        """Return the queue ids (int64) of further entries: ``name`` are numbers in ``names``,
         ``queue_id`` the messages' own.
 
-        With ``leads`` an existing row at queue offset ``offset`` that points to ``physical``
+        With ``leads`` an existing entry at queue offset ``offset`` that points to ``physical``
         decides; without it, the store's files of the queue.
         """
         light: Array = np.array([raw.startswith(_LMQ) for raw in names], bool)[name]
@@ -81,7 +81,7 @@ class LightQueues:
         rows = np.flatnonzero(light & (queue_id != 0)) if self.own or self.own_ids else light[:0]
         if not len(rows):
             return out
-        # One queue at a time: the rows that would be in the same one of its own.
+        # One queue at a time: the entries that would be in the same queue of the message's own id.
         rows = rows[np.lexsort((queue_id[rows], name[rows]))]
         ends = np.flatnonzero((np.diff(name[rows]) != 0) | (np.diff(queue_id[rows]) != 0)) + 1
         for of_pair in np.split(rows, ends):
@@ -98,7 +98,7 @@ class LightQueues:
         return out
 
     def id_of(self, name: str, queue_id: int, offset: int, physical: int, leads: Leads) -> int:
-        """Return the same for one row."""
+        """Return the queue id of one further entry."""
         text, own, row, place = (np.array([value], np.int64) for value in (
             0, queue_id, offset, physical))
         return int(self.ids([os.fsencode(name)], text, own, row, place, leads)[0])
@@ -140,11 +140,12 @@ class QueueNumbers:
 
 
 class QueueReach:
-    """Collects over batches; picklable, and `merge` adds what another one collected.
+    """Collects the reach of queues over batches; picklable, and `merge` adds the results of another
+    object.
 
-    ``generation`` (4 or 5) picks the broker's rule for multi-dispatched messages; ``plain`` takes
-    each record for the one queue offset in its head and nothing else. ``light`` says which queue
-    ids light queues have.
+    ``generation`` (4 or 5) selects the broker's rule for multi-dispatched messages; ``plain``
+    counts each record only for the queue offset in its header. ``light`` has the queue ids of light
+    queues.
     """
 
     def __init__(self, generation: int = 5, light: LightQueues | None = None, *,
@@ -157,7 +158,7 @@ class QueueReach:
         self._count: Array = np.zeros(0, np.int64)
 
     def add(self, batch: Batch) -> None:
-        """Take the messages of one batch of a walk."""
+        """Add the messages of one batch of a walk."""
         if not len(batch):
             return
         flags = batch.column("sys_flag")
@@ -223,9 +224,10 @@ class QueueReach:
 
 
 def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Array]:
-    """Return (first, last) queue offset each record covers; ``inner`` are the inner batches.
+    """Return (first, last) queue offset that each record covers; ``inner`` are the inner batches.
 
-    One without the properties a broker adds counts as a single message, as a broker takes it.
+    An inner batch without the properties that a broker adds counts as a single message, as for a
+    broker.
     """
     properties = text.Properties(batch.select(inner))
     first, last = queue_offset.copy(), queue_offset.copy()
@@ -241,28 +243,30 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
 
 def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool = False) -> (
         tuple[Array, text.Texts, Array]):
-    """Return (record, queue name, queue offset) of each further row of multi-dispatched records.
+    """Return (record, queue name, queue offset) of each further entry of multi-dispatched records.
 
-    ``which`` (bool) says which records count. Lists of different length have no rows at all, an
-    entry that is not a number has none (spec: consumequeue.md §10). With ``skipped`` the rows of
-    `skipped_rows` are included.
+    ``which`` (bool) says which records count. Lists of different length have no entries at all, a
+    list item that is not a number has none (spec: consumequeue.md §10). With ``skipped`` the
+    entries of `skipped_rows` are included.
     """
     return _paired(properties, which, np.greater_equal if skipped else np.equal)
 
 
 def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
-    """Return the same of records without rows because of their lists' length, though offsets were
-    taken.
+    """Return the further entries that records lack because of their lists' length, although offsets
+    were assigned.
 
-    A 5.x broker assigns a queue offset to light queues, and an empty entry to other names. After
-    the last offset these do not count, so the list is too short.
+    A 5.x broker assigns a queue offset to light queues, and an empty item to other names. After the
+    last offset these do not count, so the list is too short.
     """
     return _paired(properties, which, np.greater)
 
 
 def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Array], Array]) -> (
         tuple[Array, text.Texts, Array]):
-    """Return (record, name, number) of the records whose numbers of names and numbers ``fit``."""
+    """Return (record, name, number) of the records whose numbers of names and of offsets
+    ``fit``.
+    """
     name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):
         return name_row, names, np.zeros(0, np.int64)
@@ -284,7 +288,7 @@ def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Arr
 
 
 def _all_blank(texts: text.Texts) -> Array:
-    """Return which texts (none empty) are nothing but blanks (bool)."""
+    """Return which texts (none is empty) consist of blanks (bool)."""
     blank: Array = _BLANK[texts.data[texts.start]]
     for row in np.flatnonzero(blank).tolist():
         first = int(texts.start[row])
@@ -293,9 +297,9 @@ def _all_blank(texts: text.Texts) -> Array:
 
 
 def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
-    """Return (list each part is of, parts between commas, parts of each list).
+    """Return (the list of each part, parts between commas, number of parts of each list).
 
-    As Java's split, which has no empty parts at the end.
+    Like Java's split, it drops empty parts at the end.
     """
     length = lists.length.copy()
     rows = np.arange(len(lists))
@@ -323,7 +327,7 @@ def _integers(texts: text.Texts) -> tuple[Array, Array]:
         some = texts.take(rows)
         digits = text.matrix(some.data, some.start, some.length, _DIGITS)[0]
         inside = np.arange(_DIGITS) < some.length[:, None]
-        digits -= _ZERO  # what is no digit becomes more than 9
+        digits -= _ZERO  # any other character becomes more than 9
         good[rows] = ((digits <= 9) | ~inside).all(axis=1)
         value: Array = np.zeros(len(rows), np.int64)
         for column in range(int(some.length.max())):
@@ -333,7 +337,7 @@ def _integers(texts: text.Texts) -> tuple[Array, Array]:
 
 
 def telling(place: Array) -> Array:
-    """Positions of the neighbouring entries that may prove a message: their places (int64) are
+    """Return the positions of adjacent entries that may prove a message: their places (int64) are
     possible and ascend. An entry that others contradict is damaged itself, and proves nothing.
     """
     possible = np.flatnonzero((place >= 0) & (place < ENDLESS))
@@ -342,7 +346,7 @@ def telling(place: Array) -> Array:
 
 
 def ascending(values: Array) -> Array:
-    """Positions of a longest strictly ascending part of the values."""
+    """Return the positions of a longest strictly ascending part of the values."""
     if len(values) < 2 or bool((values[1:] > values[:-1]).all()):
         return np.arange(len(values))
     tails: list[int] = []

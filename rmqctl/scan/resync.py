@@ -1,9 +1,9 @@
-"""Single positions of a log: whether a record or a blank may begin there.
+"""Single positions of a log: whether a record or a blank record may begin there.
 
 A record proves itself by its magic, by lengths that add up, and above all by its physical offset,
-which must equal its place; and it chains to something provable, or its body matches its CRC. A
+which must equal its place; and either something provable follows it, or its body matches its CRC. A
 sender can put all that into a message body. So after damage this finds only candidates:
-`rmqctl.scan.damage.extents` decides what is a record of the log.
+`rmqctl.scan.damage.extents` decides which are records of the log.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqctl.scan.frames import Array, gather, used_length
 from rmqctl.scan.source import Source
 
 MAX_RECORD = 128 << 20
-"""Larger records are rejected: this bounds memory on damaged sizes (a broker's default limit is 4
+"""Larger records are rejected, which bounds memory for damaged sizes (a broker's default limit is 4
 MiB).
 """
 _FIRST_WINDOW = 8 << 10
@@ -50,8 +50,8 @@ _END = dledger.MAGIC_END & 0xFFFFFFFF
 
 
 def is_blank(source: Source, position: int) -> bool:
-    """Return whether an END_OF_FILE record, or DLedger's end mark, is at ``position`` and names
-    just the rest of the file.
+    """Return whether a blank record, or DLedger's end mark, is at ``position`` and names exactly
+    the rest of the file.
     """
     head = source.read(position, BLANK_SIZE)
     if len(head) < BLANK_SIZE:
@@ -63,7 +63,7 @@ def is_blank(source: Source, position: int) -> bool:
 
 def _self_located(source: Source, position: int) -> bytes | None:
     """Return the bytes of the record whose frame begins at ``position`` if magic, offset and
-    lengths agree, with those of its entry if it is in one.
+    lengths match, with the fields of its entry if it is in one.
     """
     entry = None
     if source.head:
@@ -88,7 +88,7 @@ def _self_located(source: Source, position: int) -> bytes | None:
 
 
 def located_size(source: Source, position: int) -> int | None:
-    """Return the size of the frame of a record at ``position`` if magic, offset and lengths agree;
+    """Return the size of the frame of a record at ``position`` if magic, offset and lengths match;
     nothing else is checked.
     """
     raw = _self_located(source, position)
@@ -96,7 +96,7 @@ def located_size(source: Source, position: int) -> int | None:
 
 
 def is_placed(source: Source, position: int) -> bool:
-    """Return whether a message's magic is in the frame at ``position``, and its place as its
+    """Return whether the frame at ``position`` contains a message's magic, and its own place as
     physical offset.
     """
     position += source.head
@@ -109,12 +109,13 @@ def is_placed(source: Source, position: int) -> bool:
 
 def extent(source: Source, position: int, magic: int | None = None,
            host_bits: int | None = None) -> int | None:
-    """The record size which the length fields at ``position`` add up to, read without the body.
+    """Return the record size to which the length fields at ``position`` add up, read without the
+    body.
 
-    None when they point out of the file or are negative. ``magic`` and ``host_bits`` override what
-    is stored; a stored magic that is not one is taken for the oldest.
+    None if they point out of the file or are negative. ``magic`` and ``host_bits`` override the
+    stored values; an unknown stored magic counts as the oldest one.
     """
-    # The head, whose shape follows from magic and system flags.
+    # The header, whose shape follows from magic and system flags.
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:
         return None
@@ -125,7 +126,7 @@ def extent(source: Source, position: int, magic: int | None = None,
     head = source.read(position, shape.head_size)
     if len(head) < shape.head_size:
         return None
-    # The lengths of body, topic and properties, each where the one before it ends.
+    # The lengths of body, topic and properties, each after the end of the previous field.
     body = shape.head.unpack(head)[-1]
     if not 0 <= body <= source.size:
         return None
@@ -148,7 +149,7 @@ def extent(source: Source, position: int, magic: int | None = None,
 
 
 def provable(source: Source, position: int) -> bool:
-    """Return whether a record or the file's blank certainly starts at ``position``."""
+    """Return whether a record or the file's blank record provably starts at ``position``."""
     if is_blank(source, position):
         return True
     raw = _self_located(source, position)
@@ -162,8 +163,8 @@ def provable(source: Source, position: int) -> bool:
 
 
 def next_provable(source: Source, start: int, end: int) -> int | None:
-    """Return the first position in ``[start, end)`` where the frame of a record or a blank provably
-    starts.
+    """Return the first position in ``[start, end)`` where the frame of a record or a blank record
+    provably starts.
     """
     head = source.head
     for window_start, data in used_windows(source, start + head, end + head):
@@ -174,7 +175,7 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of intact records in ``[start, end)`` that only themselves prove: they
+    """Yield (position, size) of intact records in ``[start, end)`` that only prove themselves: they
     have no body, and so no CRC, and damage follows.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
@@ -187,9 +188,8 @@ def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def _candidates(source: Source, start: int, data: Array) -> list[int]:
-    """Return where in ``data``, which begins at ``start``, a frame may begin: the positions that
-    `provable` would not reject at once, found by column, since a stranger's bytes may be full of
-    magics.
+    """Return the positions in ``data``, which begins at ``start``, that `provable` would not reject
+    at once. They are found by column, since foreign bytes may be full of magics.
     """
     magics = find_magics(data, 0, len(data), (*VERSIONS, MAGIC_BLANK))
     at = magics - (MAGIC_OFFSET + source.head)
@@ -199,7 +199,7 @@ def _candidates(source: Source, start: int, data: Array) -> list[int]:
     left = source.size - place
     kept = heads["physical_offset"] - place == source.head + source.base
     kept &= (total >= MIN_SIZE) & (total <= np.minimum(left - source.head, MAX_RECORD))
-    if source.head:  # `is_blank` looks at the head of the entry
+    if source.head:  # `is_blank` reads the header of the entry
         marks = gather(data, at[inside], dledger.END.size).view(dledger.END.dtype())
         kept |= marks["magic"] == dledger.MAGIC_END
     else:
@@ -211,8 +211,8 @@ def _candidates(source: Source, start: int, data: Array) -> list[int]:
 
 
 def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
-    """Return where in positions ``[start, end)`` DLedger's end mark is and contains the file's
-    rest.
+    """Yield the positions in ``[start, end)`` where DLedger's end mark names the rest of the
+    file.
     """
     for window_start, data in used_windows(source, start, end):
         magics = find_magics(np.frombuffer(data, np.uint8), 0, len(data), (_END,)) + window_start
@@ -220,10 +220,10 @@ def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (position, bytes) with all of ``[start, end)`` that is not zero; holes cost nothing.
+    """Yield (position, bytes) with all nonzero bytes of ``[start, end)``; holes cost nothing.
 
-    Each has `BLANK_SIZE` bytes of the next one, and begins early enough, so that the magic of
-    whatever starts in ``[start, end)`` is in one of them.
+    Each window includes `BLANK_SIZE` bytes of the next one, and begins early enough, so that one of
+    them contains the magic of any record that starts in ``[start, end)``.
     """
     window, position = _FIRST_WINDOW, start
     while position < end:
@@ -245,7 +245,7 @@ def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, by
 
 def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAGICS) -> Array:
     """Return positions (int64, ascending) in ``[low, high)`` of ``data`` (uint8) with one of the
-    magics, all of it before the end of the data.
+    magics, complete before the end of the data.
     """
     high = min(high, len(data) - _MAGIC_SIZE + 1)
     parts = [_find(data, start, min(start + _BLOCK, high), *_numbers(magics))
@@ -254,9 +254,9 @@ def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAG
 
 
 def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]) -> Array:
-    """First halves of magics are searched for, two bytes at once: at the even places, and at the
-    odd ones in a copy, since numpy compares only aligned numbers that fast. Few rows of such pairs
-    have one.
+    """Return the positions of magics. It searches for their first halves, two bytes at once: at the
+    even positions, and at the odd ones in a copy, since numpy compares only aligned numbers that
+    fast. Few rows of such pairs have one.
     """
     count = (high - low + 1) // 2
     hit: Array = np.zeros((-(-count // _ROW), _ROW), bool)
@@ -279,6 +279,6 @@ def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]
 
 @cache
 def _numbers(magics: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Magics, and their first two bytes, as numbers of this machine."""
+    """Return magics, and their first two bytes, as numbers of this machine."""
     wholes = np.array(magics, ">u4").view(np.uint32)
     return wholes.tolist(), np.unique(wholes.view(np.uint16)[::2]).tolist()

@@ -1,8 +1,8 @@
 """Sources of bytes: positioned reads of regular files, opened for reading only.
 
-Reads go through ``pread`` rather than a mapping: a file that shrinks while it is read gives a short
-read or an error, where a mapping would kill the process with SIGBUS. Only the kernel copies from
-one, where it guards itself against that: many small records, for a fraction of the time.
+Reads use ``pread`` rather than a mapping: a file that shrinks while it is read gives a short read
+or an error, where a mapping would kill the process with SIGBUS. Only the kernel, which handles that
+signal, copies from a mapping: many small records, for a fraction of the time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.scan import stopping
 
 QueueEnds = dict[tuple[bytes, int], tuple[int, int] | None]
 """The first and the last queue offset of messages, by topic and queue id; None for a queue whose
-offsets do not go up by one.
+offsets are not consecutive.
 """
 
 
@@ -49,35 +49,39 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 BESIDES_BODY = 64 << 10
-"""More than all fields of a record have beside its body."""
+"""More bytes than all fields of a record except its body."""
 LARGEST_RECORD = (4 << 20) + BESIDES_BODY
-"""No record is larger where a broker's ``maxMessageSize`` (4 MiB) was never changed."""
+"""The largest record if a broker's ``maxMessageSize`` (4 MiB) was never changed."""
 
 
 _NONZERO = 64
-"""Bytes at a place that are read before the system is asked for holes."""
+"""Bytes that are read at a position before the system is asked for holes."""
 
 
 class Witness(Protocol):
-    """Independent knowledge of the offsets of a log's records, without anything in a body."""
+    """Independent knowledge of the offsets of a log's records, not influenced by message bodies."""
 
     @property
     def largest_record(self) -> int:
-        """No record of the log has more bytes, as far as is known."""
+        """The maximum size of a record of the log, as far as known."""
         ...
 
     def rows(self, start: int, end: int) -> tuple[Array, Array]:
-        """Return (physical offset, size) of rows of consumequeues that point into physical
+        """Return (physical offset, size) of consume queue entries that point into physical
         ``[start, end)``, ascending (int64).
         """
         ...
 
     def keys(self, start: int, end: int) -> tuple[Array, Array]:
-        """(physical offset, key hash) of index entries that point there, ascending (int64)."""
+        """Return (physical offset, key hash) of index entries that point there, ascending
+        (int64).
+        """
         ...
 
     def confirms(self, record: Record) -> bool | None:
-        """Return whether the row of a record's queue offset points to it; None without a row."""
+        """Return whether the entry of a record's queue offset points to it; None without an
+        entry.
+        """
         ...
 
     def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
@@ -88,11 +92,13 @@ class Witness(Protocol):
         ...
 
     def entry_of(self, record: Record) -> tuple[int, int] | None:
-        """Return (physical offset, size) of the row of a record's queue offset, or None."""
+        """Return (physical offset, size) of the entry of a record's queue offset, or None."""
         ...
 
     def record_at(self, physical: int, size: int) -> Record | None:
-        """Return the record of this size that is there and says so; None where none does."""
+        """Return the record of this size that is at ``physical`` by its own physicalOffset; None
+        without one.
+        """
         ...
 
     def goes_on(self, physical: int) -> bool:
@@ -100,7 +106,7 @@ class Witness(Protocol):
         ...
 
     def offsets_before(self, physical: int) -> Past | None:
-        """Return the messages before a file that begins there; None where nothing is known."""
+        """Return the state of the messages before a file that begins there; None if unknown."""
         ...
 
     def offsets_behind(self, physical: int) -> QueueEnds | None:
@@ -111,8 +117,8 @@ class Witness(Protocol):
 class Source(Protocol):
     """Bytes ``[0, size)`` whose first byte has the physical offset ``base``.
 
-    ``witness``: what else is known of the log they are of; None where they are all there is.
-    ``head``: bytes before each record that are not its own, where it is in an entry of DLedger's.
+    ``witness``: further evidence on the log that contains them; None without a log. ``head``: bytes
+    before each record that do not belong to it, if it is in a DLedger entry.
     """
 
     name: str
@@ -164,8 +170,8 @@ class BytesSource:
 
 
 class AtHand:
-    """A source of which some bytes are in memory, as a walk has read them: these are not read again
-    from the file.
+    """A source with some bytes in memory, as a walk has read them: these are not read from the file
+    again.
     """
 
     def __init__(self, source: Source) -> None:
@@ -177,7 +183,7 @@ class AtHand:
 
     @property
     def size(self) -> int:
-        """It may become less while the file is read."""
+        """The current size, which may become less while the file is read."""
         return self.of.size
 
     @size.setter
@@ -206,7 +212,10 @@ class AtHand:
 
 
 def open_any(path: str) -> int:
-    """Return a read-only descriptor; never blocks on a FIFO or a device. StoreIOError."""
+    """Return a read-only descriptor; never blocks on a FIFO or a device.
+
+    Raises: StoreIOError.
+    """
     try:
         return os.open(path, _OPEN_FLAGS)
     except OSError as error:
@@ -216,12 +225,15 @@ def open_any(path: str) -> int:
 
 
 def open_regular(path: str) -> int:
-    """A read-only descriptor of a regular file; all else is refused, with why. StoreIOError."""
+    """Return a read-only descriptor of a regular file.
+
+    Raises: StoreIOError for anything else, with the reason.
+    """
     return _regular(path)[0]
 
 
 def _regular(path: str) -> tuple[int, int]:
-    """Return the same, and the size of the file."""
+    """Return a read-only descriptor of a regular file, and the size of the file."""
     fd = open_any(path)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
@@ -232,7 +244,10 @@ def _regular(path: str) -> tuple[int, int]:
 
 
 def open_bytes(path: str) -> tuple[int, int]:
-    """(descriptor, size) of a regular file or block device. StoreIOError for anything else."""
+    """Return (descriptor, size) of a regular file or block device.
+
+    Raises: StoreIOError for anything else.
+    """
     fd = open_any(path)
     try:
         about = os.fstat(fd)
@@ -250,12 +265,12 @@ def open_bytes(path: str) -> tuple[int, int]:
 class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 
-    ``size`` is taken at opening; what is appended later is not seen through this object. Bytes from
-    position ``limit`` on read as zeros: they were written after the moment that is examined. With
-    ``device`` it may be a block device.
+    ``size`` is determined at opening; bytes appended later are not visible through this object.
+    Bytes from position ``limit`` on read as zeros: they were written after the examined moment.
+    With ``device`` it may be a block device.
     """
 
-    _fd = -1  # `close` is called by `__del__` even when opening failed
+    _fd = -1  # `__del__` calls `close` even if opening failed
     _mapped: mmap | None = None
     _elsewhere: vfs.Elsewhere | None = None
     """Reads a file of a mounted place (`rmqctl.vfs`), which has no descriptor."""
@@ -275,7 +290,7 @@ class FileSource(Closing):
         self._holes = elsewhere is None and hasattr(os, "SEEK_DATA")
 
     def read(self, position: int, length: int) -> bytes:
-        """Up to ``length`` bytes at ``position``; fewer only at the end of the file."""
+        """Return up to ``length`` bytes at ``position``; fewer only at the end of the file."""
         data = self.read_now(position, length)
         if self._limit is not None and position + len(data) > self._limit:
             inside = max(self._limit - position, 0)
@@ -283,7 +298,7 @@ class FileSource(Closing):
         return data
 
     def gather(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """The same for many places, (position, length), at the same time where that is quicker."""
+        """Return the bytes of many (position, length), at the same time if that is faster."""
         if self._elsewhere is None or self._limit is not None:
             return [self.read(*place) for place in places]
         stopping.check()
@@ -291,13 +306,11 @@ class FileSource(Closing):
 
     @property
     def sampled_end(self) -> int | None:
-        """Return where the data end, as samples show; None where the file is to be read for
-        that.
-        """
+        """Return the end of the data by samples; None if the file must be read for that."""
         return None if self._elsewhere is None else self._elsewhere.end()
 
     def read_now(self, position: int, length: int) -> bytes:
-        """Return the same whatever the limit."""
+        """Return the bytes as they are now, without the limit."""
         stopping.check()
         if self._elsewhere is not None:
             return self._elsewhere.read(position, length)
@@ -315,7 +328,7 @@ class FileSource(Closing):
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_into(self, buffer: memoryview, position: int) -> int:
-        """Fill ``buffer`` from ``position``; the number of bytes that were there."""
+        """Fill ``buffer`` from ``position``; return the number of bytes read."""
         stopping.check()
         done = 0
         if self._elsewhere is not None:
@@ -337,7 +350,9 @@ class FileSource(Closing):
 
     def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
         """Fill ``buffer[start:end]`` from ``position`` for each (int64); bytes after the end of the
-        file, or after ``limit``, read as zeros. StoreIOError.
+        file, or after ``limit``, read as zeros.
+
+        Raises: StoreIOError.
         """
         stopping.check()
         limit = self.size if self._limit is None else self._limit
@@ -364,16 +379,18 @@ class FileSource(Closing):
     def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None,
                      mapped: bool = True) -> bool:
         """Fill ``buffer`` with the records of these sizes at these physical offsets (int64), back
-        to back, if each is complete and matches its CRC, and none runs past the physical offset
-        ``end``; whether it is so. Never without the compiled kernel, where a limit is set, or
-        something cannot be read: others then look record by record. ``mapped``: from a mapping.
+        to back; return whether each is complete and matches its CRC, and none extends past the
+        physical offset ``end``.
+
+        It returns False without the compiled kernel, with a limit, or if something cannot be read;
+        callers then read record by record. ``mapped``: read from a mapping.
         """
         stopping.check()
         kernel = active()
         if kernel is None or self._limit is not None or self.head or self._elsewhere is not None:
             return False
         if mapped and self._mapped is None:
-            with suppress(OSError, ValueError):  # it is empty, or shorter by now, or has no room
+            with suppress(OSError, ValueError):  # it is empty, has shrunk, or there is no memory
                 self._mapped = mmap(self._fd, self.size, access=ACCESS_READ)
         last = self.base + self.size
         whole: bool = kernel.read_records(
@@ -382,7 +399,7 @@ class FileSource(Closing):
         return whole
 
     def let_go(self, start: int, end: int) -> None:
-        """The pages with ``[start, end)`` that `read_records` has touched no longer count as this
+        """Release the pages with ``[start, end)`` that `read_records` has touched from this
         process's memory.
         """
         start = max(start, 0) // PAGESIZE * PAGESIZE
@@ -391,8 +408,8 @@ class FileSource(Closing):
             self._mapped.madvise(MADV_DONTNEED, start, end - start)
 
     def copy_to(self, fd: int, position: int, length: int) -> int:
-        """Copy bytes to the same position of another file without reading them here. How many: 0
-        where the system cannot, or the limit is not after them.
+        """Copy bytes to the same position of another file without reading them here. Return how
+        many: 0 if the system does not support it, or if the limit is before their end.
         """
         if self._elsewhere is not None or (
                 self._limit is not None and position + length > self._limit):
@@ -406,7 +423,9 @@ class FileSource(Closing):
         return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")
 
     def next_data(self, position: int) -> int:
-        """The first position >= ``position`` that may hold non-zero bytes (holes are skipped)."""
+        """Return the first position >= ``position`` that may contain nonzero bytes (holes are
+        skipped).
+        """
         if self._limit is not None and position >= self._limit:
             return self.size
         if self.zeros_from is not None and position >= self.zeros_from:
@@ -435,7 +454,7 @@ class FileSource(Closing):
             return self.size
 
     def close(self) -> None:
-        # Never twice: a number that was given back may be another file's already.
+        # Never close it twice: the number may already belong to another file.
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)

@@ -1,7 +1,7 @@
-"""Stop work whose result is no longer needed.
+"""Stops work whose result is no longer needed.
 
-A thread cannot be ended from outside. It checks here whenever it reads from a file, as all long
-work does again and again.
+A thread cannot be ended from outside. It checks for a request at each read from a file, which all
+long work does again and again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from contextvars import ContextVar
 
 
 class Stopped(BaseException):
-    """Ends work on request. Not an Exception, so that it is not handled as a failure."""
+    """Raised to end work on request. Not an Exception, so that it is not handled as a failure."""
 
 
 class Stop:

@@ -12,7 +12,7 @@ import pyarrow as pa
 Columns = dict[str, pa.Field]
 
 VERSION = 1
-"""Counts up when a column of a published version changes its name, type or meaning."""
+"""Increased when a column of a published version changes its name, type or meaning."""
 METADATA = {"schema_version": str(VERSION)}
 """The metadata of a schema, and so of Parquet and Arrow files."""
 _COMMENT = b"comment"
@@ -35,7 +35,7 @@ def _columns(*given: tuple[str, pa.DataType, str] | tuple[str, pa.DataType, str,
 
 
 def comment_of(field: pa.Field) -> str:
-    """The comment of a column; empty for one that is not declared, such as ``property.NAME``."""
+    """Return the comment of a column; empty for an undeclared one, such as ``property.NAME``."""
     metadata: dict[bytes, bytes] = field.metadata or {}
     return metadata.get(_COMMENT, b"").decode()
 

@@ -28,12 +28,12 @@ _SPACE = 0x20
 _SAMPLE = 256
 _PARTS = 6
 _USUAL = (props.TAGS, props.UNIQUE_KEY, props.KEYS, props.MULTI_DISPATCH)
-"""Properties that are searched for together: most callers that need one need another, too."""
+"""Properties that are searched for together: most callers that need one also need another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts where they are: ``data`` (uint8), and starts and lengths in it (int64)."""
+    """Texts in a buffer: ``data`` (uint8), and starts and lengths in it (int64)."""
 
     data: Array
     start: Array
@@ -48,7 +48,7 @@ class Texts:
             self.start.tolist(), (self.start + self.length).tolist(), strict=True)]
 
     def take(self, rows: Any) -> Texts:
-        """Some of the texts, by number or by mask; nothing is copied."""
+        """Return some of the texts, by number or by mask; nothing is copied."""
         return Texts(self.data, self.start[rows], self.length[rows])
 
     def equal(self, raw: bytes) -> Array:
@@ -60,7 +60,7 @@ class Texts:
         return same
 
     def packed(self) -> Texts:
-        """Return a copy with its own data: only the texts in order, a zero after each."""
+        """Return a copy with its own data: only the texts in order, with a zero after each."""
         count = len(self.start)
         kernel = active()
         if kernel is not None:
@@ -84,18 +84,18 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 
 def texts_of(raw: Sequence[bytes]) -> Texts:
-    """These texts, back to back."""
+    """Return these texts, back to back."""
     length = np.array([len(value) for value in raw], np.int64)
     return Texts(np.frombuffer(b"".join(raw), np.uint8), np.cumsum(length) - length, length)
 
 
 def topics(batch: Batch) -> Texts:
-    """Return the topic of each message, where it is in the batch."""
+    """Return the topic of each message, by its position in the batch."""
     return Texts(batch.data, batch.column("topic_start"), batch.column("topic_length"))
 
 
 def properties(batch: Batch) -> Texts:
-    """Return the stored properties string of each message, where it is in the batch."""
+    """Return the stored properties string of each message, by its position in the batch."""
     return Texts(batch.data, batch.column("properties_start"), batch.column("properties_length"))
 
 
@@ -103,9 +103,10 @@ def properties(batch: Batch) -> Texts:
 
 
 def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array, bool]:
-    """(texts as uint8 [n, width] with zeros after the shorter ones, whether none is shorter).
+    """Return (texts as uint8 [n, width] with zeros after the shorter ones, whether none is
+    shorter).
 
-    IndexError where one is not inside of data, or too long.
+    Raises: IndexError if a text is not inside the data, or too long.
     """
     texts: Array = np.zeros((len(start), width), np.uint8)
     kernel = active()
@@ -117,12 +118,12 @@ def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array,
 
 
 def _rows(data: Array, start: Array, width: int) -> Array:
-    """Texts of one length as uint8 [n, width]."""
+    """Return texts of one length as uint8 [n, width]."""
     return gather(data, start, width).view(np.uint8).reshape(len(start), width)
 
 
 def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
-    """Yield (length, numbers of the texts that have it) of all lengths but 0."""
+    """Yield (length, numbers of the texts with it) of all lengths but 0."""
     order = np.argsort(length, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(length[order])) + 1):
         if len(rows) and length[rows[0]]:
@@ -130,17 +131,14 @@ def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
 
 
 def contiguous(*columns: Array) -> list[Array]:
-    """Return columns as the kernel expects them; copies of those that are cut from another
-    array.
-    """
+    """Return columns as the kernel expects them; slices of other arrays are copied."""
     return [np.ascontiguousarray(column, np.int64) for column in columns]
 
 
 def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
     """Return (``String.hashCode``, UTF-16 length) of UTF-8 texts, both int64.
 
-    The hash is a signed 32-bit value. Bytes that are no UTF-8 count as Java's decoder replaces
-    them.
+    The hash is a signed 32-bit value. Invalid UTF-8 counts as Java's decoder replaces it.
     """
     out: Array = np.zeros(len(start), np.int64)
     units = length.astype(np.int64)
@@ -161,7 +159,7 @@ def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
 
 def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
                   units: Array) -> None:
-    """Hash and UTF-16 length of a text that is not ASCII, into a row of the outputs."""
+    """Write the hash and UTF-16 length of a text that is not ASCII into a row of the outputs."""
     decoded = data[start:start + length].tobytes().decode("utf-8", "replace")
     out[row] = string_hash(decoded)
     units[row] = len(decoded.encode("utf-16-be")) // 2
@@ -170,7 +168,7 @@ def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
 def _polynomial(texts: Array) -> Array:
     """Return the hashes (uint32) of rows of bytes, as if all were ASCII texts of the full width.
 
-    ``einsum`` is numpy's own loop: no BLAS and no threads of its own beside the workers'.
+    ``einsum`` is numpy's own loop: it uses neither BLAS nor threads in addition to the workers.
     """
     width = texts.shape[1]
     powers = power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
@@ -181,17 +179,17 @@ def _polynomial(texts: Array) -> Array:
 
 @cache
 def power_table() -> Array:
-    """31 to the power of 0 … 32767 (no property is longer), modulo 2^32."""
+    """Return 31 to the power of 0 … 32767 (no property is longer), modulo 2^32."""
     factors = np.full(_MAX_POWER, 31, np.uint32)
     factors[0] = 1
     return np.multiply.accumulate(factors, dtype=np.uint32)
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
-    """Return the hash an index entry holds for ``topic#key``, from the parts' Java hashes.
+    """Return the hash in an index entry for ``topic#key``, from the parts' Java hashes.
 
-    ``topic_hash`` is of ``topic#`` (with the sharp), so hash(topic#key) follows from it by 31 to
-    the power of the key's length in UTF-16 units.
+    ``topic_hash`` is that of ``topic#``, so hash(topic#key) follows from it by 31 to the power of
+    the key's length in UTF-16 units.
     """
     power = power_table()[key_length]
     total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
@@ -203,12 +201,12 @@ def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
 
 def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
           ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
-    """Return (number of the text each part comes from, starts, lengths) of the parts of texts.
+    """Return (number of the text of each part, starts, lengths) of the parts of texts.
 
-    Parts are between single separators (a byte; the space if not given); with ``ended``, no part
-    follows the last separator. Empty parts are left out, or kept.
+    Parts are between single separators (a byte; default: the space); with ``ended``, no part
+    follows the last separator. Empty parts are dropped, or kept with ``keep_empty``.
     """
-    # Compiled, again with more room if the parts do not fit.
+    # Compiled, again with more space if the parts do not fit.
     kernel = active()
     if kernel is not None:
         columns, room = contiguous(start, length), _PARTS * len(start) + _SAMPLE
@@ -243,13 +241,13 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
 
 
 class TextTable:
-    """Numbers of texts in the order in which they are met first, by the kernel's table."""
+    """Numbers of texts in the order of first appearance, by the kernel's table."""
 
     def __init__(self) -> None:
         self._make(_SAMPLE, _SAMPLE * _WORD)
 
     def _make(self, texts: int, size: int) -> None:
-        """An empty table with room for that many texts and their bytes."""
+        """Create an empty table with space for that many texts and their bytes."""
         self._bytes: Array = np.empty(size, np.uint8)
         self._places: Array = np.empty((2, texts), np.int64)
         self._cells: Array = np.full(1 << (2 * texts).bit_length(), -1, np.int32)
@@ -277,7 +275,9 @@ class TextTable:
 
     @property
     def tables(self) -> tuple[Array, Array, Array]:
-        """As the kernel takes them, until others are put in: the texts, their places, the cells."""
+        """The texts, their places and the cells as the kernel expects them, until texts are
+        added.
+        """
         return self._bytes, self._places, self._cells
 
     def places(self, texts: Texts, missing: int) -> Array:
@@ -290,7 +290,7 @@ class TextTable:
         return numbers
 
     def texts(self, numbers: Any) -> Texts:
-        """Return the texts of some numbers (an array or a slice), until others are put in."""
+        """Return the texts of some numbers (an array or a slice); valid until texts are added."""
         start, length = self._places[:, :len(self)]
         return Texts(self._bytes, start[numbers], length[numbers])
 
@@ -298,7 +298,7 @@ class TextTable:
 class KnownTexts:
     """The caller's numbers of recurring texts, found by the kernel.
 
-    Where it is not there, each text is looked up by itself.
+    Without the kernel, each text is looked up separately.
     """
 
     def __init__(self) -> None:
@@ -306,7 +306,7 @@ class KnownTexts:
         self._table = TextTable()
 
     def __reduce__(self) -> Any:
-        """Another process begins with nothing known: it is quickly learned again."""
+        """Return an empty table for another process, which quickly learns the texts again."""
         return KnownTexts, ()
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
@@ -322,14 +322,14 @@ class KnownTexts:
 
 
 class FixedTexts:
-    """The places of texts in a list that does not grow; ``missing`` for all that are not there."""
+    """The indexes of texts in a fixed list; ``missing`` for all others."""
 
     def __init__(self, values: Sequence[bytes]) -> None:
         self._places = {raw: place for place, raw in enumerate(values)}
         self._table: TextTable | None = None
 
     def encode(self, texts: Texts, missing: int) -> Array:
-        """Return the place of each text (int64)."""
+        """Return the index of each text (int64)."""
         if active() is None:
             return np.array([self._places.get(raw, missing) for raw in texts.tolist()], np.int64)
         if self._table is None:
@@ -365,7 +365,7 @@ class Dictionary:
 
 
 class Properties:
-    """The properties strings of many records, cut into their ``key 0x01 value`` segments.
+    """The properties strings of many records, split into their ``key 0x01 value`` segments.
 
     Those of a batch are only valid as long as its data.
     """
@@ -377,12 +377,14 @@ class Properties:
 
     @property
     def data(self) -> Array:
-        """The bytes (uint8) that `places` points into."""
+        """The bytes (uint8) to which the positions of `places` refer."""
         return self._texts.data
 
     @property
     def segments(self) -> tuple[Array, Array, Array]:
-        """(row numbers ascending, starts in `data`, ends) of all segments, empty ones too."""
+        """Return (row numbers ascending, starts in `data`, ends) of all segments, including empty
+        ones.
+        """
         if self._segments is None:
             texts = self._texts
             row, start, length = split(texts.data, texts.start, texts.length,
@@ -393,7 +395,8 @@ class Properties:
     def places(self, name: str) -> tuple[Array, Array, Array]:
         """Return (row numbers ascending, starts in `data`, lengths) of the values of a property.
 
-        As a 4.9.1+ broker reads it: an empty value counts as missing, the last of several counts.
+        They are those of a 4.9.1+ broker: an empty value counts as missing, the last of several
+        counts.
         """
         if active() is not None:
             values, count = self._values(self._texts, name)
@@ -410,7 +413,9 @@ class Properties:
         return row[latest], start[hit] + len(key), end[hit] - start[hit] - len(key)
 
     def _values(self, texts: Texts, name: str) -> tuple[Array, int]:
-        """`places` by the kernel: (an array (int64 [3, n]), how many of it count)."""
+        """Return `places` by the kernel: (an array (int64 [3, n]), the number of its valid
+        columns).
+        """
         kernel = active()
         assert kernel is not None
         column = self._columns.get(name)
@@ -430,7 +435,7 @@ class Properties:
         int64: each record's unique key, then its keys.
 
         ``topic``: the number of each record's topic, ``sharp``: by that number the hash of
-        ``topic#``. None where the kernel cannot make them: others must.
+        ``topic#``. None if the kernel cannot compute them, so that the caller must.
         """
         kernel = active()
         if kernel is None:
@@ -449,6 +454,8 @@ class Properties:
             room = count
 
     def find(self, name: str) -> tuple[Array, Texts]:
-        """(row numbers ascending, values) of the records which have the property: see `places`."""
+        """Return (row numbers ascending, values) of the records that have the property: see
+        `places`.
+        """
         row, start, length = self.places(name)
         return row, Texts(self.data, start, length)

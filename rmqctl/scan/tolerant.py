@@ -1,7 +1,7 @@
-"""The frame walk over a file with unreadable places: the rest of it is read.
+"""The frame walk over a file with unreadable places, which reads the rest of it.
 
 Lost ranges are values among the batches. Only errors of reading the file itself are handled here;
-errors in the consumer of a batch are the consumer's.
+errors in the consumer of a batch are passed on.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK, Sound, Walk
 
 SKIPPED = 64 << 10
-"""Bytes given up at a place that cannot be read."""
+"""Bytes that are skipped at an unreadable place."""
 STEP = 4 << 10
-"""Bytes read at a time on the way up to an unreadable place."""
+"""Bytes that are read at a time on the way to an unreadable place."""
 _MAX_SKIPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Positions ``[start, end)`` that could not be read, and why."""
+    """Positions ``[start, end)`` that cannot be read, and why."""
 
     start: int
     end: int
@@ -32,7 +32,7 @@ class Unread:
 
 
 class _OfConsumerError(Exception):
-    """Failures of skipped records."""
+    """An error of the function that skips records."""
 
     def __init__(self, error: StoreIOError) -> None:
         super().__init__(str(error))
@@ -40,12 +40,12 @@ class _OfConsumerError(Exception):
 
 
 class TolerantWalk:
-    """Iterate over the batches of ``[start, end)`` like `Walk`, and its lost ranges, in order.
+    """Iterates over the batches of ``[start, end)`` like `Walk`, and its lost ranges, in order.
 
-    ``open_source`` is called once; if it fails, all of the range is lost. Where a read fails the
-    walk goes up to that place in small steps, skips `SKIPPED` bytes or more and continues at the
-    next record that proves itself. ``first`` (known with the first item) and ``position`` are those
-    of a `Walk`, ``sound``, too; ``shrunk``: the file ends before ``end``. ``no_stale``: stale
+    ``open_source`` is called once; if it fails, the entire range is lost. If a read fails, the walk
+    continues up to that place in small steps, skips `SKIPPED` bytes or more and continues at the
+    next record that proves itself. ``first`` (known with the first item), ``position`` and
+    ``sound`` are as in `Walk`; ``shrunk``: the file ends before ``end``. ``no_stale``: stale
     records beside damage are damage.
     """
 
@@ -69,7 +69,7 @@ class TolerantWalk:
         base, passes = source.base, self._sound
 
         def sound(data: Array, first: int, at: int, end: int) -> int:
-            """Skipped bytes are not walked again if a later read fails."""
+            """Skip sound records; they are not walked again if a later read fails."""
             assert passes is not None
             try:
                 reached = passes(data, first, at, end)
@@ -102,7 +102,7 @@ class TolerantWalk:
                 raise wrapped.error from None
             except StoreIOError as error:
                 if walk is not None and self.position < walk.position < stop:
-                    stop = walk.position  # sound frames which did not come out: only these
+                    stop = walk.position  # only the sound frames that were not yielded yet
                 elif not in_steps:
                     stop, in_steps = min(self._end, self.position + CHUNK), True
                 else:

@@ -1,8 +1,8 @@
 """The frame walk: cuts a commitlog file (or a range of it) into frames (architecture, idea 2).
 
-Every byte of the range belongs to exactly one frame: a message, a blank, zeros, or damage. Sizes
-are followed record by record (the only per-record Python), everything else is checked by column;
-where the chain breaks, `resync` finds out what is there and where it continues.
+Every byte of the range belongs to exactly one frame: a message, a blank record, zeros, or damage.
+Sizes are followed record by record (the only per-record Python), everything else is checked by
+column; where the chain breaks, `resync` determines what is there and where it continues.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
 Sound = Callable[[Array, int, int, int], int]
-"""(data, physical offset of data[0], positions of the next frame and after the last): where it has
-skipped sound records up to, whatever it does with them.
+"""(data, physical offset of data[0], positions of the next frame and after the last): the position
+up to which it has skipped and used sound records.
 """
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
@@ -34,12 +34,14 @@ _MAX_CHECKS = 64
 
 
 def start_of(source: Source, at: int) -> int:
-    """The first border of a frame at or after a position that may be anywhere, a body included.
+    """Return the first border of a frame at or after a position that may be anywhere, even inside a
+    body.
 
-    From a record nearby which its consumequeue's row points to, or from the file's start, the
-    frames are walked. Where nothing is known of a log the next provable record is taken. In
-    DLedger's data a position inside the head of an entry, or of its record, means this entry.
-    StoreIOError.
+    The walk starts at a record nearby to which its consume queue entry points, or at the file's
+    start. Without evidence on the log, the next provable record counts. In DLedger's data a
+    position inside the header of an entry, or of its record, means this entry.
+
+    Raises: StoreIOError.
     """
     at -= source.head
     if at <= 0:
@@ -62,7 +64,9 @@ def start_of(source: Source, at: int) -> int:
 
 
 def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | None:
-    """The first record in positions ``[start, end)`` that a row points to, of a few of them."""
+    """Return the first record in positions ``[start, end)`` to which an entry points; only a few
+    are checked.
+    """
     position = start
     for _ in range(_MAX_CHECKS):
         candidate = next_provable(source, position, end)
@@ -77,19 +81,19 @@ def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | 
 
 
 class Walk:
-    """Iterate over the batches of ``[start, end)`` of a source (positions, not physical).
+    """Iterates over the batches of ``[start, end)`` of a source (positions, not physical offsets).
 
     A frame belongs to the range in which it starts. ``start`` must be a frame border, unless
     ``resync`` is true: then the walk begins at the first provable record at or after it, and
-    ``first`` says where. That is a guess, which a body may mislead: `start_of` knows. ``position``
-    is the walk's position: the seam to the next range. With ``growing`` the walk ends at the first
-    bytes that are neither a message nor a blank: in a file that is being written they are not
-    written yet. ``by_itself``: the file belongs to no store, and frames in the body of a damaged
-    record are not its messages; ``is_dense``: whether it has all messages of its queues. ``whole``:
-    the frames of a buffer are one batch, whatever damage is between them; else each batch ends with
-    the first damage. ``beside`` removes stale records, which look like messages, from each batch
-    (`rmqctl.scan.damage.stale`). ``sound`` is shown what was read first; the records that it skips
-    come in no batch.
+    ``first`` is its position. This is a guess that a body may mislead, unlike `start_of`.
+    ``position`` is the walk's position: the seam to the next range. With ``growing`` the walk ends
+    at the first bytes that are neither a message nor a blank record: in a file that is being
+    written they are not complete yet. ``by_itself``: the file belongs to no store, and frames in
+    the body of a damaged record are not its messages; ``is_dense``: whether it has all messages of
+    its queues. ``whole``: the frames of a buffer are one batch, whatever damage is between them;
+    else each batch ends with the first damage. ``beside`` removes stale records, which look like
+    messages, from each batch (`rmqctl.scan.damage.stale`). ``sound`` is called first with the data
+    read; the records that it skips are in no batch.
     """
 
     def __init__(self, source: Source, start: int = 0, end: int | None = None, *,
@@ -114,7 +118,9 @@ class Walk:
         return self.source.witness is not None and not self.source.head
 
     def _look_back(self) -> list[Stretch]:
-        """The last ranges of messages before the start, as in a walk over the complete file."""
+        """Return the last ranges of messages before the start, as in a walk over the complete
+        file.
+        """
         walk = Walk(self.source, 0, self.first, by_itself=self.passed.by_itself,
                     is_dense=self.passed.is_dense)
         for _ in walk:
@@ -130,10 +136,10 @@ class Walk:
         led: Led | None = None
         met, often = 0, False
         while self.position < self.end:
-            # Read on from the frame the walk is at, unless the buffer holds all of it.
+            # Read on from the frame at which the walk is, unless the buffer contains all of it.
             at = self.position - filled_from
             if not self._complete(buffer, at, filled, filled_from):
-                if held:  # their bytes go
+                if held:  # their bytes are dropped
                     yield self._given(held)
                     held = []
                 wanted = self._wanted(buffer, at, filled)
@@ -151,15 +157,15 @@ class Walk:
                     self.end = min(self.end, self.source.size)
                     if not filled:
                         return
-                # What is sound is skipped at once.
+                # Skip sound records at once.
                 if self._sound is not None:
                     at = self._sound(np.frombuffer(buffer, np.uint8, filled),
                                      self.source.base + filled_from, 0, self.end - filled_from)
                     self.position = filled_from + at
                     if at:
                         continue
-            # Where the buffer before had much damage, this one is examined by column from its
-            # first record on.
+            # If the previous buffer had much damage, examine this one by column from its first
+            # record on.
             if often and led is None and self._whole and self._is_led:
                 led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
                 batch, self.position, sound_from = led.frames(
@@ -168,7 +174,7 @@ class Walk:
                 if len(batch) or batch.spans:
                     held.append(batch)
                     continue
-            # The records from here to the first bad one.
+            # The records from here to the first invalid one.
             data = np.frombuffer(buffer, np.uint8, filled)
             batch = records_from(data, self.source.base + filled_from, at, self.end - filled_from,
                                  burst, self.source.head)
@@ -177,8 +183,8 @@ class Walk:
                 self.position = filled_from + int(
                     batch.start[-1] + batch.column("total_size")[-1])
                 burst *= 8
-            # The chain is broken: what is there, and where it continues. After damage few
-            # candidates are taken at a time, and more as long as they prove sound.
+            # The chain is broken: determine what is there, and where it continues. After damage few
+            # candidates are examined at a time, and more as long as they are sound.
             if self.position < self.end and good < burst // 8 and self._complete(
                     buffer, self.position - filled_from, filled, filled_from):
                 if self._growing and not is_blank(self.source, self.position):
@@ -186,7 +192,7 @@ class Walk:
                 else:
                     burst = _BURST
                     self.passed.add(sound_from, self.position)
-                    # One damage in a buffer is examined by itself, many by column.
+                    # A single damage in a buffer is examined separately, many by column.
                     met += 1
                     if led is None and met > 1 and self._is_led:
                         led = Led(at_hand, memoryview(buffer)[:filled], filled_from)
@@ -218,9 +224,9 @@ class Walk:
         return batch if self._beside is None else self._beside(batch)
 
     def _complete(self, buffer: bytearray, at: int, filled: int, filled_from: int) -> bool:
-        """Return whether the frame at ``at`` can be judged from what the buffer holds.
+        """Return whether the frame at ``at`` can be judged from the buffer's content.
 
-        False for a record that promises well but ends after the buffer: read more first.
+        False for a record that looks valid but ends after the buffer: read more first.
         """
         at += self.source.head
         if at + START_SIZE > filled:
