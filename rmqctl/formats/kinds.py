@@ -1,8 +1,8 @@
 """The kind of a file of a store: from its path, or else from its content.
 
-There is no I/O: the caller provides the path's parts, the first bytes (4 KiB are enough) and the
-size. The path decides if it is a usual path of a store; a file copied elsewhere is recognized by
-its content.
+Nothing is read here: the caller provides the path's parts, the first bytes (4 KiB are enough) and
+the size. The path decides if it is a usual path of a store; a file copied elsewhere is recognized
+by its content.
 """
 
 from __future__ import annotations

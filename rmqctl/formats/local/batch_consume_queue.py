@@ -38,7 +38,7 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether a broker accepts the unit."""
+        """Return whether a broker accepts the unit."""
         return (self.physical_offset >= 0 and self.size > 0 and self.msg_base_offset >= 0
                 and self.batch_size > 0)
 

@@ -32,8 +32,8 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether a broker accepts the unit; it accepts a padding entry, but not an unused (zero)
-        unit.
+        """Return whether a broker accepts the unit; it accepts a padding entry, but not an unused
+        (zero) unit.
         """
         return self.physical_offset >= 0 and self.size > 0
 

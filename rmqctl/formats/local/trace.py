@@ -16,7 +16,7 @@ from construct import Bytes, Const, Container, FormatField, IfThenElse, Renamed,
 class Traced(NamedTuple):
     """One field: ``at`` counts from the start of the data; ``value`` is a number or bytes.
 
-    ``whole`` is False for the last field of data that ends too early (then there is no value).
+    ``whole`` is False for the last field of data that ends too early (then without a value).
     """
 
     name: str

@@ -47,7 +47,7 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Whether a broker's recovery accepts the unit."""
+        """Return whether a broker's recovery accepts the unit."""
         return self.size == UNIT_SIZE and not self.magic & ~MAGIC_BITS
 
     @property

@@ -157,7 +157,7 @@ class GrowingLog:
         return reached
 
     def _is_idle(self, position: int) -> bool:
-        """Return whether there is no new data since the last look, which was not long ago.
+        """Return whether no data was added since the last look, which was not long ago.
 
         An idle log is polled a hundred times a second, and its folders are not listed then.
         """
