@@ -72,7 +72,7 @@ def test_filters(selection: Selection, enough: int, basic: Store,
                  monkeypatch: pytest.MonkeyPatch) -> None:
     """Through the log alone, and with the consumequeue taking over after 2000 bytes."""
     monkeypatch.setattr(tail_module, "_FIRST_WINDOW", 600)
-    monkeypatch.setattr(tail_module, "_ENOUGH", enough)
+    monkeypatch.setattr(tail_module, "_MAX_DISPATCH_LAG", enough)
     every = places(basic, selection)
     for count in (1, 10, 1000):
         assert last(basic, count, selection) == every[max(len(every) - count, 0):]

@@ -271,12 +271,12 @@ def tree_in(archive: str, inner: str) -> Tree | None:
                 _Members(source, kept), stamp=stamp, links=links, empty=folders)
 
 
-_Found = dict[str, "_Member | str"]
+_Contents = dict[str, "_Member | str"]
 """By path a file, or `_LINK` or `_FOLDER`."""
 _LINK, _FOLDER = "link", "folder"
 
 
-def _opened(source: Any, name: str) -> tuple[Any, _Found]:
+def _opened(source: Any, name: str) -> tuple[Any, _Contents]:
     """Return (reader, contents) of an archive."""
     if name.endswith(".zip"):
         return source, dict(_of_zip(source))
@@ -300,8 +300,8 @@ def _decompressor(name: str) -> Callable[[Any], IO[bytes]] | None:
     return openers.get(ending)
 
 
-def _of_tar(source: _Bytes) -> _Found:
-    entries: _Found = {}
+def _of_tar(source: _Bytes) -> _Contents:
+    entries: _Contents = {}
     with tarfile.open(fileobj=io.BufferedReader(_AsFile(source), 1 << 14), mode="r:") as tar:
         for about in tar:
             name = _plain(about.name)
@@ -319,7 +319,7 @@ def _of_tar(source: _Bytes) -> _Found:
         last = tar.offset
     # tarfile accepts an archive that ends in the middle of a member, or has a damaged header.
     if source.read(last, tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-        raise tarfile.ReadError(f"no header at offset {last}, and no end")
+        raise tarfile.ReadError(f"neither a header nor the archive's end at offset {last}")
     return entries
 
 
