@@ -32,7 +32,7 @@ def used_ratio(folder: str) -> float:
         except FileNotFoundError:
             existing = os.path.dirname(existing)
         except OSError as error:
-            raise failed(error, folder, "ask for the free space of") from None
+            raise failed(error, folder, "determine the free space of") from None
     used = system.f_blocks - system.f_bfree
     entire = used + system.f_bavail
     if not system.f_blocks or not entire:  # a file system without a size

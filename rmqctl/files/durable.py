@@ -263,9 +263,9 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
             os.mkdir(folder, _as_closed(0o777, os.path.dirname(folder)))
         except FileExistsError as error:
             if not os.path.isdir(folder):
-                raise failed(error, folder, "make the folder") from None
+                raise failed(error, folder, "create the folder") from None
         except OSError as error:
-            raise failed(error, folder, "make the folder") from None
+            raise failed(error, folder, "create the folder") from None
         give_to_owner_of(os.path.dirname(folder), folder)
         if durable:
             sync_folder(os.path.dirname(folder))

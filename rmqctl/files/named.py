@@ -33,7 +33,7 @@ def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
                                    f"write to; rmqctl does not write through it")
             name, others = above, stat.S_IWOTH
     except OSError as error:
-        raise StoreIOError.from_oserror(error, path, "look into") from None
+        raise StoreIOError.from_oserror(error, path, "examine") from None
 
 
 def open_to_append(path: str) -> int:

@@ -282,7 +282,7 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
                 info = entry.stat()
             except FileNotFoundError:
                 if entry.is_symlink():
-                    troubles.append(Trouble(entry.path, "a link to nothing", True))
+                    troubles.append(Trouble(entry.path, "broken link", True))
                 continue  # else it was deleted meanwhile, as files of a running broker are
             except OSError as error:
                 troubles.append(Trouble(entry.path, str(StoreIOError.from_oserror(error, "")),

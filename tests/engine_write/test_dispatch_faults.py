@@ -199,6 +199,6 @@ def test_a_file_where_a_folder_should_be(golden, tmp_path):
     (tmp_path / "consumequeue").unlink()
     made = dispatcher(tmp_path, replay.settings_of(folder, "5.3.3"))
     (tmp_path / "index").write_bytes(b"")
-    with pytest.raises(StoreIOError, match="cannot make the folder .*index: already exists"):
+    with pytest.raises(StoreIOError, match="cannot create the folder .*index: already exists"):
         feed(made, list(pieces(folder / "store", "basic", 1000)))
     made.close()

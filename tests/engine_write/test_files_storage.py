@@ -107,9 +107,9 @@ def test_folders_are_made_and_each_name_is_forced(tmp_path):
 
 def test_a_file_in_the_way_of_a_folder(tmp_path):
     (tmp_path / "a").write_text("")
-    with pytest.raises(StoreIOError, match="cannot make the folder"):
+    with pytest.raises(StoreIOError, match="cannot create the folder"):
         durable.make_folders(str(tmp_path / "a" / "b"))
-    with pytest.raises(StoreIOError, match="cannot make the folder"):
+    with pytest.raises(StoreIOError, match="cannot create the folder"):
         durable.make_folders(str(tmp_path / "a"))
 
 

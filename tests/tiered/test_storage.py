@@ -401,7 +401,7 @@ def test_a_rename_that_does_nothing_and_says_nothing(monkeypatch):
     with closing(open_writer(f"memory://no-rename-{next(_numbers)}")) as writer:
         writer.replace("x", b"old one")
         monkeypatch.setattr(MemoryFileSystem, "mv", lambda *_: None)
-        with pytest.raises(StoreIOError, match=r"7 bytes are there afterwards, not 3"):
+        with pytest.raises(StoreIOError, match=r"it has 7 bytes afterwards, expected 3"):
             writer.replace("x", b"new")
         monkeypatch.undo()
         assert writer.read("x", 0, 9) == b"old one"

@@ -154,7 +154,7 @@ def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, Fi
                 if vfs.isdir(folder)] or [FileSystem(store.root, used_ratio)]
         queues = FileSystem(store.root, used_ratio)
     except OSError as error:
-        raise StoreIOError.from_oserror(error, store.root, "ask for the free space of") from None
+        raise StoreIOError.from_oserror(error, store.root, "determine the free space of") from None
     return min(logs, key=lambda system: system.ratio), queues
 
 

@@ -124,8 +124,8 @@ class RemoteFiles(RemoteReader):
         present = RemoteReader.size(self, path)
         # not every driver's rename replaces a file, or reports that it does not
         if present != size:
-            raise StoreIOError(f"cannot replace {self.where(path)}: {present} bytes are there "
-                               f"afterwards, not {size}")
+            raise StoreIOError(f"cannot replace {self.where(path)}: it has {present} bytes "
+                               f"afterwards, expected {size}")
 
     def _write(self, path: str, pieces: Iterable[bytes], mode: str) -> int:
         """Write pieces to a file and close it; return the number of bytes."""

@@ -121,7 +121,7 @@ def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
     """Return a file's own row; for a link to a folder, or a broken link, the row as it is."""
     target = remote.info(path)
     if target is None and row.get("type") == "file":
-        raise StoreIOError(f"cannot look at {remote.where(path)}: it is listed but does not exist")
+        raise StoreIOError(f"cannot read {remote.where(path)}: it is listed but does not exist")
     return row if target is None else target
 
 

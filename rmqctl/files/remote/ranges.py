@@ -310,8 +310,8 @@ class Ranges:
             raise NoRangesError(f"cannot read at offset {start} of {where}: the server does not "
                                 "serve ranges")
         if len(data) < end - start:
-            raise StoreIOError(f"cannot read at offset {start} of {where}: {len(data):,} of "
-                               f"{end - start:,} bytes came")
+            raise StoreIOError(f"cannot read at offset {start} of {where}: received "
+                               f"{len(data):,} of {end - start:,} bytes")
         if not used_length(data):
             self._note_zeros(path, start, end)
         return data

@@ -156,7 +156,7 @@ class RemoteReader(Closing):
                 break
             if len(part) > end - position:
                 raise StoreIOError(f"cannot read at offset {position} of {self.where(path)}: "
-                                   "the other side does not serve ranges")
+                                   "the server does not serve ranges")
             parts.append(part)
             position += len(part)
         return parts[0] if len(parts) == 1 else b"".join(parts)

@@ -115,5 +115,5 @@ async def _read(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
             parts.append(part)
             left -= len(part)
             if left < 0:
-                raise NoRangesError("the server sent more than was asked for")
+                raise NoRangesError("the server sent more than was requested")
         return b"".join(parts), answer.headers

@@ -94,7 +94,7 @@ class Target:
     def shrunk(self, size: int) -> None:
         """Note that the file now has only ``size`` bytes."""
         self.faults += 1
-        self.notes.append(f"the file became shorter while it was read: {size:,} bytes are left")
+        self.notes.append(f"the file shrank while it was read: {size:,} bytes are left")
 
     def chunks(self, start: int, end: int, unit: int = 1) -> Iterator[tuple[int, bytes]]:
         """Yield (position, bytes) of ``[start, end)`` in complete units, without zeroed stretches.

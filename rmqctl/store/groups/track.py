@@ -108,7 +108,7 @@ class Tracker:
         """
         if not sysflag.has_consume_queue_row(record.sys_flag):
             notes.append(f"a {sysflag.transaction_type(record.sys_flag)} record has no consume "
-                         "queue entry, so no group gets it")
+                         "queue entry, so no group receives it")
             return
         values = props.parse(text(record.properties))
         try:

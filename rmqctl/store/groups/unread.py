@@ -131,8 +131,9 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
                              f"the end of the queue, {rows.end}")
             elif position < rows.first:
                 gone = rows.first - position
-                notes.append(f"{name}/{rows.queue_id}: {gone} message{'' if gone == 1 else 's'} "
-                             f"from {position} on not consumed and no longer in the log")
+                notes.append(f"{name}/{rows.queue_id}: {gone} unconsumed "
+                             f"message{'' if gone == 1 else 's'} from {position} on no longer in "
+                             "the log")
     # Explain a topic filter that matches no topic of the group.
     if topic is not None and topic not in topics and not starts:
         notes.append(f"group {group} has no consumer offset in topic "

@@ -111,7 +111,7 @@ def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition],
                 if len(page):
                     yield page
             if walk.shrunk:
-                report(Problem("unreadable", f"{file.path}: became shorter while it was read"))
+                report(Problem("unreadable", f"{file.path}: shrank while it was read"))
     spans.finish()
 
 
