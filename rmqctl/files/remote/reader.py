@@ -36,7 +36,7 @@ _ERRNO: tuple[tuple[type[OSError], int], ...] = (
 
 
 @dataclass(frozen=True, slots=True)
-class FolderEntry:
+class FileOrFolder:
     """An entry of a folder. ``size`` in bytes (0 for a folder), ``mtime_ms`` 0 if unknown."""
 
     name: str
@@ -94,7 +94,7 @@ class RemoteReader(Closing):
                 named.append((name, row))
         return named
 
-    def list(self, folder: str) -> list[FolderEntry]:
+    def list(self, folder: str) -> list[FileOrFolder]:
         listed = [_entry(name, row) for name, row in self.rows(folder)]
         for entry in listed:
             if not entry.is_folder:
@@ -347,12 +347,12 @@ def _same(name: str, full: str) -> bool:
     return name.strip("/") == full.strip("/")
 
 
-def _entry(name: str, row: dict[str, Any]) -> FolderEntry:
+def _entry(name: str, row: dict[str, Any]) -> FileOrFolder:
     kind, size = row.get("type"), row.get("size")
     if kind == "directory":
-        return FolderEntry(name, True)
+        return FileOrFolder(name, True)
     strange = kind != "file" or not isinstance(size, int)
-    return FolderEntry(name, False, size if isinstance(size, int) else 0, changed_at(row), strange)
+    return FileOrFolder(name, False, size if isinstance(size, int) else 0, changed_at(row), strange)
 
 
 def changed_at(row: dict[str, Any]) -> int:

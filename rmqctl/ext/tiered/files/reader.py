@@ -12,7 +12,7 @@ import stat
 from typing import Protocol, runtime_checkable
 
 from rmqctl import vfs
-from rmqctl.files.remote.reader import FolderEntry, failed
+from rmqctl.files.remote.reader import FileOrFolder, failed
 from rmqctl.scan.source import Closing, FileSource, Source
 
 ASIDE = ".rmqctl/tiered"
@@ -29,7 +29,7 @@ class TierReader(Protocol):
     def where(self, path: str) -> str:
         """Return a path for messages, starting with the root as the user named it."""
 
-    def list(self, folder: str) -> list[FolderEntry]:
+    def list(self, folder: str) -> list[FileOrFolder]:
         """Return the entries of a folder by name; empty if the folder does not exist."""
 
     def size(self, path: str) -> int | None:
@@ -70,9 +70,9 @@ class PosixReader(Closing):
     def _full(self, path: str) -> str:
         return os.path.join(self.root, path)
 
-    def list(self, folder: str) -> list[FolderEntry]:
+    def list(self, folder: str) -> list[FileOrFolder]:
         full = self._full(folder)
-        listed: list[FolderEntry] = []
+        listed: list[FileOrFolder] = []
         try:
             with vfs.scandir(full) as entries:
                 listed.extend(map(self._entry, entries))
@@ -83,15 +83,15 @@ class PosixReader(Closing):
         return sorted(listed, key=lambda entry: entry.name)
 
     @staticmethod
-    def _entry(entry: os.DirEntry[str]) -> FolderEntry:
+    def _entry(entry: os.DirEntry[str]) -> FileOrFolder:
         try:
             about = entry.stat()
         except OSError:  # vanished meanwhile, or a link to nowhere
-            return FolderEntry(entry.name, False, is_strange=True)
+            return FileOrFolder(entry.name, False, is_strange=True)
         folder = stat.S_ISDIR(about.st_mode)
-        return FolderEntry(entry.name, folder, 0 if folder else about.st_size,
-                           about.st_mtime_ns // 1_000_000,
-                           not folder and not stat.S_ISREG(about.st_mode))
+        return FileOrFolder(entry.name, folder, 0 if folder else about.st_size,
+                            about.st_mtime_ns // 1_000_000,
+                            not folder and not stat.S_ISREG(about.st_mode))
 
     def size(self, path: str) -> int | None:
         try:

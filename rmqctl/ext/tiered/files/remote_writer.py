@@ -22,7 +22,7 @@ from typing import IO, TYPE_CHECKING
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.ext.tiered.files.reader import ASIDE
 from rmqctl.files.remote.files import PIECE, RemoteFiles
-from rmqctl.files.remote.reader import FolderEntry, failing
+from rmqctl.files.remote.reader import FileOrFolder, failing
 
 if TYPE_CHECKING:
     from rmqctl.files.durable import Part
@@ -91,7 +91,7 @@ class RemoteWriter(RemoteFiles):
 
     # -- reading, with uncommitted data ----------------------------------------------------------
 
-    def list(self, folder: str) -> list[FolderEntry]:
+    def list(self, folder: str) -> list[FileOrFolder]:
         below = f"{folder}/" if folder else ""
         return [replace(entry, size=pending.base + pending.length)
                 if (pending := self._pending.get(below + entry.name)) else entry

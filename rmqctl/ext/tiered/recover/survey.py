@@ -20,7 +20,7 @@ from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.slots import Slots
 from rmqctl.files.durable import failed
-from rmqctl.files.remote.reader import FolderEntry
+from rmqctl.files.remote.reader import FileOrFolder
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
 from rmqctl.formats.local.sysflag import BORN_HOST_V6
@@ -258,7 +258,7 @@ class ReaderOverlay:
     def where(self, path: str) -> str:
         return self._below.where(path)
 
-    def list(self, folder: str) -> list[FolderEntry]:
+    def list(self, folder: str) -> list[FileOrFolder]:
         return self._below.list(folder)
 
     def size(self, path: str) -> int | None:
