@@ -23,7 +23,7 @@ NUMBER, EARLY, BACK = "property-number", "early-times", "clock-back"
 FLAG_BITS, BORN_TIME = "header-flag-bits", "header-born-time"
 QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
-"""The faults that a record's header shows by itself; the other two need its neighbors."""
+"""The faults that a record's header shows by itself."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
 """Faults with which a client's decoder drops this and every following message of a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}

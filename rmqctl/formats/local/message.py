@@ -130,8 +130,8 @@ class Record:
 
     @property
     def crc_ok(self) -> bool:
-        """Return whether the body matches its CRC (true for 0 with an empty body, which no broker
-        checks).
+        """Return whether the body matches its CRC. That of an empty body, which no broker checks,
+        is 0.
         """
         return zlib.crc32(self.body) & CRC_MASK == self.body_crc
 

@@ -28,7 +28,7 @@ MAX_HELD = 4 << 20
 _MAX_CELLS = 3
 """Maximum number of cells from which one answer is joined."""
 _SAMPLED = 256
-"""Every how many pointers of a page one is remembered, to find the borders of cells."""
+"""One in so many pointers of a page is remembered, to find the borders of cells."""
 _INT64_MIN, _INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _LARGE = 1 << 20
 _MAX_LARGE = 1000
