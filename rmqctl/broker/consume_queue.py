@@ -136,9 +136,9 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
     store.layout.require(store.root, PLAIN)
     if store.layout.consumequeue != "rocksdb" or not version.rocksdb_queues:
         return None
-    there = store.rocksdb  # None: the broker creates it
-    return InRocksdb({}, 0) if there is None else InRocksdb(
-        there.queues, there.checkpoint, there.why_no_checkpoint, there.damage)
+    database = store.rocksdb  # None: the broker creates it
+    return InRocksdb({}, 0) if database is None else InRocksdb(
+        database.queues, database.checkpoint, database.why_no_checkpoint, database.damage)
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:

@@ -73,9 +73,9 @@ def recovered(store: Store, log: CommitLog) -> Ledger:
         committed = log.files[first].base
         saved = _committed(store)
         for entries in walk:
-            here = np.flatnonzero(entries.number <= saved)
-            if len(here):
-                committed = int(entries.end[here[-1]])
+            committed_rows = np.flatnonzero(entries.number <= saved)
+            if len(committed_rows):
+                committed = int(entries.end[committed_rows[-1]])
     if walk.last is not None and number > first and committed == log.files[first].base and (
             saved >= 0):
         committed = log.files[number].base  # in an earlier file: all of it was dispatched

@@ -150,8 +150,8 @@ class IndexKeys:
             return Keys(*of_kernel)
         unique = properties.places(props.UNIQUE_KEY)
         row, start, length = properties.places(props.KEYS)
-        of, start, length = text.split(properties.data, start, length)
-        row = np.concatenate([unique[0], row[of]])
+        number, start, length = text.split(properties.data, start, length)
+        row = np.concatenate([unique[0], row[number]])
         order = np.argsort(row, kind="stable")
         row = row[order]
         start = np.concatenate([unique[1], start])[order]

@@ -28,20 +28,20 @@ class Ending(Protocol):
 _noted: WeakSet[Ending] = WeakSet()
 
 
-def note(what: Ending) -> None:
+def note(ending: Ending) -> None:
     """End this object before the interpreter, if it is still referenced then."""
-    _noted.add(what)
+    _noted.add(ending)
 
 
 @atexit.register
 def end_all() -> None:
     """End all registered objects, even after an interrupt."""
     while _noted:
-        what = _noted.pop()
+        ending = _noted.pop()
         while True:
             with suppress(Exception):
                 try:
-                    what.end()
+                    ending.end()
                 except KeyboardInterrupt:
                     continue
             break

@@ -141,11 +141,11 @@ def used_length(data: bytes) -> int:
 
     Like stripping them, but at memory speed if most bytes are zero.
     """
-    whole = np.frombuffer(data, np.uint8)
-    end = len(whole)
+    values = np.frombuffer(data, np.uint8)
+    end = len(values)
     while end:
         start = max(0, end - _ZERO_STEP)
-        part = whole[start:end]
+        part = values[start:end]
         if part.any():
             return start + int(np.flatnonzero(part)[-1]) + 1
         end = start
@@ -311,11 +311,11 @@ def joined(batches: Sequence[Batch]) -> Batch:
         before += len(batch)
     groups: list[tuple[Any, Shape]] = [(slice(None), next(iter(rows)))] if len(rows) == 1 else [
         (np.concatenate(some), shaped) for shaped, some in rows.items()]
-    whole = Batch(first.data, first.base, start, groups, {
+    combined = Batch(first.data, first.base, start, groups, {
         name: np.concatenate([batch.column(name) for batch in batches]) for name in _PLACES},
         first.head)
-    whole.spans = [span for batch in batches for span in batch.spans]
-    return whole
+    combined.spans = [span for batch in batches for span in batch.spans]
+    return combined
 
 
 def gathered(batches: Sequence[Batch]) -> Batch:
@@ -330,10 +330,10 @@ def gathered(batches: Sequence[Batch]) -> Batch:
             for name, value in places.items()}, batch.head))
         moved[-1].spans = batch.spans
         before += len(batch.data)
-    whole = joined(moved)
-    whole.data = np.concatenate([batch.data for batch in batches])
-    whole._columns["offset"] = np.concatenate([batch.offset for batch in batches])
-    return whole
+    combined = joined(moved)
+    combined.data = np.concatenate([batch.data for batch in batches])
+    combined._columns["offset"] = np.concatenate([batch.offset for batch in batches])
+    return combined
 
 
 def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,

@@ -307,9 +307,9 @@ def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
         rows = rows[(length[rows] > 0) & (
             lists.data[lists.start[rows] + length[rows] - 1] == _COMMA)]
         length[rows] -= 1
-    of, start, size = text.split(lists.data, lists.start, length, separator=_COMMA,
-                                 keep_empty=True)
-    return of, text.Texts(lists.data, start, size), np.bincount(of, minlength=len(lists))
+    number, start, size = text.split(lists.data, lists.start, length, separator=_COMMA,
+                                     keep_empty=True)
+    return number, text.Texts(lists.data, start, size), np.bincount(number, minlength=len(lists))
 
 
 def _whole(row: Array, values: text.Texts) -> tuple[Array, Array]:

@@ -271,8 +271,8 @@ def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]
         places = places[:-1]
     words = gather(data, places, _MAGIC_SIZE).view(np.uint32)
     kept: Array = np.zeros(len(places), bool)
-    for whole in wholes:
-        kept |= words == whole
+    for magic in wholes:
+        kept |= words == magic
     magic_places: Array = places[kept]
     return magic_places
 

@@ -393,10 +393,10 @@ class FileSource(Closing):
             with suppress(OSError, ValueError):  # it is empty, has shrunk, or there is no memory
                 self._mapped = mmap(self._fd, self.size, access=ACCESS_READ)
         last = self.base + self.size
-        whole: bool = kernel.read_records(
+        is_complete: bool = kernel.read_records(
             self._fd, b"" if not mapped or self._mapped is None else self._mapped, buffer, place,
             size, self.base, last if end is None else min(last, end))
-        return whole
+        return is_complete
 
     def let_go(self, start: int, end: int) -> None:
         """Release the pages with ``[start, end)`` that `read_records` has touched from this

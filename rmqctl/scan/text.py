@@ -223,18 +223,18 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
     inside = np.searchsorted(marks, start + length) - first
     marks = marks[np.repeat(first - np.cumsum(inside) + inside, inside)
                   + np.arange(int(inside.sum()))]
-    of = np.repeat(np.arange(len(start)), inside + 1)
-    head = np.ones(len(of), bool)
-    head[1:] = of[1:] != of[:-1]
-    tail = np.append(head[1:], True)[:len(of)]
-    begin: Array = np.empty(len(of), np.int64)
+    number = np.repeat(np.arange(len(start)), inside + 1)
+    head = np.ones(len(number), bool)
+    head[1:] = number[1:] != number[:-1]
+    tail = np.append(head[1:], True)[:len(number)]
+    begin: Array = np.empty(len(number), np.int64)
     begin[head], begin[~head] = start, marks + 1
-    end: Array = np.empty(len(of), np.int64)
+    end: Array = np.empty(len(number), np.int64)
     end[tail], end[~tail] = start + length, marks
     if keep_empty and not ended:
-        return of, begin, end - begin
+        return number, begin, end - begin
     rows = (end > begin) | (~tail if keep_empty else False)
-    return of[rows], begin[rows], (end - begin)[rows]
+    return number[rows], begin[rows], (end - begin)[rows]
 
 
 # -- numbers for recurring texts ------------------------------------------------------------------

@@ -111,9 +111,9 @@ class BrokerConf:
             return (*plain, *data) if data else ()
         from rmqctl.store.files import listing
 
-        there = tuple(path for path in (self._moved(path, root) for path in paths)
-                      if vfs.isdir(os.path.join(root, path)))
-        return there if any(listing(os.path.join(root, path)).files for path in there) else ()
+        folders = tuple(path for path in (self._moved(path, root) for path in paths)
+                        if vfs.isdir(os.path.join(root, path)))
+        return folders if any(listing(os.path.join(root, path)).files for path in folders) else ()
 
     def remarks(self, root: str) -> list[str]:
         """Return remarks on how the file applies to a store at ``root``."""

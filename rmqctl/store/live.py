@@ -76,8 +76,8 @@ def take(store: SnapshotStore) -> Snapshot:
         header = _steady_header(file)
         if header is not None:
             headers[file.name] = header
-    end, whole = _log_end(store)
-    return Snapshot(end, frozenset(file.name for file in files), headers, whole)
+    end, whole_end = _log_end(store)
+    return Snapshot(end, frozenset(file.name for file in files), headers, whole_end)
 
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:

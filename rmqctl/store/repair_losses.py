@@ -133,17 +133,17 @@ def _order(repair_id: str) -> tuple[str, int]:
 
 def _notes(root: str) -> Iterator[tuple[str, str]]:
     """Yield (id, path of its note) of each repair that was applied and not undone."""
-    there = set()
+    with_journal = set()
     for repair_id in filter(_ID.fullmatch, _names(os.path.join(root, REPAIRS))):
         folder = os.path.join(root, REPAIRS, repair_id)
         if not vfs.lexists(os.path.join(folder, "journal.jsonl")):
             continue
-        there.add(repair_id)
+        with_journal.add(repair_id)
         path = os.path.join(folder, NOTE)
         if vfs.lexists(path) and not _is_undone(folder):
             yield repair_id, path
     for repair_id in pruned_notes(root):
-        if repair_id not in there:
+        if repair_id not in with_journal:
             yield repair_id, os.path.join(root, PRUNED, f"{repair_id}.json")
 
 

@@ -228,7 +228,7 @@ class _Follower:
 
     def _log(self, where: Places, seen: Store) -> bool:
         """Return whether none of the log's files is opened; report the files that are not."""
-        there = self._files_there()
+        existing = self._files_there()
         # The root also contains the checkpoint and the lock file, so it cannot be the log folder.
         root = vfs.realpath(self._store.root)
         if any(vfs.realpath(folder) == root for folder in seen.log_folders):
@@ -237,8 +237,8 @@ class _Follower:
                 "files and does not start", setting=self._settings.origin(where.setting)))
         # Compare the log files that the broker would open with the files that belong to this store.
         opened = {vfs.realpath(file.path) for file in seen.log.files}
-        missing = [file for file in there if vfs.realpath(file.path) not in opened]
-        if self._settings.get(_DLEDGER) and there and not any(file.head for file in there):
+        missing = [file for file in existing if vfs.realpath(file.path) not in opened]
+        if self._settings.get(_DLEDGER) and existing and not any(file.head for file in existing):
             self._tell(_DLEDGER, "differs", Phrase(
                 "{setting}: the broker closes the last log file and continues the log in {folder}",
                 setting=self._settings.origin(_DLEDGER), folder=where.log[-1]))
@@ -263,7 +263,7 @@ class _Follower:
                 "{setting}: the broker does not open {count:,} log file, in {folders}",
                 "{setting}: the broker does not open {count:,} log files, in {folders}",
                 setting=origin, count=len(missing), folders=Joined(", ", folders)))
-            return where.elsewhere and len(missing) == len(there)
+            return where.elsewhere and len(missing) == len(existing)
         # A broker without any log file deletes the consume queue files in the same root.
         gone = [folder for folder in seen.log_folders if not vfs.isdir(folder)]
         state = Phrase("does not exist") if gone else Phrase("contains no log file")
@@ -326,13 +326,13 @@ class _Follower:
                            batch_consume_queue.UNIT_SIZE))
         self._index_shape(seen)
 
-    def _size(self, name: str, what: Phrase, expected: int | None, there: int | None) -> None:
-        if expected is None or there is None or expected == there:
+    def _size(self, name: str, what: Phrase, expected: int | None, actual: int | None) -> None:
+        if expected is None or actual is None or expected == actual:
             return
         self._tell(name, "refuses", Phrase(
             "{setting}: the broker expects {what} files of {expected:,} bytes, these have "
             "{there:,}; it does not start", setting=self._settings.origin(name), what=what,
-            expected=expected, there=there))
+            expected=expected, there=actual))
 
     def _index_shape(self, seen: Store) -> None:
         shape, _ = Store(seen.root, seen.log_folders, Sizes(), current=True).index_shape()

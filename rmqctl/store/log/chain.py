@@ -169,25 +169,25 @@ class Chain:
         # Otherwise decide entry by entry; the index replaces a damaged header.
         rows, out = len(entries), []
         for row in range(rows):
-            here = every.link(row)
+            link = every.link(row)
             behind = every.link(row + 1) if row + 1 < len(every) else None
             last = self.last
-            whole = bool(entries.whole[row])
-            if self._is_next(here, behind) and (last is not None or self._begins(every, row)):
-                kept = here
-            elif last is not None and (unit := self._unit(last, here) or self._between(
-                    last, here, behind)) is not None:
-                kept, whole = unit, False
+            is_whole = bool(entries.whole[row])
+            if self._is_next(link, behind) and (last is not None or self._begins(every, row)):
+                kept = link
+            elif last is not None and (unit := self._unit(last, link) or self._between(
+                    last, link, behind)) is not None:
+                kept, is_whole = unit, False
             else:
                 # Remember the start of entries that fit nowhere.
                 if not self.left:
-                    self.left_from = here.pos
+                    self.left_from = link.pos
                 self.left += 1
                 continue
             self.last, self.first = kept, self.first or kept
             self.left = 0
             out.append((kept.number, kept.term, kept.pos, kept.end - kept.pos,
-                        int(entries.crc[row]), whole))
+                        int(entries.crc[row]), is_whole))
         return ChainEntries.of(out)
 
     def _with(self, entries: ChainEntries) -> ChainEntries:
@@ -206,13 +206,13 @@ class Chain:
             return step == 1
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
-    def _is_next(self, here: ChainLink, behind: ChainLink | None) -> bool:
+    def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
         """Return whether an entry follows the last one, and is not the wrong one itself."""
-        if not self._follows(here):
+        if not self._follows(link):
             return False
-        if behind is None or self._follows(behind, here):
+        if behind is None or self._follows(behind, link):
             return True
-        return self.last is None or self._agrees(here) or behind.number != here.number + 1 or (
+        return self.last is None or self._agrees(link) or behind.number != link.number + 1 or (
             behind.term < self.last.term)
 
     def _begins(self, every: ChainEntries, row: int) -> bool:
@@ -221,9 +221,9 @@ class Chain:
         """
         if row + 2 >= len(every):
             return True
-        here, second, third = (every.link(row + more) for more in range(3))
-        return self._follows(second, here) or not self._follows(third, second) or (
-            self._agrees(here))
+        first, second, third = (every.link(row + more) for more in range(3))
+        return self._follows(second, first) or not self._follows(third, second) or (
+            self._agrees(first))
 
     def _agrees(self, link: ChainLink) -> bool:
         """Return whether DLedger's index confirms an entry."""
@@ -231,41 +231,41 @@ class Chain:
         return (int(unit["magic"]), int(unit["pos"]), int(unit["size"]), int(unit["term"])) == (
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
-    def _unit(self, last: ChainLink, here: ChainLink) -> ChainLink | None:
+    def _unit(self, last: ChainLink, link: ChainLink) -> ChainLink | None:
         """Return the next entry by the index, if it starts here and only its header is damaged."""
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])
         if unit["magic"] == dledger.MAGIC_ENTRY and term >= last.term and (
                 int(unit["pos"]), int(unit["size"]), int(unit["entry_index"])) == (
-                    here.pos, here.end - here.pos, last.number + 1) and (
-                        here.pos in (last.end, self.marks.get(last.end))):
-            return ChainLink(last.number + 1, term, here.pos, here.end)
+                    link.pos, link.end - link.pos, last.number + 1) and (
+                        link.pos in (last.end, self.marks.get(last.end))):
+            return ChainLink(last.number + 1, term, link.pos, link.end)
         return None
 
 
-    def _between(self, last: ChainLink, here: ChainLink,
+    def _between(self, last: ChainLink, link: ChainLink,
                  behind: ChainLink | None) -> ChainLink | None:
         """Return the link of this entry if it exactly fills the gap between its neighbors."""
         if behind is None or behind.number != last.number + 2 or behind.term < last.term or not (
-                here.pos in (last.end, self.marks.get(last.end))
-                and behind.pos in (here.end, self.marks.get(here.end))):
+                link.pos in (last.end, self.marks.get(last.end))
+                and behind.pos in (link.end, self.marks.get(link.end))):
             return None
-        term = here.term if last.term <= here.term <= behind.term else last.term
-        if term == here.term or last.term == behind.term:
-            return ChainLink(last.number + 1, term, here.pos, here.end)
+        term = link.term if last.term <= link.term <= behind.term else last.term
+        if term == link.term or last.term == behind.term:
+            return ChainLink(last.number + 1, term, link.pos, link.end)
         return None
 
 
 def _heads(batch: Batch) -> ChainEntries:
     heads = gather(batch.data, batch.start - batch.head, batch.head).view(_DTYPE)
     pos, size = batch.offset - batch.head, batch.frame_size
-    whole = batch.crc_ok()
+    is_intact = batch.crc_ok()
     for name, should in (("magic", dledger.MAGIC_ENTRY), ("pos", pos), ("size", size),
                          ("body_length", size - batch.head)):
-        whole = whole & (heads[name] == should)
+        is_intact = is_intact & (heads[name] == should)
     crc = batch.crc(batch.start - batch.head, size)
     return ChainEntries(heads["entry_index"].astype(np.int64), heads["term"].astype(np.int64), pos,
-                        size, crc, whole)
+                        size, crc, is_intact)
 
 
 # -- entries after the end -------------------------------------------------------------------------

@@ -98,9 +98,9 @@ def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str
         source, position = place
         for start in range(0, now.used - now.end, _BLOCK):
             length = min(_BLOCK, now.used - now.end - start)
-            here = np.frombuffer(source.read(position + start, length), np.uint8)
-            there = np.frombuffer(kept.read(start, length), np.uint8)
-            if len(here) != len(there) or bool(((here != there) & (here != 0)).any()):
+            current = np.frombuffer(source.read(position + start, length), np.uint8)
+            saved = np.frombuffer(kept.read(start, length), np.uint8)
+            if len(current) != len(saved) or bool(((current != saved) & (current != 0)).any()):
                 return False
     return True
 

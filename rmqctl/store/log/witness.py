@@ -170,14 +170,14 @@ class StoreWitness:
         return self._keys
 
     def confirms(self, record: Record) -> bool | None:
-        entry, here = self.entry_of(record), (record.physical_offset, record.total_size)
+        entry, place = self.entry_of(record), (record.physical_offset, record.total_size)
         if entry is None and sysflag.has_consume_queue_row(record.sys_flag) and (
                 os.fsdecode(record.topic), record.queue_id) in self._opened().batch_queues:
             # A batch queue does not have an entry for each queue offset: one for these bytes
             # belongs to it.
-            places, sizes = self.rows(here[0], here[0] + 1)
-            return True if here in zip(places.tolist(), sizes.tolist(), strict=True) else None
-        return None if entry is None else entry == here
+            places, sizes = self.rows(place[0], place[0] + 1)
+            return True if place in zip(places.tolist(), sizes.tolist(), strict=True) else None
+        return None if entry is None else entry == place
 
     def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
                      sizes: Array) -> Array:

@@ -45,10 +45,10 @@ def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array
     """Return which entries of a plain queue, at queue offsets ``offset``, point to ``physical``
     (bool).
     """
-    there: Array = np.zeros(len(offset), bool)
+    is_leading: Array = np.zeros(len(offset), bool)
     queue = queues.get(key)
     if queue is None or not queue.exists:
-        return there
+        return is_leading
     with closing(queue):
         inside = np.flatnonzero((offset >= queue.first_index) & (offset < queue.disk_end))
         inside = inside[np.argsort(offset[inside], kind="stable")]
@@ -63,5 +63,5 @@ def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array
                 continue
             number = offset[part] - first
             held = number < len(units)
-            there[part[held]] = units["physical_offset"][number[held]] == physical[part[held]]
-    return there
+            is_leading[part[held]] = units["physical_offset"][number[held]] == physical[part[held]]
+    return is_leading

@@ -185,7 +185,7 @@ def _copy(file: _Copied, target: str) -> None:
                 copy.write(part)
 
 
-def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
+def _check_records(path: str, copy: str, copied: _Copied, damage: list[str],
                    is_manifest: bool) -> None:
     """Check the frame of every record in the copy of a MANIFEST or a write-ahead log.
 
@@ -195,7 +195,7 @@ def _check_records(path: str, copy: str, of: _Copied, damage: list[str],
     """
     start = length = 0  # of the record whose parts are being read
     with open(copy, "r+b") as file:
-        for position in _blocks(of):
+        for position in _blocks(copied):
             file.seek(position)
             block = file.read(_BLOCK)
             place = 0

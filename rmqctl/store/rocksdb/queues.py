@@ -68,10 +68,10 @@ class RocksQueues(Closing):
         """By queue, the entries of the offset family: `MAX` and `MIN`, if they exist."""
         self.checkpoint = 0
         """The end of the last record of the last batch of rows; 0 if it is not noted."""
-        whole = self._read_offsets()
+        is_complete = self._read_offsets()
         with_rows = self._pass_rows()
         queue_keys = {*self.positions, *with_rows}
-        if not whole:
+        if not is_complete:
             self._read_singly(queue_keys)
         self.queues = {key: RocksQueue(self, *key, with_rows.get(key))
                        for key in sorted(queue_keys)}
@@ -142,10 +142,10 @@ class RocksQueues(Closing):
         if error not in self.damage[:_NAMED]:
             self.damage.append(error)
 
-    def _is_odd(self, what: str, data: bytes) -> None:
+    def _is_odd(self, kind: str, data: bytes) -> None:
         self.odd_count += 1
         if len(self.odd) < _NAMED:
-            self.odd.append(f"{what}: {data[:keys.MAX_KEY].hex()}")
+            self.odd.append(f"{kind}: {data[:keys.MAX_KEY].hex()}")
 
 
 class RocksQueue(ConsumeQueue):
