@@ -34,7 +34,7 @@ def fleet(store: Path, count: int, where: Path) -> Iterator[list[str]]:
 def many_files(where: Path) -> tuple[float, int, int]:
     """(seconds to plan a log of many files, files, partitions)."""
     from rmqctl.formats.local import message
-    from rmqctl.sql.options import Options
+    from rmqctl.sql.options import ReadOptions
     from rmqctl.sql.planning import plan
 
     root = where / "many"
@@ -49,7 +49,7 @@ def many_files(where: Path) -> tuple[float, int, int]:
         with (folder / f"{base:020d}").open("wb") as file:
             file.write(raw)
             file.truncate(FILE_SIZE)
-    options = Options.of({"path": str(root)})
+    options = ReadOptions.of({"path": str(root)})
     began = time.perf_counter()
     parts = plan(options, options.filters)
     took = time.perf_counter() - began

@@ -20,7 +20,7 @@ from typing import Any
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.commands import EFFECTS, REGISTRY, CommandSpec
 from rmqctl.commands.app.describe import Parameter, parameters
-from rmqctl.commands.app.lazy import Command, load
+from rmqctl.commands.app.lazy import RmqctlCommand, load
 from rmqctl.errors import ExitCode
 
 DOCS = Path(__file__).parent
@@ -121,7 +121,7 @@ def conventions() -> Iterator[str]:
     yield _table(("variable", "does"), [(f"`{k}`", v) for k, v in _VARIABLES.items()])
 
 
-def _common(commands: Iterable[Command]) -> dict[str, Row]:
+def _common(commands: Iterable[RmqctlCommand]) -> dict[str, Row]:
     """Return by name what many commands describe alike: the most frequent row of each name."""
     rows = Counter((p.names[0], _row(p)) for command in commands for p in parameters(command)
                    if not p.panel)
@@ -132,7 +132,7 @@ def _common(commands: Iterable[Command]) -> dict[str, Row]:
     return common
 
 
-def _shared(commands: Iterable[Command], common: dict[str, Row]) -> Iterator[str]:
+def _shared(commands: Iterable[RmqctlCommand], common: dict[str, Row]) -> Iterator[str]:
     """Options with a panel of their own, and what many commands have, are described once."""
     yield f"## {_SHARED}{_GENERAL}\n"
     yield _table(("name", "default", ""), sorted(common.values()))
@@ -146,7 +146,7 @@ def _shared(commands: Iterable[Command], common: dict[str, Row]) -> Iterator[str
         yield _options_table(options.values())
 
 
-def _command(spec: CommandSpec, command: Command, common: dict[str, Row]) -> Iterator[str]:
+def _command(spec: CommandSpec, command: RmqctlCommand, common: dict[str, Row]) -> Iterator[str]:
     described = list(parameters(command))
     arguments = [p for p in described if p.kind == "argument"]
     options = [p for p in described if p.kind == "option"]

@@ -286,10 +286,10 @@ class Store:
         `rmqctl sql` does. Requires rmqctl[sql].
         """
         require("duckdb", "pyarrow")
-        from rmqctl.sql.session import Session
+        from rmqctl.sql.session import QuerySession
 
         _of_type(str, "a query", query=query)
-        with Session([self.path], self._folders) as session:
+        with QuerySession([self.path], self._folders) as session:
             return list(session.ask(query).rows)
 
     def verify(self, *, most: int = 1000) -> VerifyReport:

@@ -14,7 +14,7 @@ import pytest
 
 from rmqctl.scan.ending import Stream
 from rmqctl.sql import session as local_sql
-from rmqctl.sql.session import Session
+from rmqctl.sql.session import QuerySession
 from tests.conftest import GoldenFolder
 from tests.support.source import PACKAGE, nodes, together, trees
 
@@ -168,7 +168,7 @@ def test_a_query_leaves_no_thread(golden: GoldenFolder, text: str, rows: int | N
     before = set(TASKS.iterdir())
     kept: list[Any] = []  # what a traceback keeps
     try:
-        with Session([str(golden(BASIC))]) as session:
+        with QuerySession([str(golden(BASIC))]) as session:
             answer = session.ask(text)
             kept.append(answer)
             for number, _ in enumerate(answer.rows, 1):
@@ -186,8 +186,8 @@ def test_an_interrupt_within_a_table_is_no_error_of_the_query(
         raise signal
         yield
 
-    monkeypatch.setattr(local_sql.Session, "_of_files", interrupted)
-    with pytest.raises(signal), Session([str(golden(BASIC))]) as session:
+    monkeypatch.setattr(local_sql.QuerySession, "_of_files", interrupted)
+    with pytest.raises(signal), QuerySession([str(golden(BASIC))]) as session:
         list(session.ask("select topic from messages").rows)
 
 

@@ -169,7 +169,7 @@ def command(
         rmqctl serve /backup/a /backup/b --listen 127.0.0.1:0 -o jsonl
         rmqctl serve /data/store --offsets positions.json --from earliest
     """
-    from rmqctl.commands.shared.serve_shown import Shown
+    from rmqctl.commands.shared.serve_shown import ServeOutput
     from rmqctl.ext.serve.access import read_keys
     from rmqctl.ext.serve.limits import Limits
     from rmqctl.ext.serve.orders import Orders
@@ -214,7 +214,7 @@ def command(
 
         # One file is one broker's: of several stores none is more likely to be that one's.
         name = conf.name if len(stores) == 1 and _NAME.fullmatch(conf.name or "") else None
-        shown = Shown(out)
+        shown = ServeOutput(out)
         orders = Orders(_STDIN, shown.answer, is_allowed=temp) if end_with_stdin else None
         # RocketMQ clients expect the fast port two below the normal port.
         fast = replace(listen, port=listen.port - _FAST_PORT) if (

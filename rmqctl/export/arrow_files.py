@@ -7,7 +7,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from rmqctl.export.files import File
+from rmqctl.export.files import ExportFile
 from rmqctl.export.spec import Export
 from rmqctl.scan.columns import dict_column
 
@@ -20,7 +20,7 @@ _SYNC_INTERVAL = 1 << 20
 _AVRO_CODECS = {"deflate": "deflate", "none": "null"}
 
 
-def opened(spec: Export, target: IO[bytes]) -> File:
+def opened(spec: Export, target: IO[bytes]) -> ExportFile:
     """Return a new file of the export's format that writes to ``target``."""
     if spec.format == "parquet":
         return ParquetFile(spec, target)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import IO
 
 from rmqctl.errors import StoreIOError
-from rmqctl.export.files import File
+from rmqctl.export.files import ExportFile
 from rmqctl.export.forms import opened
 from rmqctl.export.spec import Export
 from rmqctl.files.durable import sync
@@ -26,7 +26,7 @@ class WriteError(StoreIOError):
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
+class WrittenFile:
     """A written file: its name in the attempt's folder, its partition's number, rows and bytes.
 
     ``at`` and ``flush``: the number of the range with its first message, and of the buffer of that
@@ -50,7 +50,7 @@ class OpenFile:
     at: int
     flush: int
     target: IO[bytes]
-    file: File
+    file: ExportFile
     rows: int = 0
 
     @property
@@ -90,7 +90,7 @@ class Attempt:
             self._has_folder = True
         return open(os.path.join(self.folder, name), "xb")
 
-    def close(self, file: OpenFile) -> Written:
+    def close(self, file: OpenFile) -> WrittenFile:
         """Close a file and flush it to disk; if there are many, `finish` flushes them."""
         with self.writing(file.name):
             try:
@@ -104,7 +104,7 @@ class Attempt:
                 drop(file.target, file.file)
                 raise
         self._closed.append(os.path.join(self.folder, file.name))
-        return Written(file.name, file.partition, file.at, file.flush, file.rows, size)
+        return WrittenFile(file.name, file.partition, file.at, file.flush, file.rows, size)
 
     def finish(self) -> None:
         """Flush all closed files to disk. Raises WriteError."""
@@ -131,7 +131,7 @@ class Attempt:
             raise WriteError(str(error)) from None
 
 
-def drop(target: IO[bytes], file: File | None = None) -> None:
+def drop(target: IO[bytes], file: ExportFile | None = None) -> None:
     """Close a file that is no longer used, in any state."""
     if file is not None:
         file.abandon()

@@ -42,7 +42,7 @@ class Chunks:
         return len(self.codes)
 
     def chunk(self, number: int) -> Any:
-        """Return a chunk in the form that `rmqctl.export.files.File` accepts."""
+        """Return a chunk in the form that `rmqctl.export.files.ExportFile` accepts."""
         if self._lines is not None:
             return self._lines[number]
         assert self._rows is not None

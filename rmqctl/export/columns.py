@@ -29,7 +29,7 @@ alone.
 """
 
 
-class Columns:
+class ColumnBuffer:
     """Messages as Arrow columns, in physical order within each partition.
 
     Batches of few partitions are sorted one by one, which is several times as fast as all at once;

@@ -13,13 +13,13 @@ from functools import partial
 from typing import cast
 
 from rmqctl.errors import StoreIOError
-from rmqctl.export.gather import Collected, Gathered, gather
+from rmqctl.export.gather import Gathered, RangeResults, gather
 from rmqctl.export.layout import path
 from rmqctl.export.manifest import Manifest
 from rmqctl.export.plan import StorePlan
-from rmqctl.export.result import Result, StoreResult
+from rmqctl.export.result import ExportResult, StoreResult
 from rmqctl.export.spec import Export
-from rmqctl.export.staging import Staging
+from rmqctl.export.staging import ExportStaging
 from rmqctl.export.task import ExportedRange, export_range
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import FileRange, Pool, in_order
@@ -28,7 +28,7 @@ Progress = Callable[[int], None]
 
 
 def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
-           progress: Progress | None = None) -> Result:
+           progress: Progress | None = None) -> ExportResult:
     """Export the plans into a new folder ``out``.
 
     Messages with a body CRC mismatch are exported (``crc_ok`` false) and counted. Damaged, missing
@@ -39,10 +39,10 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     for store_result in stores:
         for span in store_result.plan.missing:
             store_result.missing.add(span)
-    result = Result(out, stores)
-    with Staging(out) as staging, Manifest(staging, spec) as manifest:
+    result = ExportResult(out, stores)
+    with ExportStaging(out) as staging, Manifest(staging, spec) as manifest:
         folders: set[str] = set()
-        collected = [Collected(number, store_plan.buckets)
+        collected = [RangeResults(number, store_plan.buckets)
                      for number, store_plan in enumerate(plans)]
 
         # The ranges, in order, and the files of partitions of which one has enough.
@@ -72,8 +72,8 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     return result
 
 
-def _keep(staging: Staging, manifest: Manifest, spec: Export, written: ExportedRange | Gathered,
-          store: str) -> set[str]:
+def _keep(staging: ExportStaging, manifest: Manifest, spec: Export,
+          written: ExportedRange | Gathered, store: str) -> set[str]:
     """Move a task's files to their final folders; return these."""
     folders = set()
     for file in written.files:

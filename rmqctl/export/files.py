@@ -17,7 +17,7 @@ from rmqctl.formats.bodies import zstd
 
 Row = Mapping[str, Any]
 
-class File(Protocol):
+class ExportFile(Protocol):
     """A file that accepts chunks: an Arrow table, or bytes for a text format."""
 
     def write(self, chunk: Any) -> None: ...
@@ -96,7 +96,7 @@ def _clean(text: str) -> str:
     return text
 
 
-class _Taken:
+class _CsvTarget:
     """Target of a csv writer, which calls ``write`` once for each record and returns its result."""
 
     @staticmethod
@@ -105,7 +105,7 @@ class _Taken:
 
 
 # The writer must believe in CR LF: it quotes a carriage return within a cell only then.
-_csv: Any = csv.writer(_Taken(), lineterminator="\r\n")
+_csv: Any = csv.writer(_CsvTarget(), lineterminator="\r\n")
 
 
 def csv_record(cells: Iterable[Any]) -> bytes:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import IO
 
 from rmqctl.export.buffers import Buffer, LineBuffer, Origin
-from rmqctl.export.files import File, TextFile
+from rmqctl.export.files import ExportFile, TextFile
 from rmqctl.export.spec import Export
 
 
-def opened(spec: Export, target: IO[bytes]) -> File:
+def opened(spec: Export, target: IO[bytes]) -> ExportFile:
     """Return a new file of the export's format that writes to ``target``."""
     if spec.is_text:
         return TextFile(spec, target)
@@ -22,6 +22,6 @@ def buffer(spec: Export, origin: Origin) -> Buffer:
     """Return an empty buffer for messages of a file of a store."""
     if spec.is_text:
         return LineBuffer(spec, origin)
-    from rmqctl.export.columns import Columns
+    from rmqctl.export.columns import ColumnBuffer
 
-    return Columns(spec, origin)
+    return ColumnBuffer(spec, origin)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from rmqctl.export.attempt import Attempt, OpenFile, Written, drop
+from rmqctl.export.attempt import Attempt, OpenFile, WrittenFile, drop
 from rmqctl.export.buffers import FLUSH
 from rmqctl.export.layout import Values, bucket
 from rmqctl.export.spec import Export
@@ -54,12 +54,12 @@ class Gathered:
 
     store: int
     attempt: str
-    files: list[Written]
+    files: list[WrittenFile]
     values: dict[int, Values]
 
 
 @dataclass(slots=True)
-class Collected:
+class RangeResults:
     """Results of the ranges of one store, at the driver."""
 
     store: int
@@ -94,7 +94,7 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
     WriteError.
     """
     refuse_unseen(folder)
-    files = _Files(spec, Attempt(spec, folder))
+    files = _BucketWriter(spec, Attempt(spec, folder))
     values: dict[int, Values] = {}
     try:
         with SpillReader(folder, task.spilled) as reader:
@@ -115,12 +115,12 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
     return Gathered(task.store, files.attempt.name, files.written, values)
 
 
-class _Files:
+class _BucketWriter:
     """Writer of one file after the other, in pieces of bounded size."""
 
     def __init__(self, spec: Export, attempt: Attempt) -> None:
         self._spec, self.attempt = spec, attempt
-        self.written: list[Written] = []
+        self.written: list[WrittenFile] = []
         self._open: OpenFile | None = None
         self._pending: list[pa.RecordBatch] = []
         self._size = 0

@@ -14,10 +14,10 @@ from typing import Any, Self
 from rmqctl import __version__
 from rmqctl.errors import StoreIOError
 from rmqctl.export.layout import Values, is_cut
-from rmqctl.export.result import Result, StoreResult
+from rmqctl.export.result import ExportResult, StoreResult
 from rmqctl.export.spec import Export
-from rmqctl.export.staging import Staging
-from rmqctl.export.tally import MAX_NAMED, Faults
+from rmqctl.export.staging import ExportStaging
+from rmqctl.export.tally import MAX_NAMED, CountedSpans
 from rmqctl.files.durable import sync
 from rmqctl.scan.frames import Span
 
@@ -31,7 +31,7 @@ class Manifest:
     StoreIOError.
     """
 
-    def __init__(self, staging: Staging, spec: Export) -> None:
+    def __init__(self, staging: ExportStaging, spec: Export) -> None:
         self._staging, self._spec = staging, spec
         self._spool_path = os.path.join(staging.folder, _SPOOL)
         self._cut: dict[str, str] = {}
@@ -69,7 +69,7 @@ class Manifest:
             if value and len(self._cut) < MAX_NAMED and is_cut(name, value):
                 self._cut[part] = value
 
-    def write(self, result: Result) -> None:
+    def write(self, result: ExportResult) -> None:
         """Write the manifest into the export and flush it to disk."""
         path = self._staging.path(NAME)
         head = _bytes(self._document(result))
@@ -85,7 +85,7 @@ class Manifest:
         except OSError as error:
             raise StoreIOError.from_oserror(error, path, "write") from None
 
-    def _document(self, result: Result) -> dict[str, Any]:
+    def _document(self, result: ExportResult) -> dict[str, Any]:
         spec = self._spec
         return {
             "made_by": f"rmqctl {__version__}",
@@ -105,7 +105,7 @@ def _bytes(value: Any) -> bytes:
     return _encode(value).encode("utf-8", "backslashreplace")
 
 
-def summary(result: Result, spec: Export) -> dict[str, Any]:
+def summary(result: ExportResult, spec: Export) -> dict[str, Any]:
     """Return the summary of an export for the user; the manifest begins with it."""
     return {
         "complete": result.complete,
@@ -148,7 +148,7 @@ def _store(result: StoreResult) -> dict[str, Any]:
     }
 
 
-def _faults(faults: Faults) -> dict[str, Any]:
+def _faults(faults: CountedSpans) -> dict[str, Any]:
     return {"count": faults.count, "bytes": faults.length, "places": [_span(span) for span in
                                                                      faults.spans]}
 

@@ -21,15 +21,15 @@ from rmqctl import __version__
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
 from rmqctl.export.attempt import WriteError
 from rmqctl.export.buffers import FLUSH
-from rmqctl.export.files import File
+from rmqctl.export.files import ExportFile
 from rmqctl.export.forms import buffer, opened
 from rmqctl.export.layout import Partitions
 from rmqctl.export.manifest import summary
 from rmqctl.export.plan import StorePlan
-from rmqctl.export.result import Result, StoreResult
+from rmqctl.export.result import ExportResult, StoreResult
 from rmqctl.export.spec import TEXTS, Export
 from rmqctl.export.staging import MARK, checked_target
-from rmqctl.export.tally import Tally
+from rmqctl.export.tally import ExportTally
 from rmqctl.export.task import ExportRange, RangeWalk, chosen, portions
 from rmqctl.files.durable import sync, sync_folder
 
@@ -66,7 +66,8 @@ def form_of(out: str) -> Form | None:
 
 
 def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: int | None = None,
-                manifest: bool = False, progress: Callable[[int], None] | None = None) -> Result:
+                manifest: bool = False, progress: Callable[[int], None] | None = None
+                ) -> ExportResult:
     """Export the plans into the new file ``out``: at most ``count`` messages.
 
     ``manifest``: write content, missing ranges and digest to ``OUT.manifest.json``. Raises
@@ -107,7 +108,7 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
 
 
 def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str, *,
-          count: int | None = None, progress: Callable[[int], None] | None = None) -> Result:
+          count: int | None = None, progress: Callable[[int], None] | None = None) -> ExportResult:
     """Export the plans into an open binary file. Raises StoreIOError."""
     stores = [StoreResult(plan=plan) for plan in plans]
     file = opened(spec, target)
@@ -134,13 +135,13 @@ def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str,
     except BaseException:
         file.abandon()
         raise
-    return Result(out, stores, 1)
+    return ExportResult(out, stores, 1)
 
 
-def _piece(spec: Export, piece: ExportRange, file: File, most: int | None,
-           progress: Callable[[int], None] | None) -> Tally:
+def _piece(spec: Export, piece: ExportRange, file: ExportFile, most: int | None,
+           progress: Callable[[int], None] | None) -> ExportTally:
     """Write the messages of a range, at most ``most``, in row groups of bounded size."""
-    tally = Tally()
+    tally = ExportTally()
     reading, rows = RangeWalk(piece, tally), buffer(spec, piece.origin)
     partitions, done = Partitions((), piece.name, spec.zone), piece.start
     for batch in reading:
@@ -163,7 +164,7 @@ def _piece(spec: Export, piece: ExportRange, file: File, most: int | None,
     return tally
 
 
-def _flush(rows: Any, file: File) -> None:
+def _flush(rows: Any, file: ExportFile) -> None:
     for chunk in rows.take().all():
         file.write(chunk)
 

@@ -18,7 +18,7 @@ from rmqctl.export.forms import buffer, opened
 from rmqctl.export.layout import Partitions
 from rmqctl.export.spec import Export
 from rmqctl.export.staging import checked_target
-from rmqctl.export.tally import GAP, UNREADABLE, Tally
+from rmqctl.export.tally import GAP, UNREADABLE, ExportTally
 from rmqctl.export.task import ExportRange, RangeWalk, chosen
 from rmqctl.scan.frames import Span
 from rmqctl.store.files import StoreFile
@@ -185,7 +185,7 @@ def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
 
 def _sampled(spec: Export, part: ExportRange) -> tuple[int, int]:
     """Return (bytes of the log, bytes of a file with its messages)"""
-    reading = RangeWalk(part, Tally())
+    reading = RangeWalk(part, ExportTally())
     target, rows = io.BytesIO(), buffer(spec, part.origin)
     partitions = Partitions((), part.name, spec.zone)
     file = opened(spec, target)

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from rmqctl.checks.preflight.missing import MissingMessages
-from rmqctl.export.attempt import Written
+from rmqctl.export.attempt import WrittenFile
 from rmqctl.export.plan import StorePlan
-from rmqctl.export.tally import GAP, Tally
+from rmqctl.export.tally import GAP, ExportTally
 from rmqctl.export.task import ExportedRange
 from rmqctl.scan.frames import DAMAGED, Span
 
 
 @dataclass(slots=True)
-class StoreResult(Tally):
+class StoreResult(ExportTally):
     """Result of one store."""
 
     plan: StorePlan = field(kw_only=True)
@@ -48,7 +48,7 @@ class StoreResult(Tally):
         self.append(part.tally)
         self.take(part.files)
 
-    def take(self, files: Sequence[Written]) -> None:
+    def take(self, files: Sequence[WrittenFile]) -> None:
         """Count written files."""
         self.files += len(files)
         self.bytes += sum(file.bytes for file in files)
@@ -67,7 +67,7 @@ class StoreResult(Tally):
 
 
 @dataclass(slots=True)
-class Result:
+class ExportResult:
     """Result of an export. ``out`` is its path; ``partitions`` counts the folders."""
 
     out: str

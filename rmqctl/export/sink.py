@@ -14,7 +14,7 @@ from collections import OrderedDict
 import numpy as np
 import pyarrow as pa
 
-from rmqctl.export.attempt import Attempt, OpenFile, Written, drop
+from rmqctl.export.attempt import Attempt, OpenFile, WrittenFile, drop
 from rmqctl.export.buffers import FLUSH, Chunks, Origin
 from rmqctl.export.columns import LINES
 from rmqctl.export.forms import buffer
@@ -28,7 +28,7 @@ MIN_FILE_BYTES = 1 << 20
 MAX_OPEN = 64
 
 
-class Sink:
+class RangeSink:
     """The files of an attempt at a range. `close` returns them; `abandon` removes them.
 
     ``at``, ``alone``, ``buckets``: those of the `ExportRange`.
@@ -41,7 +41,7 @@ class Sink:
         self.partitions = Partitions(spec.partition_by, origin.store, spec.zone)
         self._buffer = buffer(spec, origin)
         self._open: OrderedDict[int, OpenFile] = OrderedDict()
-        self._written: list[Written] = []
+        self._written: list[WrittenFile] = []
         self._bucket_of: list[int] = []
         self._spill: Spill | None = None
         self._flushed = 0
@@ -62,7 +62,7 @@ class Sink:
         if self._buffer.size >= FLUSH:
             self._flush()
 
-    def close(self) -> tuple[list[Written], Spilled | None]:
+    def close(self) -> tuple[list[WrittenFile], Spilled | None]:
         """Flush all files to disk; return them and the messages set aside. Raises WriteError."""
         self._flush()
         while self._open:

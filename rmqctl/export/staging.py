@@ -51,7 +51,7 @@ def checked_target(out: str) -> str:
     return target
 
 
-class Staging:
+class ExportStaging:
     """A staging folder. A context manager that removes everything without `publish`."""
 
     def __init__(self, out: str) -> None:

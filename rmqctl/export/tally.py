@@ -19,14 +19,14 @@ UNREADABLE, GAP = "unreadable", "gap"
 
 
 @dataclass(slots=True)
-class Faults(Damage):
+class CountedSpans(Damage):
     """Ranges of the log without a message, in order; the first are listed, all are counted."""
 
     most: ClassVar[int] = MAX_NAMED
 
 
 @dataclass(slots=True)
-class Tally:
+class ExportTally:
     """Counts of a part of a log and of the messages exported from it. Times are store times in ms,
     offsets are physical.
 
@@ -40,8 +40,8 @@ class Tally:
     """Number of fillers, and of damaged messages that a repair kept."""
     bad_crc: int = 0
     bad_crc_at: list[int] = field(default_factory=list)
-    damage: Faults = field(default_factory=Faults)
-    missing: Faults = field(default_factory=Faults)
+    damage: CountedSpans = field(default_factory=CountedSpans)
+    missing: CountedSpans = field(default_factory=CountedSpans)
     tail: list[Span] = field(default_factory=list)
     first_time: int | None = None
     last_time: int | None = None
@@ -66,7 +66,7 @@ class Tally:
         times, offsets = batch.column("store_timestamp"), batch.offset
         self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
 
-    def append(self, later: Tally) -> None:
+    def append(self, later: ExportTally) -> None:
         """Merge the counts of the next range of the log."""
         if later.messages:
             self._settle()

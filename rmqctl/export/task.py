@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from rmqctl.export.attempt import Written
+from rmqctl.export.attempt import WrittenFile
 from rmqctl.export.buffers import Origin
 from rmqctl.export.layout import Values
 from rmqctl.export.spec import Export
-from rmqctl.export.tally import UNREADABLE, Tally
+from rmqctl.export.tally import UNREADABLE, ExportTally
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Batch, Span
 from rmqctl.scan.tolerant import TolerantWalk, Unread
@@ -64,16 +64,16 @@ class ExportedRange:
     first: int
     position: int
     attempt: str
-    files: list[Written]
+    files: list[WrittenFile]
     values: dict[int, Values]
     spilled: Spilled | None
-    tally: Tally
+    tally: ExportTally
 
 
 class RangeWalk:
     """The batches of a range; unreadable bytes are counted and skipped."""
 
-    def __init__(self, part: FileRange[StoreFile], tally: Tally) -> None:
+    def __init__(self, part: FileRange[StoreFile], tally: ExportTally) -> None:
         self._part, self._tally = part, tally
         self.first = self.position = part.start
 
@@ -135,13 +135,13 @@ def export_range(spec: Export, folder: str, part: Any) -> ExportedRange:
     """Export an `ExportRange` into a new folder of this attempt below ``folder``. Raises
     WriteError.
     """
-    from rmqctl.export.sink import Sink
+    from rmqctl.export.sink import RangeSink
 
     assert isinstance(part, ExportRange)
     malloc_tuning.keep_freed_memory()
-    tally = Tally()
+    tally = ExportTally()
     reading = RangeWalk(part, tally)
-    sink = Sink(spec, part.origin, folder, at=part.at, buckets=part.buckets, alone=part.alone)
+    sink = RangeSink(spec, part.origin, folder, at=part.at, buckets=part.buckets, alone=part.alone)
     try:
         for batch in reading:
             tally.passed(batch)

@@ -59,7 +59,7 @@ class XlsxFile:
             return
         if isinstance(value, bool):
             sheet.write_boolean(row, column, value)
-        elif isinstance(value, _Moment):
+        elif isinstance(value, _EpochMs):
             moment = self._local(value)
             if moment is None:
                 sheet.write_string(row, column, str(int(value)))
@@ -93,7 +93,7 @@ class XlsxFile:
         self._book.fileclosed = 1  # or it would close itself, with words on stderr
 
 
-class _Moment(int):
+class _EpochMs(int):
     """Epoch ms in a column of times."""
 
 
@@ -101,7 +101,7 @@ def _values(column: pa.ChunkedArray) -> list[Any]:
     """Return the values of a column in the form that a cell can show."""
     kind = column.type
     if pa.types.is_timestamp(kind):
-        return [None if value is None else _Moment(value)
+        return [None if value is None else _EpochMs(value)
                 for value in column.cast(pa.int64()).to_pylist()]
     if pa.types.is_map(kind):
         return [None if pairs is None else "\n".join(f"{key}={value}" for key, value

@@ -35,7 +35,7 @@ class Encoded(NamedTuple):
     rows: int
 
 
-class Layout(NamedTuple):
+class RowLayout(NamedTuple):
     """The layout of rows; everything except ``columns`` is for people only. See `Output.rows`."""
 
     columns: Sequence[str] | None
@@ -167,7 +167,7 @@ def not_shown(columns: Sequence[str]) -> Phrase:
     return Phrase("columns not shown: {columns} (-o json has them)", columns=Joined(", ", columns))
 
 
-def page_cells(page: Iterable[Row], columns: Sequence[str], layout: Layout) -> list[list[str]]:
+def page_cells(page: Iterable[Row], columns: Sequence[str], layout: RowLayout) -> list[list[str]]:
     """Return the cell texts of a page, row by row; a column may have its own renderer."""
     show = [(name, (layout.render or {}).get(name)) for name in columns]
     return [

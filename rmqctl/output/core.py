@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from rmqctl.errors import UsageError
-from rmqctl.output.cells import Encoded, Layout, Render, Row, Styles, folded, folded_command
+from rmqctl.output.cells import Encoded, Render, Row, RowLayout, Styles, folded, folded_command
 from rmqctl.output.escape import visible, visible_lines
-from rmqctl.output.formats import FORMATS, PageWriter, Writer
+from rmqctl.output.formats import FORMATS, FormatWriter, PageWriter
 from rmqctl.output.progress import Progress
 from rmqctl.output.streams import (
     Raw,
@@ -134,7 +134,7 @@ class Output:
         ``empty`` (on stderr) are for people only. If `is_json`, many rows may be passed as one
         `Encoded`. The row ``FLUSH`` shows all rows so far. Memory is bounded by one page of rows.
         """
-        layout = Layout(columns, brief, title, render, styles)
+        layout = RowLayout(columns, brief, title, render, styles)
         count = self._writer().rows(cast("Iterable[Row]", rows), layout)
         if not count and empty and not self.is_data:
             self.note(empty)
@@ -175,7 +175,7 @@ class Output:
             page.text(verdict, style)
             self.flush()
 
-    def _writer(self) -> Writer:
+    def _writer(self) -> FormatWriter:
         if self.is_value:
             # Two JSON values on stdout are no JSON: a defect to be found in the first test.
             if self._value_written:

@@ -41,7 +41,7 @@ _INDENT = 4
 
 
 @dataclass
-class Fit:
+class TableFit:
     """The layout of a table: columns side by side, their widths, and the column whose text is
     written ``below`` each row; ``dropped`` columns are not shown. Columns are numbers.
     """
@@ -53,14 +53,14 @@ class Fit:
 
 
 def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]],
-           numeric: Sequence[bool], width: int) -> Fit | None:
+           numeric: Sequence[bool], width: int) -> TableFit | None:
     """Return the layout of a table within ``width``; None if not even two columns fit.
 
     The steps, in this order: fold sentences, omit empty columns, write a sentence below its row,
     omit columns, the least important first.
     """
     measured = _Measured(names, headers, cells, numeric)
-    fit = Fit(list(range(len(names))))
+    fit = TableFit(list(range(len(names))))
     if _settle(fit, measured, width):
         return fit
     empty = [column for column in fit.columns if not any(line[column] for line in cells)]
@@ -80,11 +80,12 @@ def fitted(names: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
     return None
 
 
-def refitted(before: Fit, names: Sequence[str], headers: Sequence[str],
-             cells: Sequence[Sequence[str]], numeric: Sequence[bool], width: int) -> Fit | None:
+def refitted(before: TableFit, names: Sequence[str], headers: Sequence[str],
+             cells: Sequence[Sequence[str]], numeric: Sequence[bool],
+             width: int) -> TableFit | None:
     """Return the layout of a later page of the table, with the columns of the first page."""
     measured = _Measured(names, headers, cells, numeric)
-    after = Fit(before.columns, before.widths, before.below, before.dropped)
+    after = TableFit(before.columns, before.widths, before.below, before.dropped)
     return after if _settle(after, measured, width) else None
 
 
@@ -106,7 +107,7 @@ class _Measured:
                       for i, name in enumerate(names)]
 
 
-def _settle(layout: Fit, measured: _Measured, width: int) -> bool:
+def _settle(layout: TableFit, measured: _Measured, width: int) -> bool:
     """Set the widths of the columns; return False if they do not fit, or a sentence would fill many
     lines of a narrow column.
     """
@@ -218,7 +219,7 @@ def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
     return [text] if display_width(text) <= width else folded(text, width) or [""]
 
 
-def lines_of(names: Sequence[str], cells: Sequence[str], fit: Fit, width: int, mark: str
+def lines_of(names: Sequence[str], cells: Sequence[str], fit: TableFit, width: int, mark: str
              ) -> list[list[tuple[int, str, str]]]:
     """Return a row as lines of parts: (column, text, padding)."""
     texts = [fold_cell(names[column], cells[column], room, mark)
@@ -243,7 +244,7 @@ def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -
                             for column, text, blanks in parts).rstrip(" ")
 
 
-def header_of(headers: Sequence[str], fit: Fit, numeric: Sequence[bool]) -> list[str]:
+def header_of(headers: Sequence[str], fit: TableFit, numeric: Sequence[bool]) -> list[str]:
     """Return the header lines of a table; the header of a sentence below its row is indented like
     the sentence.
     """

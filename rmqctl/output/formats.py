@@ -10,15 +10,15 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
-    from rmqctl.output.cells import Layout, Row
+    from rmqctl.output.cells import Row, RowLayout
     from rmqctl.output.human import Human
     from rmqctl.output.streams import WriterTarget
 
 
-class Writer(Protocol):
+class FormatWriter(Protocol):
     """A writer of one format to one stream."""
 
-    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
+    def rows(self, rows: Iterable[Row], layout: RowLayout) -> int:
         """Write rows as they are produced, with a bounded number in memory; return their number."""
 
     def document(self, document: Mapping[str, Any],
@@ -26,7 +26,7 @@ class Writer(Protocol):
         """Write an object; ``human`` formats it for people."""
 
 
-class PageWriter(Writer, Protocol):
+class PageWriter(FormatWriter, Protocol):
     """A writer that has pages for people."""
 
     def page(self) -> Human:
@@ -48,8 +48,8 @@ class Format(NamedTuple):
     streams: bool = False
     is_json: bool = False
 
-    def writer(self, name: str, target: WriterTarget) -> Writer:
-        writer: Writer = importlib.import_module(self.module).writer(name, target)
+    def writer(self, name: str, target: WriterTarget) -> FormatWriter:
+        writer: FormatWriter = importlib.import_module(self.module).writer(name, target)
         return writer
 
 

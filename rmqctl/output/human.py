@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.output.cells import (
-    Layout,
     Render,
     Row,
+    RowLayout,
     Styles,
     columns_of,
     cut,
@@ -31,7 +31,7 @@ from rmqctl.output.cells import (
 from rmqctl.output.escape import markdown_text, visible, visible_lines
 from rmqctl.output.fitting import (
     GAP,
-    Fit,
+    TableFit,
     fitted,
     header_of,
     lines_of,
@@ -108,7 +108,7 @@ class Human(ABC):
         if title:
             self._gap()
         self._started = True
-        return self._table(rows, Layout(columns, None, title, render, styles, self._language))
+        return self._table(rows, RowLayout(columns, None, title, render, styles, self._language))
 
     def text(self, text: str, style: str | None = None) -> None:
         """Write lines unchanged (a sentence, a plot); ``style``: good, warn, bad, dim, bold."""
@@ -161,7 +161,7 @@ class Human(ABC):
         self._started = True
 
     @abstractmethod
-    def _table(self, rows: Iterable[Row], layout: Layout) -> int: ...
+    def _table(self, rows: Iterable[Row], layout: RowLayout) -> int: ...
 
     @abstractmethod
     def _heading(self, text: str) -> None: ...
@@ -178,7 +178,7 @@ class PlainHuman(Human):
 
     style = "plain"
 
-    def _table(self, rows: Iterable[Row], layout: Layout) -> int:
+    def _table(self, rows: Iterable[Row], layout: RowLayout) -> int:
         if layout.title:
             self._title(visible(layout.caption(layout.title)))
         return _write_tabulated(self._sink, self.style, rows, layout, self.mark, self._limit)
@@ -228,7 +228,7 @@ class RichHuman(Human):
         self._canvas = canvas
         self.colour = canvas.colour
 
-    def _table(self, rows: Iterable[Row], layout: Layout) -> int:
+    def _table(self, rows: Iterable[Row], layout: RowLayout) -> int:
         from rmqctl.output.richtable import write_rich_table
 
         return write_rich_table(self._sink, self._canvas, rows, layout)
@@ -277,7 +277,7 @@ def describe(human: Human, document: Mapping[str, Any]) -> None:
 # -- tables without a terminal, laid out by tabulate, page by page --------------------------------
 
 
-def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: Layout, mark: str,
+def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: RowLayout, mark: str,
                      limit: int | None) -> int:
     """Stream ``rows`` as a ``plain`` or ``markdown`` table; return their number.
 
@@ -342,7 +342,7 @@ class _Narrow:
                  width: int, mark: str) -> None:
         self._names, self._headers, self._numeric = names, headers, numeric
         self.width, self._mark = width, mark
-        self._fit: Fit | None = None
+        self._fit: TableFit | None = None
         self._started = False
         self.hidden: set[int] = set()
 
@@ -397,7 +397,7 @@ def _layout(style: str, headers: Sequence[str], cells: Sequence[Sequence[str]],
 # -- the formats of this module -------------------------------------------------------------------
 
 
-class Pages:
+class HumanWriter:
     """Writer of a format for people: a table for rows, a page for a document."""
 
     def __init__(self, name: str, target: WriterTarget) -> None:
@@ -423,7 +423,7 @@ class Pages:
         return PlainHuman(target.sink, width=target.width, unicode=unicode,
                           language=target.language, limit=target.limit)
 
-    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
+    def rows(self, rows: Iterable[Row], layout: RowLayout) -> int:
         columns = layout.columns if layout.brief is None else layout.brief
         return self.page().table(rows, columns, layout.title, render=layout.render,
                                  styles=layout.styles)
@@ -436,6 +436,6 @@ class Pages:
             human(self.page())
 
 
-def writer(name: str, target: WriterTarget) -> Pages:
+def writer(name: str, target: WriterTarget) -> HumanWriter:
     """Return the writer of ``table``, ``plain`` or ``markdown``."""
-    return Pages(name, target)
+    return HumanWriter(name, target)

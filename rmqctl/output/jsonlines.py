@@ -10,7 +10,7 @@ from functools import cache, lru_cache
 from itertools import chain
 from typing import Any
 
-from rmqctl.output.cells import FLUSH, Encoded, Layout, Row, plain_value
+from rmqctl.output.cells import FLUSH, Encoded, Row, RowLayout, plain_value
 from rmqctl.output.escape import json_visible
 from rmqctl.output.streams import Sink, WriterTarget
 
@@ -111,7 +111,7 @@ class JsonLines:
     def __init__(self, target: WriterTarget) -> None:
         self._sink, self._terminal = target.sink, target.terminal
 
-    def rows(self, rows: Iterable[Row | Encoded], layout: Layout) -> int:
+    def rows(self, rows: Iterable[Row | Encoded], layout: RowLayout) -> int:
         return _stream(self._sink, rows, "", "\n", self._terminal)
 
     def document(self, document: Mapping[str, Any], human: object) -> None:
@@ -124,7 +124,7 @@ class JsonLines:
 class Json(JsonLines):
     """Writer of an array with one object per line, or of a document in several lines."""
 
-    def rows(self, rows: Iterable[Row | Encoded], layout: Layout) -> int:
+    def rows(self, rows: Iterable[Row | Encoded], layout: RowLayout) -> int:
         """Write the rows. If ``rows`` raises, the array stays open, so that a reader rejects the
         incomplete list.
         """

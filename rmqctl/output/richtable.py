@@ -17,8 +17,8 @@ from rich.style import Style
 from rich.text import Text
 
 from rmqctl.output.cells import (
-    Layout,
     Row,
+    RowLayout,
     Styles,
     columns_of,
     display_width,
@@ -33,7 +33,7 @@ from rmqctl.output.escape import visible
 from rmqctl.output.fitting import (
     GAP,
     MIN_WIDTH,
-    Fit,
+    TableFit,
     fitted,
     fold_cell,
     header_of,
@@ -107,7 +107,7 @@ class Canvas:
         return paper.getvalue()
 
 
-def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: Layout) -> int:
+def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: RowLayout) -> int:
     """Stream ``rows`` as one table, never wider than the terminal; return their number.
 
     The first page sets columns and widths; longer text on a later page folds unless it fits.
@@ -124,7 +124,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: La
     if layout.title:
         sink.write(canvas.draw(Text(visible(layout.caption(layout.title)), style=STYLES["title"])))
     headers = [visible(layout.header(name)) for name in names]
-    fit: Fit | None = None
+    fit: TableFit | None = None
     hidden: dict[int, None] = {}
     count = 0
     for page in stream:
@@ -177,7 +177,7 @@ def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str],
     return "".join(lines) + "\n"
 
 
-def _header(canvas: Canvas, headers: Sequence[str], fit: Fit, numeric: Sequence[bool]) -> str:
+def _header(canvas: Canvas, headers: Sequence[str], fit: TableFit, numeric: Sequence[bool]) -> str:
     """Return the header and the rule below it."""
     lines = [Text(line, style="bold") for line in header_of(headers, fit, numeric)]
     wide = max(total(fit.widths), *(line.cell_len for line in lines))
@@ -195,7 +195,7 @@ def _row_styles(row: Row, names: Sequence[str], styles: Styles | None) -> dict[i
     return {i: style for i, style in row_styles.items() if style}
 
 
-def _line(names: Sequence[str], cells: Sequence[str], fit: Fit, numeric: Sequence[bool],
+def _line(names: Sequence[str], cells: Sequence[str], fit: TableFit, numeric: Sequence[bool],
           canvas: Canvas, styles: Mapping[int, str]) -> str:
     """Return a row, on several lines if a cell folds."""
     mark = "…" if canvas.unicode else "..."

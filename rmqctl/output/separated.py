@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from rmqctl.output.cells import (
-    Layout,
     Row,
+    RowLayout,
     columns_of,
     compact_json,
     pages,
@@ -22,7 +22,7 @@ from rmqctl.output.streams import WriterTarget
 _SEPARATORS = {"csv": ",", "tsv": "\t"}
 
 
-class _LineBuffer:
+class _RecordLines:
     """The records of a csv writer, each ended with a single line feed.
 
     The writer must be set to CR LF: only then it quotes a carriage return within a field.
@@ -58,7 +58,7 @@ class Separated:
     def __init__(self, name: str, target: WriterTarget) -> None:
         self._name, self._target = name, target
 
-    def rows(self, rows: Iterable[Row], layout: Layout) -> int:
+    def rows(self, rows: Iterable[Row], layout: RowLayout) -> int:
         """Write rows. Without given columns, the keys of the first page of rows are the columns.
 
         A key that first appears later has no column; it is reported once on stderr.
@@ -69,7 +69,7 @@ class Separated:
         if not names:
             return 0
         # A spreadsheet takes a cell that starts with = for a formula, also in the header.
-        lines = _LineBuffer()
+        lines = _RecordLines()
         records = csv.writer(lines, delimiter=_SEPARATORS[self._name], lineterminator="\r\n")
         records.writerow([spreadsheet_safe(name) for name in names])
         in_header = set(names)
@@ -95,7 +95,7 @@ class Separated:
     def document(self, document: Mapping[str, Any], human: object) -> None:
         """Write ``key,value`` records, one per leaf (see :func:`flatten`)."""
         rows = ({"key": key, "value": value} for key, value in flatten(document))
-        self.rows(rows, Layout(("key", "value"), None, None, None, None))
+        self.rows(rows, RowLayout(("key", "value"), None, None, None, None))
 
 
 def writer(name: str, target: WriterTarget) -> Separated:

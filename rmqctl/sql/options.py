@@ -29,7 +29,7 @@ _INT_MAX = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Options:
+class ReadOptions:
     """Options of a read. ``split_size`` in bytes, 0 for complete files, None for a default.
 
     ``paths`` are as given; `stores` expands them. ``orphans``: also read messages of tiers that no
@@ -49,7 +49,7 @@ class Options:
     compacted: bool = False
 
     @classmethod
-    def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> Options:
+    def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> ReadOptions:
         """Parse a data source's options (names ignore case).
 
         ``more`` are names of options that other code reads. Raises UsageError.

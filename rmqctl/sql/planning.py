@@ -16,7 +16,7 @@ from itertools import pairwise
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local.index_file import Shape
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.reader import CompactedPiece, IndexPiece, LogPiece, Piece, QueuePiece, RocksPiece
 from rmqctl.sql.schema import CONSUMEQUEUE, FRAMES, INDEX, MESSAGES
@@ -42,14 +42,14 @@ _Times = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PlanItem:
     """A file or queue to divide: ``weight`` bytes; ``cut(start, end)`` returns a piece."""
 
     weight: int
     cut: Callable[[int, int], Piece]
 
 
-def plan(options: Options, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
+def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the pieces of each partition; a partition may have none.
 
     ``filters`` are all conditions, including those of ``options``. Raises NotAStoreError,
@@ -59,7 +59,7 @@ def plan(options: Options, filters: Filters, cores: int | None = None) -> list[l
     return partitions(items, options, cores)
 
 
-def partitions(items: list[Item], options: Options, cores: int | None) -> list[list[Piece]]:
+def partitions(items: list[PlanItem], options: ReadOptions, cores: int | None) -> list[list[Piece]]:
     """Cut items into the pieces of each partition."""
     if options.split_size == 0 and options.partitions is None:
         return list(_whole(items))
@@ -76,7 +76,7 @@ def split_size(total: int, cores: int) -> int:
     return max(min(max(total // (4 * cores), MIN_SIZE), MAX_SIZE), total // MAX_PIECES)
 
 
-def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
+def _cut(items: list[PlanItem], total: int, count: int) -> list[list[Piece]]:
     """Return ``count`` partitions of equal bytes; items without bytes join the partition before."""
     shares: list[list[Piece]] = [[] for _ in range(count)]
     edges = [total * number // count for number in range(count + 1)]
@@ -97,7 +97,7 @@ def _cut(items: list[Item], total: int, count: int) -> list[list[Piece]]:
     return shares
 
 
-def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
+def _whole(items: Iterable[PlanItem]) -> Iterator[list[Piece]]:
     """Yield a partition for each file; small files share a partition."""
     some: list[Piece] = []
     weight = 0
@@ -111,7 +111,7 @@ def _whole(items: Iterable[Item]) -> Iterator[list[Piece]]:
         yield some
 
 
-def of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
+def of_store(path: str, options: ReadOptions, filters: Filters) -> Iterator[PlanItem]:
     """Yield the pieces of one store."""
     with Store.open(vfs.abspath(path), options.log_folders) as store:
         if options.table == CONSUMEQUEUE:
@@ -134,17 +134,17 @@ def of_store(path: str, options: Options, filters: Filters) -> Iterator[Item]:
 # -- the log --------------------------------------------------------------------------------------
 
 
-def _compacted(store: Store, name: str, topic: str, queue_id: int) -> Iterator[Item]:
+def _compacted(store: Store, name: str, topic: str, queue_id: int) -> Iterator[PlanItem]:
     for file in CompactedRows(store, topic, queue_id).log.files:
         def cut(start: int, end: int, file: StoreFile = file) -> CompactedPiece:
             return CompactedPiece(name, vfs.relpath(file.path, store.root), store.root, topic,
                                   queue_id, file.base + start, file.base + end)
 
-        yield Item(file.size, cut)
+        yield PlanItem(file.size, cut)
 
 
 def _log(store: Store, name: str, filters: Filters, *, frames: bool,
-         without: frozenset[bytes] = frozenset()) -> Iterator[Item]:
+         without: frozenset[bytes] = frozenset()) -> Iterator[PlanItem]:
     _readable(store.log_troubles)
     used = _used(store.log.files)
     for file in files_of_time(store.log, filters.since, filters.until):
@@ -157,12 +157,12 @@ def _log(store: Store, name: str, filters: Filters, *, frames: bool,
 
 
 def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, used: int,
-              without: frozenset[bytes]) -> Item:
+              without: frozenset[bytes]) -> PlanItem:
     def cut(start: int, end: int) -> LogPiece:
         return LogPiece(name, vfs.relpath(file.path, store.root), file, first + start,
                         first + end, first + end == used, store.root, without)
 
-    return Item(last - first, cut)
+    return PlanItem(last - first, cut)
 
 
 def _used(files: list[StoreFile]) -> dict[str, int]:
@@ -227,22 +227,22 @@ def _times(log: CommitLog, file: StoreFile) -> _Times | None:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-def _in_rocksdb(store: Store, name: str, filters: Filters) -> Iterator[Item]:
+def _in_rocksdb(store: Store, name: str, filters: Filters) -> Iterator[PlanItem]:
     for (topic, queue_id), queue in store.queues.items():
         first, end = queue.first_index, queue.disk_end
         if first < end and filters.takes_topic(topic) and filters.takes_queue(queue_id):
             yield _rocks_item(name, queue, first, end)
 
 
-def _rocks_item(name: str, queue: ConsumeQueue, first: int, behind: int) -> Item:
+def _rocks_item(name: str, queue: ConsumeQueue, first: int, behind: int) -> PlanItem:
     def cut(start: int, end: int) -> RocksPiece:
         return RocksPiece(name, "consumequeue", queue.folder, first + start // _ROW,
                           first + end // _ROW, queue.topic, queue.queue_id)
 
-    return Item((behind - first) * _ROW, cut)
+    return PlanItem((behind - first) * _ROW, cut)
 
 
-def _queues(store: Store, name: str, filters: Filters) -> Iterator[Item]:
+def _queues(store: Store, name: str, filters: Filters) -> Iterator[PlanItem]:
     for structure, width in (("consumequeue", _ROW), ("batchconsumequeue", _BATCH_ROW)):
         if structure == "consumequeue" and store.layout.consumequeue == "rocksdb":
             continue
@@ -266,15 +266,15 @@ def _queues(store: Store, name: str, filters: Filters) -> Iterator[Item]:
 
 
 def _queue_item(name: str, relative: str, file: StoreFile, topic: str, queue_id: int,
-                width: int) -> Item:
+                width: int) -> PlanItem:
     def cut(start: int, end: int) -> QueuePiece:
         return QueuePiece(name, relative, file, start // width, end // width, topic, queue_id,
                           batch=width == _BATCH_ROW)
 
-    return Item(file.size - file.size % width, cut)
+    return PlanItem(file.size - file.size % width, cut)
 
 
-def _indexes(store: Store, name: str) -> Iterator[Item]:
+def _indexes(store: Store, name: str) -> Iterator[PlanItem]:
     _readable(store.index_listing.troubles)
     for file in store.index_listing.files:
         shape = _shape(store, file)
@@ -283,12 +283,12 @@ def _indexes(store: Store, name: str) -> Iterator[Item]:
             yield _index_item(name, file, shape, count)
 
 
-def _index_item(name: str, file: StoreFile, shape: Shape | None, count: int) -> Item:
+def _index_item(name: str, file: StoreFile, shape: Shape | None, count: int) -> PlanItem:
     def cut(start: int, end: int) -> IndexPiece:
         return IndexPiece(name, os.path.join("index", file.name), file, 1 + start // _ROW,
                           1 + end // _ROW, shape)
 
-    return Item(count * _ROW, cut)
+    return PlanItem(count * _ROW, cut)
 
 
 def _shape(store: Store, file: StoreFile) -> Shape | None:

@@ -128,28 +128,28 @@ def _condition(base: duckdb.DuckDBPyConnection, node: Mapping[str, Any]) -> Filt
     sign = _SIGNS.get(str(node.get("type")))
     if node.get("type") == "COMPARE_IN":
         name, *values = (_operand(child) for child in node["children"])
-        if None in values or not isinstance(name, _Column):
+        if None in values or not isinstance(name, _ColumnName):
             return Filters()
         return _limits(base, name, "in", values)
     if sign is None:
         return Filters()
     left, right = _operand(node["left"]), _operand(node["right"])
-    if isinstance(right, _Column):
+    if isinstance(right, _ColumnName):
         left, right, sign = right, left, _TURNED[sign]
-    if not isinstance(left, _Column) or right is None or isinstance(right, _Column):
+    if not isinstance(left, _ColumnName) or right is None or isinstance(right, _ColumnName):
         return Filters()
     return _limits(base, left, sign, [right])
 
 
-class _Column(str):
+class _ColumnName(str):
     """The name of a column, as opposed to a text value."""
 
 
-_IN_MS = _Column("epoch_ms(store_timestamp)")
+_IN_MS = _ColumnName("epoch_ms(store_timestamp)")
 
 
 @dataclass(frozen=True, slots=True)
-class _Moment:
+class _TimeText:
     """A text that is cast to a time type."""
 
     text: str
@@ -159,14 +159,14 @@ class _Moment:
 def _operand(node: Mapping[str, Any]) -> Any:
     """Return the column, text, moment or integer of a node; None for anything else."""
     if node.get("type") == "COLUMN_REF":
-        return _Column(node["column_names"][-1].lower())
+        return _ColumnName(node["column_names"][-1].lower())
     if node.get("type") == "FUNCTION" and len(node["children"]) == 1:
         inner = _operand(node["children"][0])
         name = f"{node['function_name'].lower()}({inner})"
-        return _IN_MS if isinstance(inner, _Column) and name == _IN_MS else None
+        return _IN_MS if isinstance(inner, _ColumnName) and name == _IN_MS else None
     if node.get("type") == "OPERATOR_CAST" and node["cast_type"]["id"] in _MOMENTS:
         inner = _operand(node["child"])
-        return _Moment(inner, node["cast_type"]["id"]) if type(inner) is str else None
+        return _TimeText(inner, node["cast_type"]["id"]) if type(inner) is str else None
     if node.get("type") != "VALUE_CONSTANT" or node["value"]["is_null"]:
         return None
     kind, value = node["value"]["type"]["id"], node["value"]["value"]
@@ -175,9 +175,9 @@ def _operand(node: Mapping[str, Any]) -> Any:
     return value if kind in ("INTEGER", "BIGINT") and abs(value) <= _MAX_INTEGER else None
 
 
-def _micros(base: duckdb.DuckDBPyConnection, value: str | _Moment) -> int | None:
+def _micros(base: duckdb.DuckDBPyConnection, value: str | _TimeText) -> int | None:
     """Return DuckDB's interpretation of a text as a time; None if it is not a time."""
-    moment = _Moment(value, MOMENT) if isinstance(value, str) else value
+    moment = _TimeText(value, MOMENT) if isinstance(value, str) else value
     with contextlib.suppress(duckdb.Error):  # which the query says too
         [(micros,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "
                                    f"{MOMENT}))", [moment.text]).fetchall()
@@ -190,7 +190,7 @@ def _limits(base: duckdb.DuckDBPyConnection, name: str, sign: str,
     if name == "topic" and sign in ("=", "in") and all(isinstance(text, str) for text in values):
         return Filters() if any("\ufffd" in text for text in values) else Filters(
             topics=frozenset(text.encode() for text in values))
-    if name == "store_timestamp" and all(isinstance(moment, str | _Moment) for moment in values):
+    if name == "store_timestamp" and all(isinstance(moment, str | _TimeText) for moment in values):
         micros = [micro for moment in values if (micro := _micros(base, moment)) is not None]
         if len(micros) < len(values):
             return Filters()

@@ -4,8 +4,9 @@ DuckDB requests a table as often as its plan scans it and receives a stream of r
 time; nothing is copied into a database. It reads complete tables, so `query_needs` determines first
 which columns and rows a query needs. DuckDB applies all conditions again.
 
-The streams are generators of this process, run by threads that are not Python's. A `Session` waits
-for the end of these threads: a remaining thread would enter an interpreter that no longer exists.
+The streams are generators of this process, run by threads that are not Python's. A `QuerySession`
+waits for the end of these threads: a remaining thread would enter an interpreter that no longer
+exists.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from rmqctl.sql.json_values import (
     moment_text,
     number_of,
 )
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.planning import plan
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.query_needs import COLUMNS, FINDINGS, MOMENT, OFFSETS, Needs, needs
@@ -84,10 +85,10 @@ def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
         base.interrupt()
 
 
-class Session:
+class QuerySession:
     """A connection of DuckDB with the tables of stores. A context manager. ``advance`` is called
     with the bytes of logs that were read. With ``decoding``, messages have the columns `DECODED`,
-    as JSON texts except ``decoded_as``. ``compacted``: see `Options`.
+    as JSON texts except ``decoded_as``. ``compacted``: see `ReadOptions`.
     """
 
     def __init__(self, stores: Sequence[str], log_folders: Sequence[str] = (),
@@ -152,7 +153,7 @@ class Session:
         for table, columns in self._columns.items():
             need = wanted.get(table) if wanted is not None else Needs(None)
             shown = _shown(table, columns, Needs(None) if need is None else need)
-            self._base.register(table, _Table(
+            self._base.register(table, _QueryTable(
                 shown, self._reading(table, shown, need.filters if need else Filters())))
             for column in shown if says(text, "comment") else ():
                 comment = comment_of(column).replace("'", "''")
@@ -220,8 +221,8 @@ class Session:
 
     def _of_files(self, table: str, schema: pa.Schema, filters: Filters) -> Iterator[
             pa.RecordBatch]:
-        options = Options(tuple(self._stores), table, log_folders=self._folders,
-                          compacted=self._compacted)
+        options = ReadOptions(tuple(self._stores), table, log_folders=self._folders,
+                              compacted=self._compacted)
         decoded = [name for name in schema.names if table == MESSAGES and name in DECODED]
         stored = schema if not decoded else pa.schema([
             *(field for field in schema if field.name not in decoded),
@@ -298,7 +299,7 @@ def _no_scanner() -> Iterator[None]:
             sys.modules[name] = before
 
 
-class _Table:
+class _QueryTable:
     """A table that can be read more than once."""
 
     def __init__(self, schema: pa.Schema, batches: Callable[[], Iterator[pa.RecordBatch]]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from rmqctl.errors import MissingExtraError, UnsupportedError
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.planning import plan
 from rmqctl.sql.pushdown import Filters
 from rmqctl.store.store import Store
@@ -231,7 +231,7 @@ def test_preflight_ends_a_rocksdb_log_where_the_engine_did(
 
 
 def test_the_data_source_does_not_call_them_empty(tmp_path: Path) -> None:
-    options = Options((str(rocksdb_store(tmp_path / "s")),), table="consumequeue")
+    options = ReadOptions((str(rocksdb_store(tmp_path / "s")),), table="consumequeue")
     with pytest.raises(UnsupportedError, match="RocksDB"):
         plan(options, Filters())
 

@@ -13,7 +13,7 @@ import pyarrow.dataset as ds
 
 from rmqctl.export.export import export
 from rmqctl.export.plan import plan
-from rmqctl.export.result import Result
+from rmqctl.export.result import ExportResult
 from rmqctl.export.spec import Export
 from rmqctl.formats.local import message
 from rmqctl.scan.tables import MESSAGE_COLUMNS
@@ -31,7 +31,7 @@ HOST = (b"\x0a\x00\x00\x01", 10911)
 
 
 def run(stores: Sequence[Path], out: Path, form: str = "parquet", pool: Pool | None = None,
-        count: int | None = None, folders: Sequence[str] = (), **spec: Any) -> Result:
+        count: int | None = None, folders: Sequence[str] = (), **spec: Any) -> ExportResult:
     """An export without the command."""
     made = Export.of(form, stores=len(stores), **spec)
     plans = plan([str(one) for one in stores], Selection(), 1, count=count, folders=folders)

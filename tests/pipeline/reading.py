@@ -13,7 +13,7 @@ from rmqctl.ext.spark.source.planning import plan
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.walk import Walk
 from rmqctl.sql import schema
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.reader import TableReader
 from rmqctl.store import Store
@@ -23,13 +23,13 @@ from tests.support.arrow_rows import rows_of
 Row = dict[str, Any]
 
 
-def of(options: Options) -> pa.Table:
+def of(options: ReadOptions) -> pa.Table:
     return read(plan(options, options.filters), options.table, options.filters)
 
 
 def rows(path: Path | str, table: str = "messages", **options: str) -> list[Row]:
     """The rows of a store, in the order of the partitions."""
-    return rows_of(of(Options.of({"path": str(path), "table": table, **options})))
+    return rows_of(of(ReadOptions.of({"path": str(path), "table": table, **options})))
 
 
 def read(parts: list[list[Any]], table: str, filters: Filters) -> pa.Table:

@@ -19,7 +19,7 @@ import pytest
 from rmqctl.ext.spark import register
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.planning import plan
 from rmqctl.store.log.ranges import Threads
 from rmqctl.store.stats import Query, choose_files, collect_many
@@ -88,7 +88,8 @@ CUTS = {"1": lambda fleet: (fleet, 1), "7 each": lambda fleet: (fleet, 7 * len(f
 @pytest.mark.parametrize("cut", list(CUTS)[1:])
 def test_borders_lie_in_messages_and_in_damage(cut, fleet, truth):
     roots, count = CUTS[cut](fleet)
-    options = Options.of({"paths": json.dumps(list(map(str, roots))), "numPartitions": str(count)})
+    options = ReadOptions.of(
+        {"paths": json.dumps(list(map(str, roots))), "numPartitions": str(count)})
     borders = defaultdict(set)
     for piece in itertools.chain.from_iterable(plan(options, options.filters)):
         borders[piece.store, piece.file].add(piece.start)

@@ -343,7 +343,7 @@ def test_interrupted_it_leaves_nothing(golden, tmp_path):
 def test_interrupted_within_a_task_it_leaves_nothing_and_is_silent(form, room, golden, tmp_path,
                                                                    monkeypatch, capfd):
     """With files open, on a disk which may be full as well."""
-    disk, add = Full(1 << 40), export_sink.Sink.add
+    disk, add = Full(1 << 40), export_sink.RangeSink.add
     monkeypatch.setattr(export_attempt, "open", disk, raising=False)
     monkeypatch.setattr(export_sink, "FLUSH", 1)
     monkeypatch.setattr(tolerant, "CHUNK", 8_000)
@@ -356,7 +356,7 @@ def test_interrupted_within_a_task_it_leaves_nothing_and_is_silent(form, room, g
             raise KeyboardInterrupt
         add(sink, batch)
 
-    monkeypatch.setattr(export_sink.Sink, "add", interrupted)
+    monkeypatch.setattr(export_sink.RangeSink, "add", interrupted)
     name, *how = form.split()
     with pytest.raises(KeyboardInterrupt):
         run([golden("5.3.3/basic/store")], tmp_path / "out", name,

@@ -19,7 +19,7 @@ from rmqctl.sql import query_needs
 from rmqctl.sql import session as local_sql
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.query_needs import COLUMNS, Needs, needs
-from rmqctl.sql.session import Session
+from rmqctl.sql.session import QuerySession
 from rmqctl.store.objects import TIMES
 from tests.conftest import GoldenFolder, Runner
 from tests.pipeline import exporting
@@ -31,7 +31,7 @@ FIRST, SECOND = "'1970-01-01 00:00:01Z'", "'1970-01-01 00:00:02Z'"
 
 
 def asked(store: Path, text: str) -> list[dict[str, Any]]:
-    with Session([str(store)]) as session:
+    with QuerySession([str(store)]) as session:
         return list(session.ask(text).rows)
 
 
@@ -222,7 +222,7 @@ def test_errors_of_a_store_are_its_own(golden: GoldenFolder, rmqctl: Runner,
         raise StoreIOError("commitlog/0: the disk is broken")
         yield
 
-    monkeypatch.setattr(local_sql.Session, "_of_files", broken)
+    monkeypatch.setattr(local_sql.QuerySession, "_of_files", broken)
     done = rmqctl("sql", golden(BASIC), "select count(*) from messages").expect(5)
     assert done.err == "rmqctl: error: commitlog/0: the disk is broken\n"
 
@@ -285,6 +285,6 @@ def test_a_signal_within_a_table_ends_the_query_as_itself(
         raise Stop
         yield
 
-    monkeypatch.setattr(Session, "_of_files", stopped)
+    monkeypatch.setattr(QuerySession, "_of_files", stopped)
     with pytest.raises(Stop):
         asked(golden(BASIC), text)

@@ -16,7 +16,7 @@ from rmqctl.ext.spark.source.losses import losses, refuse_losses
 from rmqctl.ext.spark.source.source import SourceReader
 from rmqctl.ext.spark.source.stream import StreamReader
 from rmqctl.sql import schema
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder
 from tests.support import damage
@@ -53,8 +53,8 @@ def lacking(request, golden_copy: GoldenFolder) -> tuple[Path, int]:
     return root, LOSSES[request.param]
 
 
-def options(root: Path, **more: str) -> Options:
-    return Options.of({"path": str(root), **more})
+def options(root: Path, **more: str) -> ReadOptions:
+    return ReadOptions.of({"path": str(root), **more})
 
 
 def test_the_source_does_not_answer_unless_it_is_told_to(lacking):

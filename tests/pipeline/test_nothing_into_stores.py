@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql.types import BinaryType, StringType, StructType
 
 from rmqctl.errors import UsageError
-from rmqctl.export.staging import Staging
+from rmqctl.export.staging import ExportStaging
 from rmqctl.ext.spark.source.write import StoreWriter
 from rmqctl.store.inside_store import enclosing_store, refuse_in_store
 from tests.conftest import GoldenFolder, Runner
@@ -131,7 +131,7 @@ def test_what_is_no_store(tmp_path, monkeypatch):
     assert enclosing_store(tmp_path / "out") is None
     monkeypatch.chdir(tmp_path)
     assert enclosing_store("out") is None
-    with Staging("out") as staging:  # beside a file of that name all is well
+    with ExportStaging("out") as staging:  # beside a file of that name all is well
         staging.publish()
     assert sorted(os.listdir(tmp_path)) == ["commitlog", "config", "index", "lock", "out"]
 

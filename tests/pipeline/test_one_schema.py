@@ -93,9 +93,9 @@ def test_other_tables_of_sql(table: str, golden: GoldenFolder, rmqctl: Runner) -
 @pytest.mark.parametrize("store", [one for one in golden_stores() if is_covering(one)],
                          ids=lambda one: one.id)
 def test_only_what_the_schema_says_is_null(store: Any, golden: GoldenFolder) -> None:
-    from rmqctl.sql.session import Session
+    from rmqctl.sql.session import QuerySession
 
-    with Session([str(golden(store.id))], store.commitlog_dirs) as session:
+    with QuerySession([str(golden(store.id))], store.commitlog_dirs) as session:
         for table, columns in COLUMNS.items():
             never = [name for name, one in columns.items() if "; null: " not in comment_of(one)]
             (counts,) = session.ask("select count(*) as n, " + ", ".join(

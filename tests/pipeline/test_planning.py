@@ -13,7 +13,7 @@ import pytest
 
 from rmqctl.errors import NotAStoreError, StoreIOError, UsageError
 from rmqctl.sql import planning
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.planning import plan
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.reader import LogPiece
@@ -28,7 +28,7 @@ TABLES = ("messages", "frames", "consumequeue", "index")
 
 
 def planned(path: Path | str, table: str = "messages", **options: str):
-    found = Options.of({"path": str(path), "table": table, **options})
+    found = ReadOptions.of({"path": str(path), "table": table, **options})
     return plan(found, found.filters, cores=2)
 
 
@@ -252,14 +252,15 @@ def test_globs_and_lists(golden: GoldenFolder) -> None:
     common = first.parents[2]
     for path in (f"{first},{second}", f"{common}/?.?.3/basic/store",
                  f"{first}/,{common}/*/basic/store", f"file://{first},file:{second}"):
-        assert Options.of({"path": path}).stores() == [str(first), str(second)]
-    assert Options.of({"paths": f'["{first}", "{second}"]'}).stores() == [str(first), str(second)]
+        assert ReadOptions.of({"path": path}).stores() == [str(first), str(second)]
+    assert ReadOptions.of({"paths": f'["{first}", "{second}"]'}).stores() == [
+        str(first), str(second)]
 
 
 def test_a_folder_with_a_star_in_its_name(tmp_path: Path) -> None:
     (tmp_path / "a*,b" / "commitlog").mkdir(parents=True)
     (tmp_path / "aXb" / "commitlog").mkdir(parents=True)
-    assert Options.of({"path": f"{tmp_path}/a*,b"}).stores() == [f"{tmp_path}/a*,b"]
+    assert ReadOptions.of({"path": f"{tmp_path}/a*,b"}).stores() == [f"{tmp_path}/a*,b"]
 
 
 @pytest.mark.parametrize(("options", "words"), [
@@ -277,7 +278,7 @@ def test_a_folder_with_a_star_in_its_name(tmp_path: Path) -> None:
 ])
 def test_wrong_options(options: dict[str, str], words: str) -> None:
     with pytest.raises(UsageError, match=words):
-        Options.of(options)
+        ReadOptions.of(options)
 
 
 def test_what_is_no_store(tmp_path: Path) -> None:

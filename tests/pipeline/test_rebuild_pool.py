@@ -14,7 +14,7 @@ import pytest
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.spark.rebuild import rebuild as pipeline_rebuild
 from rmqctl.ext.spark.rebuild import tasks as rebuild_tasks
-from rmqctl.ext.spark.rebuild.index_tasks import Index, index_tasks
+from rmqctl.ext.spark.rebuild.index_tasks import IndexTask, index_tasks
 from rmqctl.ext.spark.rebuild.rebuild import default_range_size
 from rmqctl.files import durable
 from rmqctl.formats.local.index_file import Shape
@@ -282,8 +282,8 @@ def blind(job, one):
 
 
 def _at(job, folder):
-    return rebuild_tasks.Job(job.root, folder, job.settings, job.grouping, job.rows, job.log_min,
-                             job.log_end, job.batch_topics)
+    return rebuild_tasks.RebuildJob(job.root, folder, job.settings, job.grouping, job.rows,
+                                    job.log_min, job.log_end, job.batch_topics)
 
 
 def test_workers_that_see_other_folders_are_noticed(golden, tmp_path, monkeypatch):
@@ -308,7 +308,7 @@ def test_a_spool_that_was_changed_is_refused(harm, golden, tmp_path):
     class Harming(Unruly):
         def run(self, work, tasks):
             known = list(tasks)
-            if not isinstance(known[0], rebuild_tasks.QueueGroup | Index):
+            if not isinstance(known[0], rebuild_tasks.QueueGroup | IndexTask):
                 yield from super().run(work, known)
                 return
             for path in Path(scratch.path("pipeline")).glob("*.spool"):

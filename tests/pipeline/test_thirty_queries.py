@@ -8,7 +8,7 @@ import duckdb
 import pytest
 
 from rmqctl.output.units import time_text
-from rmqctl.sql.session import Session
+from rmqctl.sql.session import QuerySession
 from tests.pipeline import exporting
 from tests.support import golden as golden_sets
 from tests.support.share import sample
@@ -154,7 +154,7 @@ def test_there_are_thirty():
 
 @pytest.mark.long
 def test_rmqctl_sql(roots, truth):
-    with Session(list(map(str, roots))) as session:
+    with QuerySession(list(map(str, roots))) as session:
         for text, wanted in answers(truth):
             answer = session.ask(text)
             found = [row.values() for row in answer.rows]

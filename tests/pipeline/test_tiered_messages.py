@@ -19,7 +19,7 @@ from rmqctl.formats.tiered.names import cluster_folder, segment_path
 from rmqctl.formats.tiered.units import CODA, CODA_MAGIC, CODA_SIZE, UNIT, CodaRecord, UnitRecord
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from tests.conftest import GoldenFolder
 from tests.pipeline import reading
 from tests.support.arrow_rows import rows_of
@@ -253,13 +253,13 @@ def test_conditions(golden: GoldenFolder):
             ({"since": str(since), "until": str(until)},
              lambda one: since <= one["store_timestamp"] <= until)):
         assert rows(root, numPartitions="5", **options) == [one for one in every if holds(one)]
-    parts = plan(options := Options.of({"path": str(root), "table": TABLE, "topic": topic}),
+    parts = plan(options := ReadOptions.of({"path": str(root), "table": TABLE, "topic": topic}),
                  options.filters)
     assert {piece.queue.topic for part in parts for piece in part} == {topic}
 
 
 def test_partitions_are_about_equal(golden: GoldenFolder):
-    options = Options.of({"path": str(golden(STORE)), "table": TABLE, "numPartitions": "4"})
+    options = ReadOptions.of({"path": str(golden(STORE)), "table": TABLE, "numPartitions": "4"})
     parts = plan(options, options.filters)
     counts = [len(reading.read([part], TABLE, options.filters)) for part in parts]
     assert sum(counts) == 300
@@ -290,9 +290,9 @@ def test_usage(golden: GoldenFolder, tmp_path):
     path = str(golden(STORE))
     for given in ({"startPhy": "0"}, {"endPhy": "9"}, {"commitlogDirs": "a"}, {"orphans": "all"}):
         with pytest.raises(UsageError, match=next(iter(given))):
-            Options.of({"path": path, "table": TABLE, **given})
+            ReadOptions.of({"path": path, "table": TABLE, **given})
     with pytest.raises(UsageError, match="orphans does not apply to the table messages"):
-        Options.of({"path": path, "orphans": "include"})
+        ReadOptions.of({"path": path, "orphans": "include"})
     with pytest.raises(NotAStoreError, match="not a tier"):
         rows(tmp_path)
     assert rows(golden(STORE), topic="nothing") == []
@@ -302,7 +302,7 @@ def test_usage(golden: GoldenFolder, tmp_path):
 @pytest.mark.parametrize("kind", ["COMMIT_LOG", "CONSUME_QUEUE"])
 def test_what_becomes_shorter_after_planning_is_said(kind, orphans, golden_copy: GoldenFolder):
     root = golden_copy(STORE)
-    options = Options.of({"path": str(root), "table": TABLE, "orphans": orphans})
+    options = ReadOptions.of({"path": str(root), "table": TABLE, "orphans": orphans})
     parts = plan(options, options.filters)
     path = max((root / "tieredstore").rglob(f"{kind}/*"), key=lambda one: one.stat().st_size)
     os.truncate(path, path.stat().st_size // 2)
@@ -318,7 +318,7 @@ def test_what_is_appended_after_planning_is_not_read(golden_copy: GoldenFolder):
     root = golden_copy(STORE)
     before = rows(root)
     for more in ({}, {"orphans": "include"}):
-        options = Options.of({"path": str(root), "table": TABLE, **more})
+        options = ReadOptions.of({"path": str(root), "table": TABLE, **more})
         parts = plan(options, options.filters)
         for kind in ("COMMIT_LOG", "CONSUME_QUEUE"):
             for path in (root / "tieredstore").rglob(f"{kind}/*"):

@@ -282,7 +282,7 @@ def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
     opened: list[int] = []
     now = 0
 
-    class Counted(sorted_runs._Cursor):
+    class Counted(sorted_runs._RunCursor):
         def __init__(self, *given):
             nonlocal now
             now += 1
@@ -294,7 +294,7 @@ def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
             super().advance()
             now -= self._batch is None
 
-    monkeypatch.setattr(sorted_runs, "_Cursor", Counted)
+    monkeypatch.setattr(sorted_runs, "_RunCursor", Counted)
     behind = spooled(tmp_path, [[(number, number)] for number in range(20)], 1)
     assert sum(one.num_rows for one in sorted_runs.merged(str(tmp_path), behind, SCHEMA)) == 20
     assert max(opened) == 1

@@ -26,7 +26,7 @@ from rmqctl.errors import FormatError, NotAStoreError, RefusedError, StoreIOErro
 from rmqctl.files.remote import ranges, tree
 from rmqctl.files.remote.ranges import Ranges
 from rmqctl.files.remote.reader import RemoteReader
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.store import Store
 from tests.conftest import GoldenFolder, Runner
 from tests.support import golden
@@ -311,8 +311,8 @@ def test_the_spark_source_of_a_log_elsewhere(
     for table in ("messages", "frames", "consumequeue", "index"):
         found = []
         for path, logs in ((str(root), folders), (place, there)):
-            options = Options.of({"path": path, "table": table, "commitlogDirs": ",".join(logs),
-                                  "numPartitions": "4"})
+            options = ReadOptions.of({"path": path, "table": table, "commitlogDirs": ",".join(logs),
+                                      "numPartitions": "4"})
             parts = pickle.loads(pickle.dumps(plan(options, options.filters)))
             vfs.unmount_all()
             rows = [row for part in parts

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from rmqctl.commands.shared.serve_shown import Shown, overview
+from rmqctl.commands.shared.serve_shown import ServeOutput, overview
 from rmqctl.ext.serve import figures
 from rmqctl.ext.serve.figures import CountWatch
 from rmqctl.ext.serve.remoting.client import Client
@@ -157,7 +157,7 @@ def ended(client: socket.socket) -> bytes:
 def test_an_event_is_no_longer_than_what_a_pipe_takes_at_once() -> None:
     for name in ("\U000e0001" * 300, "\x00" * 300, "\u202e" * 300, "\ud800" * 300):
         paper = io.StringIO()
-        Shown(Output.open("jsonl", stdout=paper)).tell(
+        ServeOutput(Output.open("jsonl", stdout=paper)).tell(
             event="joined", broker="broker-a", group=name, client=name)
         assert len(paper.getvalue().encode()) <= 4096
         assert json.loads(paper.getvalue())["event"] == "joined"

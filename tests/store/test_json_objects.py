@@ -12,7 +12,7 @@ import pytest
 
 from rmqctl.broker.view import view_of
 from rmqctl.formats.local import sysflag
-from rmqctl.output.cells import Encoded, Layout
+from rmqctl.output.cells import Encoded, RowLayout
 from rmqctl.output.jsonlines import writer
 from rmqctl.output.streams import Sink, WriterTarget
 from rmqctl.scan.json_cells import LONG
@@ -36,7 +36,7 @@ PROJECTIONS = (
     Projection(), Projection(body="base64"), Projection(body="utf-8"), Projection(body="none"),
     Projection(decompress=True), Projection(("body_encoding", "msg_id")), Projection(("body",)),
     Projection(("property.KEYS", "keys", "property.a", "topic", "tags")))
-PLAIN = Layout(None, None, None, None, None)
+PLAIN = RowLayout(None, None, None, None, None)
 HOSTILE = ("\x1b]0;title\x07", "\u202etxet", "\u2028\u2029", "\x7f\x80\x9f", '"\\', "\r\n\t\b\f\0",
            "<script>", "'; --", "消息 🙂", "=1+1")
 

@@ -72,7 +72,7 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
     defaults: dict[str, Default] = {}
     path = config_path()
     if os.path.isfile(path):
-        defaults = _File(path, registry).defaults(spec, by_key, ctx)
+        defaults = _DefaultsFile(path, registry).defaults(spec, by_key, ctx)
     for key, param in by_key.items():
         names = [variable(spec.name, key)]
         if key in GENERAL and key not in _ASKS_ITSELF:
@@ -86,7 +86,7 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
     return defaults
 
 
-class _File:
+class _DefaultsFile:
     """The configuration file. Raises UsageError for anything wrong in it."""
 
     def __init__(self, path: str, registry: Iterable[CommandSpec]) -> None:

@@ -46,7 +46,7 @@ _YOUNG = 10_000
 """Number of new objects after which Python looks for cycles: a store may create millions."""
 
 
-class Command(HelpMixin, typer.core.TyperCommand):
+class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
     """A command of rmqctl: its help names its effect, and its STORE may come from RMQCTL_STORE."""
 
     spec: CommandSpec
@@ -246,7 +246,7 @@ def _may_mutate(command: Any) -> bool:
     return isinstance(command, Placeholder) and command.spec.effect == "mutates"
 
 
-def _for_target(command: Command, words: list[str]) -> tuple[Command, list[str]]:
+def _for_target(command: RmqctlCommand, words: list[str]) -> tuple[RmqctlCommand, list[str]]:
     """Return the command, or its counterpart for tiers if the words name a tier, and its words."""
     spec = OF_TIERS.get(command.spec.name)
     if {"-h", "--help"} & set(words):
@@ -263,19 +263,19 @@ def _for_target(command: Command, words: list[str]) -> tuple[Command, list[str]]
     return load(spec), words if first in words else [first, *words]
 
 
-def load(spec: CommandSpec) -> Command:
+def load(spec: CommandSpec) -> RmqctlCommand:
     """Import a command's module and return its typer command."""
     module = importlib.import_module(spec.module)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(
         name=spec.name[-1],
-        cls=Command,
+        cls=RmqctlCommand,
         short_help=spec.help,
         epilog=f"Effect: {spec.effect}: {_promise(spec)}.",
         context_settings=dict(CONTEXT_SETTINGS),
     )(spelled_out(module.command))
     command: Any = typer.main.get_command(app)
-    assert isinstance(command, Command)
+    assert isinstance(command, RmqctlCommand)
     command.spec = spec
     use_light_coercion(command.params)
     return command

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.messages import ReadFaults
 from rmqctl.commands.shared.options import Jobs, Out, StoreQueues, worker_count
 from rmqctl.commands.shared.store_warnings import warn_of_log
 
@@ -36,7 +36,7 @@ def command(
     from rmqctl.broker.view import view_of
     from rmqctl.store.queue.topic_queue_table import COLUMNS, disagreements, rebuild
 
-    faults = Faults(out)
+    faults = ReadFaults(out)
     with store.open() as opened:
         warn_of_log(out, opened)
         total = opened.log.size

@@ -112,9 +112,9 @@ def command(
         raise UsageError("--state cannot be used with several stores: each has a state file of its "
                          "own")
     # The checks, one store after the other.
-    check = _Check(options, max_findings, spark, cron, out, state if since_last else None,
-                   since_last, tiered, tier_asked=tiered and only is not None,
-                   named=len(roots) > 1)
+    check = _StoreCheck(options, max_findings, spark, cron, out, state if since_last else None,
+                        since_last, tiered, tier_asked=tiered and only is not None,
+                        named=len(roots) > 1)
     judged = []
     for root in roots:
         _outside(root, {"--format-prometheus": prometheus, "--baseline": cron.baseline})
@@ -157,7 +157,7 @@ def _file(out: Output, path: str, most: int, fail_on: str, *, given: bool) -> bo
 
 
 @dataclass
-class _Check:
+class _StoreCheck:
     """The check of each store. ``named``: notes name their store, because there are several;
     ``tiered``: also check a tier in the store. ``baselines`` are those of the checked stores.
     """

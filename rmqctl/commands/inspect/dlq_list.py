@@ -12,7 +12,7 @@ from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.dead_letters import OF_DEAD_LETTERS, refuse_unknown
 from rmqctl.commands.shared.message_options import SelectOptions
-from rmqctl.commands.shared.messages import Faults, message_render
+from rmqctl.commands.shared.messages import ReadFaults, message_render
 from rmqctl.commands.shared.options import Out, StoreIndex, View, Zone
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def command(
     from rmqctl.store.groups.dead_letters import COLUMNS, groups_with
 
     wanted = select.selection(tz)
-    faults = Faults(out)
+    faults = ReadFaults(out)
     with store.open() as opened:
         opened.layout.require(store.root, "consumequeue")
         if group is not None:
@@ -61,7 +61,7 @@ def command(
 
 
 def _rows(view: Bounds, groups: list[str], wanted: Selection,
-          faults: Faults) -> Iterator[dict[str, Any]]:
+          faults: ReadFaults) -> Iterator[dict[str, Any]]:
     from rmqctl.store.groups.dead_letters import Requeued, dead_letters
 
     requeued = Requeued(view, faults.report)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.messages import ReadFaults
 from rmqctl.commands.shared.options import Out, StoreQueues, View, Zone
 from rmqctl.output.units import count_text, size_text, time_text
 
@@ -38,7 +38,7 @@ def command(
     from rmqctl.repair.executor.journal import history, put_aside, repair_folder
     from rmqctl.store.space import COLUMNS, space
 
-    faults = Faults(out)
+    faults = ReadFaults(out)
     with store.open() as opened:
         with out.progress("reading consume queues", None) as progress:
             usage = space(view_of(opened, view), faults.report, progress.advance)

@@ -39,7 +39,7 @@ from rmqctl.parse_values import is_url
 if TYPE_CHECKING:
     from rmqctl.export.one_file import Form
     from rmqctl.export.plan import StorePlan
-    from rmqctl.export.result import Result
+    from rmqctl.export.result import ExportResult
     from rmqctl.export.spec import Export
     from rmqctl.output import Output
 
@@ -136,7 +136,8 @@ def command(
     if any(piece.served for store_plan in plans for piece in store_plan.pieces):
         out.note(f"{wanted.topic}: {SERVED}")
     with uploaded(target) as path:
-        result = _exported(out, plans, spec, path, _Way(form, select.count, manifest, jobs))
+        result = _exported(out, plans, spec, path,
+                           _ExportSettings(form, select.count, manifest, jobs))
     result = replace(result, out=without_secrets(target))
     # On standard output the data must stay alone, so the summary goes to stderr.
     if target == _STREAM:
@@ -175,7 +176,7 @@ def _form(target: str, format: str | None, partition_by: str | None) -> Form | N
     return by_name
 
 
-class _Way(NamedTuple):
+class _ExportSettings(NamedTuple):
     """How to export: ``form`` of the file (None: a folder), ``most``: maximum number of
     messages.
     """
@@ -186,7 +187,8 @@ class _Way(NamedTuple):
     jobs: int
 
 
-def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str, way: _Way) -> Result:
+def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
+              way: _ExportSettings) -> ExportResult:
     from rmqctl.export.one_file import export_file, write
     from rmqctl.store.log.ranges import Threads
 

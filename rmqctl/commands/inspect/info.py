@@ -50,10 +50,10 @@ def command(
                     else None)
     unknown = Phrase("not checked: run rmqctl verify")
     lost = unknown if repaired is None else Joined("; ", [repaired, unknown])
-    out.document(facts, lambda page: _Screen(page, facts, lost, tz, out.verbose > 0).show())
+    out.document(facts, lambda page: _InfoScreen(page, facts, lost, tz, out.verbose > 0).show())
 
 
-class _Screen:
+class _InfoScreen:
     """The screen for people; with ``full``, nothing is omitted."""
 
     def __init__(self, page: Human, facts: dict[str, Any], lost: str, tz: tzinfo,

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from rmqctl.commands.app.completing import complete_groups
-from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.messages import ReadFaults
 from rmqctl.commands.shared.options import Out, Queue, StoreQueues, Topic, Zone
 from rmqctl.output.units import duration_text, time_text
 from rmqctl.parse_values import now_ms
@@ -47,7 +47,7 @@ def command(
     """
     from rmqctl.checks.popped import COLUMNS, LOST, ORPHANED, UNDECIDED, popped
 
-    now, faults = now_ms(), Faults(out)
+    now, faults = now_ms(), ReadFaults(out)
     with store.open() as opened:
         result = popped(opened, now, faults.report, lambda point: (
             group in (None, point.consumerGroup) and topic in (None, point.topic)

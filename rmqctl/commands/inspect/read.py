@@ -9,7 +9,7 @@ import typer
 
 from rmqctl.commands.app.completing import complete_groups
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
-from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
+from rmqctl.commands.shared.messages import ReadFaults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues
 from rmqctl.commands.shared.store_warnings import tell_left_over
 from rmqctl.errors import ExitCode, UsageError
@@ -85,7 +85,7 @@ def command(
     # What to read and what to show of it.
     projection = show.projection(out)
     wanted = select.selection(show.tz, show.decoding)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with store.open() as opened:
         bounds = view_of(opened, "disk" if view == "auto" else view)
         bounds.compacted |= view == "auto"
@@ -118,7 +118,7 @@ def command(
 
 
 def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
-                faults: Faults) -> Selection:
+                faults: ReadFaults) -> Selection:
     """Return the selection of the queues that a group reads, from its offsets on; report
     problems.
     """

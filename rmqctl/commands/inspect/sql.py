@@ -49,7 +49,7 @@ def command(
     leave_pandas_out()
     from rmqctl.commands.shared.exporting import warn_of_lost
     from rmqctl.sql.schema import MESSAGES, says
-    from rmqctl.sql.session import Session
+    from rmqctl.sql.session import QuerySession
     from rmqctl.store import Store
     from rmqctl.store.queue.compaction import SERVED, served_queues
 
@@ -66,7 +66,7 @@ def command(
                     out.note(f"{topic}: {SERVED}")
     decoding = None if decode is None else decoding_of(decode)
     # Rows are printed while DuckDB computes them.
-    with out.progress("reading the log", size) as progress, Session(
+    with out.progress("reading the log", size) as progress, QuerySession(
             stores, folders, progress.advance, decoding, compacted=view == "auto") as session:
         answer = session.ask(text)
         rows = answer.rows if limit is None else islice(answer.rows, limit)

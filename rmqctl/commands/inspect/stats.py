@@ -13,9 +13,9 @@ from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.commands.shared.spark_options import SparkOptions
 from rmqctl.commands.shared.stats import (
     By,
-    Figures,
-    Source,
+    StatsFigures,
     StatsOptions,
+    StatsSource,
     count,
     lacking,
     show,
@@ -45,7 +45,7 @@ def command(
     if spark.engine != "local":
         store = replace(store, root=vfs.abspath(store.root))  # workers stand in other folders
     with store.open() as opened:
-        sources = [Source.choose(out, opened, query)]
+        sources = [StatsSource.choose(out, opened, query)]
         sums = count(out, sources, query, spark)
-        statistics = Figures(by, sums, lacking=lacking(out, sources, sums))
+        statistics = StatsFigures(by, sums, lacking=lacking(out, sources, sums))
     show(out, statistics, figures)

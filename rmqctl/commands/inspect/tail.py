@@ -10,7 +10,7 @@ import typer
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
-from rmqctl.commands.shared.messages import Faults, show_rows
+from rmqctl.commands.shared.messages import ReadFaults, show_rows
 from rmqctl.commands.shared.options import Out, StoreLog
 from rmqctl.errors import UsageError
 from rmqctl.output import FLUSH
@@ -56,7 +56,7 @@ def command(
         raise UsageError("--follow has no end, so it cannot print a JSON array: use -o jsonl")
     projection = show.projection(out)
     wanted = select.selection(show.tz, show.decoding)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with store.open() as opened:
         tail = Tail(View(opened), wanted, faults.report, follow=follow)
         rows = _rows(tail, lines, projection, faults)
@@ -69,7 +69,7 @@ def command(
 
 
 def _rows(tail: Tail, count: int, projection: Projection,
-          faults: Faults) -> Iterator[Mapping[str, Any]]:
+          faults: ReadFaults) -> Iterator[Mapping[str, Any]]:
     from rmqctl.store.pages import RecordPage
 
     records = tail.last(count)
@@ -83,8 +83,8 @@ def _closed(rows: Iterator[Mapping[str, Any]], tail: Tail) -> Iterator[Mapping[s
     tail.report_torn()
 
 
-def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, projection: Projection, faults: Faults,
-              pause: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
+def _followed(rows: Iterator[Mapping[str, Any]], tail: Tail, projection: Projection,
+              faults: ReadFaults, pause: Callable[[], None]) -> Iterator[Mapping[str, Any]]:
     from rmqctl.store.log.tail import conditions_of
     from rmqctl.store.pages import RecordPage
     from rmqctl.store.query.conditions import filtered

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.messages import ReadFaults
 from rmqctl.commands.shared.options import Out, StoreIndex, Zone
 from rmqctl.output.units import duration_text, time_text
 from rmqctl.parse_values import now_ms, parse_duration
@@ -44,7 +44,7 @@ def command(
     """
     from rmqctl.checks.transactions import COLUMNS, OPEN, WAITING, transactions
 
-    now, faults = now_ms(), Faults(out)
+    now, faults = now_ms(), ReadFaults(out)
     with store.open() as opened:
         shown = [some for some in transactions(opened, now, faults.report)
                  if group in (None, some.group)

@@ -17,7 +17,7 @@ from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.export.plan import StorePlan
-    from rmqctl.export.result import Result
+    from rmqctl.export.result import ExportResult
     from rmqctl.export.spec import Export
     from rmqctl.output import Human, Output
 
@@ -87,7 +87,7 @@ def command(
 
 
 def _exported(out: Output, plans: list[StorePlan], spec: Export, target: str,
-              spark: SparkOptions) -> Result:
+              spark: SparkOptions) -> ExportResult:
     from rmqctl.export.export import export
     from rmqctl.store.log.ranges import Threads
 

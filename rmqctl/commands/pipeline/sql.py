@@ -115,14 +115,14 @@ def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, s
     """
     from rmqctl.ext.spark.source.planning import estimate
     from rmqctl.ext.spark.source.tiered import holding
-    from rmqctl.sql.options import Options
+    from rmqctl.sql.options import ReadOptions
     from rmqctl.sql.schema import named_tables
 
     rows = []
     for table in named_tables(text):
         named = holding(table, stores)
         given = {**options, "table": table, "paths": json.dumps(named)}
-        pieces, size = estimate(Options.of(given))
+        pieces, size = estimate(ReadOptions.of(given))
         rows.append({"view": table, "stores": len(named), "partitions": pieces, "bytes": size})
     if not rows:
         out.note("the query reads none of the views")

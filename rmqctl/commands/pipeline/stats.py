@@ -13,9 +13,9 @@ from rmqctl.commands.shared.options import DryRead, Out
 from rmqctl.commands.shared.spark_options import SparkOptions, Stores, named_stores
 from rmqctl.commands.shared.stats import (
     By,
-    Figures,
-    Source,
+    StatsFigures,
     StatsOptions,
+    StatsSource,
     count,
     lacking,
     pieces,
@@ -57,14 +57,16 @@ def command(
     with ExitStack() as opened:
         sources = [
             # Workers stand in other folders.
-            Source.choose(out, opened.enter_context(Store.open(vfs.abspath(name))), query, name)
+            StatsSource.choose(
+                out, opened.enter_context(Store.open(vfs.abspath(name))), query, name)
             for name in names
         ]
         if dry_run:
             _show_pieces(out, *pieces(sources, spark))
             return
         sums = count(out, sources, query, spark, together=together)
-        statistics = Figures(by, sums, None if together else names, lacking(out, sources, sums))
+        statistics = StatsFigures(by, sums, None if together else names,
+                                  lacking(out, sources, sums))
     show(out, statistics, figures)
 
 

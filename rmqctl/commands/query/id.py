@@ -8,7 +8,7 @@ import typer
 
 from rmqctl.commands.app.completing import complete_topics
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found
+from rmqctl.commands.shared.messages import ReadFaults, not_found
 from rmqctl.commands.shared.options import Out, StoreIndex
 from rmqctl.commands.shared.tracking import Track, show_found
 from rmqctl.errors import UsageError
@@ -52,7 +52,7 @@ def command(
     wanted = [part for part in msgid.replace(" ", "").split(",") if part]
     if not wanted:
         raise UsageError("no message id given")
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     records: list[Record] = []
     reasons: list[str] = []
     with store.sampled(out) as opened:

@@ -6,7 +6,7 @@ import shlex
 from typing import TYPE_CHECKING
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found
+from rmqctl.commands.shared.messages import ReadFaults, not_found
 from rmqctl.commands.shared.options import Out, StoreIndex, View
 from rmqctl.commands.shared.query_options import KeyQuery
 from rmqctl.commands.shared.tracking import Track, show_found
@@ -39,7 +39,7 @@ def command(
     # Resolve the options before the store is opened.
     projection = show.projection(out)
     begin, end = query.window(show.tz)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with store.sampled(out) as opened:
         # Ask the index as a broker does.
         answer = lookup.by_key(
@@ -65,7 +65,7 @@ def command(
     faults.end()
 
 
-def _why_incomplete(store: OpenedStore, faults: Faults) -> str:
+def _why_incomplete(store: OpenedStore, faults: ReadFaults) -> str:
     if store.snapshot is not None and not faults.has_findings:
         return "the index does not contain the newest messages yet, because a broker is writing"
     return "the index is damaged or lags the log"

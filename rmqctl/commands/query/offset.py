@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found
+from rmqctl.commands.shared.messages import ReadFaults, not_found
 from rmqctl.commands.shared.options import Out, Queue, StoreQueues, Topic
 from rmqctl.commands.shared.tracking import Track, show_found
 from rmqctl.errors import UsageError
@@ -50,7 +50,7 @@ def command(
     if phy is not None and (topic is not None or queue is not None):
         raise UsageError("--topic and --queue cannot be combined with --phy")
     projection = show.projection(out)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with store.sampled(out) as opened:
         if phy is not None:
             record, reason = _in_log(opened, phy, around, faults.report)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rmqctl.broker.versions import version_of
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
+from rmqctl.commands.shared.messages import ReadFaults, not_found, rows_of, show_rows
 from rmqctl.commands.shared.options import Out, StoreQueues, View
 from rmqctl.commands.shared.time_options import StoreTimeQuery, time_document, time_in_words
 from rmqctl.errors import UsageError
@@ -35,7 +35,7 @@ def command(
         raise UsageError(f"--broker-version {query.like} has no --boundary: it returns the message "
                          "nearest in time")
     when = query.when(show.tz)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with store.sampled(out) as opened:
         bounds = view_of(opened, view, version)
         # The queue offset that belongs to the time, and the queue's bounds.

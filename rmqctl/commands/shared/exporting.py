@@ -12,7 +12,7 @@ from rmqctl.output.units import count_text, counted, size_text
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight.missing import MissingMessages
-    from rmqctl.export.result import Result, StoreResult
+    from rmqctl.export.result import ExportResult, StoreResult
     from rmqctl.export.spec import Export
     from rmqctl.output import Human, Output
 
@@ -57,7 +57,7 @@ def named_parts(text: str) -> list[str]:
     return [] if named == ["none"] else named
 
 
-def warn_of(out: Output, result: Result) -> None:
+def warn_of(out: Output, result: ExportResult) -> None:
     """Report missing and damaged data, with the first places of each kind."""
     from rmqctl.export.manifest import NAME as MANIFEST
 
@@ -71,7 +71,7 @@ def warn_of(out: Output, result: Result) -> None:
                  else "the export is incomplete")
 
 
-def report(out: Output, result: Result, spec: Export) -> None:
+def report(out: Output, result: ExportResult, spec: Export) -> None:
     """Report the exported messages, files and bytes."""
     from rmqctl.export.manifest import summary
 

@@ -59,7 +59,7 @@ def rows_of(out: Output, pages: Iterable[Page],
 
 
 def show_records(out: Output, records: Sequence[Record], projection: Projection, tz: tzinfo,
-                 faults: Faults) -> None:
+                 faults: ReadFaults) -> None:
     """Print single records. People see all fields if there is only one message."""
     from rmqctl.store.objects import FIELDS
     from rmqctl.store.pages import RecordPage
@@ -89,7 +89,7 @@ def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
     return shown
 
 
-def not_found(out: Output, faults: Faults, *reasons: str) -> None:
+def not_found(out: Output, faults: ReadFaults, *reasons: str) -> None:
     """Report why a query found nothing; the exit code becomes at least 1."""
     for reason in reasons:
         out.warn(reason)
@@ -102,7 +102,7 @@ def undecided_text(count: int) -> str:
             "message's body)")
 
 
-class Faults:
+class ReadFaults:
     """The problems of reading: reported on stderr, and counted for the exit code."""
 
     def __init__(self, out: Output, show: MessageOptions | None = None) -> None:

@@ -36,7 +36,7 @@ _HEAD_LINES = 18
 """Lines of the screen besides the rows of groups, topics and clients."""
 
 
-class Shown:
+class ServeOutput:
     """The output of a server's events, problems and figures. If nobody reads it, the server does
     not wait: events are dropped, and the next event contains their number.
     """

@@ -60,7 +60,7 @@ _MAX_COLUMNS = 20_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-class Lacking(NamedTuple):
+class StoreGaps(NamedTuple):
     """Known gaps in the figures of a store: ``lost`` messages, and whether the log has ``holes``
     (zeros or a missing file between messages).
     """
@@ -70,7 +70,7 @@ class Lacking(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class StatsFigures:
     """The figures: ``sums`` by store, in order; ``stores`` are their names if shown, and
     ``lacking`` the gaps of each (empty: not determined). ``by`` is the requested key: ``store``, or
     the key of the sums.
@@ -79,7 +79,7 @@ class Figures:
     by: str
     sums: Sequence[Aggregate]
     stores: Sequence[str] | None = None
-    lacking: Sequence[Lacking] = ()
+    lacking: Sequence[StoreGaps] = ()
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -121,7 +121,7 @@ def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
         )
 
 
-def show(out: Output, figures: Figures, options: StatsOptions) -> None:
+def show(out: Output, figures: StatsFigures, options: StatsOptions) -> None:
     """Print the figures in the chosen form; exit with 5 if part of a log was not read, 1 if it is
     damaged.
     """
@@ -133,7 +133,7 @@ def show(out: Output, figures: Figures, options: StatsOptions) -> None:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def _show(out: Output, figures: Figures, options: StatsOptions) -> None:
+def _show(out: Output, figures: StatsFigures, options: StatsOptions) -> None:
     from rmqctl.store.stats import VALUE_COLUMNS, total
 
     # Sort all rows before the list is shortened.
@@ -182,7 +182,7 @@ def _named(row: dict[str, Any]) -> dict[str, Any]:
     return {**row, **absent} if absent else row
 
 
-def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
+def document_of(figures: StatsFigures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
     """Return the JSON object of the figures with the rows ``shown`` out of ``groups``."""
     from rmqctl.store.stats import total
 
@@ -204,7 +204,7 @@ def document_of(figures: Figures, shown: list[dict[str, Any]], groups: int) -> d
     return document
 
 
-def _coverage(sums: Sequence[Aggregate], lacking: Sequence[Lacking]) -> dict[str, Any]:
+def _coverage(sums: Sequence[Aggregate], lacking: Sequence[StoreGaps]) -> dict[str, Any]:
     names = ("bytes_in_messages", "bytes_blank", "bytes_zero", "bytes_damaged")
     counts = {name: sum(getattr(aggregate, name) for aggregate in sums) for name in names}
     replaced = sum(aggregate.replaced for aggregate in sums)
@@ -278,7 +278,7 @@ def _summary(total: dict[str, Any], groups: int, shown: int, tz: tzinfo) -> str:
 
 
 def _plot(
-    page: Human, figures: Figures, rows: list[dict[str, Any]], sort: str | None, tz: tzinfo
+    page: Human, figures: StatsFigures, rows: list[dict[str, Any]], sort: str | None, tz: tzinfo
 ) -> None:
     from rmqctl.output.plot import bars
     from rmqctl.store.stats import TIME_STEPS
@@ -344,7 +344,7 @@ def _whole(value: float) -> float:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class StatsSource:
     """The log files of a store that are read; ``opened`` is the store."""
 
     store: str
@@ -372,7 +372,7 @@ class Source:
         return sum(file.size for file in self.files)
 
 
-def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> int:
+def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int) -> int:
     """Return the bytes of a range; ``partitions`` are those of the largest store."""
     from rmqctl.store.stats import range_size_for
 
@@ -382,7 +382,7 @@ def range_size(sources: Sequence[Source], partitions: int | None, jobs: int) -> 
     return range_size_for(logs, jobs, partitions)
 
 
-def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOptions, *,
+def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: SparkOptions, *,
           together: bool = False) -> list[Aggregate]:
     """Return the sums by store (``together``: one for all), and warn of messages that they do not
     include.
@@ -419,7 +419,8 @@ def count(out: Output, sources: Sequence[Source], query: Query, spark: SparkOpti
     return sums
 
 
-def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -> list[Lacking]:
+def lacking(out: Output, sources: Sequence[StatsSource],
+            sums: Sequence[Aggregate]) -> list[StoreGaps]:
     """Return the gaps in the log of each store and warn of them; for one sum of several stores, the
     gaps of all of them together.
     """
@@ -444,11 +445,11 @@ def lacking(out: Output, sources: Sequence[Source], sums: Sequence[Aggregate]) -
                      "`rmqctl verify` shows where")
         for text in lost_texts(lost):
             out.warn(where + text)
-        lacks.append(Lacking(lost, holes))
+        lacks.append(StoreGaps(lost, holes))
     return lacks
 
 
-def pieces(sources: Sequence[Source], spark: SparkOptions) -> tuple[
+def pieces(sources: Sequence[StatsSource], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
     """Return what would be read: (engine, why, a row per store with files, ranges and bytes). The
     logs are only read to find where the used bytes end.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rmqctl.commands.shared.messages import Faults, show_records
+from rmqctl.commands.shared.messages import ReadFaults, show_records
 from rmqctl.output.units import time_text
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _UNTOLD = ("a store does not show whether a tag filter skipped a message, or whe
 
 
 def show_found(out: Output, store: OpenedStore, records: Sequence[Record], projection: Projection,
-               tz: tzinfo, faults: Faults, *, track: bool) -> None:
+               tz: tzinfo, faults: ReadFaults, *, track: bool) -> None:
     """Show the messages of a query. With ``track``, also show what consumer groups did with them;
     for a DLedger log, also the headers of their entries: for programs as fields of each message,
     for people in tables below. Raises StoreIOError.
@@ -71,7 +71,7 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
     faults.has_findings |= not groups.positions_known
 
 
-def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: Faults,
+def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: ReadFaults,
               more: Sequence[Mapping[str, Any]]) -> None:
     """Print the messages as rows, each with its fields of ``more``, which all have the same
     names.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.messages import ReadFaults, not_found, show_records
 from rmqctl.commands.shared.options import Out
 from rmqctl.commands.shared.query_options import KeyQuery, TierKeyQuery
 from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierIndex
@@ -42,7 +42,7 @@ def command(
         raise UsageError("--as-broker cannot be combined with --raw or --type")
     projection = show.projection(out)
     since, until = query.window(show.tz)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with (tier.open() as opened,
           by_key.IndexFiles.open(opened, tier.broker, tier.index_slots, tier.index_max) as files):
         answer: KeyAnswer | None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found, show_records
+from rmqctl.commands.shared.messages import ReadFaults, not_found, show_records
 from rmqctl.commands.shared.options import Out, RequiredQueue, RequiredTopic
 from rmqctl.commands.shared.tiered_options import LocalOptions, TierBroker
 from rmqctl.errors import UsageError
@@ -67,7 +67,7 @@ def command(
         raise UsageError("--tag requires --as-broker and cannot be combined with --local")
     local.check()
     projection = show.projection(out)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with tier.open() as opened:
         flat_queue = opened.queue(topic, queue, tier.broker)
         answer: RoutedGet | None = None

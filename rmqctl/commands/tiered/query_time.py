@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rmqctl.commands.shared.message_options import MessageOptions
-from rmqctl.commands.shared.messages import Faults, not_found, rows_of, show_rows
+from rmqctl.commands.shared.messages import ReadFaults, not_found, rows_of, show_rows
 from rmqctl.commands.shared.options import Out
 from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierBroker
 from rmqctl.commands.shared.time_options import TierTimeQuery, time_document, time_in_words
@@ -43,7 +43,7 @@ def command(
         raise UsageError("--broker-version cannot be combined with --as-broker or --local")
     topic, queue, when = query.topic, query.queue, query.when(show.tz)
     projection = show.projection(out)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with tier.open() as opened:
         missing: str | None = None
         answer = None

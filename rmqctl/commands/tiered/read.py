@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rmqctl.commands.app.option_groups import pick
 from rmqctl.commands.shared.message_options import MessageOptions, SelectOptions
-from rmqctl.commands.shared.messages import Faults, rows_of, show_rows
+from rmqctl.commands.shared.messages import ReadFaults, rows_of, show_rows
 from rmqctl.commands.shared.options import Out
 from rmqctl.commands.shared.tiered_options import LocalOptions, TierBroker
 from rmqctl.errors import UsageError
@@ -49,7 +49,7 @@ def command(
     # Resolve the options before the tier is opened.
     projection = show.projection(out)
     wanted = select.selection(show.tz, show.decoding)
-    faults = Faults(out, show)
+    faults = ReadFaults(out, show)
     with tier.open() as opened:
         # As a broker reads that has the local log and the tier, or the tier alone.
         if local.root is not None and topic is not None:

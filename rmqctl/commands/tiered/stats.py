@@ -67,8 +67,8 @@ def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None
         from rmqctl.ext.tiered.read.stats import Query
 
         names, sums = [""], [Query("none" if by == "broker" else by).start(None)]
-    figures = stats.Figures("none" if by == "broker" else by, sums,
-                            names if by == "broker" else None)
+    figures = stats.StatsFigures("none" if by == "broker" else by, sums,
+                                 names if by == "broker" else None)
     if by == "broker":
         rows = [{"broker": row.pop("store"), **row} for row in figures.rows(tz, sort)]
         rows = rows[:top]

@@ -18,7 +18,7 @@ from rmqctl.commands.shared.dead_letters import OF_DEAD_LETTERS, refuse_unknown
 from rmqctl.commands.shared.deferred_signals import DeferredSignals
 from rmqctl.commands.shared.engine_options import settings_from
 from rmqctl.commands.shared.message_options import SelectOptions
-from rmqctl.commands.shared.messages import Faults
+from rmqctl.commands.shared.messages import ReadFaults
 from rmqctl.commands.shared.options import ListedOut, StoreIndex, View, Zone
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.output import FLUSH
@@ -84,7 +84,7 @@ def command(
     if file is not None:
         refuse_link_of_others(file, itself=False)
     wanted = select.selection(tz)
-    faults = Faults(out)
+    faults = ReadFaults(out)
     with store.open() as opened:
         opened.layout.require(store.root, "consumequeue")
         refuse_unknown(out, opened, group)
@@ -177,7 +177,7 @@ def _counted(rows: Iterable[dict[str, Any]], tally: Counter[str], places: list[i
         signals.check()
 
 
-def _end(out: Output, faults: Faults, tally: Counter[str], places: list[int], root: str,
+def _end(out: Output, faults: ReadFaults, tally: Counter[str], places: list[int], root: str,
          file: str | None, *, applied: bool) -> None:
     from rmqctl.engine.input.requeue import ALREADY
 

@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from rmqctl.errors import UsageError
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.pushdown import limits
 
 _SCAN = "DataSourceV2ScanRelation"
@@ -209,7 +209,7 @@ def _moment(millis: int) -> str:
 def _reads_back(table: str, name: str, text: str, wanted: Any) -> bool:
     """Return whether the option's text is parsed as the condition that it was created for."""
     try:
-        read = Options.of({"table": table, "path": "/", name: text}).filters
+        read = ReadOptions.of({"table": table, "path": "/", name: text}).filters
     except UsageError:
         return False
     if name == "topic":

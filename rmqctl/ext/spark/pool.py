@@ -83,14 +83,14 @@ class SparkPool:
         roots = [root for root in vfs.roots()
                  if any(root.encode() in named for named in (function, *pickled))]
         try:
-            worker = _Worker(sent, os.getcwd(), secrets(), roots)
+            worker = _SparkWorker(sent, os.getcwd(), secrets(), roots)
             results = self._collected(context, worker, packed(
                 [weight(task) for task in tasks], self.jobs))
         finally:
             sent.unpersist()
         return results
 
-    def _collected(self, context: SparkContext, worker: _Worker, packs: list[range]) -> list[
+    def _collected(self, context: SparkContext, worker: _SparkWorker, packs: list[range]) -> list[
             bytes]:
         """Run the job in another thread, so that this thread can show progress and be
         interrupted.
@@ -141,7 +141,7 @@ class _Failed:
         self.error = error
 
 
-class _Worker:
+class _SparkWorker:
     """The function that runs on an executor: it gets task numbers and yields pickled (kernel,
     result).
 

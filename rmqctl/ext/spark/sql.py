@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import rmqctl.errors
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError
-from rmqctl.export.staging import Staging
+from rmqctl.export.staging import ExportStaging
 from rmqctl.ext.spark import register
 from rmqctl.ext.spark.plan_needs import Scans, needs
 from rmqctl.ext.spark.pool import failure
@@ -174,7 +174,7 @@ def write(frame: DataFrame, out: str, form: FileFormat) -> None:
     In CSV, maps, lists and structures are JSON and binary is base64, as in JSON. Raises
     RefusedError if ``out`` exists; StoreIOError.
     """
-    with Staging(out) as staging, spark_errors(frame.sparkSession):
+    with ExportStaging(out) as staging, spark_errors(frame.sparkSession):
         flat_frame = flat(frame) if form == "csv" else frame
         options = {"header": "true"} if form == "csv" else {}
         target = staging.path("")

@@ -33,7 +33,7 @@ order.
 
 
 @dataclass(frozen=True, slots=True)
-class Index:
+class IndexTask:
     """The task to write index files with entries ``[start, stop)`` of the log (None: to the end).
     The first entries follow those of expired messages.
     """
@@ -48,7 +48,7 @@ def shape_of(settings: Settings) -> Shape:
     return Shape(settings.index_slots, settings.index_max)
 
 
-def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list[Index]:
+def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list[IndexTask]:
     """Return at most ``most`` tasks for ``entries`` entries of the log."""
     capacity = shape.capacity
     cuts: list[int] = []
@@ -57,12 +57,12 @@ def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list
         cuts = [cut for cut in range(room, entries, capacity) if cut > 0]
     count = min(len(cuts) + 1, max(most, 1))
     starts = [0, *(cuts[number * (len(cuts) + 1) // count - 1] for number in range(1, count))]
-    return [Index(expired if not start else Expired(), start, stop)
+    return [IndexTask(expired if not start else Expired(), start, stop)
             for start, stop in zip(starts, [*starts[1:], None], strict=True)]
 
 
-def write_index(settings: Settings, log_min: int, index_task: Index, segments: Iterable[Segment],
-                key_row: int, scratch: Scratch) -> int:
+def write_index(settings: Settings, log_min: int, index_task: IndexTask,
+                segments: Iterable[Segment], key_row: int, scratch: Scratch) -> int:
     """Write the files of a task into ``scratch``; return the index timestamp at their end.
 
     ``segments`` of the log are in order, from the segment whose first entry is number ``key_row``
@@ -93,7 +93,7 @@ def write_index(settings: Settings, log_min: int, index_task: Index, segments: I
     return writer.index_timestamp
 
 
-def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iterator[
+def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> Iterator[
         tuple[tuple[int, int], Segment]]:
     """Yield (place and store time of the entry before the task's first, the task's segments).
 
@@ -121,7 +121,7 @@ def within(segments: Iterable[Segment], index_task: Index, key_row: int) -> Iter
             return
 
 
-def begin(keys: Sequence[int], index_task: Index) -> tuple[int, int]:
+def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
     """Return (number of leading spools that a task does not need, number of the first entry after
     them). ``keys``: number of keys of each spool.
     """

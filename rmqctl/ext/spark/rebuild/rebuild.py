@@ -22,8 +22,15 @@ from rmqctl.broker.settings import Settings
 from rmqctl.engine.dispatch.index import next_name
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.spark.rebuild.groups import Grouping
-from rmqctl.ext.spark.rebuild.index_tasks import Index, index_tasks, shape_of
-from rmqctl.ext.spark.rebuild.tasks import Job, QueueGroup, Spooled, TaskOutput, make, spool
+from rmqctl.ext.spark.rebuild.index_tasks import IndexTask, index_tasks, shape_of
+from rmqctl.ext.spark.rebuild.tasks import (
+    QueueGroup,
+    RebuildJob,
+    SpooledRange,
+    TaskOutput,
+    make,
+    spool,
+)
 from rmqctl.files.durable import failed, make_folders, move
 from rmqctl.formats.local import names
 from rmqctl.repair.plan import Plan, Watch
@@ -138,9 +145,9 @@ class _PoolRebuild:
         self._folder = scratch.path(FOLDER)
         count = max(1, min(groups or self._groups(), _MAX_GROUPS))
         self._grouping = Grouping(count, topic, queue, settings.lmq)
-        self._job = Job(os.path.abspath(root), os.path.abspath(self._folder),
-                        replace(settings, message_index=INDEX in wanted), self._grouping,
-                        CONSUMEQUEUE in wanted, self._log_min, log_end, batch_topics)
+        self._job = RebuildJob(os.path.abspath(root), os.path.abspath(self._folder),
+                               replace(settings, message_index=INDEX in wanted), self._grouping,
+                               CONSUMEQUEUE in wanted, self._log_min, log_end, batch_topics)
 
     def _groups(self) -> int:
         return 2 * self._pool.jobs if self._pool.jobs > 1 else 1
@@ -180,13 +187,13 @@ class _PoolRebuild:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def _read(self, range_size: int | None, share: _Share) -> Spooled:
+    def _read(self, range_size: int | None, share: _Share) -> SpooledRange:
         """Spool the log, write the names of the spools to the manifest, and return the sum of all
         results.
         """
         size = range_size or default_range_size(log_size(self._parts, self._log_end),
                                                 self._pool.jobs)
-        total = Spooled()
+        total = SpooledRange()
         ranges = split(self._parts, size, self._log_min, self._log_end)
         try:
             with open(self._job.manifest, "x", encoding="ascii") as manifest, closing(
@@ -201,7 +208,7 @@ class _PoolRebuild:
             raise failed(error, self._job.manifest, "write") from None
         return total
 
-    def _check_spool(self, spooled: Spooled) -> None:
+    def _check_spool(self, spooled: SpooledRange) -> None:
         """Raise StoreIOError if the driver does not see a worker's spool."""
         path = os.path.join(self._folder, spooled.spool)
         try:
@@ -215,14 +222,14 @@ class _PoolRebuild:
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def _index_tasks(self, expired: Expired, entries: int) -> list[Index]:
+    def _index_tasks(self, expired: Expired, entries: int) -> list[IndexTask]:
         if INDEX not in self._only:
             return []
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
-    def _write(self, indexes: list[Index], share: _Share) -> list[TaskOutput]:
+    def _write(self, indexes: list[IndexTask], share: _Share) -> list[TaskOutput]:
         """Return the results of the tasks; those of the index come first."""
-        tasks: list[QueueGroup | Index] = [*indexes, *self._group_tasks()]
+        tasks: list[QueueGroup | IndexTask] = [*indexes, *self._group_tasks()]
         outcomes: list[TaskOutput] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
             for _, outcome in results:
@@ -265,7 +272,7 @@ class _PoolRebuild:
                          durable=False)
 
 
-def _add(total: Spooled, spooled: Spooled) -> None:
+def _add(total: SpooledRange, spooled: SpooledRange) -> None:
     """Merge the result of a later range."""
     total.append(spooled)
     total.logics = spooled.logics or total.logics

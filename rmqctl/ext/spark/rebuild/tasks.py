@@ -26,7 +26,7 @@ from rmqctl.ext.spark.rebuild.groups import (
     rows_of,
     there,
 )
-from rmqctl.ext.spark.rebuild.index_tasks import Index, Segment, begin, write_index
+from rmqctl.ext.spark.rebuild.index_tasks import IndexTask, Segment, begin, write_index
 from rmqctl.ext.spark.rebuild.spool import SpoolWriter, segments
 from rmqctl.files.durable import failed
 from rmqctl.repair.rebuild import seed
@@ -45,7 +45,7 @@ MAX_HELD = 32 << 20
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class RebuildJob:
     """Settings of all tasks of a rebuild. ``folder``, below the scratch folder, is for spools and
     the files written from them. ``rows`` and ``settings.message_index`` select what to rebuild.
     """
@@ -69,7 +69,7 @@ class Job:
 
 
 @dataclass(slots=True)
-class Spooled(LogSummary):
+class SpooledRange(LogSummary):
     """Result for a range of the log: a `DerivedRange` without its columns, which are in ``spool``.
 
     ``logics``: store time of the last message with a row, 0 without one. ``keys``: number of index
@@ -85,29 +85,29 @@ class Spooled(LogSummary):
     refused: list[str] = field(default_factory=list)
 
 
-def spool(job: Job, part: FileRange[LogPart]) -> Spooled:
+def spool(job: RebuildJob, part: FileRange[LogPart]) -> SpooledRange:
     """Derive the rows and index entries of a range, and spool them by group. Raises
     StoreIOError.
     """
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)
         try:
-            sink = _Sink(job, writer)
+            sink = _SpoolSink(job, writer)
             with KeptEntries.of(job.root, job.settings) as kept:
                 derived = derive(job.settings, job.rows, job.log_end, kept, part, sink.take)
             sink.flush()
             size = writer.finish()
         finally:
             writer.close()
-    return Spooled(derived.messages, derived.last, derived.end, derived.newest, derived.damage,
-                   derived.first, derived.position, sink.logics, sink.keys,
-                   os.path.basename(writer.path), size, refused)
+    return SpooledRange(derived.messages, derived.last, derived.end, derived.newest, derived.damage,
+                        derived.first, derived.position, sink.logics, sink.keys,
+                        os.path.basename(writer.path), size, refused)
 
 
-class _Sink:
+class _SpoolSink:
     """Collects batches, so that segments are long."""
 
-    def __init__(self, job: Job, writer: SpoolWriter) -> None:
+    def __init__(self, job: RebuildJob, writer: SpoolWriter) -> None:
         self._job, self._writer = job, writer
         self._splitter = Splitter(job.grouping)
         self._held: list[Derived] = []
@@ -174,7 +174,7 @@ class TaskOutput:
     repeated: int = 0
 
 
-def make(job: Job, task: QueueGroup | Index) -> TaskOutput:
+def make(job: RebuildJob, task: QueueGroup | IndexTask) -> TaskOutput:
     """Write the queues of a group, or the index, from the spools in log order. Raises
     StoreIOError.
     """
@@ -191,7 +191,7 @@ def make(job: Job, task: QueueGroup | Index) -> TaskOutput:
     return outcome
 
 
-def _make_group(job: Job, group: QueueGroup, scratch: Scratch) -> TaskOutput:
+def _make_group(job: RebuildJob, group: QueueGroup, scratch: Scratch) -> TaskOutput:
     for file, used in group.batches:
         seed.seed_batch(job.root, file, used, scratch)
     recall = OldUnits(job.root) if job.settings.consumequeue_ext else None
@@ -209,7 +209,7 @@ def _make_group(job: Job, group: QueueGroup, scratch: Scratch) -> TaskOutput:
     return outcome
 
 
-def _make_index(job: Job, index_task: Index, scratch: Scratch) -> TaskOutput:
+def _make_index(job: RebuildJob, index_task: IndexTask, scratch: Scratch) -> TaskOutput:
     spools = _spools(job)
     first, key_row = begin([keys for _, keys in spools], index_task)
 
@@ -223,7 +223,7 @@ def _make_index(job: Job, index_task: Index, scratch: Scratch) -> TaskOutput:
                                                       scratch))
 
 
-def _spools(job: Job) -> list[tuple[str, int]]:
+def _spools(job: RebuildJob) -> list[tuple[str, int]]:
     """Return (name, index keys) of the spools in the manifest, in log order."""
     try:
         with open(job.manifest, encoding="ascii") as listed:
@@ -232,8 +232,8 @@ def _spools(job: Job) -> list[tuple[str, int]]:
         raise StoreIOError.from_oserror(error, job.manifest, "read") from None
 
 
-def _segments(job: Job, spools: Iterable[tuple[str, int]], group: int, count: int) -> Iterator[
-        list[Array | None]]:
+def _segments(job: RebuildJob, spools: Iterable[tuple[str, int]], group: int,
+              count: int) -> Iterator[list[Array | None]]:
     """Yield the segments of a group in log order."""
     for name, _ in spools:
         path = os.path.join(job.folder, name)

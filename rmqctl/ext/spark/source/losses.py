@@ -12,14 +12,14 @@ from rmqctl import vfs
 from rmqctl.checks.preflight.missing import missing
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import ZERO, Span
-from rmqctl.sql.options import Options
+from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.schema import FRAMES, MESSAGES
 from rmqctl.store.store import Store
 
 SWITCH = "failOnDataLoss"
 
 
-def refuse_losses(options: Options) -> None:
+def refuse_losses(options: ReadOptions) -> None:
     """Raise StoreIOError if a store that is read as messages or frames has lost some.
 
     Does nothing with ``failOnDataLoss=false``, or for other tables.

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from rmqctl.ext.spark.source.tiered import of_tier
-from rmqctl.sql.options import Options
-from rmqctl.sql.planning import Item, of_store, partitions
+from rmqctl.sql.options import ReadOptions
+from rmqctl.sql.planning import PlanItem, of_store, partitions
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.reader import Piece
 from rmqctl.sql.schema import TIERED_MESSAGES
 
 
-def plan(options: Options, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
+def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the pieces of each partition; a partition may have none.
 
     ``filters`` are all conditions, including those of ``options``. Raises NotAStoreError,
@@ -19,14 +19,14 @@ def plan(options: Options, filters: Filters, cores: int | None = None) -> list[l
     return partitions(_items(options, filters), options, cores)
 
 
-def estimate(options: Options) -> tuple[int, int]:
+def estimate(options: ReadOptions) -> tuple[int, int]:
     """Return (partitions, bytes in them) of a read with these options, without push-down."""
     items = _items(options, options.filters)
     return len(partitions(items, options, None)), sum(item.weight for item in items)
 
 
-def _items(options: Options, filters: Filters) -> list[Item]:
+def _items(options: ReadOptions, filters: Filters) -> list[PlanItem]:
     if options.table != TIERED_MESSAGES:
         return [item for path in options.stores() for item in of_store(path, options, filters)]
-    return [Item(weight, cut) for path in options.stores()
+    return [PlanItem(weight, cut) for path in options.stores()
             for weight, cut in of_tier(path, filters, orphans=options.orphans)]

@@ -102,7 +102,7 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
     return SortedRun(name, first, last)
 
 
-class _Cursor:
+class _RunCursor:
     """The position of the merge in a run."""
 
     def __init__(self, folder: str, run: SortedRun) -> None:
@@ -190,13 +190,13 @@ def _most_open(runs: Sequence[SortedRun]) -> int:
 def _merge(folder: str, runs: Sequence[SortedRun]) -> Iterator[pa.RecordBatch]:
     """Yield merged rows; a run is opened when its first row is due, so later runs cost nothing."""
     waiting = deque(runs)
-    opened: list[tuple[Place, int, _Cursor]] = []
+    opened: list[tuple[Place, int, _RunCursor]] = []
     number = 0
     try:
         while waiting or opened:
             while waiting and (not opened or waiting[0].first < opened[0][0]):
                 run = waiting.popleft()
-                heapq.heappush(opened, (run.first, number, _Cursor(folder, run)))
+                heapq.heappush(opened, (run.first, number, _RunCursor(folder, run)))
                 number += 1
             _, index, cursor = heapq.heappop(opened)
             bounds = [entry[0] for entry in opened[:1]]

@@ -27,7 +27,7 @@ from rmqctl.ext.spark.source.losses import refuse_damage, refuse_losses
 from rmqctl.ext.spark.source.planning import plan
 from rmqctl.ext.spark.versions import COUNTS_WITHOUT_COLUMNS, installed
 from rmqctl.sql import schema
-from rmqctl.sql.options import FOLLOWING, Options
+from rmqctl.sql.options import FOLLOWING, ReadOptions
 from rmqctl.sql.reader import Piece, TableReader
 
 
@@ -41,12 +41,12 @@ class RocketMQ(DataSource):
         return schema.NAME
 
     def schema(self) -> StructType:
-        options = Options.of(self.options, FOLLOWING)
+        options = ReadOptions.of(self.options, FOLLOWING)
         options.stores()
         return spark_schema.default(options.table, options.body)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return SourceReader(Options.of(self.options), schema)
+        return SourceReader(ReadOptions.of(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
         from rmqctl.ext.spark.source.stream import StreamReader
@@ -70,7 +70,7 @@ class Partition(InputPartition):
 class SourceReader(DataSourceReader):
     """A reader that plans in the driver and reads on executors."""
 
-    def __init__(self, options: Options, asked: StructType) -> None:
+    def __init__(self, options: ReadOptions, asked: StructType) -> None:
         self.options, self.filters = options, options.filters
         self.arrow, self.names = spark_schema.asked(asked, options.table, options.body)
         if not self.names and installed() < COUNTS_WITHOUT_COLUMNS:

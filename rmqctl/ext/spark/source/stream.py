@@ -34,7 +34,7 @@ from rmqctl.parse_values import parse_size
 from rmqctl.scan.frames import Span
 from rmqctl.scan.walk import Walk
 from rmqctl.sql import schema
-from rmqctl.sql.options import FOLLOWING, Options, Start, starting
+from rmqctl.sql.options import FOLLOWING, ReadOptions, Start, starting
 from rmqctl.sql.reader import Holes, TableReader
 from rmqctl.store.files import listing
 from rmqctl.store.log.growth import PATIENCE, STEP, GrowingLog, LogSlice
@@ -65,7 +65,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """A reader that plans batches in a process of the driver, which lives as long as the query."""
 
     def __init__(self, given: Mapping[str, str], asked: StructType) -> None:
-        self._options = Options.of(given, FOLLOWING)
+        self._options = ReadOptions.of(given, FOLLOWING)
         if self._options.table != schema.MESSAGES:
             raise UsageError(f"table={self._options.table}: only {schema.MESSAGES} can be read as "
                              "a stream")

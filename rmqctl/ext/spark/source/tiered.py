@@ -220,10 +220,10 @@ def _led_to(reader: TierReader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]
             raise shrank(reader.where(segment.path), segment.size,
                          start * UNIT_SIZE + len(data))
         units = np.frombuffer(data, UNIT.dtype())
-        yield from _Units(reader, log, units, segment.base // UNIT_SIZE + start).batches()
+        yield from _UnitMessages(reader, log, units, segment.base // UNIT_SIZE + start).batches()
 
 
-class _Units:
+class _UnitMessages:
     """The messages of units, read in runs of neighbouring messages."""
 
     def __init__(self, reader: TierReader, log: FlatFile, units: Array, first: int) -> None:

@@ -63,7 +63,7 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Spooled(WriterCommitMessage):
+class SpooledRows(WriterCommitMessage):
     """The rows that a task spooled."""
 
     runs: tuple[SortedRun, ...]
@@ -114,11 +114,11 @@ class StoreWriter(DataSourceArrowWriter):
                 columns = [pa.array(np.zeros(batch.num_rows, np.int64)), pa.array(order),
                            *put_columns(batch, put_schema(self._names))]
             spooler.add(pa.RecordBatch.from_arrays(columns, schema=self._schema))
-        return Spooled(tuple(spooler.finish()), frozenset(rows.batch_topics))
+        return SpooledRows(tuple(spooler.finish()), frozenset(rows.batch_topics))
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
         """Create and publish the store, on the driver, after all tasks."""
-        spooled = [message for message in messages if isinstance(message, Spooled)]
+        spooled = [message for message in messages if isinstance(message, SpooledRows)]
         make_store(self._target, self._staging,
                    [run for message in spooled for run in message.runs],
                    self._schema, self._settings, keep_queue_offsets=self._keep,
