@@ -132,13 +132,13 @@ def test_what_a_query_needs(text: str, table: str, names: set[str] | None,
 def test_only_the_columns_of_a_query_are_made(golden: GoldenFolder,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[list[str]] = []
-    made = local_sql.Reading
+    original = local_sql.TableReader
 
     def reading(table: str, names: list[str], *more: Any) -> Any:
         seen.append(list(names))
-        return made(table, names, *more)
+        return original(table, names, *more)
 
-    monkeypatch.setattr(local_sql, "Reading", reading)
+    monkeypatch.setattr(local_sql, "TableReader", reading)
     assert asked(golden(BASIC), "select count(*) as n, max(queue_id) from messages")[0]["n"] == 600
     assert seen == [["queue_id"]]
 

@@ -79,7 +79,7 @@ def test_the_bounds_are_those_of_the_program():
     from rmqctl.sql import planning
 
     assert f"{AUTO_FROM >> 30} GiB of log and more" in PAGE
-    assert (f"at least {planning.SMALLEST >> 20} MiB and at most {planning.LARGEST >> 30} GiB"
+    assert (f"at least {planning.MIN_SIZE >> 20} MiB and at most {planning.MAX_SIZE >> 30} GiB"
             in PAGE)
     assert "an hour's allowance" in PAGE
     assert planning.CLOCK_SKEW == 3_600_000
