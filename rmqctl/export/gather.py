@@ -103,9 +103,9 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
                 values[number] = partition
                 breaks, last = task.breaks.get(partition, []), None
                 for aside in places:
-                    here = bisect(breaks, (aside.at, aside.flush))
-                    files.add(number, aside, reader.rows(aside), anew=here != last)
-                    last = here
+                    file_number = bisect(breaks, (aside.at, aside.flush))
+                    files.add(number, aside, reader.rows(aside), anew=file_number != last)
+                    last = file_number
                 files.close()
         files.attempt.finish()
     except BaseException:

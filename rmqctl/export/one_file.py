@@ -151,8 +151,8 @@ def _piece(spec: Export, piece: ExportRange, file: ExportFile, most: int | None,
             wanted = wanted.select(np.arange(most - tally.rows))
         if len(wanted):
             tally.exported(wanted)
-            for some in portions(spec, wanted):
-                rows.add(some, partitions.codes(some))
+            for portion in portions(spec, wanted):
+                rows.add(portion, partitions.codes(portion))
                 if rows.size >= FLUSH:
                     _flush(rows, file)
         if progress is not None:

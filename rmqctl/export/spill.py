@@ -92,21 +92,21 @@ class Spill:
         order = np.lexsort((places[:, 2], places[:, 1], codes, own))
         codes, places, own = codes[order], places[order], own[order]
         borders = np.searchsorted(own, np.arange(buckets + 1)).tolist()
-        some = [slice(start, end) for start, end in pairwise(borders)]
+        bucket_slices = [slice(start, end) for start, end in pairwise(borders)]
         with self._attempt.writing(_INDEX):
             self._target = self._attempt.binary(_INDEX)
             schema = _index_schema(partitions.names)
             writer = pa.ipc.new_file(self._target, schema)
-            for own_part in some:
-                values = [partitions.values[code] for code in codes[own_part].tolist()]
+            for bucket_slice in bucket_slices:
+                values = [partitions.values[code] for code in codes[bucket_slice].tolist()]
                 writer.write_batch(pa.record_batch(
                     [*(pa.array([value[place] for value in values], pa.string())
                        for place in range(len(partitions.names))),
-                     *(pa.array(places[own_part, place]) for place in range(len(_PLACES)))],
+                     *(pa.array(places[bucket_slice, place]) for place in range(len(_PLACES)))],
                     schema=schema))
             writer.close()
             self._target.close()
-        counts = [int(places[own_part, 4].sum()) for own_part in some]
+        counts = [int(places[bucket_slice, 4].sum()) for bucket_slice in bucket_slices]
         total = max(sum(counts), 1)
         return Spilled(at, self._attempt.name, [self._bytes * count // total for count in counts])
 
@@ -130,8 +130,8 @@ def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int])
     places[:, 1], places[:, 3] = batch, sizes
     places[:, 2] = starts - np.append(0, batch_ends)[batch]
     # A chunk that is divided has a row for each message.
-    whole = sizes == np.array(lengths, np.int64)[chunk]
-    places[:, 4] = np.where(whole, np.array(rows, np.int64)[chunk], sizes)
+    is_undivided = sizes == np.array(lengths, np.int64)[chunk]
+    places[:, 4] = np.where(is_undivided, np.array(rows, np.int64)[chunk], sizes)
     return chunk, places
 
 

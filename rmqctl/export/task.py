@@ -148,8 +148,8 @@ def export_range(spec: Export, folder: str, part: Any) -> ExportedRange:
             wanted = chosen(spec, batch) if len(batch) else batch
             if len(wanted):
                 tally.exported(wanted)
-                for some in portions(spec, wanted):
-                    sink.add(some)
+                for portion in portions(spec, wanted):
+                    sink.add(portion)
         files, spilled = sink.close()
     except BaseException:
         sink.abandon()

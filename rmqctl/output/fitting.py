@@ -198,12 +198,12 @@ def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
         if not shrinkable:
             break
         widest = max(shrinkable, key=lambda i: widths[i])
-        rest = max((widths[i] for i in shrinkable if i != widest), default=0)
+        next_widest = max((widths[i] for i in shrinkable if i != widest), default=0)
         over = sum(widths) - room
         alike = sum(widths[i] == widths[widest] for i in shrinkable)
         widths[widest] = max(
             widths[widest] - over,
-            rest if rest < widths[widest] else widths[widest] - max(over // alike, 1),
+            next_widest if next_widest < widths[widest] else widths[widest] - max(over // alike, 1),
             least[widest],
         )
     return widths

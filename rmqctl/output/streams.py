@@ -123,14 +123,14 @@ class Sink:
     def _write_all(self, data: bytes | memoryview) -> None:
         """Write to an unbuffered stdout: a signal may cut a write to a full pipe short."""
         assert self._buffer is not None
-        rest = memoryview(data)
-        while rest:
-            done: int | None = self._buffer.write(rest)
+        remaining = memoryview(data)
+        while remaining:
+            done: int | None = self._buffer.write(remaining)
             if done is None and isinstance(self._buffer, io.RawIOBase):
                 # Whoever shares the pipe made it non-blocking, and it is full.
                 select.select([], [self._buffer.fileno()], [])
                 done = 0
-            rest = rest[len(rest) if done is None else done:]
+            remaining = remaining[len(remaining) if done is None else done:]
 
     def flush(self) -> None:
         """Pass everything written so far to the system."""

@@ -98,12 +98,12 @@ class ReadOptions:
                 stores |= dict.fromkeys(matching(path.rstrip("/")))
                 continue
             if os.path.lexists(path) or not glob.has_magic(path):
-                some = [path]
+                matches = [path]
             else:
-                some = sorted(path for path in glob.glob(path) if os.path.isdir(path))
-                if not some:
+                matches = sorted(path for path in glob.glob(path) if os.path.isdir(path))
+                if not matches:
                     raise NotAStoreError(f"{path}: no matching directory")
-            stores |= dict.fromkeys(os.path.normpath(path) for path in some)
+            stores |= dict.fromkeys(os.path.normpath(path) for path in matches)
         return list(stores)
 
 
@@ -126,8 +126,8 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
 def local(path: str) -> str:
     """Return a path of the file system; of URLs, only ``file:`` is accepted. Raises UsageError."""
     if path.startswith("file:"):
-        rest = path.removeprefix("file:")
-        return "/" + rest.lstrip("/") if rest.startswith("/") else rest
+        local_path = path.removeprefix("file:")
+        return "/" + local_path.lstrip("/") if local_path.startswith("/") else local_path
     scheme, separator, _ = path.partition("://")
     if separator:
         raise UsageError(f"{path}: {scheme} cannot be read directly; mount it where the driver and "

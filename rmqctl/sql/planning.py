@@ -99,16 +99,16 @@ def _cut(items: list[PlanItem], total: int, count: int) -> list[list[Piece]]:
 
 def _whole(items: Iterable[PlanItem]) -> Iterator[list[Piece]]:
     """Yield a partition for each file; small files share a partition."""
-    some: list[Piece] = []
+    pieces: list[Piece] = []
     weight = 0
     for item in items:
-        if some and weight + item.weight + OPENING > MIN_SIZE:
-            yield some
-            some, weight = [], 0
-        some.append(item.cut(0, item.weight))
+        if pieces and weight + item.weight + OPENING > MIN_SIZE:
+            yield pieces
+            pieces, weight = [], 0
+        pieces.append(item.cut(0, item.weight))
         weight += item.weight + OPENING
-    if some:
-        yield some
+    if pieces:
+        yield pieces
 
 
 def of_store(path: str, options: ReadOptions, filters: Filters) -> Iterator[PlanItem]:

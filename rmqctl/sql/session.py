@@ -258,16 +258,16 @@ def _decoded(batches: Iterator[pa.RecordBatch], schema: pa.Schema,
     """
     for batch in batches:
         for start in range(0, batch.num_rows, _AT_ONCE):
-            some = batch.slice(start, _AT_ONCE)
+            part = batch.slice(start, _AT_ONCE)
             topics, properties, flags, bodies, offsets = (
-                some.column(name).to_pylist() for name in _FOR_DECODING)
+                part.column(name).to_pylist() for name in _FOR_DECODING)
             rows = [decoding.decode(topic, dict(pairs or ()), flag, body or b"",
                                     f"physical offset {offset}")
                     for topic, pairs, flag, body, offset in zip(
                         topics, properties, flags, bodies, offsets, strict=True)]
             yield pa.RecordBatch.from_arrays([
                 pa.array([_as_text(name, row) for row in rows], pa.string())
-                if name in DECODED else some.column(name) for name in schema.names], schema=schema)
+                if name in DECODED else part.column(name) for name in schema.names], schema=schema)
 
 
 def _as_text(name: str, row: Decoded) -> str | None:
@@ -319,13 +319,13 @@ def _shown(table: str, columns: Columns, need: Needs) -> pa.Schema:
 
 
 def _in_batches(rows: Iterator[Mapping[str, Any]], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    some: list[Mapping[str, Any]] = []
+    batch: list[Mapping[str, Any]] = []
     for row in rows:
-        some.append({name: _plain(row.get(name)) for name in schema.names})
-        if len(some) == _ROWS:
-            yield _in_batch(some, schema)
-            some = []
-    yield _in_batch(some, schema)
+        batch.append({name: _plain(row.get(name)) for name in schema.names})
+        if len(batch) == _ROWS:
+            yield _in_batch(batch, schema)
+            batch = []
+    yield _in_batch(batch, schema)
 
 
 def _in_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.RecordBatch:

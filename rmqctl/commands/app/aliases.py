@@ -81,25 +81,27 @@ class Alias(NamedTuple):
     def _translated(self, typed: Sequence[str]) -> Translated:
         translated = Translated([], [], [])
         translations = {**_NAME_SERVER, **self.options}
-        rest = iter(typed)
-        for word in rest:
+        remaining = iter(typed)
+        for word in remaining:
             option, joined, value = word.partition("=")
             if option not in translations:
                 translated.kept.append(word)
                 continue
-            ours = translations[option]
-            if isinstance(ours, tuple):
-                (translated.kept if ours else translated.ignored).extend(ours or [option])
+            translation = translations[option]
+            if isinstance(translation, tuple):
+                (translated.kept if translation else translated.ignored).extend(
+                    translation or [option])
                 continue
-            given = value if joined else next(rest, None)
-            if given is None:
+            argument = value if joined else next(remaining, None)
+            if argument is None:
                 raise UsageError(f"Option {option!r} requires an argument.")
-            if ours is None:
+            if translation is None:
                 translated.ignored.append(option)
-            elif ours == _ARGUMENT:
-                translated.arguments.append(given)
+            elif translation == _ARGUMENT:
+                translated.arguments.append(argument)
             else:
-                translated.kept.extend([ours, given] if isinstance(ours, str) else ours(given))
+                translated.kept.extend([translation, argument] if isinstance(translation, str)
+                                       else translation(argument))
         return translated
 
 

@@ -62,7 +62,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
         """
         if ctx.resilient_parsing and self._wants_a_value(args[-1:]):
             args = args[:-1]  # a shell completes its value: else nothing of the line would be read
-        given = list(args)
+        original = list(args)
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
             refuse_elsewhere(self.spec, target_of(args, self.params))
             from rmqctl.commands.app.defaults import defaults_of
@@ -76,7 +76,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
         store: Any = next((p for p in self.params if p.envvar == STORE_VARIABLE), None)
         fallback = os.environ.get(STORE_VARIABLE)
         try:
-            rest = super().parse_args(ctx, args)
+            unparsed = super().parse_args(ctx, args)
         except typer.BadParameter as error:
             blamed = error.param
             if blamed is not None and blamed is store:  # text needs no conversion: it is missing
@@ -90,12 +90,12 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
             if blamed is None or blamed.param_type_name != "argument":
                 raise
             try:
-                return super().parse_args(ctx, [fallback, *given])
+                return super().parse_args(ctx, [fallback, *original])
             except typer.TyperException:
                 raise error from None
         if store is not None and fallback and self._took_a_value_for_store(ctx, store):
-            return super().parse_args(ctx, [fallback, *given])
-        return rest
+            return super().parse_args(ctx, [fallback, *original])
+        return unparsed
 
     def _wants_a_value(self, words: list[str]) -> bool:
         return any(word in param.opts and not param.is_flag and not param.count

@@ -191,9 +191,9 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         (account.cut_by_topic, lambda topic: Phrase("lost of {topic}", topic=topic)),
         (account.without_entry_by_topic,
          lambda topic: Phrase("without an entry of {topic}", topic=topic))]
-    for counts, of in by_topic:
+    for counts, label in by_topic:
         for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_TOPICS]:
-            facts[of(topic)] = count
+            facts[label(topic)] = count
         if len(counts) > _TOPICS:
-            facts[of(Phrase("other topics"))] = len(counts) - _TOPICS
+            facts[label(Phrase("other topics"))] = len(counts) - _TOPICS
     return facts

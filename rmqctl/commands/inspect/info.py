@@ -42,9 +42,9 @@ def command(
     from rmqctl.reports import store_facts
 
     with store.sampled(out) as opened:
-        seen = view_of(opened, view)
-        facts = store_facts(opened, seen)
-        warn_of_cut(out, seen)
+        queue_view = view_of(opened, view)
+        facts = store_facts(opened, queue_view)
+        warn_of_cut(out, queue_view)
         tell_left_over(out, opened)
         repaired = (all_in_words(opened.repair_losses) if opened.layout.reads("commitlog")
                     else None)
@@ -119,8 +119,8 @@ class _InfoScreen:
     def _lock(self) -> str:
         lock = self._facts["lock"]
         if lock["held"]:
-            who = "another process" if lock["pid"] is None else f"process {lock['pid']}"
-            return f"held by {who} ({lock['kind']})"
+            holder = "another process" if lock["pid"] is None else f"process {lock['pid']}"
+            return f"held by {holder} ({lock['kind']})"
         return f"not held ({lock['note']})" if lock["note"] else "not held"
 
     def _log(self) -> str:
@@ -180,13 +180,13 @@ class _InfoScreen:
         if controller is None:
             return ""
         identity, epochs = controller["identity"], controller["epochs"]
-        who = [] if identity is None else [
+        parts = [] if identity is None else [
             f"{identity['broker_name']}#{identity['broker_id']} of {identity['cluster']}"]
         if not epochs:
-            return "; ".join([*who, "no epoch"])
+            return "; ".join([*parts, "no epoch"])
         last = epochs[-1]
         since, count = count_text(last["start_offset"]), counted(len(epochs), "epoch")
-        return "; ".join([*who, f"epoch {last['epoch']} from {since} on, {count} in all"])
+        return "; ".join([*parts, f"epoch {last['epoch']} from {since} on, {count} in all"])
 
     def _sizes(self) -> str:
         sizes = self._facts["sizes"]
@@ -225,10 +225,10 @@ class _InfoScreen:
         )
         self._page.table(rows, render={"messages": count_text})
         if len(topics) > len(shown):
-            rest = sum(topic["messages"] for topic in topics[len(shown) :])
+            hidden = sum(topic["messages"] for topic in topics[len(shown) :])
             self._page.text(
                 f"{self._page.mark} and {len(topics) - len(shown)} more topics with "
-                f"{count_text(rest)} messages (-v shows all)",
+                f"{count_text(hidden)} messages (-v shows all)",
                 "dim",
             )
 

@@ -44,9 +44,9 @@ def command(
     from rmqctl.store.config.offsets import Lag
 
     with store.sampled(out) as opened:
-        seen = view_of(opened, view)
-        warn_of_cut(out, seen)
-        lag = Lag(opened, seen, group, topic)
+        queue_view = view_of(opened, view)
+        warn_of_cut(out, queue_view)
+        lag = Lag(opened, queue_view, group, topic)
         for file in lag.files:
             for problem in file.problems():
                 out.warn(problem)

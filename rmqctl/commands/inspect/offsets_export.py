@@ -45,8 +45,8 @@ def command(
     with store.open() as opened:
         offsets = narrowed(of_store(opened), group, topic)
     table: dict[str, dict[str, int]] = {}
-    for (name, of, queue_id), offset in sorted(offsets.items()):
-        table.setdefault(f"{of}@{name}", {})[str(queue_id)] = offset
+    for (of_group, of_topic, queue_id), offset in sorted(offsets.items()):
+        table.setdefault(f"{of_topic}@{of_group}", {})[str(queue_id)] = offset
     document = {"offsetTable": table}
     out.document(document, lambda page: page.text(json.dumps(document, indent=1)))
 

@@ -46,14 +46,14 @@ def command(
 
     now, faults = now_ms(), ReadFaults(out)
     with store.open() as opened:
-        shown = [some for some in transactions(opened, now, faults.report)
-                 if group in (None, some.group)
-                 and (older_than is None or (some.age(now) or 0) > older_than)
-                 and (state is None or (some.state in OPEN) == (state == "open"))]
-    rows = (some.as_dict(now) for some in shown[:count])
+        shown = [transaction for transaction in transactions(opened, now, faults.report)
+                 if group in (None, transaction.group)
+                 and (older_than is None or (transaction.age(now) or 0) > older_than)
+                 and (state is None or (transaction.state in OPEN) == (state == "open"))]
+    rows = (transaction.as_dict(now) for transaction in shown[:count])
     out.rows(rows if out.is_data else ({**row, "note": _note(row, tz)} for row in rows), COLUMNS,
              brief=_BRIEF, empty="no pending transactions")
-    faults.has_findings |= any(some.state != WAITING for some in shown)
+    faults.has_findings |= any(transaction.state != WAITING for transaction in shown)
     faults.end()
 
 

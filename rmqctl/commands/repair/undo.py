@@ -110,36 +110,36 @@ def command(
         raise UsageError("--abandon requires an ID and cannot be combined with --force or --moved")
     # What would be taken back, and what was changed since.
     named = [*(write_outside or ()), *_around_tier(store.root)]
-    seen = preview(store.root, id, moved or (), named)
-    document = {**seen.entry.as_dict(), "actions": [dict(action) for action in seen.actions],
-                "changed": list(seen.changed), "root": seen.root, "host": seen.host,
-                "kept": f".rmqctl/repairs/{seen.entry.id}",
+    to_undo = preview(store.root, id, moved or (), named)
+    document = {**to_undo.entry.as_dict(), "actions": [dict(action) for action in to_undo.actions],
+                "changed": list(to_undo.changed), "root": to_undo.root, "host": to_undo.host,
+                "kept": f".rmqctl/repairs/{to_undo.entry.id}",
                 "undone": False, "next": [typed.again(without=("--dry-run",))]}
-    for change in () if abandon else seen.changed[:_SHOWN]:
+    for change in () if abandon else to_undo.changed[:_SHOWN]:
         out.warn(change)
     if dry_run:
         out.note("dry run: nothing was changed")
         _show(out, store.root, document)
         return
     look = (typed.other("tiered", "verify", store.root)
-            if seen.entry.command.startswith("tiered ") else typed.other("doctor", store.root))
+            if to_undo.entry.command.startswith("tiered ") else typed.other("doctor", store.root))
     # Ask the user, then do the work.
     verb = "Give up" if abandon else "Undo"
     if not yes and at_a_terminal():
         out.tell("Nothing is deleted: the repair's own files are kept in "
-                 f"{os.path.join(store.root, '.rmqctl', 'repairs', seen.entry.id, 'undone')}")
-    ask(out, f"{verb} {seen.entry.command} {seen.entry.id} ({_count(seen.entry.files)})?",
+                 f"{os.path.join(store.root, '.rmqctl', 'repairs', to_undo.entry.id, 'undone')}")
+    ask(out, f"{verb} {to_undo.entry.command} {to_undo.entry.id} ({_count(to_undo.entry.files)})?",
         yes=yes)
     with (
-        out.progress("undoing", seen.entry.files, unit="steps") as progress,
+        out.progress("undoing", to_undo.entry.files, unit="steps") as progress,
         Repair(store.root, "undo", progress=progress.advance, finish=False,
                named=named) as repair,
     ):
         if abandon:
-            repair.abandon(seen.entry.id)
+            repair.abandon(to_undo.entry.id)
             document |= {"state": "abandoned", "next": [look], "steps": _then(look)}
         else:
-            done = repair.undo(seen.entry.id, force=force, moved=moved or ())
+            done = repair.undo(to_undo.entry.id, force=force, moved=moved or ())
             document |= {"state": "undone", "undone": True, "next": [look], "steps": _then(look)}
             if done.already:
                 out.note(f"{done.id} was already undone; nothing was changed")

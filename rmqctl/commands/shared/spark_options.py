@@ -213,11 +213,11 @@ def tasks_shown(progress: Progress) -> Callable[[int, int], None]:
     """Return a function that reports (tasks done, tasks in all) to a progress bar; a job that
     restarts begins at zero.
     """
-    seen = [0]
+    reported = [0]
 
     def watch(done: int, count: int) -> None:
         progress.total(count)
-        progress.advance(done - seen[0])
-        seen[0] = done
+        progress.advance(done - reported[0])
+        reported[0] = done
 
     return watch

@@ -297,10 +297,10 @@ def _error(error: Exception, log: str | None) -> BaseException:
 
     causes = list(_causes(error))
     text = "\n".join([str(error), *(words for _, words in causes)])
-    ours = _OWN_ERROR.search(text)
-    kind = getattr(rmqctl.errors, ours[1], None) if ours else None
-    if ours and isinstance(kind, type) and issubclass(kind, RmqctlError):
-        return kind(ours[2])
+    own_error = _OWN_ERROR.search(text)
+    kind = getattr(rmqctl.errors, own_error[1], None) if own_error else None
+    if own_error and isinstance(kind, type) and issubclass(kind, RmqctlError):
+        return kind(own_error[2])
     if isinstance(error, AnalysisException | ParseException):
         reason = _sentence(str(error))
         return UsageError(f"SQL: {reason}" + (f". {_TIME_HINT}" if '"TIMESTAMP"' in reason else ""))

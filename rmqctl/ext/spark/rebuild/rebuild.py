@@ -104,9 +104,9 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 
 def default_range_size(size: int, jobs: int) -> int:
     """Return the bytes of log for each task: some tasks for each worker, within limits."""
-    wished = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
+    per_task = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP
-    return max(_MIN_RANGE, min(_MAX_RANGE, -(-wished // step) * step))
+    return max(_MIN_RANGE, min(_MAX_RANGE, -(-per_task // step) * step))
 
 
 class _Share:

@@ -45,9 +45,9 @@ def losses(paths: Iterable[str], log_folders: Sequence[str] = ()) -> Iterator[st
 
 def damage_text(path: str, span: Span) -> str:
     """Return a sentence for a place in a log file where a message is lost."""
-    why = f" ({span.reason})" if span.reason else ""
-    what = ("zeros before other messages" if span.kind == ZERO else f"a damaged record{why}")
-    return f"{path}: {what} at physical offset {span.offset}: {span.length:,} bytes are not read"
+    reason = f" ({span.reason})" if span.reason else ""
+    cause = ("zeros before other messages" if span.kind == ZERO else f"a damaged record{reason}")
+    return f"{path}: {cause} at physical offset {span.offset}: {span.length:,} bytes are not read"
 
 
 def refuse_damage(path: str, span: Span) -> None:

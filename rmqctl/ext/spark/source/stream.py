@@ -140,22 +140,22 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
         If there is any frame, at least one is included; the stores take turns.
         """
-        going = sorted(reached.keys() & self._logs.keys())
-        self._turn = (self._turn + 1) % max(len(going), 1)
-        going = going[self._turn:] + going[:self._turn]
+        stores = sorted(reached.keys() & self._logs.keys())
+        self._turn = (self._turn + 1) % max(len(stores), 1)
+        stores = stores[self._turn:] + stores[:self._turn]
         taken = False
-        while going and most > 0:
-            part = max(most // len(going), 1)
-            further = []
-            for store in going:
+        while stores and most > 0:
+            part = max(most // len(stores), 1)
+            next_round = []
+            for store in stores:
                 gained = self._go(reached, store, min(part, most), least=not taken)
                 if gained:
                     taken = True
                     most -= gained
-                    further.append(store)
+                    next_round.append(store)
                 if most <= 0:
                     return
-            going = further
+            stores = next_round
 
     def _go(self, reached: Offset, store: str, most: int | None, *, least: bool = True) -> int:
         """Advance a store's offset; return the bytes gained."""

@@ -244,8 +244,8 @@ class _UnitMessages:
         rows = np.flatnonzero(inside)
         for start, stop in _runs(place[rows], self.offset[rows], self.size[rows],
                                  end[place[rows]]):
-            some = rows[start:stop]
-            yield from self._run(self._segments[int(place[some[0]])], some)
+            run = rows[start:stop]
+            yield from self._run(self._segments[int(place[run[0]])], run)
 
     def _run(self, segment: Segment, rows: Array) -> Iterator[tuple[str, Batch]]:
         first = int(self.offset[rows[0]])
