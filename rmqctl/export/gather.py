@@ -126,7 +126,7 @@ class _BucketWriter:
         self._size = 0
 
     def add(self, partition: int, aside: SpilledChunk, rows: pa.RecordBatch, *, anew: bool) -> None:
-        """Add messages of a partition; with ``anew``, begin another file."""
+        """Add messages of a partition; on request, begin another file."""
         if anew or (self._open is not None and self._open.size >= MAX_FILE_BYTES):
             self.close()
         if self._open is None:

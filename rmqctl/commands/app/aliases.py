@@ -34,7 +34,7 @@ class Translated(NamedTuple):
 
 
 class Alias(NamedTuple):
-    """An alias: ``name`` as mqadmin spells it, and the ``command`` it stands for.
+    """An alias: ``name`` as mqadmin spells it, and its ``command``.
 
     ``first`` and ``last``: words before and after the typed ones. With ``says``, the reason, the
     command is printed, not run; ``needs`` has a placeholder for each argument or option that it

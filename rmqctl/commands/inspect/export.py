@@ -177,7 +177,7 @@ def _form(target: str, format: str | None, partition_by: str | None) -> Form | N
 
 
 class _ExportSettings(NamedTuple):
-    """How to export: ``form`` of the file (None: a folder), ``most``: maximum number of
+    """Settings of an export: ``form`` of the file (None: a folder), ``most``: maximum number of
     messages.
     """
 

@@ -282,8 +282,8 @@ def spark_errors(spark: SparkSession) -> Iterator[None]:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """Return the interruption (Ctrl-C, SIGTERM) behind an error: after one, pyspark fails to clean
-    up and raises another error.
+    """Return the interruption (Ctrl-C, SIGTERM) that caused an error: pyspark fails to clean up
+    after it and raises another error.
     """
     while error is not None:
         if not isinstance(error, Exception):

@@ -38,7 +38,7 @@ class Grouping:
     topic: str | None = None
     queue: int | None = None
     lmq: bool = False
-    """Whether further queues with an LMQ's name have the queue id 0."""
+    """True if further queues with an LMQ's name have the queue id 0."""
 
     @property
     def index(self) -> int:
