@@ -189,7 +189,7 @@ _WORDS: dict[str, Start] = {"earliest": "earliest", "latest": "latest"}
 
 @dataclass(frozen=True, slots=True)
 class Starting:
-    """Where a stream starts. ``stores``: a physical offset or a word for each named store;
+    """The start of a stream. ``stores``: a physical offset or a word for each named store;
     ``others``: the word for all others.
     """
 

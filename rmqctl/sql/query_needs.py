@@ -36,7 +36,7 @@ _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
 
 @dataclass(slots=True)
 class Needs:
-    """What a query needs of a table: columns ``names`` (None: all), and rows."""
+    """Needs of a query for a table: columns ``names`` (None: all), and conditions on rows."""
 
     names: set[str] | None
     filters: Filters = field(default_factory=Filters)
