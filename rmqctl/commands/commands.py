@@ -25,7 +25,7 @@ def command(
 
         rmqctl commands -o json
     """
-    # At once: rows that come slowly are shown before all widths are known.
+    # Pass all rows at once, so that all column widths are known.
     out.rows([*_rows()], _COLUMNS, brief=("name", "effect", "help"))
 
 

@@ -212,7 +212,7 @@ def command(
         if limits.retry_memory is not None:
             settings = replace(settings, retry_memory=limits.retry_memory)
 
-        # One file is one broker's: of several stores none is more likely to be that one's.
+        # A broker.conf belongs to one broker: with several stores it is unclear to which.
         name = conf.name if len(stores) == 1 and _NAME.fullmatch(conf.name or "") else None
         shown = ServeOutput(out)
         orders = Orders(_STDIN, shown.answer, is_allowed=temp) if end_with_stdin else None
@@ -258,8 +258,8 @@ def command(
             with shown.of(server, metrics), asyncio.Runner(loop_factory=import_module(
                     "uvloop").new_event_loop if uvloop else None) as runner:
                 runner.run(_run(server, [socket for _, socket in bound], shown.ready, orders))
-            signal.signal(signal.SIGTERM, at_sigterm)  # the event loop has left the system's own
-            # A server that was stopped by order starts again where it was.
+            signal.signal(signal.SIGTERM, at_sigterm)  # the loop has set the default
+            # A server that was stopped by an order starts again at the same address.
             again = orders is not None and orders.wait_for_start()
             listen = bound[0][0]
             grpc = None if server.proxy is None else server.proxy.address

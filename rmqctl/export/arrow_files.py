@@ -53,7 +53,7 @@ class ParquetFile:
         self._writer.close()
 
     def abandon(self) -> None:
-        self._writer.is_open = False  # or it would close itself, with words on stderr
+        self._writer.is_open = False  # otherwise it would close itself, with a message on stderr
 
 
 def _leaves(schema: pa.Schema) -> list[str]:

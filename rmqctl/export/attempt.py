@@ -122,7 +122,7 @@ class Attempt:
         try:
             yield
         except OSError as error:
-            if error.errno is None:  # Arrow's own, which has the number in its words only
+            if error.errno is None:  # Arrow's own error, without a number
                 error.errno = errno.EIO
                 raise WriteError(f"cannot write the export: {error}") from None
             path = os.path.join(self.folder, name)
@@ -135,5 +135,5 @@ def drop(target: IO[bytes], file: ExportFile | None = None) -> None:
     """Close a file that is no longer used, in any state."""
     if file is not None:
         file.abandon()
-    with contextlib.suppress(OSError):  # what could not be written yet cannot be now either
+    with contextlib.suppress(OSError):  # pending data cannot be written now either
         target.close()

@@ -128,7 +128,7 @@ class LineBuffer:
     def add(self, batch: Batch, codes: Array) -> None:
         rows: Any = (self._own.rows(BatchPage(batch)) if self._own.fields
                      else ({} for _ in range(len(batch))))
-        if self._spec.decoding is not None and self._spec.format == "csv":  # of some rows only
+        if self._spec.decoding is not None and self._spec.format == "csv":  # rows differ in fields
             rows = ({name: row[name] for name in self._own.names} for row in rows)
         provenance = self._place.provenance(batch, self._spec.fields)
         if self._spec.redaction is not None:

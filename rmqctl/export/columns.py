@@ -104,7 +104,7 @@ class ColumnBuffer:
     def take(self, rank: Array | None = None) -> Chunks:
         parts, mixed, codes = self._parts, self._mixed, self._codes
         self._parts, self._mixed, self._codes, self.size = {}, [], [], 0
-        if mixed:  # batches from before that are sorted already come first in their partitions
+        if mixed:  # batches that were sorted earlier come first in their partitions
             for code, sorted_batches in parts.items():
                 mixed[:0] = sorted_batches
                 codes[:0] = [np.full(len(part), code) for part in sorted_batches]
@@ -145,7 +145,7 @@ def _order(keys: Array) -> tuple[Array, list[int]]:
     """Return the stable order of keys, and the positions in it where each key begins, plus the
     end.
     """
-    # The smallest type: numpy sorts those of one and two bytes by counting.
+    # Use the smallest type: numpy sorts types of one or two bytes by counting.
     order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max()))), kind="stable")
     keys = keys[order]
     return order, [0, *(np.flatnonzero(keys[1:] != keys[:-1]) + 1).tolist(), len(keys)]

@@ -45,7 +45,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
         collected = [RangeResults(number, store_plan.buckets)
                      for number, store_plan in enumerate(plans)]
 
-        # The ranges, in order, and the files of partitions of which one has enough.
+        # Export the ranges in order, with the files of partitions that have enough messages.
         work = cast(Callable[[FileRange[StoreFile]], ExportedRange],
                     partial(export_range, spec, staging.attempts))
         pieces = (piece for plan in plans for piece in plan.pieces)
@@ -54,7 +54,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
             collected[part.store].add(part)
             folders |= _keep(staging, manifest, spec, part, plans[part.store].name)
 
-        # The files of all other partitions.
+        # Write the files of all other partitions.
         tasks = [task for results in collected for task in results.tasks(spec)]
         for _, gathered in pool.run(partial(gather, spec, staging.attempts), tasks):
             stores[gathered.store].take(gathered.files)

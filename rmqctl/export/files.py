@@ -104,7 +104,7 @@ class _CsvTarget:
         return record[:-2].encode() + b"\n"
 
 
-# The writer must believe in CR LF: it quotes a carriage return within a cell only then.
+# The writer must use CR LF: only then it quotes a carriage return within a cell.
 _csv: Any = csv.writer(_CsvTarget(), lineterminator="\r\n")
 
 

@@ -130,7 +130,7 @@ class Partitions:
         number = self._numbers.get(key)
         if number is None:
             values = tuple(self._value(name, key) for name in self.names)
-            # Topics of other bytes may be the same text.
+            # Topics with different bytes may have the same text.
             number = self._by_values.setdefault(values, len(self.values))
             if number == len(self.values):
                 self.values.append(values)

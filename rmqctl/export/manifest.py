@@ -48,7 +48,7 @@ class Manifest:
                  trace: TracebackType | None) -> None:
         try:
             self._spool.close()
-        except OSError as error:  # a full disk shows only here, if nothing failed before
+        except OSError as error:  # a full disk may be reported only here
             if kind is None:
                 raise StoreIOError.from_oserror(error, self._spool_path, "write") from None
 

@@ -78,7 +78,7 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
     for target in targets:
         if os.path.isdir(target):
             raise RefusedError(f"{target}: is a folder; name a new file")
-    # Write under names that no reader takes for a result, and force all bytes to disk.
+    # Write under temporary names, and flush all bytes to disk.
     staged = [f"{target}{MARK}{uuid.uuid4().hex[:12]}" for target in targets]
     try:
         with _writing(staged[0]), open(staged[0], "xb") as target_file:

@@ -93,7 +93,7 @@ class RangeSink:
         if aside:
             self._set_aside(chunks, aside)
         self._flushed += 1
-        # Arrow would keep what each thread had at most, for nobody else.
+        # Arrow would keep the peak memory of each thread for that thread alone.
         del chunks
         pa.default_memory_pool().release_unused()
 

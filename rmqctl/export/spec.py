@@ -86,7 +86,7 @@ class Export:
             fields, body, stores, parts, more)
         if decoded and fields is None:
             names += DECODED
-        if format != "json":  # its lines are complete objects; elsewhere the folder has the value
+        if format != "json":  # lines are complete objects; elsewhere the folder has it
             names = [name for name in names if name not in parts]
         if provenance:
             names = [*names, *(name for name in (*ORIGIN, *PROVENANCE)

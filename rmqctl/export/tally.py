@@ -81,7 +81,7 @@ class ExportTally:
 
     def _behind(self, spans: list[Span]) -> None:
         self.tail += spans
-        if len(self.tail) > MAX_NAMED:  # hopeless damage is not collected forever
+        if len(self.tail) > MAX_NAMED:  # limit the list for a log full of damage
             self._settle()
 
     def _settle(self) -> None:

@@ -30,7 +30,7 @@ class XlsxFile:
     """
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
-        # Nothing that a sender wrote becomes a formula or a link.
+        # Do not convert message contents to formulas or links.
         self._book = xlsxwriter.Workbook(target, {
             "constant_memory": True, "strings_to_formulas": False, "strings_to_urls": False,
             "strings_to_numbers": False})
@@ -90,7 +90,7 @@ class XlsxFile:
         self._book.close()
 
     def abandon(self) -> None:
-        self._book.fileclosed = 1  # or it would close itself, with words on stderr
+        self._book.fileclosed = 1  # otherwise it would close itself, with a message on stderr
 
 
 class _EpochMs(int):

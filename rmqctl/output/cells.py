@@ -113,7 +113,7 @@ def plain_value(value: Any) -> Any:
     if isinstance(value, Mapping):
         return dict(value)
     item = getattr(value, "item", None)
-    if item is not None:  # a numpy scalar that slipped through
+    if item is not None:  # a numpy scalar
         return item()
     if isinstance(value, set | frozenset):
         return sorted(value)

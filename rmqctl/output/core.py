@@ -177,7 +177,7 @@ class Output:
 
     def _writer(self) -> FormatWriter:
         if self.is_value:
-            # Two JSON values on stdout are no JSON: a defect to be found in the first test.
+            # Two JSON values on stdout are not valid JSON: a defect of the command.
             if self._value_written:
                 raise RuntimeError("a command wrote two JSON values")
             self._value_written = True

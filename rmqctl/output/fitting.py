@@ -180,7 +180,7 @@ def total(widths: Sequence[int]) -> int:
 
 
 def _cell_width(text: str) -> int:
-    # A body of megabytes need not be measured: no column becomes that wide.
+    # Do not measure a body of megabytes: no column becomes that wide.
     return display_width(text) if len(text) < 4096 else 4096
 
 

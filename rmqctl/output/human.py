@@ -147,7 +147,7 @@ class Human(ABC):
                 parts = folded(value, max(room, 1)) or [""]
                 if room < _MIN_ROOM or (" " not in value and self._limit is not None
                                         and display_width(value) < self._limit):
-                    # A long name, or a value that does not fit beside it, gets a line of its own.
+                    # A long name, or a value that does not fit beside it, gets its own line.
                     yield key, key, ""
                     for part in folded(f" {value}", self._limit or room, " "):
                         yield key, "", part
@@ -317,7 +317,7 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: RowLay
         count += len(page)
         sink.write("".join(f"{line.rstrip()}\n" for line in lines))
         sink.flush()
-    # Name the columns that the narrow layout left out.
+    # Name the columns that the narrow layout omitted.
     if narrow is not None and narrow.hidden:
         text = layout.say(not_shown([headers[column] for column in sorted(narrow.hidden)]))
         sink.write("".join(f"{line}\n" for line in folded(text, narrow.width)))

@@ -44,7 +44,7 @@ def _finite(value: Any) -> Any:
 def _encode(value: Any) -> str:
     try:
         return _COMPACT.encode(value)
-    except ValueError:  # the only one an acyclic value can cause is NaN
+    except ValueError:  # only NaN can cause this in an acyclic value
         return _COMPACT.encode(_finite(value))
 
 

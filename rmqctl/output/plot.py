@@ -60,7 +60,7 @@ def columns(values: Sequence[float], *, first: str, last: str, width: int = 80, 
     """
     if not values:
         return ""
-    # The sum is the widest label any grouping can need.
+    # The sum has the widest label of any grouping.
     room = max(width - len(show(sum(values))) - 3, 10)
     group = -(-len(values) // room)
     series = [sum(values[i : i + group]) for i in range(0, len(values), group)]

@@ -82,7 +82,7 @@ class BarProgress(Progress):
 
     def __enter__(self) -> Self:
         drawer = threading.Thread(target=self._run, name="progress", daemon=True)
-        with contextlib.suppress(RuntimeError):  # the system gives no thread: no progress
+        with contextlib.suppress(RuntimeError):  # no thread available: show no progress
             drawer.start()
             self._drawer = drawer
         return self
@@ -129,7 +129,7 @@ class BarProgress(Progress):
                 self._write("\r\x1b[2K")
 
     def _run(self) -> None:
-        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # they are the main thread's
+        signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)  # signals are handled in the main thread
         while not self._ended.wait(_REDRAW_SECONDS):
             self.draw()
 
@@ -153,7 +153,7 @@ class BarProgress(Progress):
         """Return the line, cut to the width; the least important parts are dropped first."""
         now = self._clock()
         total = self._total
-        # All is read, and the work goes on: a full bar would say that it is over.
+        # Everything is read, but the work continues: a full bar would look finished.
         is_known = bool(total) and self._done < (total or 0)
         label = f"{_SPINNER[self._ticks % len(_SPINNER)]} {self._label}"
         elapsed = _clock_text(now - self._started)

@@ -147,7 +147,7 @@ def write_rich_table(sink: Sink, canvas: Canvas, rows: Iterable[Row], layout: Ro
         sink.write("".join(parts))
         sink.flush()
         count += len(page)
-    # Name the columns that were left out although some row had a value in them.
+    # Name the omitted columns in which some row had a value.
     if hidden:
         text = layout.say(not_shown([headers[column] for column in sorted(hidden)]))
         sink.write(canvas.draw(Text("\n".join(folded(text, canvas.width)), style=STYLES["dim"])))
@@ -164,7 +164,7 @@ def _stacked(names: Sequence[str], headers: Sequence[str], cells: Sequence[str],
     for column, (name, text) in enumerate(zip(headers, cells, strict=True)):
         parts = fold_cell(names[column], text, room, mark) if text else []
         if len(parts) > 1 and " " not in text and display_width(text) < canvas.width:
-            lines.append(canvas.paint(name, "key") + "\n")  # a long name has a line of its own
+            lines.append(canvas.paint(name, "key") + "\n")  # a long name gets its own line
             lines.append(f" {text}\n")
             continue
         if text.replace(",", "").isdigit():

@@ -105,7 +105,7 @@ class Sink:
         self.encoding = encoding or getattr(stream, "encoding", None) or "utf-8"
         self.before_write: Callable[[], None] | None = None
         if self._buffer is not None and stream is not None:
-            self._guard(stream.flush)  # text that was written before comes first
+            self._guard(stream.flush)  # earlier text comes first
 
     def write(self, text: str | bytes | memoryview) -> None:
         """Write all of ``text``, which may already be encoded."""
@@ -127,7 +127,7 @@ class Sink:
         while remaining:
             done: int | None = self._buffer.write(remaining)
             if done is None and isinstance(self._buffer, io.RawIOBase):
-                # Whoever shares the pipe made it non-blocking, and it is full.
+                # Another process with this pipe made it non-blocking, and it is full.
                 select.select([], [self._buffer.fileno()], [])
                 done = 0
             remaining = remaining[len(remaining) if done is None else done:]
@@ -144,7 +144,7 @@ class Sink:
             raise
         except OSError as exc:
             raise StoreIOError.from_oserror(exc, "standard output", "write to") from exc
-        except ValueError as exc:  # closed under our feet
+        except ValueError as exc:  # closed meanwhile
             raise StoreIOError("cannot write to standard output: it is closed") from exc
 
 

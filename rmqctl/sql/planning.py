@@ -149,7 +149,7 @@ def _log(store: Store, name: str, filters: Filters, *, frames: bool,
     used = _used(store.log.files)
     for file in files_of_time(store.log, filters.since, filters.until):
         end = used.get(file.path, file.size)
-        # Frames of a file's unused end may begin before the first offset and reach after it.
+        # Frames of a file's unused end may begin before the first offset and extend beyond it.
         first = 0 if frames else max((filters.start or 0) - file.base - file.head, 0)
         last = end if filters.end is None else min(end, filters.end - file.base)
         if first < last or (frames and not end and file.size):

@@ -102,7 +102,7 @@ def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
         source, where = node["from_table"], node["where_clause"]
         simple = (node["type"] == "SELECT_NODE" and source["type"] == "BASE_TABLE"
                   and [name.lower() for name in named] == [MESSAGES] and where is not None)
-        # A name that the query gives to something of its own is none of ours.
+        # A name that the query defines itself does not refer to a column of the table.
         given = {str(item.get("alias", "")).lower() for item in node["select_list"]}
         given |= {str(name).lower() for name in source.get("column_name_alias") or ()}
     except (KeyError, IndexError, TypeError):
@@ -178,7 +178,7 @@ def _operand(node: Mapping[str, Any]) -> Any:
 def _micros(base: duckdb.DuckDBPyConnection, value: str | _TimeText) -> int | None:
     """Return DuckDB's interpretation of a text as a time; None if it is not a time."""
     moment = _TimeText(value, MOMENT) if isinstance(value, str) else value
-    with contextlib.suppress(duckdb.Error):  # which the query says too
+    with contextlib.suppress(duckdb.Error):  # the query reports it, too
         [(micros,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "
                                    f"{MOMENT}))", [moment.text]).fetchall()
         return micros if isinstance(micros, int) and abs(micros) <= _MAX_INTEGER else None

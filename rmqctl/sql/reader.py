@@ -248,7 +248,7 @@ class TableReader:
                 own = batch if not piece.without or not len(batch) else batch.select(
                     np.flatnonzero(~with_topics(batch, piece.without)))
                 yield self._finished(self._of_batch(own, source.base), constant)
-            # After the last piece of the log are zeros that nothing was written to.
+            # The last piece of the log is followed by unused zeros.
             if not piece.last or piece.end >= piece.path.size:
                 holes.settle()
 

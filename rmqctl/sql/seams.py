@@ -144,7 +144,7 @@ class Seams:
         assert self._proof is not None
         if not self._proof(decode(batch.bytes_at(row))):
             return False
-        # What resync would skip after damage is no place to start from.
+        # Do not start in a range that resync would skip after damage.
         return provable(self._source, int(batch.offset[row]) - batch.head - self._source.base)
 
 

@@ -121,12 +121,12 @@ class QuerySession:
         with contextlib.ExitStack() as held:
             scratch = held.enter_context(tempfile.TemporaryDirectory(prefix="rmqctl-sql-"))
             held.enter_context(_no_scanner())
-            # A query reads tables, and neither files nor the network; what it sorts may be large.
+            # A query reads tables, neither files nor the network; sorting may need a lot of memory.
             self._base = duckdb.connect(":memory:", config={
                 "enable_external_access": "false", "memory_limit": _MEMORY,
                 "temp_directory": scratch, "autoinstall_known_extensions": "false"})
             self._base.execute("SET TimeZone = 'UTC'")
-            # Also while it is closed, which waits for a query that still runs.
+            # Also during close, which waits for a running query.
             self._signals = held.enter_context(
                 interrupted_by_signals(partial(_interrupt, self._base)))
             held.callback(self._close)
@@ -140,7 +140,7 @@ class QuerySession:
         """End the queries and close the connection, which ends DuckDB's threads."""
         while self._readers:
             self._readers.pop().close()
-        for table in COLUMNS:  # they refer back here; DuckDB complains if it goes before them
+        for table in COLUMNS:  # they refer to the connection, which must outlive them
             self._base.unregister(table)
         self._base.close()
         del self._base
@@ -168,7 +168,7 @@ class QuerySession:
             names = distinct(list(relation.columns))
         except (duckdb.Error, RuntimeError) as error:  # the latter for a signal
             raise self._translated(error) from None
-        finally:  # a traceback keeps what it refers to, and with a relation all of DuckDB
+        finally:  # a traceback would keep the relation, and with it all of DuckDB
             del relation
         changes = [_change(kind) for kind in reader.schema.types]
         return QueryResult(names, self._rows(reader, names, changes))
@@ -190,7 +190,7 @@ class QuerySession:
         if stopped is not None:
             return stopped
         if self._signals:
-            signal.raise_signal(self._signals[0])  # DuckDB has dropped what its handler raised
+            signal.raise_signal(self._signals[0])  # DuckDB has dropped the exception of its handler
         if isinstance(error, RuntimeError):
             return error
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
@@ -212,7 +212,7 @@ class QuerySession:
                     yield from _in_batches(make(), schema)
                 else:
                     yield from self._of_files(table, schema, filters)
-            except BaseException as error:  # which DuckDB makes an error of its own
+            except BaseException as error:  # DuckDB converts it to its own error
                 if not isinstance(error, GeneratorExit):
                     self._error = error
                 raise
@@ -376,7 +376,7 @@ def _ready(value: Any) -> Any:
         return str(value)
     if isinstance(value, Decimal):
         return number_of(value)
-    if isinstance(value, float) and not math.isfinite(value):  # which JSON does not know
+    if isinstance(value, float) and not math.isfinite(value):  # JSON has no such number
         return None
     if isinstance(value, Mapping):
         return {str(key): _ready(item) for key, item in value.items()}

@@ -58,7 +58,7 @@ class Alias(NamedTuple):
         kept, arguments, ignored = self._translated(typed)
         if self.options.keys() >= _ID.keys() and arguments and not kept \
                 and not os.environ.get(STORE_VARIABLE):
-            # As mqadmin has it, without a store: the id would be taken for one.
+            # mqadmin has no store argument, so the id would be taken for the store.
             raise UsageError(f"Missing argument 'STORE': name a store, or set {STORE_VARIABLE}")
         is_quiet = {"-q", "-qq", "--quiet"} & set(kept)
         note = None if is_quiet or not ignored else (
@@ -105,7 +105,7 @@ class Alias(NamedTuple):
         return translated
 
 
-# What values become
+# Translations of values
 
 
 def _if_false(*words: str) -> Callable[[str], Sequence[str]]:
@@ -141,7 +141,7 @@ def _by_tag(value: str) -> Sequence[str]:
     return ()
 
 
-# Options that many have
+# Options of many commands
 
 
 def _forms(names: str, ours: Worded = None) -> dict[str, Worded]:

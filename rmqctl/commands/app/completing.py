@@ -38,7 +38,7 @@ def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
         return [name for name in names if name.startswith(incomplete)][:_MAX_NAMES]
 
     complete.__annotations__ = {"ctx": typer.Context, "incomplete": str, "return": list[str]}
-    del complete.__wrapped__  # typer asks for the signature
+    del complete.__wrapped__  # typer reads the signature
     return complete
 
 

@@ -64,7 +64,7 @@ def parameter(param: Any) -> Parameter:
     is_argument = param.param_type_name == "argument"
     former = former_names(param)
     flags = [name for name in (*param.opts, *param.secondary_opts) if name not in former]
-    # Brackets in the metavar of an argument say what ``required`` says already.
+    # Brackets in the metavar of an argument repeat ``required``.
     metavar = param.metavar.strip("[]") if is_argument and param.metavar else param.metavar
     env = param.envvar if isinstance(param.envvar, str) or param.envvar is None else param.envvar[0]
     descriptor = getattr(param, "type_descriptor", None)

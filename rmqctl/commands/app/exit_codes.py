@@ -50,13 +50,13 @@ def terminable() -> Iterator[None]:
     process = os.getpid()
 
     def handler(_number: int, _frame: FrameType | None) -> NoReturn:
-        if os.getpid() != process:  # a forked worker: nothing of ours to tidy up
+        if os.getpid() != process:  # a forked worker has nothing to clean up
             os._exit(ExitCode.TERMINATED)
         raise Terminated
 
     try:
         previous = signal.signal(signal.SIGTERM, handler)
-    except ValueError:  # not in the main thread: someone else runs this process
+    except ValueError:  # not in the main thread: another program runs this process
         yield
         return
     before, sys.unraisablehook = sys.unraisablehook, _again
@@ -173,7 +173,7 @@ def _verdict(exc: BaseException) -> tuple[ExitCode, list[str]]:
         return ExitCode.FAILED, [
             _error(f"the Python package {exc.name!r} is not installed; install rmqctl again")
         ]
-    stopped = interruption(exc)  # a library may wrap what a signal raised in its loop
+    stopped = interruption(exc)  # a library may wrap the exception of a signal
     if stopped is not None and stopped is not exc:
         return _verdict(stopped)
     return ExitCode.INTERNAL, _defect(exc)

@@ -61,7 +61,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
         argument that is then missing (``config topics``, ``query offset 7``).
         """
         if ctx.resilient_parsing and self._wants_a_value(args[-1:]):
-            args = args[:-1]  # a shell completes its value: else nothing of the line would be read
+            args = args[:-1]  # a shell completes its value: without it, the line cannot be parsed
         original = list(args)
         if not ctx.resilient_parsing and not {"-h", "--help"} & set(args):
             refuse_elsewhere(self.spec, target_of(args, self.params))

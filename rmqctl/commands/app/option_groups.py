@@ -76,7 +76,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
             names[flat.name] = field
         groups[parameter.name] = group, names
 
-    # At run time, rebuild the groups from the options and show what they have to say.
+    # At run time, rebuild the groups from the options and show their remarks and warnings.
     def run(**given: Any) -> Any:
         remarks: list[str] = []
         warnings: list[str] = []
@@ -90,7 +90,7 @@ def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
             given["out"].note(text)
         for text in warnings:
             given["out"].warn(text)
-        # What it sets (the zone of times, for example) is gone with it.
+        # Settings of the run (such as the zone of times) end with the context.
         return copy_context().run(command, **given)
 
     # Give the function the signature from which typer creates the options.

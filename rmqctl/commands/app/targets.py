@@ -38,7 +38,7 @@ def is_tier(target: str) -> bool:
     """
     if "://" in target and vfs.archive_of(target) is None:
         return _is_tier_at(target)
-    with suppress(OSError, ValueError):  # a name that no system takes
+    with suppress(OSError, ValueError):  # not a valid file name
         names = set(os.listdir(target))
         if names & _MARKS:
             return False

@@ -86,7 +86,7 @@ def command(
     if not is_url(backup):
         refuse_link_of_others(backup)
     source = Source(store.root, store.folders, store.sizes)
-    # One run, or one after the other: what goes wrong in one does not end the others.
+    # Make one run or several; an error in one run does not end the others.
     code, begun_well = ExitCode.OK, False
     while True:
         begun = time.monotonic()
@@ -182,7 +182,7 @@ def _measure(path: str, backup: str, point: Point | None, seconds: float) -> Non
     from rmqctl.output.prometheus import Metric, exposition
 
     count, last = 0, point
-    with suppress(StoreIOError):  # a place that cannot be reached now: the next run may
+    with suppress(StoreIOError):  # the backup cannot be reached now; the next run tries again
         count, last = _newest(backup)
     labels = {"backup": without_secrets(backup)}
     values = {

@@ -80,7 +80,7 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
     from rmqctl.files.remote.reader import without_secrets
     from rmqctl.store.redaction import redaction_of
 
-    # Refuse what would write into what is examined, or mix with something else.
+    # Refuse a target that is inside PATH or not empty.
     if is_url(path):
         raise UsageError(f"{without_secrets(path)}: not local; copy it to this machine first")
     if not os.path.exists(path):

@@ -77,7 +77,7 @@ def command(
     if refused:
         raise StoreIOError(f"{refused[0]}; the prediction was made without it")
     harmless = predicted.start_is_harmless if start_only else predicted.harmless
-    # What queues tell is no less true without the configuration, nor that there is no start.
+    # Without the configuration, the facts about queues and a refused start remain true.
     if harmless or not (predicted.unopened or set(predicted.not_judged) == {"config"}):
         predicted.require_judged(store.root)
     if not harmless:

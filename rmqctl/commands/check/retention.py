@@ -65,7 +65,7 @@ def command(
 def _show(page: Human, forecast: Retention, tz: tzinfo) -> None:
     from rmqctl.checks.preflight.disk import expiry
 
-    # Begin with what goes, and what that costs.
+    # Begin with the files that go, and the cost.
     disk, rules = forecast.disk, forecast.rules
     page.text(_first_line(forecast), "good" if forecast.harmless else "bad")
     old = expiry(disk)
@@ -89,7 +89,7 @@ def _show(page: Human, forecast: Retention, tz: tzinfo) -> None:
         "no file is deleted before it expires (cleanFileForciblyEnable=false)",
         f"above {rules.refuse_ratio:.0%}": "messages are rejected",
         **_outlook(forecast, forecast.outlook, tz)})
-    # The files, those that go first.
+    # List the files; those that go come first.
     page.heading("Log files")
     page.table(({"file": file.file, "size": size_text(file.bytes),
                  "last written": time_text(file.written, tz),

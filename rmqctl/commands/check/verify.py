@@ -89,7 +89,7 @@ def command(
     )
 
     show_times_in(tz)
-    # What to check, and combinations that cannot be.
+    # Determine what to check; refuse options that cannot be combined.
     only, tiered = without_tier(only)
     options = VerifyOptions(frozenset() if only == "" and tiered else structures(only, STRUCTURES),
                       worker_count(jobs), sample=sample, seed=seed)
@@ -111,7 +111,7 @@ def command(
     if len(roots) > 1 and state is not None:
         raise UsageError("--state cannot be used with several stores: each has a state file of its "
                          "own")
-    # The checks, one store after the other.
+    # Check one store after the other.
     check = _StoreCheck(options, max_findings, spark, cron, out, state if since_last else None,
                         since_last, tiered, tier_asked=tiered and only is not None,
                         named=len(roots) > 1)
@@ -124,7 +124,7 @@ def command(
             if len(roots) == 1 or error.exit_code == ExitCode.USAGE:
                 raise
             judged.append(JudgedStore(root, None, error))
-    # What to show, and to keep for the next run: first the latter, as who reads may go away.
+    # Save the state before showing the result, because the reader of the output may exit.
     cron.settle(out, check.baselines)
     if not cron.quiet_if_ok or any(
             verdict is None or verdict.fails(cron.fail_on) or verdict.not_judged
@@ -189,7 +189,7 @@ class _StoreCheck:
         with store.open() as opened:
             baseline = self.cron.accepted(opened.root, store.root if self.named else None)
             in_baseline = None if baseline is None else baseline.knows
-            # Where the last run ended.
+            # Find where the last run ended.
             before: VerifiedEnd | None = None
             place = self.state or states.default_path(opened.root)
             if self.since_last:
@@ -205,7 +205,7 @@ class _StoreCheck:
                     before = None
                     out.warn(_of(name, Phrase(
                         "the log is not that of the last run: checking everything")))
-            # The checks.
+            # Run the checks.
             warn_if_held(out, opened.lock, name or Phrase("the store"))
             size = opened.log.size if opened.layout.reads("commitlog") else 0
             with (self.spark.pool(out, size, options.jobs) as pool,
@@ -218,7 +218,7 @@ class _StoreCheck:
             if self._is_whole:
                 result = replace(result, already_lost=missing(
                     opened, damaged=not run.ok, seen=run.seen).counted)
-            # The tier beside the store, and what the next run may leave out.
+            # Check the tier of the store, and record what the next run can skip.
             if self.tiered and (self.tier_asked or not (self.options.sample is not None
                                                         or self.since_last)):
                 result = with_tier(out, opened, result, self.max_findings, asked=self.tier_asked,

@@ -59,7 +59,7 @@ def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, app
     certificate = None if options.certificate is None else checked_target(options.certificate)
     if options.purge and apply.apply and not apply.yes and not at_a_terminal():
         raise UsageError("--purge deletes permanently; without a terminal, --apply requires --yes")
-    # The certificate has what an interrupted deletion erases, too: this one completes it.
+    # The certificate includes an interrupted deletion, because this run completes it.
     earlier = _interrupted(store.root) if apply.apply and certificate else []
     erasures: list[Erasure] = []
 

@@ -31,7 +31,7 @@ _COLUMNS = ("file", "kind", "size", "state", "source", "entries", "data_version"
 _BRIEF = ("file", "size", "state", "entries", "backup")
 _WIDE = (*_BRIEF, "data_version")
 _WIDE_COLUMNS = 100  # terminal columns from which it fits
-# What people see of a section; the rest is in the data formats.
+# Columns of a section for people; data formats contain all fields.
 _SECTION_BRIEF: dict[str, tuple[str, ...]] = {
     "topics": ("topic", "read_queue_nums", "write_queue_nums", "perm", "order", "attributes"),
     "groups": ("group", "consume_enable", "consume_broadcast_enable", "retry_queue_nums",

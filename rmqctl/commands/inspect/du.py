@@ -93,7 +93,7 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
             **({} if growth["recent_since"] is None else {
                 f"since {time_text(growth['recent_since'], tz)}":
                 _per_day(growth["recent_bytes_per_day"])})})
-    # Show what could be freed, beside what is free.
+    # Show the space that could be freed, and the free space.
     page.heading("Kept files and free space")
     repairs = document["repairs"]
     page.pairs({

@@ -82,7 +82,7 @@ def command(
         raise UsageError("--queue and --offset require --topic")
     if from_offset is not None and queue is None:
         raise UsageError("--offset requires --queue")
-    # What to read and what to show of it.
+    # Determine what to read and which fields to show.
     projection = show.projection(out)
     wanted = select.selection(show.tz, show.decoding)
     faults = ReadFaults(out, show)
@@ -90,23 +90,23 @@ def command(
         bounds = view_of(opened, "disk" if view == "auto" else view)
         bounds.compacted |= view == "auto"
         tell_left_over(out, opened)
-        # Where a group goes on.
+        # Find where the group continues.
         if group is not None:
             opened.layout.require(store.root, "consumequeue")
             wanted = _unconsumed(out, bounds, wanted, group, faults)
-        # What a broker would say to this offset.
+        # Note what a broker would answer for this offset.
         if topic is not None and queue is not None and from_offset is not None:
             note = offset_note(bounds, topic, queue, from_offset)
             if note is not None:
                 out.note(f"{topic}/{queue}: {note}")
-        # The messages themselves.
+        # Print the messages.
         size = opened.log.size
         with out.progress("reading the log", size) as progress:
             selector = Selector(opened, wanted, bounds, faults.report, progress.advance)
             rows = rows_of(out, faults.judged(selector.pages()), projection)
             empty = "" if topic and not group else "no messages"
             shown = show_rows(out, rows, projection, show.tz, empty=empty)
-        # Why there is nothing, or less than the topic has.
+        # Explain an empty or incomplete result.
         if topic is not None and group is None:
             note = without_consumequeue(opened, topic) if queue is None else None
             if note is not None:

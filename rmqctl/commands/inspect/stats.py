@@ -43,7 +43,7 @@ def command(
 
     query = Query(by, figures.topic, *figures.times())
     if spark.engine != "local":
-        store = replace(store, root=vfs.abspath(store.root))  # workers stand in other folders
+        store = replace(store, root=vfs.abspath(store.root))  # workers run in other folders
     with store.open() as opened:
         sources = [StatsSource.choose(out, opened, query)]
         sums = count(out, sources, query, spark)

@@ -61,14 +61,14 @@ def command(
     require_source()
     names, text = stores_and_query(arguments, file)
     stores = named_stores(names)
-    for store in stores:  # before Spark is started for something that is no store
+    for store in stores:  # check before Spark starts
         if not _only_tiers(text, store):
             Store.open(vfs.abspath(store)).close()
     if out_path is not None:
         from rmqctl.export.staging import checked_target
 
         checked_target(out_path)
-    # What a store has lost is warned of below; the rest is answered.
+    # Losses are reported below as warnings; the query continues.
     options = {SWITCH: "false"} | (
         {} if spark.partitions is None else {"numPartitions": str(spark.partitions)})
     if dry_run:

@@ -56,7 +56,7 @@ def command(
     names = named_stores(stores)
     with ExitStack() as opened:
         sources = [
-            # Workers stand in other folders.
+            # Workers run in other folders.
             StatsSource.choose(
                 out, opened.enter_context(Store.open(vfs.abspath(name))), query, name)
             for name in names

@@ -38,12 +38,12 @@ def command(
     faults = ReadFaults(out, show)
     with store.sampled(out) as opened:
         bounds = view_of(opened, view, version)
-        # The queue offset that belongs to the time, and the queue's bounds.
+        # Find the queue offset for the time, and the queue's bounds.
         answer = offset_by_time(bounds, query.topic, query.queue, when, upper=query.upper,
                                 like=query.like)
         missing = None if answer else missing_queue(opened, query.topic, query.queue)
         answer = answer or TimeAnswer(0, 0, 0)
-        # The messages from that offset on, or the answer itself.
+        # Show the messages from that offset on, or the offset itself.
         if query.messages:
             projection = show.projection(out)
             wanted = Selection(query.topic, query.queue, from_offset=answer.queue_offset,

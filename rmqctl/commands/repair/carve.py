@@ -83,7 +83,7 @@ def command(
     """
     from rmqctl.repair.carve.carve import DOUBTFUL, MISPLACED, CarveOptions, Carving
 
-    # Refuse options that do not go together.
+    # Refuse options that cannot be combined.
     _check(out_store, paths, summary=summary, misplaced=misplaced, doubtful=doubtful,
            damaged=damaged, duplicates=duplicates, redact=show.redact)
     projection = show.projection(out, (*_WHERE_FROM, *([_DUPLICATE] if duplicates else ())))
@@ -158,7 +158,7 @@ def _maker(root: str, sources: list[Input], version: str | None,
     if sizes["commitlog_file_size"] is None:
         sizes["commitlog_file_size"] = log_file_size(sources)
     is_sized = sizes["commitlog_file_size"] is not None
-    # Records that name rows in other queues had them, whatever this store is made for.
+    # Records that name rows in other queues get them, whatever the options of this store.
     return StoreMaker(root, new_settings(**sizes), is_sized=is_sized)
 
 

@@ -41,7 +41,7 @@ _STRUCTURES = ("commitlog", "consumequeue", "index", "checkpoint", "topic-queue-
 
 
 def _parse_fillers(text: str) -> str:
-    if text not in ("in-place", "none", "topic"):  # topic: what it was, without effect
+    if text not in ("in-place", "none", "topic"):  # topic: former value, without effect
         raise UsageError(f"--fillers {text}: expected in-place or none")
     return text
 
@@ -136,7 +136,7 @@ def command(
                             keep_damaged, "none" if fillers == "none" else "in-place",
                             sources or (), prefer, source_readers(),
                             engine.multi_dispatch, consumequeue)
-    # One table, an explanation and the strategy of a broker are planned elsewhere.
+    # A single queue table, --explain and the broker's strategy have their own planners.
     if parts == ["topic-queue-table"] and not out.is_data:
         from rmqctl.commands.check import recover_table
 

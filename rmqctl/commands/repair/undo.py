@@ -87,7 +87,7 @@ def command(
     from rmqctl.repair.executor.undo import preview
 
     show_times_in(tz)
-    # A list, where one is asked for.
+    # Show the list, if requested.
     repairs = history(store.root)
     if not repairs:
         _check_root(store.root)
@@ -108,7 +108,7 @@ def command(
         raise UsageError("--dry-run and --apply are mutually exclusive")
     if abandon and (force or moved or id is None):
         raise UsageError("--abandon requires an ID and cannot be combined with --force or --moved")
-    # What would be taken back, and what was changed since.
+    # Determine what would be reverted, and what was changed since.
     named = [*(write_outside or ()), *_around_tier(store.root)]
     to_undo = preview(store.root, id, moved or (), named)
     document = {**to_undo.entry.as_dict(), "actions": [dict(action) for action in to_undo.actions],

@@ -196,8 +196,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     with Scratch(scratch_above, f"rmqctl-{uuid.uuid4().hex}") as scratch:
         with noting_refusals() as refused:
             proposal = _propose(out, propose, scratch)
-        todo = check(store_root, proposal.plan.steps, named)  # what --apply refuses is no plan
-        # Offer exactly one next command: another repair, the interrupted one, a look, or --apply.
+        todo = check(store_root, proposal.plan.steps, named)  # --apply would refuse: no plan
+        # Offer exactly one next command: another repair, the interrupted one, a check, or --apply.
         following = (typed.other(*proposal.instead) if proposal.instead else
                      unfinished.next if unfinished is not None and unfinished.next else
                      None if proposal.plan.empty else
@@ -326,7 +326,7 @@ def _apply(out: Output, store_root: str, name: str, propose: Propose, *, yes: bo
     from rmqctl.store import Store
 
     if tier is None:  # before the first byte, a scratch folder too
-        with contextlib.suppress(NotAStoreError):  # said by who plans, who knows more options
+        with contextlib.suppress(NotAStoreError):  # the planner reports it, with more options
             Store.open(store_root, folders).layout.require_writable(store_root, writes,
                                                                     made_anew=made_anew,
                                                                     mends=mends)

@@ -113,7 +113,7 @@ def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:
 def use_idle_disk() -> bool:
     """Ask the system to read only when the disk is idle; return False if it cannot."""
     number = _IOPRIO_SET.get(platform.machine())
-    if number is None or not hasattr(os, "sched_getaffinity"):  # Linux alone
+    if number is None or not hasattr(os, "sched_getaffinity"):  # only on Linux
         return False
     done: int = ctypes.CDLL(None, use_errno=True).syscall(number, _THIS_PROCESS, 0, _IDLE)
     return done == 0

@@ -30,7 +30,7 @@ class DeferredSignals:
         try:
             for signal_number in _SIGNALS:
                 self._before[signal_number] = signal.signal(signal_number, self._note)
-        except ValueError:  # not in the main thread: someone else decides about signals
+        except ValueError:  # not in the main thread, which handles signals
             self._before.clear()
             return self
         self._pipe = os.pipe()

@@ -38,7 +38,7 @@ else:
     BodyForm = Literal[tuple(bodies.FORMS)]
     Format = Literal[tuple(FORMATS)]
 
-# Panels of the help: what is particular to a command comes first, what all have comes last.
+# Panels of the help: options of the command come first, options of all commands last.
 _OUTPUT = "Output"
 _STORE = "Store layout"
 
@@ -91,7 +91,7 @@ class OutputOptions(OptionGroup):
         from rmqctl.output.language import chosen
 
         is_data = self.output is not None and FORMATS[self.output].is_data
-        lang = chosen(self.lang, {} if is_data else os.environ)  # data asks for it, or is English
+        lang = chosen(self.lang, {} if is_data else os.environ)  # data formats, or English
         return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
                            no_progress=self.no_progress, lang=lang, every=every)
 
@@ -198,7 +198,7 @@ class LayoutOptions(OptionGroup):
 class StoreOptions(LayoutOptions):
     """The argument STORE and the layout of the store."""
 
-    # No existence check by typer: the library says what is wrong with a path, with its exit code.
+    # typer does not check that the path exists: the library reports problems with its exit code.
     root: Annotated[str, typer.Argument(
         metavar="STORE", envvar=STORE_VARIABLE, autocompletion=complete_folders,
         show_default=False,
@@ -247,7 +247,7 @@ class StartedStore(StoreOptions):
         return iter(())
 
 
-# What a command that needs only some of the files asks for.
+# Layout options of commands that need only some of the files.
 StoreRoot = Annotated[StoreOptions, pick("")]
 StoreFolders = Annotated[StoreOptions, pick("commitlog_dirs broker_conf")]
 StoreLog = Annotated[StoreOptions, pick("commitlog_dirs commitlog_file_size broker_conf")]

@@ -128,7 +128,7 @@ class ServeOutput:
             self._out.flush()
         except (BrokenPipeError, RmqctlError):  # the reader is gone, or its disk is full
             self._wanted = False
-            # The stream still buffers the event: its last flush would end the run with an error.
+            # The stream still buffers the event; its last flush would end the run with an error.
             silence_stdout(discard=True)
 
     def answer(self, **event: Any) -> None:
@@ -262,7 +262,7 @@ class _Metrics:
                 writer.close()
                 await writer.wait_closed()
         except (TimeoutError, OSError, asyncio.IncompleteReadError, asyncio.LimitOverrunError,
-                asyncio.CancelledError):  # the last at the server's end, which is no news
+                asyncio.CancelledError):  # end of the server: nothing to report
             pass
         finally:
             self._clients.pop(writer, None)

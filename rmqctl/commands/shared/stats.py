@@ -312,7 +312,7 @@ def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: 
     first, last = min(values), max(values)
     if (last - first) // step >= _MAX_COLUMNS:
         return False
-    # Days of a zone with summer time are not all equally long: the nearest place is the right one.
+    # Days differ in length in a zone with summer time: use the nearest place.
     series = [0.0] * (round((last - first) / step) + 1)
     for when, value in values.items():
         series[round((when - first) / step)] += value
@@ -398,9 +398,9 @@ def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: Spar
         local = isinstance(pool, Threads)
         fine = RANGE_SIZE if local and partitions is None else range_size(sources, partitions,
                                                                            pool.jobs)
-        # One thread goes on where a range ended, and looks for no borders.
+        # A single thread continues at the end of the last range, without searching for borders.
         plain = local and partitions is None
-        # Spark's results come all at once: its own bar shows the tasks that are done.
+        # Spark returns all results at once, so its own bar shows the finished tasks.
         with out.progress("counting", size) if local else Progress() as progress:
             total = [size]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 MAX_LISTED = 8
 """Maximum number of rows that are listed one by one."""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
-# Marks of both languages.
+# Punctuation of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
 _DANGLING = re.compile(r"(?:\s+(?:an?|at|by|for|from|in|of|on|the|to|with))+$")
 _MIN_BEGINNING = 10

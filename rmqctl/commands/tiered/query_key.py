@@ -47,7 +47,7 @@ def command(
           by_key.IndexFiles.open(opened, tier.broker, tier.index_slots, tier.index_max) as files):
         answer: KeyAnswer | None
         false_hits = 0
-        # As a broker that routes, as one that asks the tier alone, or all that is there.
+        # Query as a broker with both stores, as a broker with the tier alone, or exhaustively.
         if local.root is not None:
             with local.router(out, opened, tier.broker) as router:
                 both = routed_key(router, files, query.topic, query.key, begin=since, end=until,
@@ -65,7 +65,7 @@ def command(
                                    most=query.most, broker=tier.broker, raw=query.raw,
                                    kind=query.kind, report=faults.report)
             records = answer.records
-        # The messages, and why there may be none.
+        # Show the messages, or why there are none.
         show_records(out, records, projection, show.tz, faults)
         if not records:
             not_found(out, faults, _reason(files, query, answer, false_hits))

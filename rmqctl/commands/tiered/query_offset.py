@@ -71,7 +71,7 @@ def command(
     with tier.open() as opened:
         flat_queue = opened.queue(topic, queue, tier.broker)
         answer: RoutedGet | None = None
-        # What a broker answers, where it is asked.
+        # Show the answer of a broker, if requested.
         if local.root is not None and offset is not None:
             with local.router(out, opened, tier.broker) as routing:
                 answer = routing.get(topic, queue, offset, count if as_broker else 1)

@@ -48,7 +48,7 @@ def command(
         missing: str | None = None
         answer = None
         try:
-            # The queue offset of the time: of the tier, or of local log and tier as a broker asks.
+            # Find the queue offset for the time: in the tier, or like a broker in both stores.
             if local.root is None:
                 answer = _tier_time(opened, tier.broker, query, when, as_broker)
             else:
@@ -63,7 +63,7 @@ def command(
                             missing = f"no message at queue offset {answer.queue_offset}"
         except FormatError as error:
             missing = f"a broker fails to answer: {error}"
-        # The messages from there on (those of a routed query are shown already), or the answer.
+        # Show the messages from there on (a routed query has shown them already), or the answer.
         if answer is None:
             missing = missing or f"topic {topic} has no queue {queue}"
         elif query.messages and local.root is None:

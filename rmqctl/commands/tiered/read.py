@@ -51,7 +51,7 @@ def command(
     wanted = select.selection(show.tz, show.decoding)
     faults = ReadFaults(out, show)
     with tier.open() as opened:
-        # As a broker reads that has the local log and the tier, or the tier alone.
+        # With a local store, read as a broker with the local log and the tier.
         if local.root is not None and topic is not None:
             unreadable(opened, topic, faults.report)
             with local.router(out, opened, tier.broker) as router:

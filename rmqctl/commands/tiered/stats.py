@@ -55,12 +55,12 @@ def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None
     from rmqctl.store.stats import VALUE_COLUMNS
 
     tz, sort, top = options.tz, options.sort, options.top
-    # What could not be counted.
+    # Report what could not be counted.
     for problem in counted.problems[:20]:
         out.warn(problem)
     for aggregate in counted.brokers.values():
         stats.warn(out, aggregate)
-    # The figures by broker, or by what was asked for.
+    # Compute the figures by broker, or by the requested key.
     names = sorted(counted.brokers)
     sums = [counted.brokers[name] for name in names]
     if not sums:
@@ -74,12 +74,12 @@ def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None
         rows = rows[:top]
     else:
         rows = []
-    # What the figures leave out, and the index.
+    # Add what the figures omit, and the index.
     orphans = {"messages": counted.orphans, "bytes": counted.bytes_orphaned,
                "bytes_no_message": counted.bytes_other}
     index = {"files": counted.index_files, "items": counted.index_items,
              "bytes": counted.index_bytes}
-    # As a document, or as tables with notes.
+    # Show a document, or tables with notes.
     if out.is_value:
         everything = figures.rows(tz, sort)
         shown = rows or everything[:top]

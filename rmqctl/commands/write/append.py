@@ -85,7 +85,7 @@ def command(
     manner, file, collect = _manner(on_error, file, collect)
     more: dict[str, Any] = {"broker_checks": False if replay else None}
     if as_recorded:
-        # A record that names its rows in other queues had them, whatever this store is made for.
+        # A record that names rows in other queues gets them, whatever the options of this store.
         more |= {name: True for name in ("lmq", "multi_dispatch") if getattr(engine, name) is None}
     settings = engine.settings(store, PUT_MANY, **more)
     with (DeferredSignals() as signals, open_lines(file) as reader,
@@ -103,7 +103,7 @@ def command(
                 run = _Append(out, session, appender, reader, signals, rejects)
                 run.go()
         finally:
-            # Whatever ended it: what was written stays, and the user has to know of it.
+            # However the run ends, written messages stay, so always report them.
             if run is not None:
                 run.report()
     if appender.stopped_by is not None:
@@ -204,7 +204,7 @@ class _Append:
                 yield FLUSH
             for fault in self._appender.faults:
                 self._tell(fault)
-            if self._reader.waits:  # time enough to let consumers and queries see it
+            if self._reader.waits:  # the input pauses: let consumers and queries see the messages
                 self._session.engine.reput()
             progress.advance(self._reader.taken - done)
             done = self._reader.taken

@@ -78,7 +78,7 @@ def command(
     from rmqctl.formats.local.properties import SCHEDULE_TOPIC
     from rmqctl.formats.local.sysflag import has_consume_queue_row
 
-    # The message as the options make it.
+    # Build the message from the options.
     payload = _body(body, body_file)
     settings = engine.settings(store, PUT)
     if transaction is not None:
@@ -88,14 +88,14 @@ def command(
     message.prepared_transaction_offset = prepared_offset
     message.born_host, message.store_host = _host(born_host, "--born-host"), _host(
         store_host, "--store-host")
-    # Its put, which a signal does not cut in two.
+    # Put the message; a signal waits until this is complete.
     with DeferredSignals(), open_session(store.root, settings, store.folders, dry_run=dry_run,
                                 auto_create_topic=auto_create_topic,
                                 outside=write_outside or ()) as session:
         for note in session.notes:
             out.note(note)
         result = session.put([message])[0]
-    # What a broker will make of it.
+    # Note what a broker will do with it.
     if session.unknown:
         out.note(f"config/topics.json does not contain {topic}: a broker rejects its clients "
                  "(--auto-create-topic adds it)")

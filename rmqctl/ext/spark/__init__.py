@@ -27,7 +27,7 @@ def register(spark: SparkSession) -> None:
     try:
         spark.dataSource.register(RocketMQ)
     except Exception as error:
-        # PySpark 4.0 and 4.1 refuse a name that their own search has found already.
+        # PySpark 4.0 and 4.1 refuse a name that their own search has registered.
         if "DATA_SOURCE_ALREADY_EXISTS" not in str(error):
             raise
 

@@ -79,7 +79,7 @@ class SparkPool:
         dumps: Callable[[Any], bytes] = cloudpickle.dumps
         function, pickled = dumps(work), [dumps(task) for task in tasks]
         sent = context.broadcast((function, pickled))
-        # Places elsewhere that the work or its tasks name are mounted there, too.
+        # Mount remote paths of the work and its tasks on executors, too.
         roots = [root for root in vfs.roots()
                  if any(root.encode() in named for named in (function, *pickled))]
         try:
@@ -163,7 +163,7 @@ class _SparkWorker:
             for number in numbers:
                 used = ""
                 try:
-                    used = kernel.name()  # demanded and missing, it is an error of the task
+                    used = kernel.name()  # a missing required kernel is an error of the task
                     self._mount(work, tasks[number])
                     answer = do(pickle.loads(tasks[number]))  # noqa: S301
                 except RmqctlError as error:
@@ -266,7 +266,7 @@ def watched(spark: SparkSession, watch: Watch) -> Iterator[None]:
 
     def look() -> None:
         while not over.wait(POLL):
-            with suppress(Exception):  # a look that fails must not end the work
+            with suppress(Exception):  # a failed check of the progress must not end the work
                 watch(*tasks_of(context, group))
 
     context.setJobGroup(group, "rmqctl", interruptOnCancel=True)

@@ -81,7 +81,7 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
     require_jobs()
     workers = workers_of(master)
     if log is not None:
-        os.close(open_to_append(log))  # before anybody else opens it by its name
+        os.close(open_to_append(log))  # before another process opens it by name
     with contextlib.ExitStack() as held:
         folder = tempfile.mkdtemp(prefix="rmqctl-spark-")
         held.callback(shutil.rmtree, folder, ignore_errors=True)
@@ -94,12 +94,12 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
             if workers is None:
                 spark.sparkContext.addPyFile(package_zip(folder))
                 module = kernel.chosen()
-                if module is not None:  # beside the archive, from which it cannot be loaded
+                if module is not None:  # separately, because it cannot be loaded from the archive
                     spark.sparkContext.addFile(str(module.__file__))
             spark.rmqctl_log = file  # type: ignore[attr-defined]  # for whoever reports a failure
             yield spark
         except BaseException as error:
-            # Kept where the message names it, and where nobody foresaw what happened.
+            # Keep the log if a message names it, and after unexpected errors.
             own_log = own_log or file in str(error) or (
                 isinstance(error, Exception) and not isinstance(error, RmqctlError))
             raise
@@ -182,7 +182,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
            held: contextlib.ExitStack) -> SparkSession:
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     _show_package()
-    # What pyspark has to say of versions of pandas is nothing a user of rmqctl can act on.
+    # pyspark's warnings about pandas versions do not help users of rmqctl.
     warnings.filterwarnings("ignore", category=FutureWarning, module="pyspark")
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
@@ -203,15 +203,15 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
         held.callback(_end_gateway, gateway)
         context = SparkContext(conf=settings_of_spark, gateway=gateway)
         held.callback(_stop, context)
-        spark = SparkSession(context)  # a cluster that does not answer is noticed as late as here
+        spark = SparkSession(context)  # a cluster that does not answer is noticed only here
         if has_source():  # Spark's own search fails where Python's path contains a space
             register(spark)
-    except Exception as error:  # noqa: BLE001  # of py4j, of pyspark, of the system
+    except Exception as error:  # noqa: BLE001  # from py4j, pyspark or the system
         raise _not_started(error, master, log) from None
     else:
         return spark
     finally:
-        # SparkContext answers Ctrl-C itself; here it is the program that does.
+        # SparkContext handles Ctrl-C itself; here the program does.
         if threading.current_thread() is threading.main_thread():
             for number, handler in before.items():
                 signal.signal(number, handler)
@@ -255,7 +255,7 @@ def _end_gateway(gateway: Any) -> None:
         process.stdin.close()  # at which the Java process ends
         try:
             process.wait(20)
-        except Exception:  # noqa: BLE001  # whatever it is, it has to go
+        except Exception:  # noqa: BLE001  # any error: it must end
             process.kill()
             process.wait()
     SparkContext._gateway = None

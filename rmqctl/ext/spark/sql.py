@@ -268,7 +268,7 @@ def spark_errors(spark: SparkSession) -> Iterator[None]:
     from py4j.protocol import Py4JError  # type: ignore[import-untyped]
     from pyspark.errors import PySparkException
 
-    # It repeats on stderr what the exception says, with all of Java's stack.
+    # It repeats the exception on stderr, with the complete Java stack.
     with suppress(ImportError):  # PySpark 3.5 has no logger of its own
         from pyspark.logger import PySparkLogger
 

@@ -83,7 +83,7 @@ def _bytes(root: str, dirs: Sequence[str]) -> int:
     try:
         return store_size(root, dirs)
     except RmqctlError:
-        return 0  # said by whoever verifies it
+        return 0  # the verification reports it
 
 
 def _judged(options: VerifyOptions, most: int, dirs: Sequence[str], sizes: Sizes | None,

@@ -169,7 +169,7 @@ class _PoolRebuild:
             outcomes = self._write(indexes, share)
         finally:
             _remove(self._folder)
-        # The log's figures from those who read it, the rows' from those who wrote queues.
+        # Figures of the log come from reading tasks, figures of rows from writing tasks.
         done = RebuildProgress(read.messages, read.last, read.end, read.newest, read.damage,
                                logics=read.logics)
         next_offsets: dict[QueueKey, int] = {}
@@ -259,7 +259,7 @@ class _PoolRebuild:
             top = os.path.join(self._folder, outcome.folder, kind)
             if kind == INDEX:
                 for file in listing(top, names.INDEX_DIGITS).files:
-                    # Whatever the clock of a worker said, order of names is order of age.
+                    # The order of names must be the order of age, whatever the workers' clocks.
                     if file.name <= self._last_index:
                         self._last_index = next_name(self._last_index)
                     else:

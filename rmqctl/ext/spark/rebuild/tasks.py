@@ -181,7 +181,7 @@ def make(job: RebuildJob, task: QueueGroup | IndexTask) -> TaskOutput:
     refuse_unseen(job.manifest)
     name = uuid.uuid4().hex
     try:
-        os.mkdir(os.path.join(job.folder, name))  # not those above: then nobody waits for it
+        os.mkdir(os.path.join(job.folder, name))  # no parents: without them the driver gave up
     except OSError as error:
         raise failed(error, os.path.join(job.folder, name), "create the folder") from None
     with noting_refusals() as refused, Scratch(job.folder, name, keep=True) as scratch:

@@ -57,6 +57,6 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
     if wrong:
         raise UsageError(f"invalid columns for the table {table}: {', '.join(wrong)}; valid: "
                          f"{', '.join(all_columns)}")
-    # PySpark 4.0 and 4.1 take UTC without being told.
+    # PySpark 4.0 and 4.1 use UTC by default.
     zone: Any = {"timezone": "UTC"} if "timezone" in signature(to_arrow_schema).parameters else {}
     return to_arrow_schema(schema, **zone), names

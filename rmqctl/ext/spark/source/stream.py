@@ -98,7 +98,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if strange := sorted(self._start.named() - logs.keys()):
             raise UsageError(f"startingOffsets: no such store: {', '.join(strange)}; the stores "
                              f"are {', '.join(logs)}")
-        # What was lost before the end of a log concerns only who reads from before it.
+        # Earlier losses affect only a query that does not start at the end of the log.
         early = [store for store in logs if self._start.of(store) != "latest"]
         for text in losses(early, self._options.log_folders):
             self._lose(text)
@@ -218,7 +218,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 except NotAStoreError:
                     if path in self._options.paths or path in self._logs:
                         raise
-                    continue  # a folder of a glob in which a store may be yet to come
+                    continue  # a folder of a glob that may become a store
                 logs[path] = self._logs.get(path) or GrowingLog(
                     folders, _log.warning, witness=witness, lost=self._lose)
             self._logs = logs
@@ -275,7 +275,7 @@ class _Following(TableReader):
             if walk.position < piece.end - base:
                 raise StoreIOError(f"{piece.file.path}: truncated at byte {walk.position} while it "
                                    f"was read; expected bytes up to {piece.end - base}")
-            holes.settle()  # a part ends at a border: something follows, or the file was left
+            holes.settle()  # a part ends at a border: something follows, or the file was complete
             for span in damaged:
                 lose(damage_text(piece.file.path, span))
 

@@ -93,7 +93,7 @@ class StoreWriter(DataSourceArrowWriter):
         refuse_existing(self._target)
         plan_store(self._target, self._settings)
         self._staging = f"{self._target}{STAGING}{uuid.uuid4().hex}"
-        # Only the driver makes it: a task that does not find it sees other files, or is too late.
+        # Only the driver creates it: a task that does not find it sees other files, or is too late.
         make_folders(self._staging, durable=False)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
@@ -212,7 +212,7 @@ def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settin
     given = {name.lower(): text for name, text in options.items()}
     fields: dict[str, Any] = {}
     if recorded:
-        # A record that names its rows in other queues had them.
+        # A record that names rows in other queues gets them.
         fields |= {"lmq": True, "multi_dispatch": True}
     for name, field in {**_SIZES, **_COUNTS, **_SWITCHES, **_TEXTS}.items():
         text = given.get(name.lower())
