@@ -82,7 +82,7 @@ class LimitOptions(OptionGroup):
         )] = None
 
     def checked(self) -> dict[str, Any]:
-        """Return the given values by their names in `Limits`. Raises UsageError."""
+        """Return the given values by their names in `Limits`. Raises: UsageError."""
         for name, value in (("--max-frame", self.frame), ("--max-unsent", self.unsent),
                             ("--max-unsent-total", self.unsent_in_all),
                             ("--max-unfinished", self.held)):
@@ -266,7 +266,7 @@ def command(
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
-    """Create topics as a send creates them. Raises RefusedError for names that brokers reject."""
+    """Create topics as a send creates them. Raises: RefusedError for names that brokers reject."""
     try:
         for broker in brokers if names else ():
             for name in names:

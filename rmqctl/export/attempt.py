@@ -84,7 +84,7 @@ class Attempt:
                 raise
 
     def binary(self, name: str) -> IO[bytes]:
-        """Return a new binary file. Raises OSError."""
+        """Return a new binary file. Raises: OSError."""
         if not self._has_folder:
             os.mkdir(self.folder)  # the folder above is the driver's, or gone
             self._has_folder = True
@@ -107,7 +107,7 @@ class Attempt:
         return WrittenFile(file.name, file.partition, file.at, file.flush, file.rows, size)
 
     def finish(self) -> None:
-        """Flush all closed files to disk. Raises WriteError."""
+        """Flush all closed files to disk. Raises: WriteError."""
         late, self._closed = self._closed[MANY:], []
         with self.writing(""):
             sync_many(late, self.folder)

@@ -32,8 +32,9 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
     """Export the plans into a new folder ``out``.
 
     Messages with a body CRC mismatch are exported (``crc_ok`` false) and counted. Damaged, missing
-    and unreadable ranges are listed in the result and in the manifest. Raises RefusedError if
-    ``out`` exists; StoreIOError if it cannot be written or nothing can be read.
+    and unreadable ranges are listed in the result and in the manifest.
+    Raises: RefusedError if ``out`` exists; StoreIOError if it cannot be written or nothing can be
+    read.
     """
     stores = [StoreResult(plan=plan) for plan in plans]
     for store_result in stores:

@@ -53,7 +53,7 @@ class Form(NamedTuple):
 
 
 def form_of(out: str) -> Form | None:
-    """Return the format that a file's name implies; None for a folder. Raises UsageError."""
+    """Return the format that a file's name implies; None for a folder. Raises: UsageError."""
     stem, ending = os.path.splitext(out)
     packed = _PACKED.get(ending.lower())
     name = _FORMATS.get(os.path.splitext(stem)[1].lower() if packed else ending.lower())
@@ -109,7 +109,7 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
 
 def write(plans: Sequence[StorePlan], spec: Export, target: IO[bytes], out: str, *,
           count: int | None = None, progress: Callable[[int], None] | None = None) -> ExportResult:
-    """Export the plans into an open binary file. Raises StoreIOError."""
+    """Export the plans into an open binary file. Raises: StoreIOError."""
     stores = [StoreResult(plan=plan) for plan in plans]
     file = opened(spec, target)
     left = count

@@ -75,8 +75,7 @@ def plan(names: Sequence[str], wanted: Selection, jobs: int, *, count: int | Non
          compacted: bool = False) -> list[StorePlan]:
     """Return the plan of each store. ``count``: number of ranges of each log (None: by size and
     jobs). ``compacted``: read topics with a compaction log from that log, as a broker does.
-
-    Raises NotAStoreError, StoreIOError for a store that cannot be opened at all.
+    Raises: NotAStoreError, StoreIOError for a store that cannot be opened at all.
     """
     plans = []
     for number, name in enumerate(names):

@@ -57,13 +57,13 @@ class RangeSink:
         return {file.partition: self.partitions.values[file.partition] for file in self._written}
 
     def add(self, batch: Batch) -> None:
-        """Add messages of the walk, which may then continue. Raises WriteError."""
+        """Add messages of the walk, which may then continue. Raises: WriteError."""
         self._buffer.add(batch, self.partitions.codes(batch))
         if self._buffer.size >= FLUSH:
             self._flush()
 
     def close(self) -> tuple[list[WrittenFile], Spilled | None]:
-        """Flush all files to disk; return them and the messages set aside. Raises WriteError."""
+        """Flush all files to disk; return them and the messages set aside. Raises: WriteError."""
         self._flush()
         while self._open:
             self._close_oldest()

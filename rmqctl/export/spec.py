@@ -66,7 +66,7 @@ class Export:
         """Create a specification. ``stores``: number of stores; ``provenance``: with the fields of
         `PROVENANCE`; ``csv_text``: conversion of texts in CSV; ``decoding``: decoder of bodies;
         ``decoded``: with the fields of `DECODED`; ``redaction``: replaces texts written by people.
-        Raises UsageError for options that contradict each other.
+        Raises: UsageError for options that contradict each other.
         """
         # Refuse unknown names before any default is applied to them.
         if format not in COMPRESSIONS:
@@ -135,7 +135,7 @@ class Export:
 
 def portable(zone: tzinfo) -> tzinfo:
     """Return a zone that can be sent to workers: a zone from this machine's files is sent by name.
-    Raises UsageError.
+    Raises: UsageError.
     """
     try:
         pickle.dumps(zone)

@@ -31,9 +31,9 @@ MARK = ".rmqctl-export-"
 
 
 def checked_target(out: str) -> str:
-    """Return the real path of OUT. Raises UsageError if it is in a store; RefusedError if it exists
-    (except as an empty folder) or is another user's link; StoreIOError if its parent folder is
-    missing.
+    """Return the real path of OUT.
+    Raises: UsageError if it is in a store; RefusedError if it exists (except as an empty folder) or
+    is another user's link; StoreIOError if its parent folder is missing.
     """
     refuse_link_of_others(out)
     target = os.path.realpath(out)
@@ -75,7 +75,7 @@ class ExportStaging:
         remove_folder(self.folder)
 
     def keep(self, attempt: str, name: str, relative: str) -> None:
-        """Move an attempt's file into the export under its final path. Raises StoreIOError."""
+        """Move an attempt's file into the export under its final path. Raises: StoreIOError."""
         path = os.path.join(self._export, relative)
         self._folders += make_folders(os.path.dirname(path), durable=False)
         move(os.path.join(self.attempts, attempt, name), path, durable=False)
@@ -85,7 +85,7 @@ class ExportStaging:
         return os.path.join(self._export, name)
 
     def publish(self) -> None:
-        """Rename the export to OUT. Raises RefusedError if OUT was created in the meantime."""
+        """Rename the export to OUT. Raises: RefusedError if OUT was created in the meantime."""
         sync_many(self._folders, self._export)
         try:
             publish_folder(self._export, self.target)

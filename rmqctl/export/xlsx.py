@@ -26,7 +26,8 @@ _CUT = "… (cut)"
 
 class XlsxFile:
     """A workbook that writes rows to disk as they come. ``cut``: number of cells that were too
-    long. Raises RefusedError for more rows than a sheet can contain.
+    long.
+    Raises: RefusedError for more rows than a sheet can contain.
     """
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:

@@ -52,7 +52,8 @@ class ReadOptions:
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> ReadOptions:
         """Parse a data source's options (names ignore case).
 
-        ``more`` are names of options that other code reads. Raises UsageError.
+        ``more`` are names of options that other code reads.
+        Raises: UsageError.
         """
         # Option names are not case-sensitive, and an empty value counts as not given.
         values = by_name(given, (*NAMES, *more))
@@ -87,8 +88,7 @@ class ReadOptions:
 
     def stores(self) -> list[str]:
         """Return the store directories that the paths name, in order, without duplicates.
-
-        Raises NotAStoreError for a path that matches nothing.
+        Raises: NotAStoreError for a path that matches nothing.
         """
         stores: dict[str, None] = {}
         for path in self.paths:
@@ -109,7 +109,8 @@ class ReadOptions:
 
 def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
     """Return the paths of the options ``path`` (one path, or several with commas) and ``paths``
-    (JSON, from ``load([...])``). URLs are unchanged. Raises UsageError.
+    (JSON, from ``load([...])``). URLs are unchanged.
+    Raises: UsageError.
     """
     chosen: list[str] = []
     if paths is not None:
@@ -124,7 +125,7 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
 
 
 def local(path: str) -> str:
-    """Return a path of the file system; of URLs, only ``file:`` is accepted. Raises UsageError."""
+    """Return a path of the file system; of URLs, only ``file:`` is accepted. Raises: UsageError."""
     if path.startswith("file:"):
         local_path = path.removeprefix("file:")
         return "/" + local_path.lstrip("/") if local_path.startswith("/") else local_path
@@ -136,8 +137,9 @@ def local(path: str) -> str:
 
 
 def by_name(given: Mapping[str, str], names: Iterable[str]) -> dict[str, str]:
-    """Return the options by their names in lower case. Raises UsageError for a name that is not in
-    ``names``: a misspelled condition must not be ignored.
+    """Return the options by their names in lower case.
+    Raises: UsageError for a name that is not in ``names``: a misspelled condition must not be
+    ignored.
     """
     by_lower_case = {name.lower(): name for name in names}
     unknown = [name for name in given if name.lower() not in by_lower_case and "." not in name]
@@ -152,8 +154,8 @@ def _words(text: str | None) -> list[str]:
 
 
 def number(name: str, text: str, least: int) -> int:
-    """Return an integer of at least ``least`` that fits into a Java int. Raises UsageError that
-    names the option.
+    """Return an integer of at least ``least`` that fits into a Java int.
+    Raises: UsageError that names the option.
     """
     stripped = text.strip()
     if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
@@ -205,8 +207,7 @@ class Starting:
 
 def starting(text: str | None) -> Starting:
     """Parse ``earliest`` (the default), ``latest``, or a JSON object: store -> offset or word.
-
-    Raises UsageError for anything else.
+    Raises: UsageError for anything else.
     """
     if text is None or text.strip().lower() in _WORDS:
         return Starting(_WORDS[(text or "earliest").strip().lower()])

@@ -52,8 +52,8 @@ class PlanItem:
 def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the pieces of each partition; a partition may have none.
 
-    ``filters`` are all conditions, including those of ``options``. Raises NotAStoreError,
-    StoreIOError.
+    ``filters`` are all conditions, including those of ``options``.
+    Raises: NotAStoreError, StoreIOError.
     """
     items = [item for path in options.stores() for item in of_store(path, options, filters)]
     return partitions(items, options, cores)

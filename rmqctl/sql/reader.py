@@ -138,7 +138,7 @@ class OtherPiece(Protocol):
         """Return the columns with one value for all rows, except the file."""
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (file, messages in it). Raises StoreIOError."""
+        """Yield (file, messages in it). Raises: StoreIOError."""
 
 
 Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | OtherPiece
@@ -206,8 +206,8 @@ class TableReader:
     _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
 
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of pieces, in order. Raises StoreIOError that names missing
-        parts.
+        """Yield the record batches of pieces, in order.
+        Raises: StoreIOError that names missing parts.
         """
         for piece in pieces:
             places = [getattr(piece, "store", "")]

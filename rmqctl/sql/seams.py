@@ -89,11 +89,12 @@ class Seams:
 
     def at(self, cut: int) -> int:
         """Return the first frame border at or after position ``cut``, as in a walk over the
-        complete file. Raises StoreIOError if the file cannot be read or has shrunk.
+        complete file.
 
         1. A record that is proven, at most 16 MiB before the cut, and the frames after it. 2. If no
         entry proves a record: the walk from the file's start, if that is near. 3. Else resyncs at
         several distances, if they agree; 4. else the file's start again.
+        Raises: StoreIOError if the file cannot be read or has shrunk.
         """
         if cut <= 0:
             return 0
@@ -181,8 +182,7 @@ def whole(walk: Walk) -> None:
 
 class PlannedSource:
     """Yield a source with the ``size`` bytes of the plan, without later bytes.
-
-    Raises StoreIOError if the file has shrunk.
+    Raises: StoreIOError if the file has shrunk.
     """
 
     def __init__(self, source: Source, size: int) -> None:

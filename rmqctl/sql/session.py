@@ -146,8 +146,9 @@ class QuerySession:
         del self._base
 
     def ask(self, text: str) -> QueryResult:
-        """Run a query. Raises UsageError with DuckDB's message for an invalid query, and errors of
-        a store unchanged.
+        """Run a query.
+        Raises: UsageError with DuckDB's message for an invalid query, and errors of a store
+        unchanged.
         """
         wanted = needs(self._base, text, self._columns)
         for table, columns in self._columns.items():

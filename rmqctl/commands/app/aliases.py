@@ -51,7 +51,8 @@ class Alias(NamedTuple):
 
     def words(self, typed: Sequence[str]) -> tuple[list[str], str | None]:
         """Return the command's words for those typed after the alias, and a note on options without
-        effect. Raises OtherCommandError for an alias that is not run, UsageError without a store.
+        effect.
+        Raises: OtherCommandError for an alias that is not run, UsageError without a store.
         """
         if self.says is not None:
             raise OtherCommandError(self.says, self.answer(typed))
@@ -66,7 +67,7 @@ class Alias(NamedTuple):
         return [*self.first, *kept, *arguments, *self.last], note
 
     def answer(self, typed: Sequence[str]) -> str:
-        """Return the command line to type instead, for a shell. Raises UsageError."""
+        """Return the command line to type instead, for a shell. Raises: UsageError."""
         kept, arguments, _ = self._translated(typed)
         is_named = bool(kept) and not kept[0].startswith("-")
         store, options = (kept[0], kept[1:]) if is_named else (_STORE, kept)
@@ -118,8 +119,8 @@ def _order(value: str) -> Sequence[str]:
 
 
 def _attributes(value: str) -> Sequence[str]:
-    """Return the options for ``+a=b,+c=d`` of updateTopic. Raises UsageError for -e, which removes
-    an attribute.
+    """Return the options for ``+a=b,+c=d`` of updateTopic.
+    Raises: UsageError for -e, which removes an attribute.
     """
     words: list[str] = []
     for attribute in filter(None, map(str.strip, value.split(","))):
@@ -324,7 +325,7 @@ _WITHOUT = {name.lower(): name for name in _RUNNING.split()}
 
 
 def find(word: str) -> Alias | None:
-    """Return the alias with this name. Raises UsageError for a command of mqadmin without one."""
+    """Return the alias with this name. Raises: UsageError for a command of mqadmin without one."""
     name = _WITHOUT.get(word.lower())
     if name is not None:
         raise UsageError(f"rmqctl has no counterpart to mqadmin's {name}: it needs a running "

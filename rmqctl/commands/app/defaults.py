@@ -67,7 +67,7 @@ def variable(command: Iterable[str], key: str) -> str:
 
 def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
                 registry: Iterable[CommandSpec]) -> dict[str, Default]:
-    """Return the defaults of a command by parameter name. Raises UsageError, StoreIOError."""
+    """Return the defaults of a command by parameter name. Raises: UsageError, StoreIOError."""
     by_key = {key: param for param in params if (key := key_of(param)) is not None}
     defaults: dict[str, Default] = {}
     path = config_path()
@@ -87,7 +87,7 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
 
 
 class _DefaultsFile:
-    """The configuration file. Raises UsageError for anything wrong in it."""
+    """The configuration file. Raises: UsageError for anything wrong in it."""
 
     def __init__(self, path: str, registry: Iterable[CommandSpec]) -> None:
         import tomllib
@@ -132,7 +132,8 @@ class _DefaultsFile:
 
     def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
         """Check that each table belongs to a command or to the first words of one, and that no
-        option is outside a table. Raises UsageError.
+        option is outside a table.
+        Raises: UsageError.
         """
         for key, value in table.items():
             name = (*words, key)
@@ -171,7 +172,7 @@ def _near(names: Iterable[str]) -> str:
 
 
 def _checked(value: Any, param: Any, origin: str) -> Any:
-    """Return a value of the file in typer's form. Raises UsageError for the wrong type."""
+    """Return a value of the file in typer's form. Raises: UsageError for the wrong type."""
     described = parameter(param)
     many = value if isinstance(value, list) and described.repeatable else [value]
     for item in many:
@@ -187,7 +188,7 @@ def _checked(value: Any, param: Any, origin: str) -> Any:
 
 def _from_text(text: str, param: Any, origin: str) -> Any:
     """Return the value of a variable; for a repeatable option, its words, split as in a shell.
-    Raises UsageError.
+    Raises: UsageError.
     """
     described = parameter(param)
     if described.type == "flag":

@@ -15,9 +15,10 @@ _LIBRARIES = 96 << 20
 
 
 def expect_room() -> None:
-    """Check that the libraries can be loaded. Raises MemoryError.
+    """Check that the libraries can be loaded.
 
     rmqctl does no linear algebra: one thread of OpenBLAS, with its buffer of 32 MiB, is enough.
+    Raises: MemoryError.
     """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     if resource.getrlimit(resource.RLIMIT_AS)[0] == resource.RLIM_INFINITY:

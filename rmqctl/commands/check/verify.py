@@ -176,7 +176,7 @@ class _StoreCheck:
     _places: list[Callable[[], None]] = field(default_factory=list)
 
     def of(self, store: StoreOptions) -> VerifyResult[Coverage]:
-        """Return the verdict on a store. Raises NotAStoreError, StoreIOError, UsageError."""
+        """Return the verdict on a store. Raises: NotAStoreError, StoreIOError, UsageError."""
         from rmqctl.checks.preflight.missing import missing
         from rmqctl.checks.verify import state as states
         from rmqctl.checks.verify.verdict import verdict

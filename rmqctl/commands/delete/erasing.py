@@ -86,7 +86,7 @@ def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, app
 
 
 def _interrupted(root: str) -> list[dict[str, Any]]:
-    """Return the messages that an interrupted deletion erases. Raises StoreIOError."""
+    """Return the messages that an interrupted deletion erases. Raises: StoreIOError."""
     from rmqctl.repair.executor.journal import load, pending, state_of
 
     repair_id = pending(root)
@@ -98,7 +98,7 @@ def _interrupted(root: str) -> list[dict[str, Any]]:
 
 
 def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> None:
-    """Write the certificate. Raises StoreIOError, RefusedError for a file that exists."""
+    """Write the certificate. Raises: StoreIOError, RefusedError for a file that exists."""
     from rmqctl.files.durable import new_whole_file
 
     document = {"command": name, "store": root, "time": now_ms(), "erased": lines}
@@ -106,8 +106,8 @@ def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> No
 
 
 def _purge(out: Output, root: str) -> None:
-    """Delete the kept files of all repairs. Raises RefusedError if the journal of a repair is
-    damaged.
+    """Delete the kept files of all repairs.
+    Raises: RefusedError if the journal of a repair is damaged.
     """
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.journal import history

@@ -155,8 +155,8 @@ def command(
 
 
 def _form(target: str, format: str | None, partition_by: str | None) -> Form | None:  # noqa: A002
-    """Return the format of the output file; None for a folder. Raises UsageError for options that
-    cannot be combined.
+    """Return the format of the output file; None for a folder.
+    Raises: UsageError for options that cannot be combined.
     """
     from rmqctl.export.one_file import Form, form_of
 

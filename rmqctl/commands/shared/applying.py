@@ -169,8 +169,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
     interrupted repair to complete without asking.
 
     Asks on a terminal, unless ``--yes`` is given or the output is data; elsewhere ``--apply`` is
-    enough, because `undo` reverts everything. Raises UsageError, StoreHeldError, and the errors of
-    `Repair`.
+    enough, because `undo` reverts everything.
+    Raises: UsageError, StoreHeldError, and the errors of `Repair`.
     """
     # Refuse bad options, and collect the folders that the command may write to.
     check_options(out, options)
@@ -232,8 +232,8 @@ class _Unfinished:
 
 def _unfinished(out: Output, store_root: str, named: Sequence[str], complete: str | None,
                 tier: Tiered | None) -> _Unfinished | None:
-    """Warn of an interrupted repair. Raises UsageError if ``complete`` is the id of another
-    repair.
+    """Warn of an interrupted repair.
+    Raises: UsageError if ``complete`` is the id of another repair.
     """
     from rmqctl.repair.executor.journal import pending
     from rmqctl.repair.executor.relocated import interrupted, refuse_unknown

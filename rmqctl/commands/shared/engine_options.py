@@ -92,7 +92,8 @@ class EngineOptions(OptionGroup):
 
     def settings(self, store: StoreOptions, names: str, **more: Any) -> Settings:
         """Return the settings for writing to ``store`` from the fields ``names``; ``more`` takes
-        precedence. Raises the errors of `settings_from`.
+        precedence.
+        Raises: the errors of `settings_from`.
         """
         return settings_from(store.root, commitlog_dirs=store.folders,
                              sizes_given=bool(store.sizes.conf.path),
@@ -117,8 +118,8 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
                   files: bool = True, sizes_given: bool = False, **given: Any) -> Settings:
     """Return the settings for writing to a store; ``given`` are fields of `Settings`, None: not
     given. ``sizes_given``: a broker.conf names the form of consume queues. See
-    `rmqctl.broker.settings.resolve` for precedence, ``files`` and errors. Raises NotAStoreError;
-    RefusedError if nothing proves which form consume queues would have.
+    `rmqctl.broker.settings.resolve` for precedence, ``files`` and errors.
+    Raises: NotAStoreError; RefusedError if nothing proves which form consume queues would have.
     """
     from rmqctl.broker.queue_form import require_proven
     from rmqctl.broker.settings import resolve

@@ -146,7 +146,8 @@ class MessageOptions(OptionGroup):
 
     def decoding(self) -> Decoding:
         """Return the decoder of bodies, always the same object; ``auto`` if only a field or
-        condition needs it. Raises UsageError, StoreIOError, MissingExtraError.
+        condition needs it.
+        Raises: UsageError, StoreIOError, MissingExtraError.
         """
         return self._decoding
 
@@ -159,7 +160,7 @@ class MessageOptions(OptionGroup):
         """Return the fields to show: all for programs, a few for people, or those the user named.
 
         ``more``: fields that a command adds to those of the message object; they may be named, too.
-        Raises UsageError for an unknown field.
+        Raises: UsageError for an unknown field.
         """
         from rmqctl.store.objects import FIELDS
         from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
@@ -186,8 +187,8 @@ class MessageOptions(OptionGroup):
 
 
 def decoding_of(name: str | None) -> Decoding:
-    """Return the decoding for ``--decode`` (default: ``auto``). Raises UsageError, StoreIOError,
-    MissingExtraError.
+    """Return the decoding for ``--decode`` (default: ``auto``).
+    Raises: UsageError, StoreIOError, MissingExtraError.
     """
     from rmqctl.ext.payloads.decoding import AUTO, Decoding
 

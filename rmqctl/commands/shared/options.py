@@ -118,7 +118,7 @@ ListedOut = Annotated[Output, ListedOptions]
 
 
 def parse_conf(path: str | BrokerConf) -> BrokerConf:
-    """Read the broker's configuration file at ``path``. Raises UsageError, StoreIOError."""
+    """Read the broker's configuration file at ``path``. Raises: UsageError, StoreIOError."""
     if not isinstance(path, str):
         return path
     from rmqctl.store.broker_conf import read_conf
@@ -211,7 +211,7 @@ class StoreOptions(LayoutOptions):
         return self.folders_of([self.root])
 
     def open(self) -> OpenedStore:
-        """Open the store for reading, as a context manager. Raises NotAStoreError."""
+        """Open the store for reading, as a context manager. Raises: NotAStoreError."""
         from rmqctl.store import Store as OpenedStore
 
         return OpenedStore.open(self.root, self.folders, self.sizes)

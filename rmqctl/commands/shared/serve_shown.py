@@ -76,8 +76,8 @@ class ServeOutput:
                 self._out.warn(text)
 
     def ready(self) -> None:
-        """Announce that clients can connect. Raises StoreIOError if the port for metrics is not
-        available.
+        """Announce that clients can connect.
+        Raises: StoreIOError if the port for metrics is not available.
         """
         # The proxy already listens; the port for metrics is opened now.
         server = self._server

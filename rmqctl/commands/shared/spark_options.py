@@ -78,7 +78,7 @@ class SparkOptions(OptionGroup):
 
     @contextmanager
     def session(self, out: Output) -> Iterator[Any]:
-        """Yield a Spark session, with a note while it starts. Raises UsageError."""
+        """Yield a Spark session, with a note while it starts. Raises: UsageError."""
         with spark_session(out, self.master, self.conf, self.spark_log) as spark:
             yield spark
 
@@ -170,7 +170,7 @@ def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str],
 
 
 def conf_of(given: list[str] | None) -> dict[str, str]:
-    """Return Spark's settings from ``NAME=VALUE`` texts. Raises UsageError."""
+    """Return Spark's settings from ``NAME=VALUE`` texts. Raises: UsageError."""
     conf = {}
     for text in given or ():
         name, sign, value = text.partition("=")

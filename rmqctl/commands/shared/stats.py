@@ -48,7 +48,7 @@ class StatsOptions(OptionGroup):
         "--plot", help="Draw a chart instead of a table.")] = False
 
     def times(self) -> tuple[int | None, int | None]:
-        """Return ``--since`` and ``--until`` as epoch milliseconds. Raises UsageError."""
+        """Return ``--since`` and ``--until`` as epoch milliseconds. Raises: UsageError."""
         return parse_time_range(self.since, self.until, tz=self.tz)
 
 

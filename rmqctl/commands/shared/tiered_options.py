@@ -98,8 +98,7 @@ class TierOptions(OptionGroup):
 
     def open(self) -> Tier:
         """Open the tier for reading, as a context manager.
-
-        Raises NotAStoreError; UsageError if the tier contains nothing of the named broker.
+        Raises: NotAStoreError; UsageError if the tier contains nothing of the named broker.
         """
         from rmqctl.ext.tiered.tier import Tier
 

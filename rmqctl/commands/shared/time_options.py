@@ -41,7 +41,7 @@ class TimeQuery(OptionGroup):
         return self.boundary == "upper"
 
     def when(self, tz: tzinfo) -> int:
-        """Return the time in epoch ms. Raises UsageError."""
+        """Return the time in epoch ms. Raises: UsageError."""
         return parse_time(self.time, tz=tz)
 
 

@@ -32,7 +32,8 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
                tz: tzinfo, faults: ReadFaults, *, track: bool) -> None:
     """Show the messages of a query. With ``track``, also show what consumer groups did with them;
     for a DLedger log, also the headers of their entries: for programs as fields of each message,
-    for people in tables below. Raises StoreIOError.
+    for people in tables below.
+    Raises: StoreIOError.
     """
     # Without tracking, only the messages and their DLedger entries are shown.
     entries = _entries(store, records)

@@ -43,7 +43,7 @@ _EXPLAINED = 3
 
 
 def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
-    """Return the value of ``--only``. Raises UsageError for a name that is not in ``valid``."""
+    """Return the value of ``--only``. Raises: UsageError for a name that is not in ``valid``."""
     if only is None:
         return None
     names = frozenset(name.strip() for name in only.split(",") if name.strip())

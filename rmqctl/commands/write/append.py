@@ -145,8 +145,8 @@ class RejectFile:
         self._file: IO[bytes] | None = None
 
     def add(self, line: bytes) -> None:
-        """Keep a line. Raises StoreIOError; a file that another process created meanwhile is never
-        touched.
+        """Keep a line; never touch a file that another process has created.
+        Raises: StoreIOError.
         """
         if self._path is None:
             return

@@ -149,7 +149,7 @@ def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> N
 
 
 def _written(path: str, letters: Iterable[Made]) -> Iterator[dict[str, Any]]:
-    """Write message objects to a new file; yield the result of each. Raises StoreIOError."""
+    """Write message objects to a new file; yield the result of each. Raises: StoreIOError."""
     from rmqctl.engine.input.requeue import line
 
     try:

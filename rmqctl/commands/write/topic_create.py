@@ -25,7 +25,8 @@ _LETTERS = {"w": 2, "r": 4}
 
 def parse_perm(text: str | int) -> int:
     """Parse ``2`` (write), ``4`` (read), ``6`` (both), or letters as brokers show them: ``rw``,
-    ``R--``. Raises UsageError for anything else.
+    ``R--``.
+    Raises: UsageError for anything else.
     """
     if isinstance(text, int):
         return text

@@ -16,8 +16,7 @@ if TYPE_CHECKING:
 
 def register(spark: SparkSession) -> None:
     """Register the data source ``rocketmq`` in a session; registering it again is harmless.
-
-    Raises UnsupportedError for a PySpark without Python data sources.
+    Raises: UnsupportedError for a PySpark without Python data sources.
     """
     from rmqctl.ext.spark.versions import require_source
 

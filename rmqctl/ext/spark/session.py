@@ -73,9 +73,9 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
     """Yield a Spark session, which is stopped at the end.
 
     ``conf`` are Spark's own settings and take precedence. ``log``: file for Spark's messages; by
-    default a file that is removed unless something fails. Raises UnsupportedError without Java,
-    JobError if the session does not start, both with the remedy; MissingExtraError; RefusedError,
-    StoreIOError for the log.
+    default a file that is removed unless something fails.
+    Raises: UnsupportedError without Java, JobError if the session does not start, both with the
+    remedy; MissingExtraError; RefusedError, StoreIOError for the log.
     """
     require("pyspark", "pyarrow")
     require_jobs()

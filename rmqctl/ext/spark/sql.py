@@ -58,8 +58,9 @@ def query(spark: SparkSession, stores: Sequence[str], text: str, *,
     """Return the result of a query, not computed yet; it will read only what it needs of the
     stores.
 
-    ``options`` are further options of the data source. Raises UsageError with Spark's message for
-    an invalid query, and for statements that change data.
+    ``options`` are further options of the data source.
+    Raises: UsageError with Spark's message for an invalid query, and for statements that change
+    data.
     """
     given = dict(options or {})
     register(spark)
@@ -123,8 +124,8 @@ def _make_view(spark: SparkSession, table: str, paths: Sequence[str], options: M
 
 
 def _check(spark: Any, text: str) -> bool:
-    """Return whether a text is a statement that only shows something. Raises UsageError if it
-    changes data.
+    """Return whether a text is a statement that only shows something.
+    Raises: UsageError if it changes data.
     """
     from py4j.java_gateway import is_instance_of  # type: ignore[import-untyped]
 

@@ -24,7 +24,7 @@ WHOLE = 256 << 20
 
 
 def store_size(root: str, dirs: Sequence[str] = ()) -> int:
-    """Return the bytes of a store's log. Raises NotAStoreError, StoreIOError."""
+    """Return the bytes of a store's log. Raises: NotAStoreError, StoreIOError."""
     with Store.open(root, dirs) as store:
         return sum(file.size for file in store.log.files)
 

@@ -174,7 +174,7 @@ def rows_of(columns: list[Array | None]) -> Derived:
 
 
 def there(column: Array | None) -> Array:
-    """Return a column that every segment of its kind has. Raises InternalError without it."""
+    """Return a column that every segment of its kind has. Raises: InternalError without it."""
     if column is None:
         raise InternalError("a column is missing from a spool")
     return column

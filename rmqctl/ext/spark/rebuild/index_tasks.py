@@ -66,7 +66,8 @@ def write_index(settings: Settings, log_min: int, index_task: IndexTask,
     """Write the files of a task into ``scratch``; return the index timestamp at their end.
 
     ``segments`` of the log are in order, from the segment whose first entry is number ``key_row``
-    (see `begin`). Raises StoreIOError.
+    (see `begin`).
+    Raises: StoreIOError.
     """
     shape = shape_of(settings)
     index.seed(index_task.expired, shape, log_min, scratch)

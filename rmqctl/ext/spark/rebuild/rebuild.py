@@ -67,7 +67,8 @@ def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Wa
                  partitions: int | None = None) -> Plan:
     """Return the plan that repairs consume queues and index of a store, as `plan_recover` does with
     ``options.only`` of these two; the work is done on ``pool``. ``partitions``: number of ranges of
-    the log. Raises the errors of `plan_recover`.
+    the log.
+    Raises: the errors of `plan_recover`.
     """
     range_size = None if partitions is None else max(1, -(-log_bytes(root, options) // partitions))
     making = partial(rebuild_on, pool, range_size=range_size)
@@ -84,8 +85,8 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
     interrupted run.
 
     ``range_size``: bytes of log for each task (by default depending on log and pool); ``groups``:
-    number of tasks for the queues. Neither changes the result. Raises StoreIOError also if a worker
-    does not see the driver's files.
+    number of tasks for the queues. Neither changes the result.
+    Raises: StoreIOError, also if a worker does not see the driver's files.
     """
     rebuild = _PoolRebuild(pool, parts, root, settings, scratch,
                            wanted_parts(only, topic, settings), topic, queue,
@@ -94,8 +95,9 @@ def rebuild_on(pool: Pool, parts: Sequence[LogPart], root: str, settings: Settin
 
 
 def log_bytes(root: str, options: RecoverOptions) -> int:
-    """Return the bytes of a store's log. Raises StoreIOError, NotAStoreError; before Spark is
-    started, UnsupportedError for a layout that cannot be rebuilt.
+    """Return the bytes of a store's log.
+    Raises: StoreIOError, NotAStoreError; before Spark is started, UnsupportedError for a layout
+    that cannot be rebuilt.
     """
     with Store.open(root, options.commitlog_dirs, options.sizes) as store:
         store.layout.require_writable(root, options.writes, made_anew=True)

@@ -13,8 +13,8 @@ from rmqctl.sql.schema import TIERED_MESSAGES
 def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
     """Return the pieces of each partition; a partition may have none.
 
-    ``filters`` are all conditions, including those of ``options``. Raises NotAStoreError,
-    StoreIOError.
+    ``filters`` are all conditions, including those of ``options``.
+    Raises: NotAStoreError, StoreIOError.
     """
     return partitions(_items(options, filters), options, cores)
 

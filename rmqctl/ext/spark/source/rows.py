@@ -52,10 +52,10 @@ RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 
 
 def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
-    """Return whether rows with these columns are stored as recorded. Raises UsageError for
-    impossible combinations.
+    """Return whether rows with these columns are stored as recorded.
 
     ``asked``: the user's choice; None: as recorded if the columns allow it.
+    Raises: UsageError for impossible combinations.
     """
     valid = {*MESSAGE_COLUMNS, *_IGNORED}
     if strange := [name for name in names if name not in valid]:
@@ -77,8 +77,8 @@ def put_schema(names: Sequence[str]) -> pa.Schema:
 
 
 def put_columns(batch: pa.RecordBatch, schema: pa.Schema) -> list[pa.Array]:
-    """Return the columns of a batch in the types of a schema. Raises RefusedError for an invalid
-    row.
+    """Return the columns of a batch in the types of a schema.
+    Raises: RefusedError for an invalid row.
     """
     arrays = []
     for field in schema:
@@ -117,7 +117,9 @@ class RecordRows:
 
     def columns(self, batch: pa.RecordBatch) -> tuple[np.ndarray[Any, np.dtype[np.int64]],
                                                       pa.Array]:
-        """Return (recorded physical offsets, -1 if not given; the records). Raises RefusedError."""
+        """Return (recorded physical offsets, -1 if not given; the records).
+        Raises: RefusedError.
+        """
         records = self._stored(batch) if self._raw else self._assembled(batch)
         places, raws = [], []
         for record, raw in records:
@@ -218,9 +220,10 @@ def _host(text: str) -> Host:
 
 
 def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
-    """Return the rows of a batch of `put_schema` as input of the put path. Raises RefusedError.
+    """Return the rows of a batch of `put_schema` as input of the put path.
 
     ``prepare`` changes properties as a broker changes those of a client's message.
+    Raises: RefusedError.
     """
     names = [name for name in batch.schema.names if name in _PUT]
     columns = [batch.column(name).to_pylist() for name in names]
@@ -237,8 +240,8 @@ def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
 
 
 def _prepared(rows: Sequence[dict[str, Any]], prepare: Preparer) -> list[str]:
-    """Return the properties string of each row. Raises RefusedError with the topic of the first row
-    without one.
+    """Return the properties string of each row.
+    Raises: RefusedError with the topic of the first row without one.
     """
     properties = [_properties(row) for row in rows]
     try:

@@ -51,7 +51,7 @@ class Spooler:
         self._runs: list[SortedRun] = []
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows; write a run when enough are collected. Raises StoreIOError."""
+        """Add rows; write a run when enough are collected. Raises: StoreIOError."""
         if batch.num_rows:
             self._held.append(batch)
             self._size += batch.nbytes
@@ -160,7 +160,7 @@ class _RunCursor:
 
 
 def merged(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of all runs in order of their places, in batches. Raises StoreIOError."""
+    """Yield the rows of all runs in order of their places, in batches. Raises: StoreIOError."""
     runs = sorted(runs, key=lambda run: (run.first, run.name))
     while _most_open(runs) > FAN_IN:
         groups = [runs[first:first + FAN_IN] for first in range(0, len(runs), FAN_IN)]

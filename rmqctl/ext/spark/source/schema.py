@@ -36,8 +36,8 @@ def asked(schema: StructType, table: str, body: bool = True) -> tuple[pa.Schema,
     """Return (the Arrow schema that Spark expects, the names of the table's columns) for a
     requested schema.
 
-    Names ignore case, as in Spark. Raises UsageError with the columns that do not exist or have
-    other types.
+    Names ignore case, as in Spark.
+    Raises: UsageError with the columns that do not exist or have other types.
     """
     from pyspark.sql.pandas.types import from_arrow_type, to_arrow_schema
 

@@ -76,7 +76,7 @@ class TierPiece:
                 "broker": self.queue.broker}
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (commit log segment, messages in it) of a piece. Raises StoreIOError."""
+        """Yield (commit log segment, messages in it) of a piece. Raises: StoreIOError."""
         queue = self.queue
         own = Filters(frozenset((queue.topic.encode("utf-8", "surrogateescape"),)),
                       frozenset((queue.queue_id,)))
@@ -112,7 +112,7 @@ TierItem = tuple[int, Callable[[int, int], TierPiece]]
 
 
 def has_tier(path: str) -> bool:
-    """Return whether a path is a tier, or a store that contains one. Raises StoreIOError."""
+    """Return whether a path is a tier, or a store that contains one. Raises: StoreIOError."""
     try:
         Tier.open(path).close()
     except NotAStoreError:
@@ -131,8 +131,8 @@ def holding(table: str, paths: Sequence[str]) -> list[str]:
 
 
 def of_tier(path: str, filters: Filters, *, orphans: bool) -> Iterator[TierItem]:
-    """Yield the pieces of the tier ``path``. Raises NotAStoreError; StoreIOError for unreadable
-    parts, whose messages would be missing.
+    """Yield the pieces of the tier ``path``.
+    Raises: NotAStoreError; StoreIOError for unreadable parts, whose messages would be missing.
     """
     with Tier.open(path if is_url(path) else os.path.abspath(path)) as tier:
         for problem in tier.problems:
@@ -193,7 +193,7 @@ def _record_item(queue: TierQueue, segment: Segment) -> TierItem:
 
 
 def _planned_log(reader: TierReader, queue: TierQueue) -> FlatFile:
-    """Return the commit log. Raises StoreIOError if it has lost bytes since planning."""
+    """Return the commit log. Raises: StoreIOError if it has lost bytes since planning."""
     log = FlatFile.open(reader, queue.log_folder)
     now = {segment.base: segment for segment in log.segments if segment.usable}
     for start, end in queue.log:
