@@ -27,7 +27,7 @@ class _Coercion:
         self._many = many
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value of ``param``. Raises BadParameter with the problem and the option."""
+        """Return the value of ``param``. Raises: BadParameter with the problem and the option."""
         if value is None:
             return () if self._many else None
         try:
