@@ -19,7 +19,7 @@ MAX_CELL = 32_767
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -2_208_988_800_000, 253_402_300_799_999
 """Epoch ms that Excel can show as a date: 1900 to 9999."""
-_EXACT = 1 << 53
+_MAX_EXACT = 1 << 53
 """Maximum integer in a cell: numbers in a sheet are floating point."""
 _CUT = "… (cut)"
 
@@ -67,7 +67,7 @@ class XlsxFile:
             else:
                 sheet.write_datetime(row, column, moment, self._moment)
         elif isinstance(value, int):
-            if abs(value) < _EXACT:
+            if abs(value) < _MAX_EXACT:
                 sheet.write_number(row, column, value)
             else:
                 sheet.write_string(row, column, str(value))

@@ -62,7 +62,7 @@ class RowLayout(NamedTuple):
         return value if self.language is None else self.language.value(column, value)
 
 
-_SENTENCES = 1000
+_MAX_SENTENCE = 1000
 """Maximum characters of an explanation in a cell."""
 PAGE_ROWS = 500
 _PAGE_SECONDS = 0.5
@@ -200,7 +200,7 @@ def cut(text: str, limit: int, mark: str = "…") -> str:
     Sentences, which contain spaces, are shown completely; only extremely long ones are cut.
     """
     if " " in text[:limit]:
-        limit = max(limit, _SENTENCES)
+        limit = max(limit, _MAX_SENTENCE)
     if len(text) <= limit:
         return text
     return f"{text[:limit]}{mark}(+{len(text) - limit})"

@@ -14,9 +14,9 @@ GAP = 2
 """Blank columns between two table columns."""
 MIN_WIDTH = 12
 """Minimum width of a text column when fitting to the terminal."""
-_CELL_LINES = 6
+_MAX_CELL_LINES = 6
 """Approximate maximum lines of a cell: data is cut, texts get more space."""
-_SENTENCE_LINES = 3
+_MAX_SENTENCE_LINES = 3
 """Number of lines beyond which a sentence is written below its row."""
 _MAX_WORD = 40
 """Length of a word beyond which it is data and may be broken."""
@@ -103,7 +103,7 @@ class _Measured:
             _cell_width(line[i]) if numeric[i] else _least_width(names[i], line[i])
             for line in cells)) for i in every]
         self.lines = [_ANY if name in _DATA else
-                      _SENTENCE_LINES if name in _SENTENCES and i else _CELL_LINES
+                      _MAX_SENTENCE_LINES if name in _SENTENCES and i else _MAX_CELL_LINES
                       for i, name in enumerate(names)]
 
 
@@ -213,7 +213,7 @@ def fold_cell(name: str, text: str, width: int, mark: str) -> list[str]:
     """Return the lines of a cell; long data is cut, and the number of omitted characters is
     appended.
     """
-    limit = width * _CELL_LINES
+    limit = width * _MAX_CELL_LINES
     if len(text) > limit and name not in _WHOLE:
         text = cut(text, max(limit - 12, 8), mark)
     return [text] if display_width(text) <= width else folded(text, width) or [""]

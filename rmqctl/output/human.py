@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from rmqctl.output.richtable import Canvas
     from rmqctl.output.streams import Sink
 
-_VALUE_LIMIT = 2000
+_MAX_VALUE = 2000
 _MIN_ROOM = 30
 """Minimum columns of a value, on a terminal of any width."""
 _UNICODE_SAMPLE = "…─│█▁"
@@ -92,7 +92,7 @@ class Human(ABC):
         self._started = True
         texts = {
             visible(self._language.caption(key)): cut(
-                number_text(key, self._language.value(key, value)), _VALUE_LIMIT, self.mark)
+                number_text(key, self._language.value(key, value)), _MAX_VALUE, self.mark)
             for key, value in mapping.items()
         }
         if texts:

@@ -25,7 +25,7 @@ FOLLOWING = ("startingOffsets", "maxBytesPerTrigger")
 _BODIES = ("binary", "none")
 _ORPHANS = ("exclude", "include")
 _TRUTHS = {"true": True, "false": False}
-_INT_MAX = (1 << 31) - 1
+_MAX_INT = (1 << 31) - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ def number(name: str, text: str, least: int) -> int:
     Raises: UsageError that names the option.
     """
     stripped = text.strip()
-    if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _INT_MAX:
+    if not (stripped.isascii() and stripped.isdigit()) or not least <= int(stripped) <= _MAX_INT:
         raise UsageError(f"{name}={text}: expected an integer of at least {least}")
     return int(stripped)
 

@@ -29,7 +29,7 @@ from rmqctl.store.queue.consume_queue import FileQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
 """Distances before the cut (bytes) at which an anchor is searched, in this order."""
-CHEAP = 32 << 20
+MAX_WALK = 32 << 20
 """Maximum position (bytes) to which a file is walked from its start if no entry proves an anchor.
 """
 _AGREEING = 3
@@ -110,9 +110,9 @@ class Seams:
             if proven:
                 return seam
             seams.append(seam)
-            if seams[0] != seam or (cut > CHEAP and len(seams) >= _AGREEING):
+            if seams[0] != seam or (cut > MAX_WALK and len(seams) >= _AGREEING):
                 break
-        if cut > CHEAP and len(seams) > 1 and len(set(seams)) == 1:
+        if cut > MAX_WALK and len(seams) > 1 and len(set(seams)) == 1:
             return seams[0]
         return self._walked(0, cut)
 

@@ -27,7 +27,7 @@ SMALL_STEPS = (300, 1200, 5000, 20_000)
 def small_steps(monkeypatch):
     """Anchors are looked for as in a large file: no walk from the start, because that is cheap."""
     monkeypatch.setattr(seams, "STEPS", SMALL_STEPS)
-    monkeypatch.setattr(seams, "CHEAP", 0)
+    monkeypatch.setattr(seams, "MAX_WALK", 0)
 
 
 def borders(source: FileSource) -> list[int]:
@@ -216,7 +216,7 @@ def test_forged_records_are_not_believed(claims: bool, tmp_path: Path, small_ste
 
 def test_without_queues_a_forged_record_is_never_read_silently(tmp_path: Path, monkeypatch) -> None:
     """No row can tell: where resyncs agree on the wrong seam, the range before it notices."""
-    monkeypatch.setattr(seams, "CHEAP", 0)
+    monkeypatch.setattr(seams, "MAX_WALK", 0)
     monkeypatch.setattr(seams, "STEPS", (60, 120, 180))
     store, inside = forged.build(tmp_path, around=4, file_size=16384)
     ended = 0

@@ -264,7 +264,7 @@ def spooled(folder, tasks: list[list[tuple[int, int]]], run_bytes: int
 @pytest.mark.parametrize("shuffled", [True, False])
 def test_rows_come_back_in_order(tmp_path, monkeypatch, seed, run_bytes, shuffled):
     monkeypatch.setattr(sorted_runs, "BATCH_BYTES", 64)
-    monkeypatch.setattr(sorted_runs, "FAN_IN", 4)
+    monkeypatch.setattr(sorted_runs, "MAX_OPEN", 4)
     draw = random.Random(seed)
     everything = [(draw.randrange(200) - 100, number) for number in range(1000)]
     if not shuffled:
@@ -278,7 +278,7 @@ def test_rows_come_back_in_order(tmp_path, monkeypatch, seed, run_bytes, shuffle
 
 def test_few_runs_are_open_at_a_time(tmp_path, monkeypatch):
     """One behind the other costs one open file; all over each other at most the fan-in."""
-    monkeypatch.setattr(sorted_runs, "FAN_IN", 3)
+    monkeypatch.setattr(sorted_runs, "MAX_OPEN", 3)
     opened: list[int] = []
     now = 0
 

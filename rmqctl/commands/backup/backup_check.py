@@ -16,7 +16,7 @@ from rmqctl.phrases import Phrase, counted
 if TYPE_CHECKING:
     from rmqctl.output import Human
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def command(
@@ -61,7 +61,7 @@ def command(
     def show(page: Human) -> None:
         page.text(verdict, "bad" if faults else "good")
         if faults:
-            page.table([fault.as_dict() for fault in faults[:_SHOWN]],
+            page.table([fault.as_dict() for fault in faults[:_MAX_SHOWN]],
                        ("point", "file", "start", "end", "reason"))
         if damaged:
             page.text(Phrase("{places} were already damaged in the store when they were copied",

@@ -20,7 +20,7 @@ from rmqctl.phrases import Phrase, counted, some_of
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
 
-_NAMED = 5
+_MAX_NAMED = 5
 
 
 def command(
@@ -135,7 +135,8 @@ def _copy(place: str, target: str, load: CronOptions, out: Output) -> None:
     with out.progress("copying") as progress:
         files, size, links = fetch(place, target, load.slowed(out, progress.advance))
     following = f"rmqctl doctor {shlex.quote(target)}"
-    notes = [f"{counted(len(links), 'link')} not copied: {some_of(links, _NAMED)}"] * bool(links)
+    notes = [f"{counted(len(links), 'link')} not copied: {some_of(links, _MAX_NAMED)}"
+             ] if links else []
     verdict = Phrase("{store}: copied {files}, {size}", store=target,
                      files=counted(files, "file"), size=size_text(size))
     document = {"backup": None, "source": without_secrets(place), "store": target, "point": None,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmqctl.case.folder import Check
     from rmqctl.output import Human, Output
 
-_NAMED = 10
+_MAX_NAMED = 10
 
 
 def command(
@@ -160,14 +160,14 @@ def _checked(page: Human, result: Check) -> None:
         page.text(Phrase("unfinished: `rmqctl case` was interrupted, or is still running"))
     for count, named in (
             (len(result.changed), [Phrase("changed: {name}", name=name)
-                                   for name in result.changed[:_NAMED]]),
+                                   for name in result.changed[:_MAX_NAMED]]),
             (len(result.missing), [Phrase("missing: {name}", name=name)
-                                   for name in result.missing[:_NAMED]]),
+                                   for name in result.missing[:_MAX_NAMED]]),
             (len(result.extra), [Phrase("not in SHA256SUMS: {name}", name=name)
-                                 for name in result.extra[:_NAMED]])):
+                                 for name in result.extra[:_MAX_NAMED]])):
         for phrase in named:
             page.text(phrase)
-        if count > _NAMED:
-            page.text(Phrase("and {more:,} more", more=count - _NAMED))
+        if count > _MAX_NAMED:
+            page.text(Phrase("and {more:,} more", more=count - _MAX_NAMED))
     if result.sums is not None:
         page.pairs({"sha256 of SHA256SUMS": result.sums})

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from rmqctl.output.human import Human
     from rmqctl.store import Store as OpenedStore
 
-_GROUPS = 5
-_TOPICS = 3
-_TERMS = 4
+_MAX_GROUPS = 5
+_MAX_TOPICS = 3
+_MAX_TERMS = 4
 _OF_A_MEMBER = ("member", "store", "entries", "terms", "committed", "lacks", "damaged")
 _BRIEF = ("kind", "where", "queue", "fields", "detail")
 _STYLES = {"different": "warn", "queue": "warn", "config": "dim"}
@@ -184,11 +184,11 @@ def _show_differences(page: Human, listed: Sequence[Difference]) -> None:
 
 
 def _member(name: str, has: dict[str, Any]) -> dict[str, Any]:
-    terms = [f"{term['term']} from {term['first_index']}" for term in has["terms"][-_TERMS:]]
+    terms = [f"{term['term']} from {term['first_index']}" for term in has["terms"][-_MAX_TERMS:]]
     return {"member": name, "store": f"{has['store']} ({has['node']})",
             "entries": "none" if has["last_index"] is None else
             f"{has['first_index']} to {has['last_index']}",
-            "terms": ", ".join([*(["..."] if len(has["terms"]) > _TERMS else []), *terms]),
+            "terms": ", ".join([*(["..."] if len(has["terms"]) > _MAX_TERMS else []), *terms]),
             "committed": "unknown" if has["committed_index"] is None else
             f"to {has['committed_index']}", "lacks": has["behind"] or "",
             "damaged": has["damaged"] or ""}
@@ -258,7 +258,8 @@ def _offsets(groups: list[dict[str, Any]]) -> str:
     """Return ``differ: billing, audit``; "" if all are equal."""
     if not groups:
         return ""
-    return Phrase("differ: {names}", names=some_of([group["group"] for group in groups], _GROUPS))
+    names = [group["group"] for group in groups]
+    return Phrase("differ: {names}", names=some_of(names, _MAX_GROUPS))
 
 
 def _epochs(epochs: dict[str, Any] | None) -> str:
@@ -280,8 +281,8 @@ def _brief(run: DifferenceRun) -> dict[str, Any]:
         where += f" / {first.physical_offset_b}"
     topics = sorted({topic for topic, _ in run.queues if topic is not None})
     if len(run.queues) > 1:
-        queue = f"{counted(len(run.queues), 'queue')} of {', '.join(topics[:_TOPICS])}" + (
-            f" and {len(topics) - _TOPICS} more topics" if len(topics) > _TOPICS else "")
+        queue = f"{counted(len(run.queues), 'queue')} of {', '.join(topics[:_MAX_TOPICS])}" + (
+            f" and {len(topics) - _MAX_TOPICS} more topics" if len(topics) > _MAX_TOPICS else "")
     else:
         queue = "" if first.topic is None else f"{first.topic}/{first.queue_id}" + (
             f" #{first.queue_offset}" if first.queue_offset is not None else "") + (

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from rmqctl.checks.doctor import Diagnosis
     from rmqctl.output import Human
 
-_KINDS = 8
-_TOPICS = 3
+_MAX_KINDS = 8
+_MAX_TOPICS = 3
 
 
 def command(
@@ -110,7 +110,7 @@ def _show(page: Human, diagnosis: Diagnosis, root: str) -> None:
     page.pairs(_facts(diagnosis))
     show_losses(page, diagnosis.start.beside_messages)
     rows = diagnosis.damaged
-    most = len(rows) if page.every else _KINDS
+    most = len(rows) if page.every else _MAX_KINDS
     if rows:
         page.heading("Damage (rmqctl explain FINDING for details)")
         page.table([{"severity": row.severity, "finding": row.category, "count": row.count,
@@ -188,6 +188,6 @@ def _counted(count: int, topics: Mapping[str, int]) -> Phrase:
     if not count:
         return Phrase("nothing")
     ordered = sorted(topics.items(), key=lambda item: (-item[1], item[0]))
-    named = some_of([f"{topic} {number:,}" for topic, number in ordered], _TOPICS)
+    named = some_of([f"{topic} {number:,}" for topic, number in ordered], _MAX_TOPICS)
     messages = counted(count, "message")
     return Phrase("{what} ({names})", what=messages, names=named) if named else messages

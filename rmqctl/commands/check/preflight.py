@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
     from rmqctl.output import Human
 
-_TOPICS = 5
+_MAX_TOPICS = 5
 
 
 def command(
@@ -192,8 +192,8 @@ def _facts(prediction: Prediction) -> dict[str, Any]:
         (account.without_entry_by_topic,
          lambda topic: Phrase("without an entry of {topic}", topic=topic))]
     for counts, label in by_topic:
-        for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_TOPICS]:
+        for topic, count in sorted(counts.items(), key=lambda item: -item[1])[:_MAX_TOPICS]:
             facts[label(topic)] = count
-        if len(counts) > _TOPICS:
-            facts[label(Phrase("other topics"))] = len(counts) - _TOPICS
+        if len(counts) > _MAX_TOPICS:
+            facts[label(Phrase("other topics"))] = len(counts) - _MAX_TOPICS
     return facts

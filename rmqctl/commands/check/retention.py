@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rmqctl.output import Human
     from rmqctl.repair.retention import AgedFile, DiskOutlook, Retention
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 _WHY = {"disk": "deleted: the disk is full", "age": "expired"}
 _HOUR = 3_600_000
 
@@ -94,9 +94,9 @@ def _show(page: Human, forecast: Retention, tz: tzinfo) -> None:
     page.table(({"file": file.file, "size": size_text(file.bytes),
                  "last written": time_text(file.written, tz),
                  "what": _what(file, tz, ends=forecast.next_run is not None)}
-                for file in forecast.files[:_SHOWN]), ("file", "size", "last written", "what"))
-    if len(forecast.files) > _SHOWN:
-        page.text(f"and {count_text(len(forecast.files) - _SHOWN)} more (-o json has all)")
+                for file in forecast.files[:_MAX_SHOWN]), ("file", "size", "last written", "what"))
+    if len(forecast.files) > _MAX_SHOWN:
+        page.text(f"and {count_text(len(forecast.files) - _MAX_SHOWN)} more (-o json has all)")
 
 
 def _first_line(forecast: Retention) -> str:

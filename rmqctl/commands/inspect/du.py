@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rmqctl.output import Human
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 
 
 def command(
@@ -72,10 +72,10 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
         page.table(({"topic": row["topic"], "rows": count_text(row["rows"]),
                      "log": size_text(row["log_bytes"]), "share": f"{row['share']:.1%}",
                      "queues": size_text(row["queue_bytes"]),
-                     "on disk": size_text(row["queue_disk_bytes"])} for row in topics[:_SHOWN]),
+                     "on disk": size_text(row["queue_disk_bytes"])} for row in topics[:_MAX_SHOWN]),
                    ("topic", "rows", "log", "share", "queues", "on disk"))
-        if len(topics) > _SHOWN:
-            page.text(f"and {count_text(len(topics) - _SHOWN)} more (-o json has all)")
+        if len(topics) > _MAX_SHOWN:
+            page.text(f"and {count_text(len(topics) - _MAX_SHOWN)} more (-o json has all)")
         page.text("no consume queue entry points to "
                   f"{size_text(document['log_bytes_without_row'])} of the log (half messages, "
                   "rollbacks, blanks, damage)")

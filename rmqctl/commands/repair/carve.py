@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 _WHERE_FROM = ("source", "source_offset", "placement")
 _DUPLICATE = "duplicate"
-_SKIPPED = 5
+_MAX_SKIPPED = 5
 
 
 def command(
@@ -143,10 +143,10 @@ def _inputs(out: Output, paths: list[str]) -> list[Input]:
 
     skipped: list[str] = []
     sources = list(inputs(paths, lambda path, why: skipped.append(f"{path}: {why}")))
-    for text in skipped[:_SKIPPED]:
+    for text in skipped[:_MAX_SKIPPED]:
         out.warn(Phrase("{text}; skipped", text=text))
-    if len(skipped) > _SKIPPED:
-        out.warn(Phrase("and {some} more skipped", some=len(skipped) - _SKIPPED))
+    if len(skipped) > _MAX_SKIPPED:
+        out.warn(Phrase("and {some} more skipped", some=len(skipped) - _MAX_SKIPPED))
     return sources
 
 

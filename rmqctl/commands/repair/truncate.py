@@ -17,7 +17,7 @@ from rmqctl.parse_values import parse_offset, show_times_in
 if TYPE_CHECKING:
     from rmqctl.repair.scratch import Scratch
 
-_TOPICS = 5
+_MAX_TOPICS = 5
 
 
 def command(
@@ -57,8 +57,8 @@ def command(
                               "remove", max(opened.log.end - to_phy, 0)) as progress:
                 cut = truncate(opened, to_phy, generation, progress.advance, scratch)
         by_topic = [f"{topic} {count_text(count)}"
-                    for topic, count in list(cut.lost_by_topic.items())[:_TOPICS]]
-        more = len(cut.lost_by_topic) - _TOPICS
+                    for topic, count in list(cut.lost_by_topic.items())[:_MAX_TOPICS]]
+        more = len(cut.lost_by_topic) - _MAX_TOPICS
         return plan_page.Proposal(
             cut.plan,
             {"truncate_to": to_phy, "log_end": cut.log_end, "messages_lost_total": cut.lost,

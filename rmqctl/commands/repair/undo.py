@@ -20,7 +20,7 @@ from rmqctl.phrases import Phrase
 if TYPE_CHECKING:
     from rmqctl.output import Human, Output
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 _FOR_GOOD = "They cannot be undone any more."
 
 
@@ -115,7 +115,7 @@ def command(
                 "changed": list(to_undo.changed), "root": to_undo.root, "host": to_undo.host,
                 "kept": f".rmqctl/repairs/{to_undo.entry.id}",
                 "undone": False, "next": [typed.again(without=("--dry-run",))]}
-    for change in () if abandon else to_undo.changed[:_SHOWN]:
+    for change in () if abandon else to_undo.changed[:_MAX_SHOWN]:
         out.warn(change)
     if dry_run:
         out.note("dry run: nothing was changed")
@@ -196,7 +196,7 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
     if notes := document["forgets"]:
         page.text(f"{'Deleted' if document['applied'] else 'Would delete'} the records of what "
                   f"{len(notes)} repair{'' if len(notes) == 1 else 's'} lost: "
-                  f"{', '.join(notes[:_SHOWN])}")
+                  f"{', '.join(notes[:_MAX_SHOWN])}")
         if not rows:
             if not document["applied"]:
                 page.text("Plan only; nothing was changed. Run again with --apply to delete them.")
@@ -206,10 +206,10 @@ def _show_pruned(page: Human, document: dict[str, Any]) -> None:
         return
     # List the repairs with what they keep.
     page.table(({**row, "time": _when(row["time"]), "keeps": size_text(row["bytes"]),
-                 "log files": row["log_files"] or ""} for row in rows[:_SHOWN]),
+                 "log files": row["log_files"] or ""} for row in rows[:_MAX_SHOWN]),
                ("id", "time", "command", "state", "keeps", "log files"))
-    if len(rows) > _SHOWN:
-        page.text(f"and {len(rows) - _SHOWN} more (-o json has all)")
+    if len(rows) > _MAX_SHOWN:
+        page.text(f"and {len(rows) - _MAX_SHOWN} more (-o json has all)")
     page.blank()
     # State the consequence: space if applied, and what can no longer be restored.
     logs = sum(row["log_files"] for row in rows)
@@ -284,10 +284,11 @@ def _show(out: Output, store_root: str, document: dict[str, Any]) -> None:
         })
         if document["actions"]:
             human.table(({name: action.get(name) for name in ("action", "target", "reason")}
-                         for action in document["actions"][:_SHOWN]),
+                         for action in document["actions"][:_MAX_SHOWN]),
                         ("action", "target", "reason"), None)
-        if len(document["actions"]) > _SHOWN:
-            human.text(f"and {len(document['actions']) - _SHOWN} more actions (-o json has all)")
+        if len(document["actions"]) > _MAX_SHOWN:
+            more = len(document["actions"]) - _MAX_SHOWN
+            human.text(f"and {more} more actions (-o json has all)")
         human.heading("What next")
         human.text(document["next"][0])
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from rmqctl.checks.losses import Loss
     from rmqctl.output import Human
 
-_SHOWN = 20
+_MAX_SHOWN = 20
 _ALWAYS = 4
 """Number of columns that name the queue; other columns are omitted if they are empty."""
 
@@ -37,7 +37,7 @@ def show_losses(page: Human, losses: Sequence[Loss]) -> None:
     if not losses:
         return
     page.blank()
-    most = len(losses) if page.every else _SHOWN
+    most = len(losses) if page.every else _MAX_SHOWN
     page.table([{"lost": counted(loss.what, loss.count), "file": loss.file, "cause": loss.cause}
                 for loss in losses[:most]])
     if len(losses) > most:
@@ -62,7 +62,7 @@ def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
     columns = [name for number, name in enumerate(rows[0])
                if number < _ALWAYS or any(row[name] for row in rows)]
     page.blank()
-    most = len(rows) if page.every else _SHOWN
+    most = len(rows) if page.every else _MAX_SHOWN
     page.table(rows[:most], columns)
     if len(rows) > most:
         page.text(Phrase("and {some:,} more (--all lists them)", some=len(rows) - most))

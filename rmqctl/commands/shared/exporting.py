@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rmqctl.export.spec import Export
     from rmqctl.output import Human, Output
 
-_NAMED = 5
+_MAX_NAMED = 5
 
 
 def replaced_text(count: int) -> str:
@@ -84,16 +84,16 @@ def _warn(out: Output, result: StoreResult) -> None:
     """Yield the first places of each kind, and the number of further places."""
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
-        for span in faults.spans[:_NAMED]:
+        for span in faults.spans[:_MAX_NAMED]:
             where = (f" at physical offset {span.offset}, {span.length} bytes" if span.length
                      else "")
             out.warn(f"{name}: {kind}{where}: {span.reason or 'zeroed range in the log'}")
-        if faults.count > _NAMED:
-            out.warn(f"{name}: {kind}: {faults.count - _NAMED:,} more places, {faults.length:,} "
-                     "bytes in all")
+        if faults.count > _MAX_NAMED:
+            out.warn(f"{name}: {kind}: {faults.count - _MAX_NAMED:,} more places, "
+                     f"{faults.length:,} bytes in all")
     if result.bad_crc:
-        more = "" if result.bad_crc <= _NAMED else f" and {result.bad_crc - _NAMED:,} more"
-        places = ", ".join(map(str, result.bad_crc_at[:_NAMED]))
+        more = "" if result.bad_crc <= _MAX_NAMED else f" and {result.bad_crc - _MAX_NAMED:,} more"
+        places = ", ".join(map(str, result.bad_crc_at[:_MAX_NAMED]))
         out.warn(f"{name}: {result.bad_crc:,} exported with a body CRC mismatch (crc_ok false): "
                  f"physical offset {places}{more}")
     if result.replaced:

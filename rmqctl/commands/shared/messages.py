@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmqctl.store.projection import Projection
     from rmqctl.store.query.json_objects import JsonObjects
 
-_NAMED = 5
+_MAX_NAMED = 5
 _MIN_BY_COLUMN = 32
 """Minimum number of messages in a page for which JSON by column is faster."""
 
@@ -128,7 +128,7 @@ class ReadFaults:
             if not checked.all():
                 bad = page.numbers("physical_offset")[~checked].tolist()
                 self._bad_crc_count += len(bad)
-                self._bad_crc += bad[:max(_NAMED - len(self._bad_crc), 0)]
+                self._bad_crc += bad[:max(_MAX_NAMED - len(self._bad_crc), 0)]
             yield page
         self._tell_bad_crc()
 

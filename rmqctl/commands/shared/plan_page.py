@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     from rmqctl.repair.plan import Plan
 
 _MIB = 1 << 20
-_SHOWN = 40
-_LOST_SHOWN = 5
+_MAX_SHOWN = 40
+_MAX_LOST_SHOWN = 5
 _COLUMNS = ("action", "target", "from", "to", "reason")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 _BROKERS_NAME = re.compile(r"\d{20}|\d{17}|\d{6}\.(sst|log)|CURRENT|IDENTITY|LOCK|LOG(\.old.*)?|"
@@ -193,7 +193,7 @@ def _page(page: Human, proposal: Proposal, document: Mapping[str, Any], last: st
             page.blank()
     for heading, rows, columns in proposal.listed:
         _listed(page, heading, rows, columns)
-    is_complete = show_actions(page, plan.actions, _COLUMNS, _SHOWN) if plan.actions else True
+    is_complete = show_actions(page, plan.actions, _COLUMNS, _MAX_SHOWN) if plan.actions else True
     _moved(page, proposal, is_complete=is_complete)
     # List what the plan loses, and how certain its corrections are.
     lost = _lost_by(plan, document)
@@ -227,9 +227,9 @@ def _listed(page: Human, heading: Phrase, rows: Sequence[Mapping[str, Any]],
     """Show a table above the plan's actions."""
     if rows:
         page.heading(heading)
-        page.table(map(blank_for_none, rows[:None if page.every else _SHOWN]), columns)
-        if len(rows) > _SHOWN and not page.every:
-            page.text(Phrase("and {more:,} more (-o json lists them)", more=len(rows) - _SHOWN))
+        page.table(map(blank_for_none, rows[:None if page.every else _MAX_SHOWN]), columns)
+        if len(rows) > _MAX_SHOWN and not page.every:
+            page.text(Phrase("and {more:,} more (-o json lists them)", more=len(rows) - _MAX_SHOWN))
         page.blank()
 
 
@@ -247,7 +247,7 @@ def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
     one row, every other file in its own row. ``is_complete``: each action has its own line.
     """
     actions = proposal.plan.actions
-    listed = actions[:_SHOWN] if is_complete and not page.every else actions
+    listed = actions[:_MAX_SHOWN] if is_complete and not page.every else actions
     named = {action.target for action in listed
              if action.action == "move aside" and (
                  is_complete or _BROKERS_NAME.fullmatch(os.path.basename(action.target)))}
@@ -261,7 +261,7 @@ def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
     for folder, names in folders.items():
         own = sorted(filter(_BROKERS_NAME.fullmatch, names))
         others = [name or os.curdir for name in names if not _BROKERS_NAME.fullmatch(name)]
-        if not others and len(rows) >= _SHOWN:
+        if not others and len(rows) >= _MAX_SHOWN:
             more += len(own)
             continue
         runs = own if len(own) < 3 else [f"{own[0]} - {own[-1]} ({len(own)})"]
@@ -299,7 +299,7 @@ def _lost(page: Human, plan: Plan, count: int) -> None:
                         "{count:,} messages lost, of these {undecided:,} undecided", count=count,
                         undecided=open_still))
     rows = []
-    for message in plan.messages_lost[:None if page.every else _LOST_SHOWN]:
+    for message in plan.messages_lost[:None if page.every else _MAX_LOST_SHOWN]:
         time = None if message.time_from is None else time_text(message.time_from)
         rows.append(blank_for_none({**message.as_dict(), "store_timestamp": time}))
     page.table(rows, _LOST_COLUMNS)

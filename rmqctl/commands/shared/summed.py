@@ -27,7 +27,7 @@ _DANGLING = re.compile(r"(?:\s+(?:an?|at|by|for|from|in|of|on|the|to|with))+$")
 _MIN_BEGINNING = 10
 _AGAIN = "delivers_again"
 """Key in the proof of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
-_WORTH = 0.75
+_MAX_SHARE = 0.75
 """Maximum share of the rows that combined lines may be; else all rows are listed."""
 _SEVERITIES = ("error", "warning", "info")
 
@@ -70,7 +70,7 @@ def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Fi
     # Summarize by severity, category and topic, unless this hardly shortens the list.
     groups = _grouped(findings, lambda finding: (
         finding.severity, finding.category, finding.topic or _top(finding, root)))
-    if len(groups) > len(findings) * _WORTH:
+    if len(groups) > len(findings) * _MAX_SHARE:
         page.table(map(row_of, findings), columns, styles=styles)
         return
     groups.sort(key=lambda alike: _SEVERITIES.index(alike[0].severity)
@@ -108,7 +108,7 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
         rows: list[dict[str, Any]] = list(listed)
     else:
         rows = [_action(alike) for alike in _grouped(actions, _alike)]
-        if len(rows) > len(actions) * _WORTH:
+        if len(rows) > len(actions) * _MAX_SHARE:
             rows = list(listed)
     used = [name for name in columns if any(row[name] != "" for row in rows)]
     if "count" in rows[0]:

@@ -23,7 +23,7 @@ Track = Annotated[bool, typer.Option(
                     "retries and dead letters.")]
 
 _FIELDS = ("track", "chain")
-_SHOWN = 20
+_MAX_SHOWN = 20
 _UNTOLD = ("a store does not show whether a tag filter skipped a message, or whether consumers "
            "pull, broadcast or are online")
 
@@ -127,8 +127,8 @@ def _show(page: Human, records: Sequence[Record], tracked: Sequence[Tracked], tz
         page.text("no consumer offsets in its queue")
     if absent:
         names = list(absent)
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        page.text(f"no consumer offset in the topic: {', '.join(names[:_SHOWN])}{more} (not "
+        more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
+        page.text(f"no consumer offset in the topic: {', '.join(names[:_MAX_SHOWN])}{more} (not "
                   "subscribed, nothing consumed yet, or broadcasting)")
     # Show retries and dead letters as a chain of copies.
     chains = [(record, copy) for record, tracks in zip(records, tracked, strict=True)

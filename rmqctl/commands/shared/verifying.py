@@ -38,7 +38,7 @@ COLUMNS = ("category", "severity", "structure", "file", "offset", "length", "top
 _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 TIERED = "tiered"
-_EXPLAINED = 3
+_MAX_EXPLAINED = 3
 """Number of kinds of findings for which the `explain` command is shown."""
 
 
@@ -92,7 +92,8 @@ def show_page(page: Human, verdict: VerifyResult[C],
         named = dict.fromkeys(
             finding.category for finding in verdict.findings if finding.is_trouble)
         steps = [typed.completed(verdict.next)] if verdict.next else []
-        steps += [typed.completed(f"rmqctl explain {name}") for name in islice(named, _EXPLAINED)]
+        steps += [typed.completed(f"rmqctl explain {name}")
+                  for name in islice(named, _MAX_EXPLAINED)]
         if steps:
             page.heading("What next")
             if verdict.next:

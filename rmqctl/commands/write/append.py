@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _COLUMNS = ("line", "status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset",
             "msg_num", "store_timestamp", "reason")
-_NAMED = 20
+_MAX_NAMED = 20
 _MANNERS = ("stop", "skip", "collect")
 
 
@@ -215,14 +215,14 @@ class _Append:
         if self._appender.stopped_by is not None:
             return
         self._bad_lines += 1
-        if self._bad_lines <= _NAMED:
+        if self._bad_lines <= _MAX_NAMED:
             self._out.warn(str(fault))
 
     def report(self) -> None:
         """Print the summary and warnings."""
         tally = self._appender.tally
-        if self._bad_lines > _NAMED:
-            self._out.warn(f"and {self._bad_lines - _NAMED} more bad lines")
+        if self._bad_lines > _MAX_NAMED:
+            self._out.warn(f"and {self._bad_lines - _MAX_NAMED} more bad lines")
         for text in self._session.warnings:
             self._out.warn(text)
         for text in self._session.remarks:

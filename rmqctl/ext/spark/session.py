@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 PACKAGE = Path(__file__).resolve().parents[2]
 _COMPANION = "pyspark_rocketmq"
 _SOURCES = (".py", ".pyx", ".pxi", ".toml")
-_TRIES = 4
+_MAX_TRIES = 4
 """Number of times a task is tried, on one machine or on a cluster."""
 _LOCAL = re.compile(r"local(\[(\*|\d+)(?:\s*,\s*(\d+))?\])?$")
 _MASTERS = ("spark://", "yarn", "k8s://", "local-cluster[")
@@ -162,7 +162,7 @@ def _settings(folder: str, log: str, workers: int | None, given: Mapping[str, st
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.warehouse.dir": f"file:{folder}/warehouse",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
-        "spark.task.maxFailures": str(_TRIES),
+        "spark.task.maxFailures": str(_MAX_TRIES),
     }
     if kernel.VARIABLE in os.environ:
         settings[f"spark.executorEnv.{kernel.VARIABLE}"] = os.environ[kernel.VARIABLE]
@@ -192,7 +192,7 @@ def _start(master: str, workers: int | None, settings: Mapping[str, str], log: s
 
     if SparkContext._active_spark_context is not None:
         raise JobError("a Spark session is already active in this process")
-    real = f"local[{workers},{_TRIES}]" if workers is not None else master
+    real = f"local[{workers},{_MAX_TRIES}]" if workers is not None else master
     settings_of_spark = SparkConf().setMaster(real).setAppName("rmqctl").setAll(
         list(settings.items()))
     out = held.enter_context(os.fdopen(open_to_append(log), "ab"))  # as long as Spark

@@ -19,7 +19,7 @@ from rmqctl.errors import RmqctlError
 from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Sizes, Store
 
-WHOLE = 256 << 20
+MAX_TASK = 256 << 20
 """Maximum bytes of log for which a store is one task, if there are several stores."""
 
 
@@ -53,7 +53,7 @@ def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = 
         with Store.open(root, dirs) as store:
             files = [file for file in store.log.files if file.size]
             size = sum(file.size for file in files)
-            if len(roots) > 1 and options.ranges is None and size <= WHOLE:
+            if len(roots) > 1 and options.ranges is None and size <= MAX_TASK:
                 count = 1
             elif options.ranges:
                 count = len(split(store, options.ranges, 1))
@@ -72,7 +72,7 @@ def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most
     store that cannot be judged does not stop the others.
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
-             and _bytes(root, dirs) <= WHOLE]
+             and _bytes(root, dirs) <= MAX_TASK]
     judged_small = dict(pool.run(partial(_judged, options, most, dirs, sizes, None), small))
     for root in roots:
         yield judged_small[root] if root in judged_small else _judged(

@@ -22,7 +22,7 @@ from rmqctl.errors import StoreIOError
 KEY, POSITION = "key", "position"
 RUN_BYTES = 64 << 20
 BATCH_BYTES = 1 << 20
-FAN_IN = 64
+MAX_OPEN = 64
 """Maximum number of runs that are open at a time."""
 Place = tuple[int, int]
 """(key, position): the order of rows."""
@@ -162,8 +162,8 @@ class _RunCursor:
 def merged(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
     """Yield the rows of all runs in order of their places, in batches. Raises: StoreIOError."""
     runs = sorted(runs, key=lambda run: (run.first, run.name))
-    while _most_open(runs) > FAN_IN:
-        groups = [runs[first:first + FAN_IN] for first in range(0, len(runs), FAN_IN)]
+    while _most_open(runs) > MAX_OPEN:
+        groups = [runs[first:first + MAX_OPEN] for first in range(0, len(runs), MAX_OPEN)]
         runs = [_joined(folder, group, schema) for group in groups]
     yield from _merge(folder, runs)
 

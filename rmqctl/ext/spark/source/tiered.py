@@ -37,7 +37,7 @@ from rmqctl.sql.schema import TIERED_MESSAGES
 from rmqctl.sql.seams import PlannedSource, Seams, shrank, walk_range
 
 _BLOCK_UNITS = 1 << 14
-_HOLE = 64 << 10
+_MAX_HOLE = 64 << 10
 """Maximum bytes between two messages that are read with them instead of skipped."""
 _SIZE = layout.field(Message, "total_size")
 _PHYSICAL = layout.field(Message, "physical_offset")
@@ -305,7 +305,7 @@ def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tupl
     stop = offset + size
     crossing = stop > end
     broken = (place[1:] != place[:-1]) | (offset[1:] < stop[:-1]) | (
-        offset[1:] - stop[:-1] > _HOLE) | crossing[1:] | crossing[:-1]
+        offset[1:] - stop[:-1] > _MAX_HOLE) | crossing[1:] | crossing[:-1]
     for first, last in pairwise([0, *(np.flatnonzero(broken) + 1).tolist(), len(offset)]):
         start = first
         while start < last:

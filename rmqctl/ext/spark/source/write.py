@@ -55,7 +55,7 @@ _TEXTS = {"brokerVersion": "version", "cluster": "cluster"}
 OPTIONS = ("path", AS_RECORDED, KEEP_OFFSETS, *_SIZES, *_COUNTS, *_SWITCHES, *_TEXTS,
            "diskWatermark")
 """Options for writing, with the names and meanings of ``rmqctl init``."""
-_POSITIONS = 1 << 40
+_MAX_ROWS = 1 << 40
 """Maximum rows of a partition."""
 STAGING = ".rmqctl-write-"
 _STORE = "store"
@@ -99,7 +99,7 @@ class StoreWriter(DataSourceArrowWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Spool the rows of a partition, on an executor."""
         context = TaskContext.get()
-        position = (context.partitionId() if context is not None else 0) * _POSITIONS
+        position = (context.partitionId() if context is not None else 0) * _MAX_ROWS
         refuse_unseen(self._staging)
         spooler = Spooler(self._staging, self._schema)
         rows = RecordRows(self._names, self._settings)
