@@ -77,7 +77,7 @@ class Chunks:
 
 
 class Buffer(Protocol):
-    """Collects messages; `take` returns and removes all of them, by partition.
+    """A buffer of messages; `take` returns and removes all of them, by partition.
 
     ``rank``: the position of each partition among the chunks; None for the order of their numbers.
     """

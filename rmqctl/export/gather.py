@@ -90,8 +90,8 @@ class RangeResults:
 
 
 def gather(spec: Export, folder: str, task: Gather) -> Gathered:
-    """Write the files of a bucket to a new folder of this attempt below ``folder``. Raises
-    WriteError.
+    """Write the files of a bucket to a new folder of this attempt below ``folder``.
+    Raises: WriteError.
     """
     refuse_unseen(folder)
     files = _BucketWriter(spec, Attempt(spec, folder))

@@ -70,8 +70,9 @@ def export_file(plans: Sequence[StorePlan], spec: Export, out: str, *, count: in
                 ) -> ExportResult:
     """Export the plans into the new file ``out``: at most ``count`` messages.
 
-    ``manifest``: write content, missing ranges and digest to ``OUT.manifest.json``. Raises
-    RefusedError if ``out`` exists; StoreIOError if it cannot be written or nothing can be read.
+    ``manifest``: write content, missing ranges and digest to ``OUT.manifest.json``.
+    Raises: RefusedError if ``out`` exists; StoreIOError if it cannot be written or nothing can be
+    read.
     """
     # Refuse every target before the export starts: nothing is replaced.
     targets = [checked_target(out), *([checked_target(f"{out}.manifest.json")] if manifest else [])]

@@ -38,7 +38,7 @@ _MESSAGE_INDENT = "  "
 
 
 def _language(name: str) -> Language:
-    """A language other than English, with its catalog."""
+    """Return a language other than English, with its catalog."""
     from rmqctl.output.language import language
 
     return language(name)

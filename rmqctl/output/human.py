@@ -347,7 +347,7 @@ class _Narrow:
         self.hidden: set[int] = set()
 
     def lines(self, cells: Sequence[Sequence[str]]) -> list[str]:
-        """Yield the lines of a page; the first page begins with the header."""
+        """Return the lines of a page; the first page begins with the header."""
         if not self._started:
             self._fit = fitted(self._names, self._headers, cells, self._numeric, self.width)
         elif self._fit is not None:

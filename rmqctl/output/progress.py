@@ -109,7 +109,7 @@ class BarProgress(Progress):
         self.begin(text, total, unit_bytes=True)
 
     def begin(self, text: str, total: int | None, *, unit_bytes: bool) -> None:
-        """Return a nested progress in ``unit``."""
+        """Begin a phase in bytes, or in the unit of the progress."""
         with self._lock:
             self._label, self._total, self._done = text, total, 0
             self._unit_bytes = unit_bytes

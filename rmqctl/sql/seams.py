@@ -154,9 +154,9 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
     """Yield the frames of a file that start at or after the seam of ``start`` and before the seam
     of ``end``.
 
-    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before. Raises
-    StoreIOError if the range does not end where the next one begins, or the file shrank: then the
-    frames must not be used.
+    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before.
+    Raises: StoreIOError if the range does not end where the next one begins, or the file shrank:
+    then the frames must not be used.
     """
     walk = Walk(source, seams.at(start), end,
                 beside=Beside(source).without if source.witness else None)
@@ -181,7 +181,7 @@ def whole(walk: Walk) -> None:
 
 
 class PlannedSource:
-    """Yield a source with the ``size`` bytes of the plan, without later bytes.
+    """A source of the ``size`` bytes at planning, without bytes appended since.
     Raises: StoreIOError if the file has shrunk.
     """
 

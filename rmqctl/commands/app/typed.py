@@ -47,7 +47,7 @@ def completed(command: str | None) -> str | None:
 
 @lru_cache
 def _completed(command: str, _words: tuple[str, ...]) -> str:
-    """Cache `completed`: most findings have the same command."""
+    """Return a completed command; cached, because most findings have the same command."""
     program, *rest = shlex.split(command)
     kept = _about_the_store(rest, second=False) if program == _PROGRAM else []
     return f"{command} {shlex.join(kept)}" if kept else command

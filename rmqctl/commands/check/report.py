@@ -107,9 +107,7 @@ def command(
 
 
 def _paths(opened: Store) -> Iterator[str]:
-    """Return other paths that a page shows: those typed, and folders of the log beside the
-    store.
-    """
+    """Yield other paths that a page shows: typed paths, and log folders outside the store."""
     for typed_word in typed.words.get()[1:]:
         word = typed_word.partition("=")[2] if typed_word.startswith("-") else typed_word
         if os.sep in word or os.path.lexists(word):

@@ -110,7 +110,7 @@ def _only_tiers(text: str, store: str) -> bool:
 
 
 def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
-    """Return an upper bound of what a query would read: only Spark knows its conditions and
+    """Show an upper bound of what a query would read: only Spark knows its conditions and
     columns.
     """
     from rmqctl.ext.spark.source.planning import estimate

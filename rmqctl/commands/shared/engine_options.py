@@ -81,7 +81,9 @@ class EngineOptions(OptionGroup):
              "[default: 90%]")] = None
 
     def remarks(self) -> Iterator[str]:
-        """Return the version whose profile applies, for a version without its own profile."""
+        """Yield a note on the version whose profile applies, for a version without its own
+        profile.
+        """
         note = profile_note(self.version) if self.version else None
         if note is not None:
             yield note

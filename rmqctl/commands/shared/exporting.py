@@ -81,7 +81,7 @@ def report(out: Output, result: ExportResult, spec: Export) -> None:
 
 
 def _warn(out: Output, result: StoreResult) -> None:
-    """Yield the first places of each kind, and the number of further places."""
+    """Warn of the first missing or damaged places of each kind, and of how many more there are."""
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
         for span in faults.spans[:_MAX_NAMED]:

@@ -105,8 +105,8 @@ class SelectOptions(OptionGroup):
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
         """Return the selection for the library; times without a zone are in ``tz``. ``decoding`` is
-        called if a condition is on a field of the body; without it no condition may be. Raises
-        UsageError.
+        called if a condition is on a field of the body; without it no condition may be.
+        Raises: UsageError.
         """
         from rmqctl.store.query.select import Selection
 

@@ -132,7 +132,7 @@ class ServeOutput:
             silence_stdout(discard=True)
 
     def answer(self, **event: Any) -> None:
-        """Print an event and wait until it is written."""
+        """Print an event; wait until the reader of the output keeps up, at most `_PATIENCE_S`."""
         end = time.monotonic() + _PATIENCE_S
         while not self._out.takes_a_line and time.monotonic() < end:
             time.sleep(_RETRY_S)

@@ -84,7 +84,7 @@ class SparkOptions(OptionGroup):
 
     @contextmanager
     def pool(self, out: Output, size: int, jobs: int | None = None) -> Iterator[Pool]:
-        """Return the pool for ``size`` bytes of log: ``jobs`` threads (default: `workers`), or
+        """Yield the pool for ``size`` bytes of log: ``jobs`` threads (default: `workers`), or
         Spark.
         """
         name, why = chosen_engine(self.engine, self.master, size)
@@ -146,8 +146,8 @@ def roots_named(first: str, more: list[str] | None) -> list[str]:
 
 
 def stores_and_query(arguments: list[str], file: str | None) -> tuple[list[str], str]:
-    """Return (stores, query); the query is the last argument, unless it comes from a file. Raises
-    UsageError, StoreIOError.
+    """Return (stores, query); the query is the last argument, unless it comes from a file.
+    Raises: UsageError, StoreIOError.
     """
     if file is not None:
         if len(arguments) > 1 and any(char.isspace() for char in arguments[-1].strip()) and (

@@ -143,8 +143,8 @@ class LocalOptions(OptionGroup):
 
     @contextmanager
     def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
-        """Return the router over the local store, which must be given, and the tier. Raises
-        NotAStoreError, UsageError.
+        """Yield the router over the local store, which must be given, and the tier.
+        Raises: NotAStoreError, UsageError.
         """
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of

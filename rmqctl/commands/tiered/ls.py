@@ -72,7 +72,7 @@ def _warn_of(out: Any, tier: Tier) -> None:
 
 
 def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
-    """Return the columns for people: those that fit and differ between rows."""
+    """Show the tables for people, with the columns that fit and differ between rows."""
     def moment(value: int) -> str:
         return time_text(value, tz)
 

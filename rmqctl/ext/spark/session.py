@@ -51,8 +51,8 @@ appender.file.layout.pattern = %d %p %c{{1}}: %m%n%ex
 
 
 def workers_of(master: str) -> int | None:
-    """Return the number of tasks that ``local[...]`` runs at a time; None for a cluster. Raises
-    UsageError.
+    """Return the number of tasks that ``local[...]`` runs at a time; None for a cluster.
+    Raises: UsageError.
     """
     match = _LOCAL.match(master.strip())
     if match is None:

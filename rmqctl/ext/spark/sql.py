@@ -172,8 +172,8 @@ def columns(frame: DataFrame) -> list[str]:
 def write(frame: DataFrame, out: str, form: FileFormat) -> None:
     """Write the rows as a folder of files, complete or not at all.
 
-    In CSV, maps, lists and structures are JSON and binary is base64, as in JSON. Raises
-    RefusedError if ``out`` exists; StoreIOError.
+    In CSV, maps, lists and structures are JSON and binary is base64, as in JSON.
+    Raises: RefusedError if ``out`` exists; StoreIOError.
     """
     with ExportStaging(out) as staging, spark_errors(frame.sparkSession):
         flat_frame = flat(frame) if form == "csv" else frame

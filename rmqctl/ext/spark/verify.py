@@ -45,8 +45,8 @@ def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
 
 def planned(roots: Sequence[str], options: VerifyOptions, dirs: Sequence[str] = ()) -> list[
         dict[str, Any]]:
-    """Return what would be read: a row per store with its files, bytes and ranges. Raises
-    NotAStoreError.
+    """Return what would be read: a row per store with its files, bytes and ranges.
+    Raises: NotAStoreError.
     """
     rows = []
     for root in roots:

@@ -60,7 +60,9 @@ class Grouping:
 
 
 class Splitter:
-    """Splits the results of a deriver by group, batch after batch, with one numbering of topics."""
+    """Divides the results of a deriver by group, batch after batch, with one numbering of
+    topics.
+    """
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping

@@ -77,8 +77,8 @@ class SpoolWriter:
 
 
 def segments(path: str, group: int, count: int) -> Iterator[list[Array | None]]:
-    """Yield the segments of a group in a spool, in order, each of ``count`` columns. Raises
-    StoreIOError.
+    """Yield the segments of a group in a spool, in order, each of ``count`` columns.
+    Raises: StoreIOError.
     """
     with FileSource(path) as source:
         table = _directory(source, path)

@@ -86,8 +86,8 @@ class SpooledRange(LogSummary):
 
 
 def spool(job: RebuildJob, part: FileRange[LogPart]) -> SpooledRange:
-    """Derive the rows and index entries of a range, and spool them by group. Raises
-    StoreIOError.
+    """Derive the rows and index entries of a range, and spool them by group.
+    Raises: StoreIOError.
     """
     with noting_refusals() as refused:
         writer = SpoolWriter(job.folder)
@@ -175,8 +175,8 @@ class TaskOutput:
 
 
 def make(job: RebuildJob, task: QueueGroup | IndexTask) -> TaskOutput:
-    """Write the queues of a group, or the index, from the spools in log order. Raises
-    StoreIOError.
+    """Write the queues of a group, or the index, from the spools in log order.
+    Raises: StoreIOError.
     """
     refuse_unseen(job.manifest)
     name = uuid.uuid4().hex
