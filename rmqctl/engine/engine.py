@@ -1,8 +1,9 @@
-"""The engine: a store directory opened for appending, the way a broker has it open.
+"""The engine: a store directory opened for appending, as by a broker.
 
-`Engine.open` takes the store's lock, finds the end of the log and refuses where appending would
-harm. Nothing is written before the first message is accepted; then the store looks like one of
-a running broker (``abort``), until `close` leaves it like one that was shut down cleanly.
+`Engine.open` takes the store's lock, finds the end of the log, and refuses a store to which
+appending would do harm. Nothing is written before the first message is accepted. From then on the
+store looks like that of a running broker (``abort``), until `close` leaves it in the state after a
+clean shutdown.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ GROUP_BYTES = 1 << 20
 
 
 class Engine(Putting):
-    """One store, open for appending. Safe to use from several threads. Use `open`."""
+    """A store opened for appending. Thread-safe. Use `open`."""
 
     def __init__(self, root: str, settings: Settings, lock: StoreLock, state: LogState,
                  store: Store, clock: Callable[[], int], wall_clock: Callable[[], int],
@@ -58,11 +59,11 @@ class Engine(Putting):
         self.root, self.settings, self.state = root, settings, state
         self.clock = clock
         self._store = store
-        # Puts append under one lock, then wait together for the disk.
+        # Puts append under a lock, then wait together for the disk.
         self._put_lock = threading.Lock()
         self._settled = threading.Condition(self._put_lock)
         self._settling = 0
-        """Puts that have appended and wait for the disk."""
+        """Number of puts that have appended and wait for the disk."""
         self._locked_since = 0.0
         # Create what works without the open log: limits, batch topics, checkpoint, backlog.
         self._disk = disk_usage.Watch(store.log_folders, settings.disk_watermark)
@@ -75,9 +76,9 @@ class Engine(Putting):
             run.data, run.base, run.bit_maps))
         self._next_checkpoint = math.inf
         self.recovered = 0
-        """Messages dispatched once more when the store was opened."""
+        """Number of messages dispatched again when the store was opened."""
         self.aside = AsideFolder(root)
-        """The folder that keeps replaced files."""
+        """The folder for files that are moved aside."""
         # Close in reverse order if a step fails, so that the lock is released last.
         with ExitStack() as held:
             held.callback(lock.release)
@@ -94,7 +95,7 @@ class Engine(Putting):
                 self._dispatcher.wipe_cut()
                 self._checkpoint.flush()
                 forget_cut_off(root)
-            # Dispatch what the last run left over once queue offsets can be assigned.
+            # Dispatch the rest of the last run before queue offsets are assigned.
             self._path = PutPath(settings, self.log, self._dispatcher.next_offsets(),
                                  self.is_batch_topic, clock, self._begin, keep_queue_offsets)
             self._catch_up(again)
@@ -108,12 +109,13 @@ class Engine(Putting):
              keep_queue_offsets: bool = False, outside: Iterable[str] = ()) -> Engine:
         """Open a store for appending and take its lock.
 
-        Nothing is written outside the root but in ``commitlog_dirs`` and the folders ``outside``:
-        the locks of other stores that contain one of these are taken as well.
-        ``settings`` must hold the sizes the store has. ``clock`` gives the store time (ms) of
-        messages that bring none, ``wall_clock`` the time (ms) that names index files (both are
-        the system's unless given). NotAStoreError, StoreHeldError while a broker or another
-        rmqctl has it, RefusedError where appending would harm, StoreIOError.
+        Nothing is written outside the root, except in ``commitlog_dirs`` and the folders
+        ``outside``; the locks of other stores that contain one of these are taken as well.
+        ``settings`` must have the sizes of the store. ``clock`` returns the store time (ms) of
+        messages without one, ``wall_clock`` the time (ms) that names index files (default: the
+        system's clock).
+        Raises: NotAStoreError; StoreHeldError while a broker or another rmqctl uses the
+        store; RefusedError if appending would do harm; StoreIOError.
         """
         settings = settings or Settings()
         path = os.fspath(root)
@@ -142,10 +144,10 @@ class Engine(Putting):
     # -- putting ------------------------------------------------------------------------------
 
     def append_many(self, messages: Iterable[Message]) -> Iterator[PutResult]:
-        """Put messages as they come, a group at a time; a result for each, in order.
+        """Put messages in groups as they arrive; yield a result for each, in order.
 
-        With ``flush=sync`` the messages of a group share one fsync, and their results come
-        after it. Memory is bounded by one group: 1024 messages, or 1 MiB of bodies and one message.
+        With ``flush=sync`` the messages of a group share an fsync, and their results follow it.
+        Memory is bounded by a group: 1024 messages, or 1 MiB of bodies and another message.
         """
         malloc_tuning.keep_freed_memory()  # each group's records and bodies are in the same pages
         group: list[Message] = []
@@ -163,9 +165,9 @@ class Engine(Putting):
             yield from self.put_many(group)
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
-        """Put a group of messages with one write (and one fsync); a result for each.
+        """Put a group of messages with one write (and one fsync); return a result for each.
 
-        With ``stop`` the first refused message ends the group: its result is the last.
+        With ``stop`` the first refused message ends the group, and its result is the last.
         """
         wrong = self._not_now()
         if wrong is not None:
@@ -182,7 +184,7 @@ class Engine(Putting):
                     if time.monotonic() >= self._next_checkpoint:
                         self._flush()
             except BaseException:
-                # What of the group reached the file is not known: only a recovery may judge.
+                # It is unknown how much of the group reached the file: this needs a recovery.
                 self._failed = True
                 raise
             finally:
@@ -194,7 +196,7 @@ class Engine(Putting):
         return results
 
     def _settle(self, results: list[PutResult], end: int) -> None:
-        """Wait until everything before ``end`` is on disk, if puts are to be synchronous."""
+        """Wait until everything before ``end`` is on disk, if flushing is synchronous."""
         done = True
         try:
             if self._group is not None:
@@ -212,7 +214,7 @@ class Engine(Putting):
                     result.status = FLUSH_DISK_TIMEOUT
 
     def _not_now(self) -> PutResult | None:
-        """checkStoreStatus, before the put lock is asked for."""
+        """Return why nothing can be put (checkStoreStatus, before the put lock), or None."""
         since = self._locked_since
         held = int((time.monotonic() - since) * 1000) if since else 0
         state = admission.StoreState(shutdown=self._closed, role=self.settings.role,
@@ -231,7 +233,7 @@ class Engine(Putting):
     # -- running ------------------------------------------------------------------------------
 
     def _begin(self) -> None:
-        """Before the first byte: the store is marked as one in use."""
+        """Mark the store as in use before the first byte is written."""
         if self._running:
             return
         small_files.create_abort(
@@ -244,9 +246,9 @@ class Engine(Putting):
             self._service = FlushService(self.log, self.settings)
 
     def _catch_up(self, index_from: int) -> None:
-        """Dispatch what the last run left undispatched, as a broker's start does.
+        """Dispatch the undispatched end of the log, as a broker's startup does.
 
-        After a clean end that is what is after the newest row, if any of it has a row at all.
+        After a clean shutdown this is the log after the newest row.
         """
         start = min(index_from, catch_up_start(self.state, self._dispatcher.max_physic()))
         if not self._running and not any(
@@ -264,7 +266,7 @@ class Engine(Putting):
                                  + self.settings.flush_consumequeue_thorough_interval / 1000)
 
     def reput(self) -> None:
-        """Dispatch everything appended so far to consumequeues and index, for all to see."""
+        """Dispatch everything appended so far to consumequeues and index, visible to readers."""
         with self._put_lock:
             self._usable()
             try:
@@ -275,7 +277,7 @@ class Engine(Putting):
                 raise
 
     def flush(self) -> None:
-        """Everything to disk: log, consumequeues, index, then the checkpoint."""
+        """Flush log, consumequeues and index to disk, then update the checkpoint."""
         with self._put_lock:
             self._usable()
             if self._running:
@@ -298,9 +300,9 @@ class Engine(Putting):
             raise
 
     def close(self) -> None:
-        """End cleanly: everything flushed, ``abort`` removed, the lock given back.
+        """Shut down cleanly: flush everything, remove ``abort``, release the lock.
 
-        After a failed write the ``abort`` file stays, so that the next start recovers.
+        After a failed write the ``abort`` file stays, so that the next startup recovers.
         """
         with self._settled:
             if self._closed:
@@ -317,7 +319,7 @@ class Engine(Putting):
                 small_files.remove_abort(self.root)
 
     def _give_up_services(self) -> None:
-        """End the threads, if they still run; what went wrong in them has been said."""
+        """End the threads if they still run; their errors were already raised."""
         for service in (self._group, self._service):
             if service is not None:
                 with contextlib.suppress(RmqctlError):
@@ -325,5 +327,5 @@ class Engine(Putting):
 
     @property
     def failed(self) -> bool:
-        """Return whether a write failed; then nothing more can be put."""
+        """Whether a write failed, after which nothing more can be put."""
         return self._failed

@@ -1,7 +1,8 @@
-"""Forcing a whole store to disk, then its checkpoint (``rmqctl flush``; spec: recovery.md §11).
+"""Flush a complete store to disk, then update its checkpoint (``rmqctl flush``; spec: recovery.md
+§11).
 
-What is dirty is only known to the system, so every file and folder is forced; that costs
-nothing for one that is clean. The checkpoint moves forward only as far as what is on disk.
+Only the system knows which files are dirty, so every file and folder is flushed, which costs
+nothing for clean ones. The checkpoint advances only to data that is on disk.
 """
 
 from __future__ import annotations
@@ -25,9 +26,7 @@ STRUCTURES = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index")
 
 @dataclass(slots=True)
 class Flushed:
-    """The result of a flush: files by structure, the log's end, and the checkpoint before and
-    after.
-    """
+    """Result of a flush: files by structure, end of the log, checkpoint before and after."""
 
     files: dict[str, int] = field(default_factory=dict)
     flushed_to: int | None = None
@@ -45,10 +44,11 @@ class Flushed:
 def flush_store(root: str, settings: Settings, commitlog_dirs: Iterable[str] = (), *,
                 dry_run: bool = False,
                 progress: Callable[[int], None] = lambda _: None) -> Flushed:
-    """Force everything, then move the checkpoint forward. Takes the store's lock.
+    """Flush everything, then advance the checkpoint, under the store's lock.
 
-    ``progress`` is called with 1 for each file. After an unclean end, or where the log's end is
-    damaged, the checkpoint stays: a recovery relies on it. StoreHeldError, StoreIOError.
+    ``progress`` is called with 1 for each file. After an unclean shutdown, or if the end of the log
+    is damaged, the checkpoint stays, because a recovery relies on it.
+    Raises: StoreHeldError, StoreIOError.
     """
     dirs = list(commitlog_dirs)
     store = Store.open(root, dirs)
@@ -87,7 +87,7 @@ def _flush(store: Store, settings: Settings, dirs: list[str], progress: Callable
 
 
 def _below(folder: str) -> Iterator[tuple[str, bool]]:
-    """Yield (path, is a folder) of everything below, each folder after what is in it."""
+    """Yield (path, is a folder) of everything below a folder, folders after their content."""
     try:
         entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
     except FileNotFoundError:
@@ -104,7 +104,7 @@ def _below(folder: str) -> Iterator[tuple[str, bool]]:
 
 def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
              done: Flushed) -> None:
-    """Move the checkpoint's times to what the store now holds on disk."""
+    """Advance the checkpoint's times to the data that is on disk."""
     try:
         state = examine(store, settings.profile)
     except RefusedError as error:
@@ -123,7 +123,7 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
 
 
 def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
-    """Return whether the row of the newest message that has one is in its consumequeue."""
+    """Return whether the consumequeue contains ``row``, that of the newest message."""
     if row is None:
         return False
     topic, queue_id, queue_offset, physical = row
@@ -133,7 +133,7 @@ def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
 
 
 def _full_until(store: Store) -> int:
-    """Return the end time of the newest index file that is full; 0 if none is."""
+    """Return the end time of the newest full index file, or 0."""
     newest = 0
     for file in store.index_listing.files:
         try:

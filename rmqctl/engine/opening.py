@@ -1,10 +1,9 @@
-"""Facts that an engine must know of a store before it may append, and what it repairs there: where
-the log ends, from where it has to be dispatched again, what an unclean end left behind (spec:
-recovery.md §3-§6).
+"""The state of a store before an engine appends, and the repairs it needs: the end of the log, the
+start of a new dispatch, and leftovers of an unclean shutdown (spec: recovery.md §3-§6).
 
-The end of the log is a broker's. Where a broker would cut intact messages off, this refuses:
-appending there would overwrite them. Nothing is deleted: torn bytes and doubtful index files are
-moved to ``.rmqctl/aside``.
+The end of the log is the one that a broker finds. If a broker would truncate intact messages, the
+store is refused: appending would overwrite them. Nothing is deleted: torn bytes and doubtful index
+files are moved to ``.rmqctl/aside``.
 """
 
 from __future__ import annotations
@@ -47,18 +46,18 @@ _BLOCK = 4 << 20
 _AGAIN = "index-again"
 WRITTEN = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "timerlog",
            "timerwheel")
-"""Paths that a broker with incoming messages writes in a store, beside the log and the small files,
-of which none may be a link.
+"""Paths in a store that a broker with incoming messages writes, except the log and the small files.
+None of them may be a link.
 """
-"""The note below ``.rmqctl`` of where indexing has to begin again, while a recovery is at it."""
+"""The note in ``.rmqctl`` of the start of a new indexing, during a recovery."""
 
 
 @dataclass(frozen=True, slots=True)
 class LogState:
-    """The state of the log. ``end`` is the physical offset of the next record.
+    """The state of the log. ``end``: physical offset of the next record.
 
-    ``clean``: the last run ended cleanly. ``start``: physical offset of the file which a broker's
-    recovery would start with. ``cut_off``: bytes that a repair cut off are beyond it.
+    ``clean``: the last shutdown was clean. ``start``: physical offset of the file at which a
+    broker's recovery would start. ``cut_off``: bytes that a repair truncated follow the end.
     """
 
     end: int
@@ -68,7 +67,7 @@ class LogState:
 
 
 def examine(store: Store, version: BrokerVersion) -> LogState:
-    """Return the state of a store's log, read-only. RefusedError where appending would harm."""
+    """Return the state of a store's log. Raises: RefusedError if appending would do harm."""
     log = store.log
     for trouble in store.log_troubles:
         raise RefusedError(f"{trouble.path}: {trouble.reason}; a broker would not start on it, "
@@ -84,9 +83,9 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
         raise RefusedError(f"{store.root}: the log file for physical offsets {gap.start} to "
                            f"{gap.end} is missing; nothing is appended")
     recovered = recover_log(store, version)
-    # A broker takes a record that says another physical offset than its own; here that is damage.
+    # A broker accepts a record with a wrong physicalOffset; here it is damage.
     damaged = min([*recovered.misplaced, recovered.end])
-    # What is beyond it must be nothing but leftovers of a write.
+    # Only leftovers of a write may follow the end.
     cut = store.cut_off is not None and store.cut_off.end == damaged
     intact = None if cut else _intact_behind(store, damaged)
     if intact is not None:
@@ -98,7 +97,7 @@ def examine(store: Store, version: BrokerVersion) -> LogState:
 
 
 def _intact_behind(store: Store, end: int) -> int | None:
-    """Physical offset of the first intact record at or after the end of the log."""
+    """Return the physical offset of the first intact record at or after ``end``, or None."""
     log = store.log
     for number, file in enumerate(log.files):
         if file.end <= end:
@@ -113,10 +112,10 @@ def _intact_behind(store: Store, end: int) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRun:
-    """Whole records one after the other, read from the log: ``count`` of them from ``base`` on.
+    """A run of ``count`` contiguous records from the log, from physical offset ``base``.
 
-    ``last_row``: (topic, queue id, queue offset, physical offset) of the last one that has a row
-    in a consumequeue; None if none has.
+    ``last_row``: (topic, queue id, queue offset, physical offset) of the last record with a row in
+    a consumequeue, or None.
     """
 
     base: int
@@ -149,18 +148,16 @@ def _row(batch: Batch, number: int) -> tuple[str, int, int, int]:
 
 
 def catch_up_start(state: LogState, dispatched_to: int) -> int:
-    """Return the physical offset to dispatch from again.
+    """Return the physical offset from which to dispatch again.
 
-    ``dispatched_to`` is how far the newest row of all consumequeues reaches, -1 without rows.
+    ``dispatched_to``: physical end of the newest row of all consumequeues, -1 without rows.
     """
     start = min(max(dispatched_to, 0), state.end)
     return start if state.clean else min(start, state.start)
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return how far the log was dispatched by the plain consumequeues' own account; -1 without
-    rows.
-    """
+    """Return the physical offset up to which plain consumequeues have rows; -1 without rows."""
     view = broker_view(store, version)
     most = -1
     for queue in store.queues.values():
@@ -170,17 +167,17 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def sizes_of(settings: Settings) -> Sizes:
-    """Return the sizes a store has that is opened with these settings."""
+    """Return the file sizes for opening a store with these settings."""
     return Sizes(settings.commitlog_file_size, settings.consumequeue_file_size,
                  settings.index_slots, settings.index_max)
 
 
 def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]) -> StoreLock:
-    """Return the lock, not taken yet, for writing as a broker does: below the root, in the folders
-    of the log that the user named, and in further ones ``outside`` (relative to the root or
-    absolute). It includes those of other stores that contain one of them.
-
-    RefusedError where a folder of the log, or a link in what a broker writes, points elsewhere.
+    """Return the lock, not yet taken, for writing like a broker: below the root, in the log folders
+    that the user named, and in the folders ``outside`` (relative to the root or absolute). It
+    includes the locks of other stores that contain one of these folders.
+    Raises: RefusedError if a log folder, or a link in a path that a broker writes, points
+    elsewhere.
     """
     named = [os.path.join(store.root, folder) for folder in (*commitlog_dirs, *outside)]
     Bounds(store.root, named).refuse_links(*store.log_folders, *map(store.path, WRITTEN))
@@ -188,7 +185,7 @@ def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]
 
 
 def refuse_held(store: Store, root: str) -> None:
-    """StoreHeldError where another process has the store, which is only looked at."""
+    """Raise StoreHeldError if another process uses the store. The lock is not taken."""
     held = store.lock
     if held.held:
         who = f"process {held.pid}" if held.pid else "another process"
@@ -200,14 +197,15 @@ def refuse_held(store: Store, root: str) -> None:
 
 def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: AsideFolder,
               begin: Callable[[], None]) -> int:
-    """Repair a store; `begin` is called before the first change. Return the physical offset from
-    which on it has to be indexed again. StoreIOError.
+    """Repair a store; ``begin`` is called before the first change. Return the physical offset from
+    which to index again.
+    Raises: StoreIOError.
     """
-    # 1. The checkpoint in memory: times later than any message are not believed.
+    # 1. The checkpoint in memory: do not trust times later than all messages.
     newest = None if state.clean and not state.cut_off else _newest_time(store, state)
     if newest is not None:
         checkpoint.hold_back(newest, _index_ends(store))
-    # 2. Index files that end later than the checkpoint says cannot be relied on.
+    # 2. Index files that end after the checkpoint's time cannot be trusted.
     doubtful, again = untrusted_index(store, state, checkpoint.record.index_msg_timestamp)
     # 3. On disk: the torn end of the log, then those index files.
     if doubtful or not state.clean or state.cut_off:
@@ -218,11 +216,10 @@ def set_right(store: Store, state: LogState, checkpoint: CheckpointFile, aside: 
 
 
 def _newest_time(store: Store, state: LogState) -> int | None:
-    """Return the latest store time (ms) in the part of the log that a recovery goes over; None
-    without messages.
+    """Return the latest store time (ms) in the part of the log that a recovery reads; None without
+    messages.
 
-    A checkpoint with a later time was torn while it was written, or messages with old times were
-    put in again.
+    A checkpoint with a later time is torn, or messages with old times were added again.
     """
     times = [int(batch.column("store_timestamp").max())
              for batch in store.log.walk(state.start, state.end) if len(batch)]
@@ -230,7 +227,7 @@ def _newest_time(store: Store, state: LogState) -> int | None:
 
 
 def _index_ends(store: Store) -> set[int]:
-    """Return when the index files end (ms), as far as they can be understood."""
+    """Return the end times (ms) of the valid index files."""
     ends = set()
     for file in store.index_listing.files:
         with suppress(FormatError, StoreIOError):
@@ -240,13 +237,13 @@ def _index_ends(store: Store) -> set[int]:
 
 def untrusted_index(store: Store, state: LogState,
                     trusted_until: int) -> tuple[list[StoreFile], int]:
-    """Return (index files that cannot be relied on, the physical offset to index again from).
+    """Return (index files that cannot be trusted, the physical offset from which to index again).
 
-    After an unclean end these are the files that end later than ``trusted_until``, the
-    checkpoint's index time: what is in them may be torn. A broker destroys them and indexes only
-    what its recovery walks over, so keys get lost. After any end, a file that knows messages
-    beyond the end of the log is another: a broker would not index what is appended below its
-    end. The offset is where the first of them began, the end of the log when all are intact.
+    After an unclean shutdown these are files that end after ``trusted_until``, the checkpoint's
+    index time, since they may be torn. A broker deletes them and indexes only the part of the log
+    that its recovery reads, so keys are lost. A file with messages after the end of the log is
+    never trusted: a broker would not index new messages before its end. The offset is the start of
+    the first of these files, or the end of the log.
     """
     start = _noted(store, state.end)
     doubtful: set[StoreFile] = set()
@@ -261,7 +258,7 @@ def untrusted_index(store: Store, state: LogState,
             continue
         header = index.header
         headers.append((file, header))
-        # One that is not full yet may end in the very millisecond that is trusted.
+        # A file that is not full may end exactly in the trusted millisecond.
         torn = not state.clean and (header.end_timestamp > trusted_until or not header.entries
                                     or header.index_count < index.shape.max_entries)
         ahead = header.entries > 0 and header.end_phy_offset >= state.end
@@ -269,17 +266,18 @@ def untrusted_index(store: Store, state: LogState,
             doubtful.add(file)
             inside = store.log.min_offset <= header.begin_phy_offset <= state.end
             start = min(start, header.begin_phy_offset if inside else store.log.min_offset)
-    # What was made after such a file goes with it.
+    # Files created after such a file are not trusted either.
     files = by_age(headers)
     first = next((number for number, file in enumerate(files) if file in doubtful), len(files))
     return files[first:], start
 
 
 def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFolder) -> None:
-    """Move index files out of the way. StoreIOError.
+    """Move index files aside.
 
-    That it has to be indexed again from physical offset ``again`` on is noted first, for the next
-    process, which after a kill finds no trace of the files; `done_again` takes the note away.
+    First note that indexing starts again at physical offset ``again``: after a kill the next
+    process finds no trace of the files. `done_again` removes the note.
+    Raises: StoreIOError.
     """
     if not files:
         return
@@ -289,7 +287,7 @@ def move_aside(store: Store, files: list[StoreFile], again: int, aside: AsideFol
 
 
 def _noted(store: Store, end: int) -> int:
-    """From where it has to be indexed again since a recovery did not come to its end."""
+    """Return the noted start of a new indexing after an interrupted recovery, or ``end``."""
     try:
         with FileSource(store.path(STAGING, _AGAIN)) as source:
             text = source.read(0, 32)
@@ -301,18 +299,18 @@ def _noted(store: Store, end: int) -> int:
 
 
 def done_again(root: str) -> None:
-    """Note that everything that had to be indexed again is on disk. StoreIOError."""
+    """Remove the note: everything is indexed again and on disk. Raises: StoreIOError."""
     _unlink(os.path.join(root, STAGING, _AGAIN))
 
 
 def forget_cut_off(root: str) -> None:
-    """Nothing is left of what a repair cut off, neither bytes nor rows. StoreIOError."""
+    """Remove the note of truncated bytes: neither bytes nor rows are left. Raises: StoreIOError."""
     if _unlink(os.path.join(root, NOTE)):
         sync_folder(os.path.join(root, STAGING))
 
 
 def _unlink(path: str) -> bool:
-    """Return whether there was such a file. StoreIOError."""
+    """Delete a file; return whether it existed. Raises: StoreIOError."""
     try:
         os.unlink(path)
     except FileNotFoundError:
@@ -323,13 +321,13 @@ def _unlink(path: str) -> bool:
 
 
 def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool = False) -> None:
-    """Zero the bytes beyond the end of the log in its file; the old bytes are kept.
+    """Zero the bytes after the end of the log in its file; the old bytes are kept.
 
-    It is what a killed process left of its last write, or the END_OF_FILE record of a file that
-    has no next one. A broker leaves it, and a short record appended over it would have a part of
-    it behind: damage to anyone who looks later. The tail may be a whole file: it is copied and
-    overwritten in blocks. What a repair ``cut_off`` stays known as such until `forget_cut_off`.
-    StoreIOError.
+    They are the rest of a killed process's last write, or the END_OF_FILE record of the last file.
+    A broker leaves them, but after an appended short record their rest would look like damage. The
+    tail may be a complete file, so it is copied and overwritten in blocks. With ``cut_off`` the
+    bytes, which a repair truncated, stay noted until `forget_cut_off`.
+    Raises: StoreIOError.
     """
     file = store.log.file_of(end)
     if file is None:
@@ -347,8 +345,8 @@ def clear_torn_tail(store: Store, end: int, aside: AsideFolder, *, cut_off: bool
         publish(store.path(NOTE), note, store=store.root)
     fd = open_file(file.path, os.O_RDWR)
     try:
-        # The last block first: its head keeps what is in a torn record from passing for records
-        # if this is killed halfway.
+        # The last block first: if the process is killed, the header of a torn record still keeps
+        # its content from being taken for records.
         for start in reversed(starts):
             write_all(fd, bytes(min(_BLOCK, used - start)), start, file.path)
         sync(fd, file.path)

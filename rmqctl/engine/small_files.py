@@ -1,6 +1,6 @@
-"""The small files a broker keeps of its own state, written in place as it does: the ``checkpoint``
-page, and ``abort``, which exists while a store is open for writing, so that a crash is noticed
-(spec: checkpoint-and-small-files.md §1-§2).
+"""The files of a broker's own state, written in place like a broker: ``checkpoint``, and ``abort``,
+which exists while a store is open for writing, so a crash is noticed (spec:
+checkpoint-and-small-files.md §1-§2).
 """
 
 from __future__ import annotations
@@ -23,13 +23,12 @@ _ABORT_MOST = 1 << 20
 
 
 class CheckpointFile:
-    """The fields of ``STORE/checkpoint``; `flush` writes those the version knows.
+    """The fields of ``STORE/checkpoint``; `flush` writes those of the version.
 
-    ``generation`` 4 writes the three classic fields and leaves the others as they are there, 5
-    writes all five. Times are store times in ms and only ever move forward; the two offsets of
-    5.x stay as found unless they are set. A missing file reads as zeros and is made by `flush`.
-    Safe to use from several threads. RefusedError for a link, StoreIOError when the file cannot be
-    read.
+    ``generation`` 4 writes the three classic fields and does not change the others; 5 writes all
+    five. Times are store times in ms and only increase; the two offsets of 5.x do not change unless
+    they are set. A missing file counts as zeros and is created by `flush`. Thread-safe.
+    Raises: RefusedError for a link; StoreIOError if the file cannot be read.
     """
 
     def __init__(self, root: str | os.PathLike[str], generation: int) -> None:
@@ -50,16 +49,16 @@ class CheckpointFile:
                 raise failed(error, self.path, "read") from None
             finally:
                 os.close(fd)
-        # A broker maps the page: what a short file lacks reads as zeros.
+        # A broker maps the page, so missing bytes of a short file read as zeros.
         return page.parse(data.ljust(CHECKPOINT.size, b"\0"))
 
     @property
     def record(self) -> CheckpointRecord:
-        """Return the fields as they are in memory."""
+        """The fields in memory."""
         return self._record
 
     def advance(self, *, physic: int = 0, logics: int = 0, index: int = 0) -> None:
-        """Move the times forward; an older one changes nothing."""
+        """Advance the times; an older time has no effect."""
         with self._lock:
             now = self._record
             self._record = now._replace(
@@ -68,9 +67,9 @@ class CheckpointFile:
                 index_msg_timestamp=max(now.index_msg_timestamp, index))
 
     def hold_back(self, newest: int, index_ends: Collection[int]) -> None:
-        """Reset times that were torn while they were written: later than the ``newest`` message,
-        and for the index none of the times at which an index file ends. The original is unknown: 0,
-        so that no index file is relied on.
+        """Reset times of a torn write to 0, since the originals are unknown: times after the
+        ``newest`` message, and an index time that is not the end of an index file. Then no index
+        file is trusted.
         """
         with self._lock:
             now = self._record
@@ -81,7 +80,7 @@ class CheckpointFile:
                 index_msg_timestamp=0 if index > newest and index not in index_ends else index)
 
     def flush(self) -> None:
-        """Write and force the page. Bytes after the known fields stay. StoreIOError."""
+        """Write and flush the page; bytes after the known fields stay. Raises: StoreIOError."""
         with self._lock:
             new = not os.path.lexists(self.path)
             fd = open_file(self.path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, "write to")
@@ -101,11 +100,11 @@ class CheckpointFile:
 
 
 def create_abort(root: str, pid: int | None) -> None:
-    """Make ``abort`` last before anything else is written. RefusedError for a link, StoreIOError.
+    """Create and flush ``abort`` before anything else is written.
 
-    ``pid`` None is 4.x: the file is made if it is missing and else left as it is. With a number
-    it is 5.x: the previous content, empty for a new file, goes to ``abort.bak`` first. An
-    ``abort`` that was not there before does not stay when this fails.
+    ``pid`` None (4.x): create the file if it is missing. With a number (5.x), first write the old
+    content, empty for a new file, to ``abort.bak``. After an error a new ``abort`` is removed.
+    Raises: RefusedError for a link; StoreIOError.
     """
     path, side = os.path.join(root, ABORT), os.path.join(root, ABORT_BACKUP)
     for name in (path, *(() if pid is None else (side,))):
@@ -128,14 +127,14 @@ def create_abort(root: str, pid: int | None) -> None:
 
 
 def _refuse_link(path: str) -> None:
-    """Raise RefusedError for a link: a file written in place must not be outside of the store."""
+    """Raise RefusedError for a link: a file written in place must be inside the store."""
     if os.path.islink(path):
         raise RefusedError(f"{path} is a link, and rmqctl does not write through links: replace "
                            "it with the file itself")
 
 
 def remove_abort(root: str) -> None:
-    """Take ``abort`` away after a clean end, so that it stays away. StoreIOError."""
+    """Remove ``abort`` durably after a clean shutdown. Raises: StoreIOError."""
     path = os.path.join(root, ABORT)
     try:
         os.unlink(path)
@@ -163,7 +162,7 @@ def _replace_side(side: str, data: bytes) -> None:
 
 
 def _replace(fd: int, data: bytes, path: str) -> None:
-    """In place, as a broker does; the file's length is that of ``data`` afterwards."""
+    """Overwrite a file in place with ``data``, as a broker does, and set its length."""
     write_all(fd, data, 0, path)
     try:
         os.ftruncate(fd, len(data))

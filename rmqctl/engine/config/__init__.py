@@ -1,1 +1,1 @@
-"""Settings of an engine, making a new store, and its topics."""
+"""Creation of a store, and its topics and consumer groups."""

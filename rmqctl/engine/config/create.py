@@ -1,7 +1,7 @@
-"""Create an empty store, as a broker leaves one that it has started on and written nothing to.
+"""Create an empty store, in the state after a broker's first startup.
 
 Everything is checked before anything is created. An interrupted run leaves a mark
-(``.rmqctl/init``), and the next one completes it; any other folder that is not empty is left alone.
+(``.rmqctl/init``), and the next one completes it. Any other folder that is not empty is refused.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ _MOST_NAMED = 5
 
 @dataclass(frozen=True, slots=True)
 class NewStore:
-    """A store that is to be created, or was.
+    """A store to create, or a created one.
 
-    ``settings`` have the sizes as they are used (rounded up), ``commitlog_dirs`` the folders of
-    the log relative to the root or absolute, ``notes`` what was rounded.
+    ``settings``: with the sizes in use (rounded up). ``commitlog_dirs``: folders of the log,
+    relative to the root or absolute. ``notes``: about rounded sizes.
     """
 
     root: str
@@ -51,14 +51,14 @@ class NewStore:
         return [os.path.join(self.root, folder) for folder in self.commitlog_dirs]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the document of the command line: the store and all that is remembered of it."""
+        """Return the JSON document of `init`: the store and its noted settings."""
         values = {name: getattr(self.settings, name) for name in KEYS if name != LOG_FOLDERS}
         return {"store": self.root, **values, LOG_FOLDERS: list(self.commitlog_dirs)}
 
 
 def plan_store(root: str | os.PathLike[str], settings: Settings,
                commitlog_dirs: Iterable[str] = ()) -> NewStore:
-    """Return what `create_store` would make. Writes nothing and fails where that would."""
+    """Return what `create_store` would create, with the same checks, and write nothing."""
     path = os.fspath(root)
     if not path or "\0" in path:
         raise UsageError(f"{path!r} is not a folder name")
@@ -72,14 +72,15 @@ def create_store(root: str | os.PathLike[str], settings: Settings,
                  commitlog_dirs: Iterable[str] = ()) -> NewStore:
     """Create an empty store in a folder that is empty or does not exist.
 
-    ``commitlog_dirs`` names the folders of a multi-path log, relative to the root or absolute;
-    without it the log is ``commitlog/``. UsageError for sizes that cannot be, RefusedError for a
-    folder that holds something, StoreHeldError while another process makes it, StoreIOError.
+    ``commitlog_dirs``: folders of a multi-path log, relative to the root or absolute. By default
+    the log is in ``commitlog/``.
+    Raises: UsageError for impossible sizes; RefusedError for a folder that is not empty;
+    StoreHeldError while another process creates it; StoreIOError.
     """
     plan = plan_store(root, settings, commitlog_dirs)
     make_folders(plan.root)
     with StoreLock(plan.root):
-        _refuse_content(plan)  # again: now nobody else can be about it
+        _refuse_content(plan)  # again, now that other processes are locked out
         publish(os.path.join(plan.root, STAGING, MARK), b"", store=plan.root)
         for folder in (*plan.log_folders, *(os.path.join(plan.root, name) for name in FOLDERS)):
             make_folders(folder)
@@ -92,12 +93,12 @@ def create_store(root: str | os.PathLike[str], settings: Settings,
 
 
 def write_store_json(root: str, settings: Settings, commitlog_dirs: Iterable[str] = ()) -> None:
-    """Write ``.rmqctl/store.json``: the configuration a store was made for. StoreIOError."""
+    """Write ``.rmqctl/store.json``, the configuration of a new store. Raises: StoreIOError."""
     publish(path_of(root), store_json(settings, commitlog_dirs), store=root)
 
 
 def store_json(settings: Settings, commitlog_dirs: Iterable[str] = ()) -> bytes:
-    """Return the text of that file, which `rmqctl.store.store_settings` reads."""
+    """Return the content of ``store.json``, which `rmqctl.store.store_settings` reads."""
     values: dict[str, object] = {FORMAT: CURRENT_FORMAT}
     values |= {name: getattr(settings, name) for name in KEYS if name != LOG_FOLDERS}
     if folders := list(commitlog_dirs):
@@ -118,7 +119,7 @@ def _unmark(root: str) -> None:
 
 
 def _log_names(root: str, given: Iterable[str]) -> tuple[str, ...]:
-    """Return the names as they are kept: relative to the root where they are below it."""
+    """Return folder names as stored: relative to the root if they are below it."""
     top = os.path.abspath(root)
     folders: list[str] = []
     for name in given:
@@ -150,7 +151,7 @@ def _inside(path: str, folder: str) -> bool:
 
 
 def _refuse_content(plan: NewStore) -> None:
-    """Raise RefusedError where anything exists except what an interrupted run created."""
+    """Raise RefusedError if anything exists that an interrupted run did not create."""
     for folder in plan.log_folders:
         names = _names(folder)
         if names:
@@ -162,7 +163,7 @@ def _refuse_content(plan: NewStore) -> None:
 
 
 def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
-    """Yield what an interrupted run would not have left."""
+    """Yield the names that an interrupted run would not have created."""
     root = plan.root
     staged = _names(os.path.join(root, STAGING))
     marked = MARK in staged
@@ -184,7 +185,7 @@ def _strange(plan: NewStore, names: list[str]) -> Iterator[str]:
 
 
 def _leads_to(plan: NewStore, name: str) -> bool:
-    """Return whether ``name`` is nothing but the way to (empty) folders of the log."""
+    """Return whether ``name`` contains only the path to (empty) folders of the log."""
     logs = [folder for folder in plan.commitlog_dirs if not os.path.isabs(folder)]
 
     def only(path: str) -> bool:
@@ -197,9 +198,7 @@ def _leads_to(plan: NewStore, name: str) -> bool:
 
 
 def _names(folder: str) -> list[str]:
-    """Return the names in a folder; none if it does not exist. RefusedError if it is not a
-    folder.
-    """
+    """Return the names in a folder; empty if it does not exist. Raises: RefusedError for a file."""
     try:
         return sorted(os.listdir(folder))
     except FileNotFoundError:
@@ -213,7 +212,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _size(path: str) -> int | None:
-    # The lock file is not opened: closing it would drop the lock this process holds.
+    # Do not open the lock file: closing it would release the lock of this process.
     try:
         info = os.lstat(path)
     except OSError as error:

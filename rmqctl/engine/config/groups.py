@@ -1,4 +1,4 @@
-"""``config/subscriptionGroup.json``: groups of consumers (checkpoint-and-small-files.md §4).
+"""``config/subscriptionGroup.json``: consumer groups (checkpoint-and-small-files.md §4).
 
 A broker creates a group, and its retry topic, when the first member registers.
 """
@@ -22,14 +22,14 @@ _BEAN_SINCE_5: Config = {
 
 
 class SubscriptionGroups(ConfigTable):
-    """The groups of a store."""
+    """The consumer groups of a store."""
 
     file, table_name = "subscriptionGroup.json", "subscriptionGroupTable"
 
     def bean(self, name: str, given: Mapping[str, Any] | None = None) -> Config:
-        """Return a group's properties in the order in which fastjson writes them: the defaults,
-        except for the `given` values of the right kind. RefusedError for a name that no retry topic
-        could have.
+        """Return a group's properties in fastjson's order: the defaults, with the ``given`` values
+        of the right type.
+        Raises: RefusedError for a name that is invalid in a retry topic.
         """
         problem = name_problem(name)
         if problem is not None:

@@ -1,7 +1,7 @@
 """A broker's topics and groups in the form of ``mqadmin exportMetadata``.
 
-Left out is what that command leaves out: what a broker has by itself, topics whose permission is 0
-there is, and, unless asked for, the retry and dead letter topics of groups.
+As in that command, system topics and topics with permission 0 are skipped, and by default also the
+retry and dead letter topics of groups.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmqctl.store.store import Store
 
 GROUPS_TABLE = "subscriptionGroupTable"
 PARTS = {"topics": ("topics.json", TABLE), "groups": ("subscriptionGroup.json", GROUPS_TABLE)}
-"""The file and the table of each part."""
+"""(file, name of its table) of each part."""
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _SYSTEM_GROUPS = frozenset({
     "DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER",
@@ -28,9 +28,9 @@ _NEWEST = 5
 
 def metadata(store: Store, parts: tuple[str, ...], *, special: bool, cluster: str,
              now: int) -> tuple[dict[str, Any], list[ConfigFile]]:
-    """Return (the document, the files it is from) of the ``parts`` "topics", "groups".
+    """Return (document, source files) of the ``parts`` "topics" and "groups".
 
-    ``special``: with retry and dead letter topics. ``now``: epoch ms, the time of the export.
+    ``special``: include retry and dead letter topics. ``now``: time of the export (epoch ms).
     """
     files = [load_one(store, PARTS[part][0]) for part in parts]
     document: dict[str, Any] = {"exportTime": now}

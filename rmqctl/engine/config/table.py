@@ -1,9 +1,7 @@
-"""A table in a file of ``config/``: reading, changing and publishing it
-(checkpoint-and-small-files.md §4).
+"""Read, change and publish a table in a file of ``config/`` (checkpoint-and-small-files.md §4).
 
-Everything in the file that is not the changed entry stays as it is, in its order; a new entry comes
-last. A broker would write its table in the order of a ConcurrentHashMap instead, which has no
-meaning for readers.
+All other entries of the file keep their content and order; a new entry is appended. A broker writes
+its table in the order of a ConcurrentHashMap, which has no meaning for readers.
 """
 
 from __future__ import annotations
@@ -37,8 +35,8 @@ Config = dict[str, Any]
 
 
 def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
-    """Return the data version after a change (`DataVersion.nextVersion`); the first one without
-    any.
+    """Return the data version after a change (`DataVersion.nextVersion`). Without a valid
+    ``version`` it is the first one.
     """
     before = version if isinstance(version, dict) else {}
     counter = before.get("counter")
@@ -48,10 +46,11 @@ def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
 
 
 class ConfigTable:
-    """Entries by their names. The caller must hold the store's lock to change them.
+    """Entries by name. The caller must hold the store's lock to change them.
 
-    ``clock`` returns epoch milliseconds. StoreIOError when the file cannot be read, RefusedError
-    when it is damaged in a way in which changing it would lose something.
+    ``clock`` returns epoch milliseconds.
+    Raises: StoreIOError if the file cannot be read; RefusedError if it is damaged and a change
+    would lose data.
     """
 
     file: ClassVar[str]
@@ -61,16 +60,16 @@ class ConfigTable:
         self.root, self.settings, self._clock = root, settings, clock
         self._store = Store(root, [], Sizes())
         self.notes: list[str] = []
-        """Notes on the file for the user: that its backup was read instead."""
+        """Notes for the user, for example that the backup was read instead."""
         self._read: tuple[int, int, int] | None = None
         self._texts: dict[str, tuple[Any, fastjson.Ready]] = {}
-        """Entries, each with its text in the file: many are made one after the other."""
+        """Cache of entries with their JSON text, for many changes in a row."""
         self.load()
 
     # -- reading ------------------------------------------------------------------------------
 
     def load(self) -> None:
-        """Read the file again, unless it is unchanged since it was last read or written."""
+        """Read the file again if it was changed since it was last read or written."""
         stamp = self._stamp()
         if stamp is not None and stamp == self._read:
             return
@@ -103,7 +102,7 @@ class ConfigTable:
             if copy.state == UNREADABLE and copy.size > MAX_SIZE:
                 raise RefusedError(f"{self._store.path(copy.path)}: {copy.reason}")
             if copy.state == UNREADABLE and copy.offset is None:
-                # Not damage: the next try may well read it, so the backup must not win.
+                # This is not damage: the next attempt may succeed, so do not use the backup.
                 raise StoreIOError(f"cannot read {self._store.path(copy.path)}: {copy.reason}")
         used = config.used
         if used is None and UNREADABLE in (main.state, backup.state):
@@ -117,12 +116,12 @@ class ConfigTable:
         return f"{self.root}: {copy.fault()}"
 
     def path(self, suffix: str = "") -> str:
-        """Return where the file is."""
+        """Return the path of the file."""
         return self._store.path(FOLDER, self.file + suffix)
 
     @property
     def table(self) -> dict[str, Any]:
-        """Return the entries as they are in the file, whatever they are."""
+        """The entries of the file, of any type."""
         table: dict[str, Any] = self._value.get(self.table_name, {})
         return table
 
@@ -132,18 +131,18 @@ class ConfigTable:
         return dict(self._value.get(VERSION, {}))
 
     def get(self, name: str) -> Config | None:
-        """Return an entry as it is in the file; None if it is not there."""
+        """Return an entry of the file, or None."""
         config = self.table.get(name)
         return dict(config) if isinstance(config, dict) else None
 
     # -- publishing ---------------------------------------------------------------------------
 
     def put(self, entries: Mapping[str, Config]) -> None:
-        """Add or change entries, and publish the file."""
+        """Add or replace entries and publish the file."""
         self._replace({**self.table, **entries})
 
     def remove(self, name: str) -> None:
-        """Take an entry out, and publish the file."""
+        """Remove an entry and publish the file."""
         self._replace({key: entry for key, entry in self.table.items() if key != name})
 
     def _replace(self, table: dict[str, Any]) -> None:
@@ -155,7 +154,7 @@ class ConfigTable:
         self._from_main = self._main_is_there = True
 
     def changed(self, table: dict[str, Any]) -> dict[str, Any]:
-        """Return the complete file with another table, as the next version."""
+        """Return the content of the file with another table, as its next version."""
         value = {**self._value, VERSION: self._next_version(), self.table_name: table}
         # A bean's properties are in alphabetical order.
         return value if self._value else dict(sorted(value.items()))
@@ -174,9 +173,9 @@ class ConfigTable:
         return next_version(version, self.settings.profile.generation, self._clock())
 
     def _publish(self, data: bytes) -> None:
-        """The old content becomes the backup, then the new one takes its place.
+        """Save the old content as the backup, then replace the file.
 
-        A main file that could not be read never overwrites the backup: it goes to ``.rmqctl/kept``.
+        An unreadable file does not replace the backup; it is kept in ``.rmqctl/kept``.
         """
         main, backup = self.path(), self.path(BACKUP)
         if self._from_main:

@@ -1,9 +1,5 @@
-"""``config/topics.json``: reading, changing and publishing it (checkpoint-and-small-files.md §4).
-
-Everything in the file that is not the changed topic stays as it is, in its order; a new topic comes
-last. A broker would write its table in the order of a ConcurrentHashMap instead, which has no
-meaning for readers. The rules of a broker for names and attributes of topics, and the system
-topics, are here, too (§4.2; `TopicValidator`, `TopicAttributes`).
+"""Topics in ``config/topics.json`` (checkpoint-and-small-files.md §4), with a broker's rules for
+names and attributes, and its system topics (§4.2; `TopicValidator`, `TopicAttributes`).
 """
 
 from __future__ import annotations
@@ -26,10 +22,10 @@ from rmqctl.store.queue.compaction import COMPACTION, POLICY
 NAME = "topics.json"
 TABLE = "topicConfigTable"
 CLIENT_QUEUES = 4
-"""``defaultTopicQueueNums`` of a producer: the queues it asks for in a topic made by sending."""
+"""``defaultTopicQueueNums``: queues that a producer requests for a topic created by sending."""
 DEFAULT_QUEUES = 8
 BEAN_QUEUES = 16
-"""The number of queues that a broker assumes where a configuration has none."""
+"""Number of queues that a broker assumes if a configuration has none."""
 _MAX_QUEUES = (1 << 31) - 1
 
 MAX_LENGTH = 127
@@ -37,7 +33,7 @@ WRITE, READ, INHERIT = 2, 4, 1
 READ_WRITE = READ | WRITE
 MAX_PERM = 7
 DEFAULT_TOPIC = "TBW102"
-"""The topic whose configuration new ones are made after."""
+"""The topic whose configuration is the model for new topics."""
 
 QUEUE_TYPE = "queue.type"
 BATCH_QUEUE = "BatchCQ"
@@ -55,7 +51,7 @@ _SYSTEM_SINCE_5 = frozenset({"CHECKPOINT_TOPIC"})
 _REPLY_SUFFIX = "_REPLY_TOPIC"
 _REVIVE_PREFIX, _REVIVE_QUEUES = f"{_SYSTEM_PREFIX}REVIVE_LOG_", 8
 _OWN_QUEUES = {DEFAULT_TOPIC: DEFAULT_QUEUES, SCHEDULE_TOPIC: 18, "BenchmarkTest": 1024}
-"""Queues of the topics that a broker has by itself; a cluster's has `BEAN_QUEUES`, others one."""
+"""Queues of system topics; the cluster's topic has `BEAN_QUEUES`, others have one."""
 FILTER_TYPES = "SINGLE_TAG", "MULTI_TAG"
 _NO_SENDING = frozenset({SCHEDULE_TOPIC})
 _NO_SENDING_SINCE_5 = _NO_SENDING | {_HALF, _OP_HALF, _CHECK_MAX_TIME, _SELF_TEST, _OFFSET_MOVED}
@@ -72,7 +68,7 @@ _FIXED = frozenset({QUEUE_TYPE, POLICY})
 
 
 def name_problem(name: str) -> str | None:
-    """Return why no broker accepts `name` as a topic; None when it does."""
+    """Return why brokers reject ``name`` as a topic, or None."""
     if not name.strip():
         return "the topic is blank"
     if not _NAME.fullmatch(name):
@@ -83,13 +79,13 @@ def name_problem(name: str) -> str | None:
 
 
 def system_topics(generation: int, cluster: str) -> frozenset[str]:
-    """Return the topics that a broker of the cluster has by itself, beside those with a prefix."""
+    """Return the system topics of a broker of the cluster, except those with a prefix."""
     return _SYSTEM | (_SYSTEM_SINCE_5 if generation >= 5 else frozenset()) | {
         cluster, cluster + _REPLY_SUFFIX}
 
 
 def is_system(name: str, generation: int, cluster: str) -> bool:
-    """Return whether a broker of the cluster has this topic by itself."""
+    """Return whether this is a system topic of a broker of the cluster."""
     return name in system_topics(generation, cluster) or name.startswith(_SYSTEM_PREFIX)
 
 
@@ -99,7 +95,7 @@ def takes_no_messages(name: str, generation: int) -> bool:
 
 
 def attributes_problem(new: Mapping[str, str]) -> str | None:
-    """Return why a 5.x broker rejects these attributes; None when it accepts them."""
+    """Return why a 5.x broker rejects these attributes, or None."""
     for name, value in new.items():
         if name not in _ENUMS and name != _RESERVE_TIME:
             valid = ", ".join([*_ENUMS, _RESERVE_TIME])
@@ -113,7 +109,7 @@ def attributes_problem(new: Mapping[str, str]) -> str | None:
 
 
 def fixed_attribute(new: Mapping[str, str], old: Mapping[str, str]) -> str | None:
-    """Return the first attribute that would change although a topic keeps it for life."""
+    """Return the first attribute that would change although it is immutable, or None."""
     return next((name for name, value in new.items()
                  if name in _FIXED and old.get(name) != value), None)
 
@@ -138,7 +134,7 @@ class Change:
 
     @property
     def action(self) -> str:
-        """``create``, ``change``, or ``none`` where all is as it should be."""
+        """``create``, ``change``, or ``none`` if nothing changes."""
         if self.before is None:
             return "create"
         return "none" if self.before == self.after else "change"
@@ -149,7 +145,7 @@ class Topics(ConfigTable):
 
     file, table_name = NAME, TABLE
     makes = True
-    """Create topics when a message for them arrives (autoCreateTopicEnable)."""
+    """Whether topics are created when a message for them arrives (autoCreateTopicEnable)."""
 
     # -- reading ------------------------------------------------------------------------------
 
@@ -163,9 +159,9 @@ class Topics(ConfigTable):
         return frozenset(topic for topic in self.table if self.is_batch(topic))
 
     def allows(self, topic: str, queue_id: int) -> str | None:
-        """Return why a broker would not accept a message for this queue; None when it would.
+        """Return why a broker would reject a message for this queue, or None.
 
-        An unknown topic allows everything: whether it is created is another question.
+        An unknown topic allows everything; see `creation_problem`.
         """
         config = self.get(topic)
         if config is None:
@@ -184,10 +180,11 @@ class Topics(ConfigTable):
              perm: int | None = None, attributes: Mapping[str, str] | None = None,
              order: bool | None = None, filter_type: str | None = None,
              sys_flag: int | None = None) -> Change:
-        """Return what `create` would do, with nothing written.
+        """Return what `create` would do, without a change.
 
-        What is not given stays as the topic has it; a new one gets 8 queues, perm 6, no order.
-        RefusedError for a name that a broker does not take, UsageError for other values.
+        Values that are None stay as they are; a new topic gets 8 queues, perm 6, no order.
+        Raises: RefusedError for a name that a broker rejects; UsageError for other invalid
+        values.
         """
         # Refuse names that a broker rejects or creates itself.
         generation = self.settings.profile.generation
@@ -233,9 +230,9 @@ class Topics(ConfigTable):
                perm: int | None = None, attributes: Mapping[str, str] | None = None,
                order: bool | None = None, filter_type: str | None = None,
                sys_flag: int | None = None) -> Config:
-        """Add a topic or change one, and publish the file; see `plan`.
+        """Add or change a topic and publish the file; see `plan`.
 
-        A topic that is as wanted already is left alone, and so is the file.
+        If nothing changes, the file is not written.
         """
         self.load()
         change = self.plan(name, read_queues, write_queues, perm, attributes, order, filter_type,
@@ -245,8 +242,8 @@ class Topics(ConfigTable):
         return dict(change.after)
 
     def creation_problem(self, name: str, model: str = DEFAULT_TOPIC) -> str | None:
-        """Return why a broker would not create this topic when a message for it arrives; `model`:
-        the topic whose configuration its producer wants copied.
+        """Return why a broker would not create this topic when a message for it arrives, or None.
+        ``model``: the topic whose configuration the producer wants copied.
         """
         problem = name_problem(name)
         if problem is None and takes_no_messages(name, self.settings.profile.generation):
@@ -258,11 +255,11 @@ class Topics(ConfigTable):
 
     def auto_create(self, name: str, model: str = DEFAULT_TOPIC, queues: int = CLIENT_QUEUES,
                     sys_flag: int = 0) -> Config:
-        """Return the topic, made as a broker makes it when a message comes for it: after the topic
-        ``model``, with as many ``queues`` as the producer asks for, if that has as many.
-        RefusedError where a broker would not.
+        """Return the topic; create it as a broker does when a message for it arrives, by ``model``,
+        with the ``queues`` that the producer requests, but not more than the model has.
 
-        Those that a broker has by itself are given as they are, not written.
+        A system topic is returned without being written.
+        Raises: RefusedError if a broker would not create the topic.
         """
         existing = self.get(name)
         if existing is None:
@@ -281,13 +278,13 @@ class Topics(ConfigTable):
         return config
 
     def own(self, name: str) -> Config | None:
-        """Return a topic that a broker has by itself, as it has it; None for another one."""
+        """Return the configuration of a system topic; None for another topic."""
         cluster = self.settings.cluster
         if name.startswith(_REVIVE_PREFIX):
             return self.bean(name, _REVIVE_QUEUES)
         if name not in system_topics(self.settings.profile.generation, cluster) or (
                 name == _TRACE or (name == DEFAULT_TOPIC and not self.makes)):
-            return None  # of traces it is made when one comes (traceTopicEnable is off)
+            return None  # the trace topic is created on demand (traceTopicEnable is off)
         is_model = name in (DEFAULT_TOPIC, cluster)
         return {**self.bean(name, BEAN_QUEUES if name == cluster else _OWN_QUEUES.get(name, 1)),
                 "perm": READ_WRITE | INHERIT if is_model else READ_WRITE}
@@ -302,7 +299,7 @@ class Topics(ConfigTable):
         return self.bean(name, 1) if name.startswith(RETRY_PREFIX) else None
 
     def bean(self, name: str, queues: int) -> Config:
-        """Return a new topic's properties in the order fastjson writes them."""
+        """Return a new topic's properties in fastjson's order."""
         bean: Config = {} if self.settings.profile.generation < 5 else {"attributes": {}}
         return bean | {"order": False, "perm": READ_WRITE, "readQueueNums": queues,
                        "topicFilterType": "SINGLE_TAG", "topicName": name, "topicSysFlag": 0,
@@ -315,6 +312,6 @@ def _attributes(config: Config | None) -> dict[str, str]:
 
 
 def number(config: Config, key: str, default: int) -> int:
-    """Return a number of a topic's configuration; the default where it has none."""
+    """Return a number of a topic's configuration, or the default."""
     value = config.get(key, default)
     return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -1,4 +1,4 @@
-"""Dispatch (a broker's reput): the entries that the log's records get in consume queues and index.
+"""Dispatch (a broker's reput): write consume queue and index entries for the log's records.
 
-`reput.Dispatcher` is the entry point; each other module writes one structure.
+`reput.Dispatcher` is the entry point; each of the other modules writes one structure.
 """

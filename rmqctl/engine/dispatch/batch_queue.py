@@ -21,7 +21,7 @@ from rmqctl.store.store import Sizes, Store
 
 FOLDER = "batchconsumequeue"
 _LAST_FILES = 3
-"""A broker's recovery looks at so many files of a queue."""
+"""Number of files of a queue that a broker's recovery reads."""
 
 
 @dataclass(slots=True)
@@ -39,13 +39,13 @@ class BatchRows:
 
 @dataclass(slots=True)
 class BatchedQueue(Queue):
-    """One queue in memory. ``max_physic`` is the *start* of its last row's record, -1 for none."""
+    """A queue in memory. ``max_physic``: *start* of its last row's record, -1 without rows."""
 
     next_offset: int = 0
 
 
 class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
-    """All batch consumequeues of a store root. ``refused`` counts rows no queue can have."""
+    """All batch consumequeues of a store. ``refused``: number of rows with an invalid offset."""
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
                  log_end: int | None = None, *, as_broker: bool = False,
@@ -61,20 +61,20 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
 
     def _take(self, key: QueueKey, on_disk: BatchQueue) -> int:
         if self._file_size <= 0 or self._file_size % UNIT_SIZE:
-            # A broker does not round it, and stops at the end of the first file.
+            # A broker does not round the size, and stops at the end of the first file.
             raise UsageError(f"the size of batch consumequeue files, {self._file_size}, is not a "
                              f"multiple of {UNIT_SIZE}")
         return super()._take(key, on_disk)
 
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: BatchQueue) -> BatchedQueue:
-        """Return the state that a broker's recovery leaves (spec §9)."""
+        """Return the queue in its state after a broker's recovery (spec §9)."""
         queue = BatchedQueue(key, files)
         if on_disk.files:
             self._load(queue, on_disk)
         return queue
 
     def _load(self, queue: BatchedQueue, on_disk: BatchQueue) -> None:
-        # The end: of the last few files the first that is not full, as a broker finds it.
+        # The end, as a broker determines it: in the first of the last files that is not full.
         position: int | None = None
         last: Any = None
         for number in range(max(0, len(on_disk.files) - _LAST_FILES), len(on_disk.files)):
@@ -83,7 +83,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             last = rows[-1] if len(rows) else last
             if len(rows) * UNIT_SIZE < self._file_size:
                 break
-        # Rows that point after the log's end are cut off, over as many files as it takes.
+        # Truncate rows that point after the log's end, in as many files as needed.
         stale = position or 0
         if self._log_end is not None and last is not None and (
                 int(last["physical_offset"]) >= self._log_end):
@@ -101,7 +101,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             queue.next_offset = int(last["msg_base_offset"]) + int(last["batch_size"])
 
     def put(self, rows: BatchRows) -> None:
-        """Write the rows of one chunk of the log; StoreIOError when a file cannot be written."""
+        """Write the rows of a chunk of the log. Raises: StoreIOError."""
         self.wipe_cut()
         wanted = rows.queue != UNWANTED
         wild = (rows.base < 0) | (rows.count < 0)
@@ -125,7 +125,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             start = stop
 
     def _append(self, queue: BatchedQueue, units: Array) -> None:
-        """Write the rows that were not dispatched before at the queue's end."""
+        """Append the rows that were not dispatched before."""
         written = int(np.searchsorted(units["physical_offset"].astype(np.int64), queue.max_physic,
                                       "right"))
         units = units[written:]
@@ -133,7 +133,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
         try:
             queue.files.append(units.view(np.uint8).data)
         finally:
-            # Also after an error: rows that did get there must count as there.
+            # Also after an error, count the rows that were written.
             done = (queue.files.position - before) // UNIT_SIZE
             if done:
                 last = units[done - 1]

@@ -1,6 +1,5 @@
-"""Writer of plain consumequeues: a broker's put algorithm, many rows at a time.
-
-spec: consumequeue.md §4 and §6.
+"""Writer of plain consumequeues: a broker's put algorithm for many rows at a time (spec:
+consumequeue.md §4 and §6).
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ _UNITS = layout.dtype()
 
 @dataclass(slots=True)
 class Rows:
-    """Rows in log order as int64 columns: queue (number), queue offset, place, size, tags code."""
+    """Rows in log order as int64 columns; ``queue`` is a number, ``physical`` the offset."""
 
     queue: Array
     offset: Array
@@ -54,21 +53,22 @@ class Rows:
 
 @dataclass(slots=True)
 class PlainQueue(Queue):
-    """One queue in memory. ``max_physic`` is the end of its last row's record, -1 for none."""
+    """A queue in memory. ``max_physic``: end of its last row's record, -1 without rows."""
 
     @property
     def end(self) -> int:
-        """Return the queue offset after the last row."""
+        """Queue offset after the last row."""
         return layout.queue_offset(self.files.position) if self.files.base is not None else 0
 
 
 Codes = Callable[[PlainQueue, Array], Array]
-"""Tags codes for the rows with these numbers, asked only for rows that are really written."""
+"""(queue, numbers of rows) -> tags codes; called only for rows that are written."""
 
 @dataclass(frozen=True, slots=True)
 class Twins:
-    """Queues of a store whose log starts at ``log_min``. ``begun`` returns where a queue started,
-    if that is after a physical offset, else 0: messages before it are of an earlier queue.
+    """Queues of an existing store, to compare new queues with. ``log_min``: start of its log.
+    ``begun`` returns the start of a queue if that is after a physical offset, else 0: messages
+    before it belong to an earlier queue.
     """
 
     queues: Mapping[QueueKey, FileQueue]
@@ -83,9 +83,9 @@ Positions = Mapping[QueueKey, tuple[int, int]]
 class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     """All plain consumequeues of a store root.
 
-    ``gaps`` counts rows whose queue offset left a gap: they are written at the queue's end all
-    the same, as a broker does. ``repeated`` counts those left out, since another message has their
-    queue offset. ``refused`` counts rows whose queue offset no queue can have.
+    ``gaps``: number of rows after a gap; like a broker, they are written at the queue's end.
+    ``repeated``: number of skipped rows whose queue offset another message has. ``refused``: number
+    of rows with an invalid queue offset.
     """
 
     def __init__(self, root: str, file_size: int, pool: FilePool,
@@ -95,7 +95,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         """Find all queues on disk; see `QueueSet`.
 
         ``positions``: known ends of queues; the others are read from their files. ``twins``: queues
-        of a store, of which files that would be the same are not written.
+        of a store; files equal to theirs are not written.
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)
@@ -114,7 +114,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         return TwinFiles(folder, self._pool, twin, self._twins.log_min)
 
     def finish_twins(self) -> frozenset[QueueKey]:
-        """Return the queues that were not written, since their twins are the same."""
+        """Return the queues that were not written because they equal their twins."""
         same = set()
         for queue in self.queues:
             if isinstance(queue.files, TwinFiles):
@@ -128,14 +128,14 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         return FileQueue(*key, folder, listed.files, listed.troubles, self._file_size)
 
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: FileQueue) -> PlainQueue:
-        """Return the state that a broker's recovery leaves (spec §6)."""
+        """Return the queue in its state after a broker's recovery (spec §6)."""
         queue = PlainQueue(key, files)
         with closing(on_disk):
             self._load(queue, on_disk)
         return queue
 
     def _load(self, queue: PlainQueue, on_disk: FileQueue) -> None:
-        # Where it stands is known better than from its files.
+        # The given position is more reliable than the files.
         position = self._positions.get(queue.key)
         if position is not None:
             end, queue.max_physic = position
@@ -145,7 +145,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             return
         if not on_disk.files:
             return
-        # Rows that point after the log's end are cut off.
+        # Truncate rows that point after the log's end.
         end = stale = on_disk.written
         has_rows = True
         if self._log_end is not None and on_disk.max_physical(end) > self._log_end:
@@ -156,15 +156,13 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         queue.files.load(on_disk.files, layout.byte_offset(end) if has_rows else None,
                          layout.byte_offset(stale))
         last = on_disk.unit(end - 1) if end > on_disk.first_index else None
-        # A queue of fillers only would pass for dispatched up to 2 GiB, and lose its rows, as it
-        # does for a broker.
+        # A queue with only padding entries would count as dispatched up to 2 GiB and lose its rows,
+        # as with a broker.
         if last is not None and (self._as_broker or not last.is_filler):
             queue.max_physic = on_disk.max_physical(end)
 
     def last_address(self, queue: PlainQueue) -> int | None:
-        """Return the last extension address among a queue's rows (the last many thousand of
-        them).
-        """
+        """Return the last extension address in the last `_LAST_ROWS` rows of a queue, or None."""
         folder = queue.files.folder
         with closing(self._on_disk(queue.key, folder, listing(folder))) as on_disk:
             first = max(on_disk.first_index, queue.end - _LAST_ROWS)
@@ -175,12 +173,11 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     # -- writing ----------------------------------------------------------------------------------
 
     def put(self, rows: Rows, codes: Codes | None = None) -> None:
-        """Write the rows of one chunk of the log; a queue's rows in the order they are given.
-
-        StoreIOError when a file cannot be written: giving the same rows again is then harmless.
+        """Write the rows of a chunk of the log, those of a queue in the given order.
+        Raises: StoreIOError; the same rows may then be put again.
         """
         self.wipe_cut()
-        # Rows that no queue can have, and those of queues which are left out.
+        # Skip rows with an invalid queue offset, and rows of unwanted queues.
         wild = (rows.offset < 0) | (rows.offset > self._greatest)
         if self._wanted is not None:
             left_out = rows.queue == UNWANTED
@@ -204,15 +201,15 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             start = stop
 
     def _run(self, queue: PlainQueue, run: _Run, start: int, stop: int) -> None:
-        """The put algorithm for rows ``[start, stop)`` with consecutive queue offsets."""
+        """Put the rows ``[start, stop)``, which have consecutive queue offsets."""
         files = queue.files
         while start < stop:
-            # What was dispatched before is skipped, by the place of its record.
+            # Skip rows that were dispatched before, by the physical offset.
             if run.end[start] <= queue.max_physic:
                 start += int(np.searchsorted(run.end[start:stop], queue.max_physic, "right"))
                 continue
-            # The file: of a new queue the first one begins where the row belongs, with fillers
-            # up to it; a full one is followed by the next.
+            # The file: the first file of a new queue has padding entries up to the row; a full
+            # file is followed by the next one.
             index = int(run.offset[start])
             expected = layout.byte_offset(index)
             blank = 0
@@ -227,15 +224,15 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
                     blank = room // UNIT_SIZE
             elif files.full:
                 files.roll()
-            # The queue offset: rows that are there already are left out, a gap is only counted.
+            # The queue offset: skip existing rows, only count a gap.
             current = files.position + blank * UNIT_SIZE
             upto = stop
             if not index:
-                # Index 0 is never checked, so it alone is taken wherever the queue stands.
+                # Offset 0 is never checked, so it is accepted at any position of the queue.
                 upto = stop if current == 0 else start + 1
             elif expected < current:
                 there = min(stop - start, layout.queue_offset(current - expected))
-                # The offsets of a light queue may start again with each start of the broker.
+                # Offsets of a light queue may start again at each startup of the broker.
                 if not queue.key[0].startswith(LMQ_PREFIX):
                     self.repeated += there
                 start += there
@@ -246,7 +243,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             start = upto
 
     def _append(self, queue: PlainQueue, run: _Run, start: int, stop: int, blank: int) -> None:
-        """Write rows ``[start, stop)`` at the queue's end, after ``blank`` fillers."""
+        """Append the rows ``[start, stop)`` after ``blank`` padding entries."""
         if run.codes is not None:
             run.units["tags_code"][start:stop] = run.codes(queue, run.order[start:stop])
         data = run.raw[start * UNIT_SIZE:stop * UNIT_SIZE]
@@ -254,7 +251,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         try:
             queue.files.append(self._filler * blank + bytes(data) if blank else data)
         finally:
-            # Also after an error: rows that did get there must count as there.
+            # Also after an error, count the rows that were written.
             done = layout.queue_offset(queue.files.position - before) - blank
             if done > 0:
                 queue.max_physic = int(run.end[start + done - 1])
@@ -262,9 +259,9 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
 @dataclass(slots=True)
 class _Run:
-    """Rows by queue, in log order; ``raw`` are the bytes of ``units``.
+    """Rows sorted by queue, then in log order; ``raw``: the bytes of ``units``.
 
-    ``begins``: where runs begin, rows of one queue that follow each other in queue and log.
+    ``begins``: starts of runs, which are rows of a queue with consecutive queue offsets.
     """
 
     units: Array
@@ -277,7 +274,7 @@ class _Run:
 
 
 def _arranged(rows: Rows, queues: int) -> _Run:
-    """Return the rows by queue; numbers of queues are below ``queues``."""
+    """Return the rows sorted by queue; numbers of queues are below ``queues``."""
     count = len(rows)
     units = np.empty(count, _UNITS)
     raw = units.view(np.uint8)

@@ -1,4 +1,4 @@
-"""Writer of the consumequeue extension of one queue (spec: consumequeue.md §8)."""
+"""Writer of a queue's consumequeue extension (spec: consumequeue.md §8)."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ _PAGE = 1 << 20
 
 
 class ConsumeQueueExt:
-    """The units of one queue; their files are joined by end marks."""
+    """The extension units of a queue; end marks close their files."""
 
     def __init__(self, root: str, key: QueueKey, file_size: int, pool: FilePool,
                  last_address: int | None = None, *, unused: bool = False) -> None:
-        """Go on where the queue's files end on disk.
+        """Continue after the last used unit on disk.
 
-        ``last_address``: the last address that the consumequeue holds; what is after its unit
-        belongs to rows that are not there, and is written over. ``unused``: all of it does.
+        ``last_address``: the last address in the consumequeue; units after it belong to missing
+        rows and are overwritten. ``unused``: all units are overwritten.
         """
         folder = os.path.join(root, FOLDER, key[0], str(key[1]))
         self._files = QueueFiles(folder, file_size, pool)
@@ -36,7 +36,7 @@ class ConsumeQueueExt:
             self._files.load(files, files[0].base if unused else _find_end(files, last_address))
 
     def begin(self, address: int) -> None:
-        """Set where the first unit goes, in a queue that has no file yet."""
+        """Set the address of the first unit of a queue without files."""
         files = self._files
         if files.base is None:
             offset = layout.byte_offset(address)
@@ -44,9 +44,9 @@ class ConsumeQueueExt:
             files.advance(offset - files.position)
 
     def put(self, tags_code: int, store_timestamp: int, bit_map: bytes | None) -> int | None:
-        """Append a unit; the address that represents it in a consumequeue row.
+        """Append a unit; return its address for the consumequeue row.
 
-        None when no address can be made: a bit map too large, or the address space used up.
+        None if the bit map is too large or the address space is exhausted.
         """
         unit = layout.make(tags_code, store_timestamp, bit_map or b"")
         files = self._files
@@ -76,8 +76,8 @@ class ConsumeQueueExt:
 
 
 def _find_end(files: list[StoreFile], last_address: int | None) -> int:
-    """Return the byte offset where a broker's recovery goes on: after the last row's unit, if
-    there.
+    """Return the byte offset at which a broker's recovery continues: after the last row's unit, if
+    it exists.
     """
     if last_address is not None:
         offset = layout.byte_offset(last_address)
@@ -100,7 +100,7 @@ def _unit_size(file: StoreFile, position: int) -> int | None:
 
 
 def _used(file: StoreFile) -> int:
-    """Return the number of bytes that the units' sizes cover, from the start of a file."""
+    """Return the number of bytes of contiguous units from the start of a file."""
     position = start = 0
     data = b""
     with FileSource(file.path) as source:

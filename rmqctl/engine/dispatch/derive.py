@@ -1,7 +1,7 @@
-"""The entries of the messages of a batch, by column: the half of the dispatch that writes nothing.
+"""Derive the entries of a batch's messages as columns, without writing anything.
 
-It needs nothing but the bytes of the log, so other threads may do it ahead of the writer
-(`rmqctl.engine.dispatch.reput.Dispatcher.apply`). spec: consumequeue.md §3, §4, §9 and §10,
+This needs only the bytes of the log, so other threads may do it ahead of the writer
+(`rmqctl.engine.dispatch.reput.Dispatcher.apply`). Spec: consumequeue.md §3, §4, §9 and §10,
 index.md §5.
 """
 
@@ -27,8 +27,8 @@ from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 class Further:
     """Rows in further queues of multi-dispatched messages (consumequeue.md §10).
 
-    ``message`` is the number of the message, ``name`` the number of the queue's name in ``names``,
-    ``offset`` the queue offset there (all int64, a message's rows in the order it names them).
+    ``message``: the number of the message. ``name``: the number of the queue's name in ``names``.
+    ``offset``: the queue offset there. All are int64; a message's rows keep their order.
     """
 
     names: list[bytes]
@@ -38,7 +38,7 @@ class Further:
 
     @classmethod
     def joined(cls, parts: Sequence[Further]) -> Further:
-        """Return the parts in log order, not none, as one."""
+        """Concatenate parts in log order (at least one)."""
         first = np.cumsum([0, *(len(part.names) for part in parts)])
         return cls([name for part in parts for name in part.names],
                    np.concatenate([part.message for part in parts]),
@@ -51,10 +51,10 @@ class Further:
 class Derived:
     """Columns (int64) with one element for each message, in log order; picklable.
 
-    ``topic`` are numbers of ``topics``, ``tags`` the plain tags codes, ``rowed`` (bool) marks the
-    messages that get entries. Keys are in index order: ``key_row`` the message, ``key_hash`` what
-    the entry holds; those of messages that are not indexed are left out. ``inner``: (first queue
-    offset, how many) each message covers in a batch queue, None where each is a single one.
+    ``topic``: numbers of ``topics``. ``tags``: the plain tags codes. ``rowed`` (bool): messages
+    that get entries. Keys of indexed messages are in index order: ``key_row`` is the message,
+    ``key_hash`` the hash in the entry. ``inner``: (first queue offset, count) of each message in a
+    batch queue, None if every message is a single one.
     """
 
     topics: list[bytes]
@@ -76,7 +76,7 @@ class Derived:
 
     @classmethod
     def joined(cls, parts: Sequence[Derived]) -> Derived:
-        """Return the parts of one deriver in log order, not none, as one."""
+        """Concatenate parts of the same deriver in log order (at least one)."""
         if len(parts) == 1:
             return parts[0]
         begin = np.cumsum([0, *(len(part) for part in parts)])
@@ -102,8 +102,8 @@ class Derived:
 
 def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Sequence[int]],
                further: Mapping[int, Sequence[tuple[str, int]]] | None = None) -> Derived:
-    """With other tags codes and index keys for messages at some physical places, and with more
-    rows (queue, queue offset) in ``further`` queues.
+    """Return ``derived`` with other tags codes and index keys for messages at some physical
+    offsets, and with more rows (queue, queue offset) in ``further`` queues.
     """
     further = further or {}
     named = np.array(sorted({*tags, *keys, *further}), np.int64)
@@ -128,7 +128,7 @@ def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Seq
 
 
 def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) -> Further | None:
-    """Return rows of (message, queue, queue offset) besides those that are there already."""
+    """Add the rows ``more`` (message, queue, queue offset) that do not exist yet."""
     present = set() if further is None else {
         (row, further.names[name], offset) for row, name, offset in zip(
             further.message.tolist(), further.name.tolist(), further.offset.tolist(),
@@ -146,10 +146,9 @@ def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) ->
 
 
 class Deriver:
-    """Numbers topics over many batches: ``topics`` grows, and numbers stay.
+    """Derives columns with the same topic numbers over many batches: ``topics`` only grows.
 
-    ``rows`` and ``keys`` select what is wanted; columns that only serve the other are left empty
-    (``tags``) or None.
+    ``rows`` and ``keys`` select the columns; the others are empty (``tags``) or None.
     """
 
     def __init__(self, profile: BrokerVersion, delay_levels: str, *, rows: bool = True,
@@ -161,7 +160,7 @@ class Deriver:
         self._leads = LeadsOf(self.topics, self.levels, tags=rows, keys=keys)
 
     def derive(self, batch: Batch) -> Derived:
-        """Return the columns for the messages of a batch; they hold nothing of its buffer."""
+        """Return the columns of a batch's messages, without references to its buffer."""
         topic = self.topics.encode(text.topics(batch))
         leads = self._leads.of(batch, topic)
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
@@ -199,6 +198,6 @@ class Deriver:
 
 
 def deriver_for(settings: Settings, *, rows: bool = True) -> Deriver:
-    """Return the deriver whose columns a dispatcher with these settings takes."""
+    """Return the deriver for a dispatcher with these settings."""
     return Deriver(settings.profile, settings.message_delay_level, rows=rows,
                    keys=settings.message_index, multi_dispatch=settings.multi_dispatch)

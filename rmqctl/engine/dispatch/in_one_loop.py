@@ -1,8 +1,6 @@
-"""The entries of plain messages, derived by the kernel in one loop from the bytes of the log to the
-columns.
+"""Derive the entries of plain messages with a single loop of the kernel over the bytes of the log.
 
-It ends at the first message that is damaged or has something only `Deriver` knows, which goes on
-there by column.
+The loop ends at the first message that is damaged or needs `Deriver`, which continues there.
 """
 
 from __future__ import annotations
@@ -19,19 +17,20 @@ from rmqctl.scan.derived import NAMES, Topics, delays
 from rmqctl.scan.frames import Array
 
 _KEYS_EACH = 2
-"""Keys of a message, for which space is reserved beforehand."""
+"""Keys per message for which space is reserved initially."""
 
 
 class LeadPass:
-    """Derives from what a walk has read (`over` is its ``intact``); `settle` returns the result.
+    """Derives entries from the bytes that a walk has read; `over` is the walk's ``intact``.
 
-    ``length``: bytes of the log that it is for. Only messages that end at or before ``limit``.
+    ``length``: bytes of the log to process. ``limit``: only messages that end at or before it.
+    `settle` passes the results to ``take``.
     """
 
     @classmethod
     def of(cls, deriver: Deriver, length: int, limit: int | None,
            take: Callable[[Derived], None]) -> LeadPass | None:
-        """None where the kernel is not there."""
+        """Return a pass, or None without the kernel."""
         kernel = active()
         return None if kernel is None else cls(kernel, deriver, length, limit, take)
 
@@ -49,7 +48,7 @@ class LeadPass:
         self._keys: Array = np.empty((2, 0), np.int64)
 
     def over(self, data: Array, base: int, at: int, end: int) -> int:
-        """As `Walk.intact` has it."""
+        """Process the messages of ``data`` from ``at``; return the end (see `Walk.intact`)."""
         if self._limit is not None:
             data = data[:max(self._limit - base, 0)]
             end = min(end, len(data))
@@ -69,7 +68,7 @@ class LeadPass:
                 return int(self._state[self._at["at"]])
 
     def _more_room(self) -> bool:
-        """Return whether there was any message, or no room yet: else one has too many keys."""
+        """Make room; return False if a single message has more keys than the space allows."""
         is_first = not self._columns.shape[1]
         if not is_first:
             if not self._state[self._at["messages"]]:
@@ -84,7 +83,7 @@ class LeadPass:
         return True
 
     def settle(self) -> None:
-        """Give the columns of all messages that were skipped since the last time."""
+        """Pass the columns of all messages since the last call to ``take``."""
         count, keys = self._state[1:3].tolist()
         if not count:
             return
@@ -95,6 +94,6 @@ class LeadPass:
         row, key_hash = self._keys[:, :keys] if self._deriver.with_keys else (None, None)
         self._take(Derived(self._deriver.topics.texts, **columns, rowed=self._rowed[:count],
                            key_row=row, key_hash=key_hash, further=None, inner=None))
-        # What was given keeps its arrays.
+        # The receiver keeps the arrays.
         self._state[1:3] = 0
         self._columns = self._columns[:, :0]

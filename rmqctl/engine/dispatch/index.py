@@ -1,8 +1,8 @@
 """Writer of the index files of a store root (spec: index.md §2-§7).
 
 An index file is written from time to time: entries, then slots, then header. The slot table (20 MB
-in the default configuration), the header and new entries are kept in memory, so a process that
-dies leaves a file which only lacks what was added since the last `IndexFile.sync_to_file`.
+by default), the header and new entries are kept in memory. A killed process leaves a file that only
+lacks the entries since the last `IndexFile.sync_to_file`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from rmqctl.store.files import listing
 
 FOLDER = "index"
 MOST_PENDING = 1 << 18
-"""Entries added before the slots are written without being asked."""
+"""Number of new entries after which the slots are written automatically."""
 _WRITTEN = 1 << 16
-"""Entries that are written together, before slots and header."""
+"""Number of entries written together, before slots and header."""
 _PAGE_BITS = 12
 _PAGE = 1 << _PAGE_BITS
 _INT_MAX = (1 << 31) - 1
@@ -40,7 +40,7 @@ _SLOTS = layout.slot_dtype()["entry"]
 
 @dataclass(slots=True)
 class Header:
-    """The header as a broker has it in memory: ``index_count`` starts at 1."""
+    """The header in memory, as in a broker: ``index_count`` starts at 1."""
 
     begin_timestamp: int = 0
     end_timestamp: int = 0
@@ -50,14 +50,14 @@ class Header:
     index_count: int = 1
 
     def record(self, *, counted: bool) -> HeaderRecord:
-        """Return the header's bytes on disk: no count before the first entry, unless `counted`."""
+        """Return the header on disk: the count is 0 before the first entry, unless ``counted``."""
         count = self.index_count if counted or self.index_count > 1 else 0
         return HeaderRecord(self.begin_timestamp, self.end_timestamp, self.begin_phy_offset,
                             self.end_phy_offset, self.hash_slot_count, count)
 
 
 class IndexFile:
-    """The file at ``path``. Made by `create` or `load`."""
+    """The index file at ``path``. Use `create` or `load`."""
 
     def __init__(self, path: str, shape: Shape, pool: FilePool, header: Header,
                  table: Array) -> None:
@@ -71,17 +71,17 @@ class IndexFile:
         self._pending = 0
         self.most_pending = MOST_PENDING
         self.touched = False
-        """True if anything was written since it was opened."""
+        """Whether anything was written since the file was opened."""
 
     @classmethod
     def create(cls, path: str, shape: Shape, pool: FilePool, before: Header | None) -> IndexFile:
-        """Return a new file; its header starts with the end of the file ``before`` (spec §7)."""
+        """Create a file; its header starts with the end of the file ``before`` (spec §7)."""
         pool.create(path, shape.file_size)
         file = cls(path, shape, pool, Header(), np.zeros(shape.slots, _SLOTS))
         file._header_dirty = file.touched = True
         if before is not None:
             file.follow(before)
-            file.sync_to_file()  # else, after a crash, nobody knew what is indexed already
+            file.sync_to_file()  # else the indexed end would be unknown after a crash
         return file
 
     def follow(self, before: Header) -> None:
@@ -94,10 +94,10 @@ class IndexFile:
 
     @classmethod
     def load(cls, path: str, shape: Shape, pool: FilePool, *, repair: bool) -> IndexFile:
-        """Return a file from disk. RefusedError when its size is not that of `shape`.
-
-        `repair`: slots that point after the header's count (the process died between writing the
-        two) are moved back along their chains, to where they pointed when the header was written.
+        """Load a file from disk.
+        Raises: RefusedError if its size does not match ``shape``. ``repair``: if the
+        process was killed between the writes of slots and header, move slots that point
+        after the header's count back along their chains, to their old targets.
         """
         with FileSource(path) as source:
             if source.size not in {0, shape.file_size}:
@@ -115,7 +115,7 @@ class IndexFile:
         return file
 
     def _lead_slots_back(self, source: FileSource) -> None:
-        """Follow the chains from slots that point too far to the newest entry that counts."""
+        """Move slots that point too far back along their chains to the newest valid entry."""
         count = self.header.index_count
         over = np.flatnonzero(self._table >= count)
         if not len(over):
@@ -136,12 +136,12 @@ class IndexFile:
 
     @property
     def is_blank(self) -> bool:
-        """Return whether the process that made it died before its header was written."""
+        """Whether the process that created the file was killed before it wrote the header."""
         return self.header == Header()
 
     @property
     def room(self) -> int:
-        """Return how many entries it still takes."""
+        """Number of entries that still fit."""
         return max(0, self.shape.max_entries - self.header.index_count)
 
     @property
@@ -152,8 +152,8 @@ class IndexFile:
 
     def extend(self, key_hash: Array, key_row: Array, physical: Array,
                store_timestamp: Array) -> None:
-        """Add entries for keys in put order (int64 columns, not empty, not more than there is
-        room), of which each has the place and time of its message, number ``key_row``.
+        """Add entries for keys in put order (int64 columns), at least one and at most `room`.
+        ``key_row``: the number of a key's message, for its offset and time.
         """
         header, many = self.header, len(key_hash)
         first, last = int(key_row[0]), int(key_row[-1])
@@ -177,7 +177,7 @@ class IndexFile:
 
     def _link(self, entries: Array, key_hash: Array, key_row: Array, physical: Array,
               store_timestamp: Array) -> int:
-        """Fill new entries and point their slots to them; return how many slots were empty."""
+        """Fill new entries and update their slots; return the number of slots that were empty."""
         kernel = active()
         if kernel is not None:
             fresh: int = kernel.link_entries(
@@ -190,9 +190,7 @@ class IndexFile:
         return self._set_links(entries, key_hash)
 
     def _set_times(self, entries: Array, store_timestamp: Array) -> None:
-        """Set the seconds since the file's start; a file's first entry counts from the file
-        before.
-        """
+        """Set the seconds since the file's start; for a file's first entry, since its own begin."""
         begin, head = self.header.begin_timestamp, int(self.header.index_count <= 1)
         if head:
             entries["time_diff"][:1] = _seconds(store_timestamp[:1], begin)
@@ -200,10 +198,10 @@ class IndexFile:
         entries["time_diff"][head:] = _seconds(store_timestamp[head:], begin)
 
     def _set_links(self, entries: Array, key_hash: Array) -> int:
-        """Return the entry before each in its slot; the slots point to the last ones."""
+        """Set the entry before each entry in its slot; return the number of empty slots."""
         count, many = self.header.index_count, len(key_hash)
         bits = many.bit_length()
-        # By slot, then by number: neighbours of one slot are linked to each other ...
+        # Sorted by slot, then by number, neighbours in a slot are linked to each other ...
         ranked = np.sort((key_hash % self.shape.slots) << bits | np.arange(many))
         slot, place = ranked >> bits, ranked & ((1 << bits) - 1)
         first = np.empty(many, bool)
@@ -211,10 +209,10 @@ class IndexFile:
         np.not_equal(slot[1:], slot[:-1], out=first[1:])
         linked = np.empty(many, np.int64)
         linked[1:] = place[:-1] + count
-        # ... and the first of a slot to what the slot held.
+        # ... and the first one to the old entry of the slot.
         used = slot[first]
         old = self._table[used].astype(np.int64)
-        # Each was put when the file had as many entries as are before it.
+        # Each entry was added when the file had as many entries as are before it.
         old[(old <= 0) | (old > place[first] + count)] = 0
         linked[first] = old
         entries["previous"][place] = linked
@@ -226,14 +224,14 @@ class IndexFile:
         self._dirty[(slots * SLOT.size + HEADER.size) >> _PAGE_BITS] = True
 
     def sync_to_file(self, *, counted: bool = False) -> None:
-        """Write new entries, the slots that changed and then the header. Fsyncs nothing.
+        """Write new entries, changed slots and then the header, without fsync.
 
-        So a reader, or the next process after a kill, finds a complete file except for an instant.
+        Readers, and the next process after a kill, see a complete file except for an instant.
         ``counted``: the header of an empty file contains 1, not 0, as after a 5.x shutdown.
         """
         # 1. The entries.
         self._write_entries()
-        # 2. The slots, by pages that changed: all of them where that is most.
+        # 2. The slots, by changed pages, or all of them if most have changed.
         pages = np.flatnonzero(self._dirty)
         if len(pages):
             if 2 * len(pages) > len(self._dirty):
@@ -242,7 +240,7 @@ class IndexFile:
                 breaks = (np.flatnonzero(np.diff(pages) > 1) + 1).tolist()
                 for start, stop in zip([0, *breaks], [*breaks, len(pages)], strict=True):
                     self._write_pages(int(pages[start]), int(pages[stop - 1]) + 1)
-        # 3. The header, which counts the entries.
+        # 3. The header, with the number of entries.
         if self._header_dirty or (counted and self.header.index_count <= 1):
             raw = layout.build_header(self.header.record(counted=counted))
             self._pool.write(self.path, raw, 0)
@@ -250,16 +248,16 @@ class IndexFile:
         self._pending = 0
 
     def _write_entries(self) -> None:
-        """Nobody reads them before the header counts them."""
+        """Write pending entries; they are not read before the header counts them."""
         if self._entries:
-            # Joined as bytes: numpy would put them together in the machine's byte order.
+            # Join them as bytes: numpy would concatenate them in native byte order.
             body = b"".join([entries.view(np.uint8).data for entries in self._entries])
             first = self.header.index_count - self._unwritten
             self._pool.write(self.path, body, self.shape.entry_position(first))
             self._entries, self._unwritten = [], 0
 
     def _write_pages(self, first: int, stop: int) -> None:
-        """Slots in pages ``[first, stop)`` of the file."""
+        """Write the slots in pages ``[first, stop)`` of the file."""
         start = max(0, first * _PAGE - HEADER.size) // SLOT.size
         end = (stop * _PAGE - HEADER.size) // SLOT.size
         part = self._table[start:end].view(np.uint8).data
@@ -268,8 +266,9 @@ class IndexFile:
 
 
 def write_whole(path: str, shape: Shape, parts: Iterable[tuple[int, bytes]]) -> None:
-    """Make a file for an `IndexWriter` to go on from, in a scratch folder: (position, bytes) of
-    what is in it, the rest zeros. Forces nothing to the device. StoreIOError.
+    """Write a file in a scratch folder for an `IndexWriter` to continue, without fsync. ``parts``:
+    (position, bytes); other bytes are zeros.
+    Raises: StoreIOError.
     """
     make_folders(os.path.dirname(path), durable=False)
     fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, "make")
@@ -304,7 +303,7 @@ def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
 
 
 def newest_full_end(paths: list[str], shape: Shape) -> int:
-    """Return the end timestamp of the newest file that is full, 0 if none is."""
+    """Return the end timestamp of the newest full file, or 0."""
     for path in reversed(paths):
         header = header_of(path)
         if header.index_count >= shape.max_entries:
@@ -313,7 +312,7 @@ def newest_full_end(paths: list[str], shape: Shape) -> int:
 
 
 def header_of(path: str) -> Header:
-    """Return the header of a file on disk; that of an unused one where it is too short for any."""
+    """Return the header of a file on disk; an unused one if the file is too short."""
     with FileSource(path) as source:
         return Header(*HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0")))
 
@@ -326,17 +325,17 @@ def _seconds(store_timestamp: Array, begin: int) -> Array:
 
 
 class IndexWriter:
-    """Adds keys to the last file and rolls to a new one when it is full.
+    """Writer to the last index file, with a new one when it is full.
 
-    A broker indexes the last indexed message once more when it is dispatched again; here that is
-    noticed, and nothing changes, unless ``as_broker``.
+    A broker indexes the last indexed message twice when it is dispatched again. The writer skips
+    existing keys instead, unless ``as_broker``.
     """
 
     def __init__(self, root: str, shape: Shape, pool: FilePool, wall_clock: Callable[[], int], *,
                  counts_empty: bool = True, as_broker: bool = False,
                  most_pending: int | None = None) -> None:
-        """``counts_empty``: `close` writes a count of 1 into an empty file, as 5.x does.
-        ``most_pending``: entries that are kept in memory without being asked to write them.
+        """Open the last file. ``counts_empty``: `close` writes a count of 1 into an empty file, as
+        5.x does. ``most_pending``: number of new entries after which the slots are written.
         """
         if shape.slots <= 0 or shape.capacity <= 0:
             raise UsageError(f"an index file cannot have {shape.slots} hash slots and "
@@ -354,16 +353,16 @@ class IndexWriter:
             if self._file.is_blank and len(self._paths) > 1:
                 self._file.follow(header_of(self._paths[-2]))
         self.index_timestamp = newest_full_end(self._paths[:-1], shape)
-        """The end of the newest file that is full and was rolled; 0 if none."""
+        """End timestamp of the newest full file, or 0."""
 
     def put(self, physical: Array, key_row: Array, key_hash: Array,
             store_timestamp: Array) -> None:
-        """Messages of one chunk in log order and their keys in index order (int64 columns).
+        """Index the messages of a chunk (log order) by their keys (index order); int64 columns.
 
-        ``physical`` and ``store_timestamp`` have one element for each message, with or without
-        keys; ``key_row`` is the message a key belongs to.
+        ``physical`` and ``store_timestamp`` have an element for each message, with or without keys;
+        ``key_row``: the number of a key's message.
         """
-        first_message, first_key = self._known(physical, key_row, key_hash)
+        first_message, first_key = self._first_unindexed(physical, key_row, key_hash)
         if first_message >= len(physical):
             return
         done, count = first_key, len(key_hash)
@@ -374,12 +373,12 @@ class IndexWriter:
                 part = slice(done, done + take)
                 file.extend(key_hash[part], key_row[part], physical, store_timestamp)
                 done += take
-            # A message that comes when the file is full makes the next one, even without keys.
+            # A message that arrives when the file is full creates the next one, even without keys.
             if not file.full or (done == count and key_row[-1] == len(physical) - 1):
                 return
 
-    def _known(self, physical: Array, key_row: Array, key_hash: Array) -> tuple[int, int]:
-        """Return (first message, first key) that the index does not have yet."""
+    def _first_unindexed(self, physical: Array, key_row: Array, key_hash: Array) -> tuple[int, int]:
+        """Return (first message, first key) that is not indexed yet."""
         if self._file is None:
             return 0, 0
         if self._as_broker and self._file.full and len(physical):
@@ -387,12 +386,12 @@ class IndexWriter:
         end = self._file.header.end_phy_offset
         message = int(np.searchsorted(physical, end, "left"))
         key = int(np.searchsorted(key_row, message, "left"))
-        # The last indexed message comes again: which of its keys are there is read back.
+        # If the last indexed message is repeated, read back which of its keys are indexed.
         if self._as_broker or message == len(physical) or physical[message] != end:
             return message, key
         if self._file.header.index_count <= 1 and len(self._paths) <= 1:
             return message, key  # nothing is indexed yet: offset 0 is not an end
-        self._file.sync_to_file()  # what is read back now must be counted there
+        self._file.sync_to_file()  # entries must be in the file to be read back
         indexed = last_hashes(self._paths, self._shape, end)
         next_key = int(np.searchsorted(key_row, message, "right"))
         wanted = key_hash[key:next_key].tolist()
@@ -403,7 +402,7 @@ class IndexWriter:
         return message, key + len(indexed)
 
     def _current(self) -> IndexFile:
-        """Return the last file; a new one if it does not exist or is full."""
+        """Return the last file; create one if there is none or it is full."""
         file = self._file
         if file is not None and not file.full:
             return file
@@ -424,17 +423,15 @@ class IndexWriter:
             file.most_pending = self._most_pending
 
     def _name(self) -> str:
-        """Return the wall clock's name, moved on after the last file's: order of names is order of
-        age.
-
-        Two files that are created in one millisecond must not share a name (a broker's do).
+        """Return a name by the wall clock, but after the last file's name: names must be in the
+        order of creation, and two files of the same millisecond must differ (a broker's do not).
         """
         name = name_at(self._clock())
         last = os.path.basename(self._paths[-1]) if self._paths else ""
         return name if name > last else next_name(last)
 
     def sync_to_file(self) -> None:
-        """Write what is only in memory. Fsyncs nothing."""
+        """Write pending data, without fsync."""
         if self._file is not None:
             self._file.sync_to_file()
 
@@ -448,10 +445,10 @@ class IndexWriter:
 
 
 def name_at(time: int) -> str:
-    """Return the name of an index file that is created at a time (ms), in local time as brokers'
-    are.
+    """Return the name of an index file created at a time (ms), in local time, as a broker's.
 
-    That of 1970 for a time no calendar has: a rebuild's clock is a damaged store time.
+    A time outside the calendar gives the name of 1970: the clock of a rebuild may be a damaged
+    store time.
     """
     try:
         moment = datetime.fromtimestamp(time // 1000)  # noqa: DTZ006 (local by spec)
@@ -461,7 +458,7 @@ def name_at(time: int) -> str:
 
 
 def next_name(name: str) -> str:
-    """Return the least name after another one's ("" is before all)."""
+    """Return the next possible name after ``name`` ("" precedes all names)."""
     time = names.parse_index(name)
     if time is None or time.year == MAXYEAR:
         return f"{int(name or 0) + 1:0{names.INDEX_DIGITS}d}"

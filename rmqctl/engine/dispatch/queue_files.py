@@ -1,7 +1,7 @@
-"""Files that are written by position: bounded descriptors, what must be fsynced, queues of files,
-and what writers of plain and of batch queues have in common.
+"""Files written by position: bounded descriptors, pending fsyncs, files of queues, and the common
+part of the writers of plain and batch queues.
 
-Every failed call becomes a StoreIOError which names the file and what was attempted.
+Every failed call raises a StoreIOError with the file and the attempted operation.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ MOST_OPEN = 256
 
 
 class FilePool:
-    """Open descriptors of many files, at most ``most`` at a time, least recently used out first.
+    """A pool of at most ``most`` open descriptors; the least recently used is closed first.
 
-    It remembers which files have unwritten pages and which folders got a new entry; `flush` fsyncs
-    just those. Once an fsync has failed it is unknown which pages are on disk, and the system
-    reports it only once, so every later `flush` fails the same way.
+    `flush` fsyncs only files with unwritten pages and folders with new entries. After a failed
+    fsync it is unknown which pages are on disk, and the system reports the failure only once, so
+    every later `flush` fails the same way.
     """
 
     def __init__(self, aside: AsideFolder, most: int = MOST_OPEN) -> None:
@@ -50,14 +50,15 @@ class FilePool:
 
     @property
     def dirty(self) -> list[str]:
-        """Files and folders that `flush` would fsync."""
+        """Files and folders to fsync."""
         return [*self._dirty, *self._folders]
 
     def create(self, path: str, size: int) -> None:
-        """Make a file of ``size`` zero bytes (sparse) and the folders above it.
+        """Create a file of ``size`` zero bytes (sparse) and its folders.
 
-        A file of that name is taken as it is when it has that size; an empty one, left where a
-        process died between creating and sizing it, gets its size. RefusedError for any other.
+        An existing file of that size is used as it is. An empty file, left by a process that was
+        killed between creating and extending it, is extended.
+        Raises: RefusedError for other files.
         """
         folder = os.path.dirname(path)
         if not os.path.lexists(path):
@@ -83,10 +84,10 @@ class FilePool:
 
     def write(self, path: str, data: bytes | memoryview, position: int, *,
               unused: bool = False) -> None:
-        """Write all of ``data`` at ``position`` of a file that exists.
+        """Write ``data`` at ``position`` of an existing file.
 
-        ``unused``: nothing of value was there, so a write that fails half way is wiped out again: a
-        half unit must not pass for a complete one.
+        ``unused``: the old bytes have no value, so zero them after a failed write: a partial unit
+        must not look complete.
         """
         fd = self._descriptor(path)
         self._dirty[path] = None
@@ -106,7 +107,7 @@ class FilePool:
             raise failed(error, path, f"read at offset {position} of") from None
 
     def move_aside(self, path: str) -> None:
-        """Move a file out of its queue: nothing is deleted."""
+        """Move a file out of its queue; it is not deleted."""
         fd = self._open.pop(path, None)
         if fd is not None:
             os.close(fd)
@@ -115,18 +116,18 @@ class FilePool:
         self._folders[os.path.dirname(path)] = None
 
     def save_bytes(self, path: str, position: int, data: bytes) -> None:
-        """Keep bytes that are about to be overwritten."""
+        """Save bytes before they are overwritten."""
         self._aside.save_bytes(path, position, data)
 
     def flush(self) -> None:
-        """Fsync what was written or created since the last time, files first."""
+        """Fsync files and folders changed since the last flush, files first."""
         for path in list(self._dirty):
             self._sync_file(path)
         for folder in list(self._folders):
             self._sync_folder(folder)
 
     def sync(self, path: str) -> None:
-        """Fsync one file and the folder it is in, if they need it."""
+        """Fsync a file and its folder, if they have changed."""
         if path in self._dirty:
             self._sync_file(path)
         folder = os.path.dirname(path)
@@ -134,7 +135,7 @@ class FilePool:
             self._sync_folder(folder)
 
     def close(self) -> None:
-        """Close all descriptors. Fsyncs nothing."""
+        """Close all descriptors, without fsync."""
         while self._open:
             os.close(self._open.popitem()[1])
 
@@ -184,18 +185,16 @@ class FilePool:
 
 
 def wrong_size(path: str, size: int, wanted: int) -> RefusedError:
-    """Return the error for files of another size than configured, on which a broker would not start
-    either.
-    """
+    """Return the error for files of an unexpected size, with which a broker would not start."""
     return RefusedError(f"{path}: has {size} bytes, but the setting is {wanted}; files of "
                         "different sizes cannot be mixed")
 
 
 class QueueFiles:
-    """The files of one queue: equal sizes, named by the offset of their first byte in the queue.
+    """The files of a queue: of equal size, named by the offset of their first byte in the queue.
 
-    ``base`` is the start of the last file (None without files), ``position`` where the next
-    unit goes (bytes from the queue's start). Sizes are whole units, so no unit is cut in two.
+    ``base``: start of the last file (None without files). ``position``: of the next unit (bytes
+    from the queue's start). Sizes are multiples of the unit size, so no unit crosses files.
     """
 
     __slots__ = ("_behind", "_path", "_pool", "_stale", "base", "file_size", "folder", "position")
@@ -209,11 +208,12 @@ class QueueFiles:
         self._stale = 0
 
     def load(self, files: list[StoreFile], position: int | None, stale: int = 0) -> None:
-        """Go on with files found on disk. ``position`` None: none of them is to be kept.
+        """Continue with files on disk. ``position`` None: keep none of them.
 
-        Files that start after ``position``, which a broker deletes, are moved aside when the
-        queue is next written, or by `wipe`, which also zeroes the units from ``position`` up to
-        ``stale``. RefusedError when a file has another size.
+        Files that start after ``position``, which a broker deletes, are moved aside at the next
+        write to the queue, or by `wipe`, which also zeroes the units from ``position`` to
+        ``stale``.
+        Raises: RefusedError for a file of another size.
         """
         for number, file in enumerate(files):
             empty_last = file.size == 0 and number == len(files) - 1
@@ -230,23 +230,23 @@ class QueueFiles:
 
     @property
     def full(self) -> bool:
-        """Return whether the last file has no room (False without a file)."""
+        """Whether the last file is full (False without a file)."""
         return self.base is not None and self.position >= self.base + self.file_size
 
     def start(self, base: int) -> None:
-        """Make the first file; the next unit goes to its start."""
+        """Create the first file; the next unit goes to its start."""
         self._enter(base)
         self.position = base
 
     def roll(self) -> None:
-        """Make the file after the last, which must be full."""
+        """Create the file after the last one, which must be full."""
         assert self.base is not None
         self._enter(self.base + self.file_size)
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write complete units from ``position`` on, over as many files as it takes.
+        """Write complete units at ``position``, in as many files as needed.
 
-        After an error ``position`` is the end of what was written.
+        After an error ``position`` is the end of the written units.
         """
         done, length = 0, len(data)
         while done < length:
@@ -263,7 +263,7 @@ class QueueFiles:
             done += len(part)
 
     def advance(self, length: int) -> None:
-        """Leave ``length`` bytes as they are."""
+        """Skip ``length`` bytes."""
         self.position += length
 
     def write_at(self, position: int, data: bytes) -> None:
@@ -274,8 +274,7 @@ class QueueFiles:
     def wipe(self) -> None:
         """Remove units of records that are no longer in the log.
 
-        A broker leaves them where they are, and takes them for entries once the log has grown over
-        the places that they point to.
+        A broker keeps them, and takes them for entries once the log has grown past their targets.
         """
         self._clear()
         if self.base is not None and self._stale > self.position:
@@ -296,7 +295,7 @@ class QueueFiles:
         self.base, self._path = base, path
 
     def _clear(self) -> None:
-        # The last first: what is left after an error is still without a hole.
+        # Move the last file first, so that an error leaves no hole.
         while self._behind:
             self._pool.move_aside(self._behind[-1])
             self._behind.pop()
@@ -305,12 +304,12 @@ class QueueFiles:
 # -- all queues of one kind -----------------------------------------------------------------------
 
 UNWANTED = (1 << 31) - 1
-"""Represents all queues whose rows are left out."""
+"""The number of all queues whose rows are skipped."""
 
 
 @dataclass(slots=True)
 class Queue:
-    """One queue in memory. ``max_physic``: the end of its entries in the log, -1 without a row."""
+    """A queue in memory. ``max_physic``: physical end of its entries, -1 without rows."""
 
     key: QueueKey
     files: QueueFiles
@@ -329,17 +328,17 @@ D = TypeVar("D", bound=OnDisk)
 
 
 class QueueSet(ABC, Generic[Q, D]):
-    """All queues of one kind in a folder of a store root, numbered as they are met.
+    """All queues of a kind in a folder of a store, numbered in order of appearance.
 
-    ``refused`` counts rows that no queue can have.
+    ``refused``: number of rows with an invalid queue offset.
     """
 
     def __init__(self, folder: str, file_size: int, pool: FilePool, log_end: int | None, *,
                  as_broker: bool, wanted: Callable[[QueueKey], bool] | None) -> None:
-        """Rows of records after ``log_end`` are cut off on opening, as a broker's recovery does.
+        """Find all queues on disk; truncate rows of records after ``log_end``, as a broker does.
 
-        They are wiped out with the first rows that are put, unless ``as_broker``. ``wanted``
-        selects the queues that are written (default: all).
+        These rows are wiped when the first rows are put, unless ``as_broker``. ``wanted`` selects
+        the queues to write (default: all).
         """
         self._folder, self._file_size, self._pool = folder, file_size, pool
         self._log_end, self._as_broker, self._wanted = log_end, as_broker, wanted
@@ -351,14 +350,14 @@ class QueueSet(ABC, Generic[Q, D]):
 
     @abstractmethod
     def _on_disk(self, key: QueueKey, folder: str, listed: Listing) -> D:
-        """Return what exists of a queue."""
+        """Return a queue as it is on disk."""
 
     @abstractmethod
     def _loaded(self, key: QueueKey, files: QueueFiles, on_disk: D) -> Q:
-        """Return the queue in the state that a broker's recovery leaves."""
+        """Return the queue in its state after a broker's recovery."""
 
     def number(self, key: QueueKey) -> int:
-        """Return the number that represents a queue in the rows; `UNWANTED` for one not written."""
+        """Return the number of a queue for rows; `UNWANTED` if it is not written."""
         if self._wanted is not None and not self._wanted(key):
             return UNWANTED
         number = self._numbers.get(key)
@@ -378,14 +377,14 @@ class QueueSet(ABC, Generic[Q, D]):
         return QueueFiles(folder, self._file_size, self._pool)
 
     def wipe_cut(self) -> None:
-        """Remove the rows that were cut off on opening. StoreIOError."""
+        """Wipe the rows that were truncated at opening. Raises: StoreIOError."""
         while self._cut:
             self._cut[-1].files.wipe()
             self._cut.pop()
 
 
 def refuse_unreadable(troubles: list[Trouble]) -> None:
-    """StoreIOError for a folder or file that could not be looked at: its queue is not empty."""
+    """Raise StoreIOError for an unreadable folder or file: its queue may not be empty."""
     for trouble in troubles:
         if trouble.unreadable:
             raise StoreIOError(f"cannot list {trouble.path}: {trouble.reason}")

@@ -1,6 +1,5 @@
-"""The dispatcher: takes the log's records in order and writes what a broker derives from them.
-
-spec: recovery.md §6, consumequeue.md §3-§10, index.md §5-§7.
+"""The dispatcher: writes consume queues and index from the log's records, as a broker does (spec:
+recovery.md §6, consumequeue.md §3-§10, index.md §5-§7).
 """
 
 from __future__ import annotations
@@ -37,36 +36,34 @@ BitMaps = Mapping[int, bytes | None]
 """Physical offset -> filter bit map of the message there."""
 
 Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
-"""(queue, physical offset, tags code, store time of a message) -> (address, filter bit map) of the
-extension unit it had; None where that is not known."""
+"""(queue, physical offset, tags code, store time of a message) -> (address, filter bit map) of its
+former extension unit; None if unknown."""
 
 QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
-"""(names, and of each further row: number of its name, its message's queue id, queue offset,
-physical offset) -> under which queue id it goes."""
+"""(names; for the further rows: number of the name, the message's queue id, queue offset, physical
+offset) -> queue ids of the rows."""
 
 _LMQ = props.LMQ_PREFIX.encode()
 _NOWHERE, _PLAIN, _BATCH = range(3)
 
 
 class Dispatcher:
-    """Consumequeues (plain, extended, batch, of light queues) and index of one store root.
+    """Consumequeues (plain, extended, batch, of light queues) and index of a store.
 
-    ``log_end``: where the log ends; rows that point after it are cut off on opening, as a broker's
-    recovery cuts them. ``wall_clock`` (ms) names index files. ``batch_topics`` returns whether a
-    topic's queues are batch queues; it is called once for each topic.
+    ``log_end``: end of the log; rows that point after it are truncated at opening, as by a broker's
+    recovery. ``wall_clock`` returns the ms that name index files. ``batch_topics`` returns whether
+    a topic's queues are batch queues; it is called once per topic.
 
-    Records that are already there change nothing. ``as_broker`` does again what a broker does
-    again (extension units of rows that are there, entries of the last indexed message), and
-    leaves rows that were cut off where they are. ``positions``: where plain queues stand, if that
-    is known better than from their files.
+    Records that were dispatched before change nothing. ``as_broker`` repeats what a broker repeats
+    (extension units of existing rows, entries of the last indexed message), and does not wipe
+    truncated rows. ``positions``: ends of plain queues, if they are known better than from files.
 
-    For rebuilding: ``wanted`` names the queues that are written (all), ``rows`` False leaves all
-    of them out, ``recall`` knows the extension units there were: an empty queue's first unit gets
-    the address it had, and bit maps come back, which the log does not hold. ``most_pending``
-    index entries are kept in memory at most. ``twins``: see `ConsumeQueues`.
-
-    StoreIOError from any method: a file could not be read or written; the same records may be
-    dispatched again. RefusedError on opening: files have other sizes than the settings.
+    For rebuilding: ``wanted`` selects the queues to write (default: all), ``rows`` False skips all
+    of them. ``recall`` returns former extension units, for the address of a queue's first unit and
+    for bit maps, which are not in the log. ``most_pending``: maximum of index entries in memory.
+    ``twins``: see `ConsumeQueues`.
+    Raises: StoreIOError from any method, after which the same records may be dispatched again;
+    RefusedError at opening if files do not have the sizes in the settings.
     """
 
     def __init__(self, root: str, settings: Settings, wall_clock: Callable[[], int],
@@ -84,16 +81,16 @@ class Dispatcher:
         self._deriver = deriver_for(settings, rows=rows)
         self._topics = self._deriver.topics
         self._numbering: tuple[list[bytes], Array] = [], np.zeros(0, np.int64)
-        """Topics as the last `Derived` from elsewhere numbers them, and our numbers for them."""
+        """Topics of the last `Derived` of another deriver, and their numbers here."""
         self._kinds: Array = np.zeros(0, np.int8)
         self._further = text.Dictionary()
         self._ext: dict[QueueKey, ConsumeQueueExt] = {}
         self._index: IndexWriter | None = None
         self._failed = False
         self.logics_timestamp = 0
-        """Store time of the message that was last put into a consumequeue; 0 if none was."""
+        """Store time of the last message put into a consumequeue, or 0."""
         self.unplaceable = 0
-        """Rows that were left out: their topic's name can be no folder (``a/b``, ``..``)."""
+        """Number of skipped rows whose topic is not a valid folder name (``a/b``, ``..``)."""
         self._pool = FilePool(aside or AsideFolder(root))
         try:
             self._open(wall_clock, log_end)
@@ -121,36 +118,35 @@ class Dispatcher:
 
     @property
     def index_timestamp(self) -> int:
-        """Return the end of the newest index file that is full and brought to the disk; 0
-        if none.
-        """
+        """End timestamp of the newest full index file that is on disk, or 0."""
         return 0 if self._index is None else self._index.index_timestamp
 
     @property
     def gaps(self) -> int:
-        """Rows that were written though their queue offset left a gap before them."""
+        """Number of rows written after a gap of queue offsets."""
         return self._queues.gaps
 
     @property
     def repeated(self) -> int:
-        """Rows that were left out: an earlier message has their queue offset."""
+        """Number of skipped rows whose queue offset an earlier message has."""
         return self._queues.repeated
 
     @property
     def refused(self) -> int:
-        """Rows that were left out: no queue can have their queue offset."""
+        """Number of skipped rows with an invalid queue offset."""
         return self._queues.refused + self._batches.refused
 
     def next_offsets(self) -> dict[QueueKey, int]:
-        """Return the next queue offset of every queue: the topicQueueTable as recovery makes it."""
+        """Return the next queue offset of every queue, as in a broker's topicQueueTable."""
         offsets = {queue.key: queue.end for queue in self._queues.queues}
         offsets.update({queue.key: queue.next_offset for queue in self._batches.queues})
         return offsets
 
     def max_physic(self) -> int:
-        """Return how far the log was dispatched by the queues' own account; -1 without rows.
+        """Return the physical offset up to which the log was dispatched by the queues' rows.
 
-        The end of the last record with a row; of a batch queue only its start is known.
+        This is the end of the last record with a row (for a batch queue its start), -1 without
+        rows.
         """
         ends = [queue.max_physic for queue in self._queues.queues]
         ends += [batch.max_physic for batch in self._batches.queues]
@@ -160,10 +156,10 @@ class Dispatcher:
 
     def dispatch(self, data: bytes | bytearray | memoryview, base: int,
                  bit_maps: BitMaps | None = None) -> None:
-        """Write what follows from complete, valid records that are one after the other in ``data``.
+        """Dispatch the complete, valid and contiguous records in ``data``.
 
-        ``base`` is the physical offset of ``data[0]``; blanks are left out by the caller.
-        InternalError when ``data`` holds anything else than records.
+        ``base``: physical offset of ``data[0]``. ``data`` must not contain blanks.
+        Raises: InternalError for anything else than records.
         """
         if not len(data):
             return
@@ -175,9 +171,9 @@ class Dispatcher:
         self.apply(self._deriver.derive(batch), bit_maps)
 
     def apply(self, derived: Derived, bit_maps: BitMaps | None = None) -> None:
-        """Write what was derived from records, which come in log order from call to call.
+        """Write derived entries. Calls must follow the order of the log.
 
-        It may have been derived elsewhere, with topics numbered in another way.
+        They may come from another deriver, with other topic numbers.
         """
         if not len(derived):
             return
@@ -189,7 +185,7 @@ class Dispatcher:
         self._failed = False
 
     def _translated(self, derived: Derived) -> Array:
-        """Return each message's topic as a number of the dispatcher's own."""
+        """Return the messages' topics as numbers of the dispatcher."""
         topics = self._deriver.topics
         topic = derived.topic
         if derived.topics is not topics.texts:
@@ -217,9 +213,9 @@ class Dispatcher:
             self.logics_timestamp = int(when[np.flatnonzero(rowed)[-1]])
 
     def _put_queues(self, derived: Derived, topic: Array, bit_maps: BitMaps) -> None:
-        """The rows of plain queues, of batch queues, and those that some messages have besides."""
+        """Write the rows of plain queues, of batch queues, and further rows of messages."""
         rowed, tags = derived.rowed, derived.tags
-        # Which messages go to which kind of queue.
+        # Separate the messages by kind of queue.
         kinds = self._kinds[topic]
         plain = rowed & (kinds == _PLAIN)
         if plain.all():
@@ -230,7 +226,7 @@ class Dispatcher:
             if len(batched):
                 self._put_batches(derived, topic, batched)
             self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
-        # Plain rows; where there are extension units, an address represents the tags code.
+        # Plain rows; with extension units, an address replaces the tags code.
         rows = Rows(self._numbers.encode(topic[which], derived.queue_id[which]),
                     derived.queue_offset[which], derived.physical[which], derived.size[which],
                     tags[which])
@@ -289,7 +285,7 @@ class Dispatcher:
 
     def _with_dispatched(self, rows: Rows, codes: Codes | None, derived: Derived, further: Further,
                          plain: Array) -> tuple[Rows, Codes | None]:
-        """Return the rows and those of multi-dispatched messages, a message's own row first (spec
+        """Return the rows with those of multi-dispatched messages after a message's own row (spec
         §10).
         """
         message, queue, offset = self._dispatched(derived, further, plain)
@@ -339,8 +335,8 @@ class Dispatcher:
     # -- the end ----------------------------------------------------------------------------------
 
     def wipe_cut(self) -> None:
-        """Bring to the disk that rows which led beyond the end of the log are gone, else done
-        with the next rows. StoreIOError.
+        """Wipe the rows that pointed past the end of the log, which the next rows would also do.
+        Raises: StoreIOError.
         """
         self._failed = True
         self._queues.wipe_cut()
@@ -349,27 +345,27 @@ class Dispatcher:
         self.flush()
 
     def finish_twins(self) -> frozenset[QueueKey]:
-        """Return the queues of which nothing was written. No rows may follow."""
+        """Return the queues that were not written because they equal their twins; call it last."""
         return self._queues.finish_twins()
 
     def show(self) -> None:
-        """Hand what is only in memory to the system, so that readers see it."""
+        """Write pending data to the files, so that readers see it."""
         failed, self._failed = self._failed, True
         if self._index is not None:
             self._index.sync_to_file()
         self._failed = failed
 
     def flush(self) -> None:
-        """Bring everything that was written to the disk."""
+        """Write pending data and fsync everything."""
         self.show()
         failed, self._failed = self._failed, True
         self._pool.flush()
         self._failed = failed
 
     def close(self) -> None:
-        """Write what is only in memory and close all files. Fsyncs nothing: see `flush`.
+        """Write pending data and close all files, without fsync (see `flush`).
 
-        After an error it writes nothing more: the next opening takes the files as they are.
+        After an error nothing more is written: the next opening continues with the files.
         """
         try:
             if self._index is not None and not self._failed:

@@ -1,4 +1,4 @@
-"""Files of a queue that need not be written, since a store has the same ones."""
+"""Files of a queue that are only written if they differ from those of a store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ _FILLER = np.array([tuple(FILLER)], layout.dtype())[0]
 
 
 class TwinFiles(QueueFiles):
-    """Writes nothing while every unit equals that of the queue's ``twin`` in a store; at the first
-    difference it writes all units so far, then everything that follows.
+    """Files that are not written while every unit equals that of the queue's ``twin`` in a store.
+    At the first difference all units so far are written, then everything that follows.
 
-    A padding entry also equals that of a message deleted from the log, which starts at
-    ``log_min``.
+    A padding entry also equals the entry of a message before ``log_min``, the start of the log.
     """
 
     __slots__ = ("_first", "_log_min", "_next", "_twin")
@@ -31,7 +30,7 @@ class TwinFiles(QueueFiles):
         self._log_min = log_min
 
     def is_twin(self) -> bool:
-        """Return whether nothing was written, and the twin's files have nothing else in them."""
+        """Return whether nothing was written and the twin's files contain nothing else."""
         twin = self._twin
         return twin is not None and self.base is not None and not twin.troubles and (
             len(twin.files) == self._next
@@ -70,9 +69,7 @@ class TwinFiles(QueueFiles):
         super()._write(data, position)
 
     def _older(self, twin: FileQueue, base: int) -> int:
-        """Return how many of the twin's files are before ``base``, and have expired by their last
-        unit.
-        """
+        """Return the number of the twin's files before ``base`` whose last unit is expired."""
         for number, file in enumerate(twin.files):
             last = twin.unit(layout.queue_offset(file.end) - 1) if file.base < base and (
                 file.size == self.file_size) else None

@@ -1,1 +1,1 @@
-"""Messages as text or objects, and the loop of `append` over them."""
+"""Messages from text or objects, and the loop of `append` over them."""

@@ -1,10 +1,9 @@
-"""Many messages from lines of text: what `append` does with each group of its input, on a store
-that is opened for it: the engine, and what a broker does around it. Topics of config/topics.json
-are obeyed and created. A dry run is the whole put path on a store opened read-only: every result,
-offsets and message ids too, is the one a real run on the same store would give.
+"""Append messages from lines of text: an engine, and the parts of a broker around it. The topics in
+config/topics.json apply, and are created if needed. A dry run uses the complete put path on a store
+opened read-only: its results, including offsets and message ids, are those of a real run.
 
-A line that cannot be read, or whose message the store may not take, ends the run or is left
-out, as the caller chose; what was written before stays.
+A line that is not a message, or whose message is refused, ends the run or is skipped, as the caller
+chose. Messages written before it stay.
 """
 
 from __future__ import annotations
@@ -60,13 +59,13 @@ class AppendSession:
         self.auto_create_topic = auto_create_topic
         self.created: list[str] = []
         self.unknown: set[str] = set()
-        """Topics which a broker would not know: config/topics.json exists and lacks them."""
+        """Topics that are not in config/topics.json although that file exists."""
         self._seen: set[str] = set()
         self._allowed: set[tuple[str, int]] = set()
 
     @property
     def notes(self) -> Iterator[str]:
-        """Yield what the user should know of the store before anything is written."""
+        """Notes about the store for the user, before anything is written."""
         if self.engine.recovered:
             why = ("consume queue or index entries were missing" if self.engine.state.clean
                    else "the last shutdown was not clean")
@@ -77,7 +76,7 @@ class AppendSession:
 
     @property
     def warnings(self) -> Iterator[str]:
-        """Yield what became of recorded queue offsets, when everything is put."""
+        """Warnings about changed queue offsets, after everything is put."""
         renumbered, misplaced = self.engine.renumbered, self.engine.misplaced
         if renumbered:
             many = "1 message" if renumbered == 1 else f"{renumbered} messages"
@@ -89,7 +88,7 @@ class AppendSession:
 
     @property
     def remarks(self) -> Iterator[str]:
-        """Yield what else the user should know when everything is put."""
+        """Further notes for the user, after everything is put."""
         if self.unknown:
             named = ", ".join(sorted(self.unknown)[:5])
             yield (f"config/topics.json does not contain {named}: a broker rejects clients that "
@@ -101,8 +100,8 @@ class AppendSession:
             obey_topics: bool = True) -> list[PutResult]:
         """Put a group; see `Engine.put_many`.
 
-        With ``obey_topics`` a message which a broker's topic configuration does not allow is
-        refused, and new topics are entered there if the session creates topics.
+        With ``obey_topics`` a message that the topic configuration does not allow is refused, and
+        new topics are added to it if the session creates topics.
         """
         if not obey_topics:
             return self.engine.put_many(messages, stop=stop)
@@ -173,10 +172,10 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
                  dry_run: bool = False, auto_create_topic: bool = False,
                  keep_queue_offsets: bool = False, outside: Iterable[str] = (),
                  clock: Callable[[], int] = now_ms) -> Iterator[AppendSession]:
-    """Open a store for writing and close it, cleanly where nothing failed.
+    """Open a store for writing and close it, cleanly if nothing failed.
 
-    ``outside``: further folders that may be written, see `Engine.open`.
-    ``dry_run`` opens it read-only: every answer is what a real run would give.
+    ``outside``: further folders that may be written, see `Engine.open`. ``dry_run``: open the store
+    read-only; the results are those of a real run.
     """
     opener = DryRunEngine.open if dry_run else Engine.open
     engine = opener(root, settings, commitlog_dirs=commitlog_dirs, clock=clock,
@@ -187,9 +186,7 @@ def open_session(root: str, settings: Settings, commitlog_dirs: Iterable[str] = 
 
 
 class Convert(Protocol):
-    """A converter of lines to messages. InputError with the reason where a line is not a
-    message.
-    """
+    """A converter of lines to messages. Raises: InputError if a line is not a message."""
 
     def line(self, line: Line) -> Message:
         """Return the message of a line."""
@@ -199,11 +196,11 @@ class Convert(Protocol):
 
 
 _TOGETHER = 256
-"""Lines that are read at once, and each for itself where one of them points to no message."""
+"""Lines converted at once; if one of them is not a message, all are converted one by one."""
 
 
 class LineFault(NamedTuple):
-    """A line that led to no message. ``status`` is the engine's, None where it never came."""
+    """A line without a stored message. ``status``: the engine's, None if it was not put."""
 
     line: int
     reason: str
@@ -217,7 +214,7 @@ class LineFault(NamedTuple):
 
 @dataclass(slots=True)
 class AppendTally:
-    """The progress of a run; offsets are physical, sizes in bytes."""
+    """Progress of a run; physical offsets, sizes in bytes."""
 
     messages: int = 0
     bytes_written: int = 0
@@ -228,7 +225,7 @@ class AppendTally:
     started: float = field(default_factory=time.monotonic)
 
     def count(self, stored: Sequence[PutResult]) -> None:
-        """Take stored messages into account, in the order of the log."""
+        """Count stored messages, in the order of the log."""
         if not stored:
             return
         self.messages += sum([len(result.physical_offsets) or 1 for result in stored])
@@ -239,7 +236,7 @@ class AppendTally:
         self.end_physical_offset = (last.physical_offset or 0) + (last.wrote_bytes or 0)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the summary of the command line."""
+        """Return the summary as a JSON document."""
         seconds = time.monotonic() - self.started
         return {
             "messages": self.messages,
@@ -254,10 +251,10 @@ class AppendTally:
 
 
 def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = False) -> Convert:
-    """Return what makes messages of lines.
+    """Return the converter of lines to messages.
 
-    ``as_recorded``: the record it was. ``replay``: what once reached the put path. Else what a
-    client sends, to which a broker adds its properties.
+    ``as_recorded``: lines are stored records. ``replay``: lines are messages that have reached a
+    put path. Otherwise they are messages of a client, to which a broker adds properties.
     """
     trailing = settings.profile.trailing_separator
     if as_recorded:
@@ -271,7 +268,7 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
 
 def _added(messages: list[Message] | OutgoingList,
            more: Sequence[Message]) -> list[Message] | OutgoingList:
-    """Return both one after the other; by column as long as all are."""
+    """Concatenate messages; keep them by column if both are."""
     if isinstance(more, OutgoingList):
         if not messages:
             return more
@@ -284,7 +281,7 @@ def _added(messages: list[Message] | OutgoingList,
 
 
 class LineAppender:
-    """Puts groups of lines through a session."""
+    """Puts groups of lines into a session."""
 
     def __init__(self, session: AppendSession, convert: Convert, *, stop: bool = True,
                  obey_topics: bool = True, batch: int = 0) -> None:
@@ -295,16 +292,16 @@ class LineAppender:
                          settings.commitlog_file_size - BLANK_SIZE)
         self.tally = AppendTally()
         self.faults: list[LineFault] = []
-        """Faults of the lines of the last group that gave no message."""
+        """Faults of lines in the last group that gave no message."""
         self.stopped_by: str | None = None
-        """The line that ended the run, why, and what became of those before it."""
+        """In words: the line that ended the run, the reason, the result of the lines before."""
 
     def put(self, lines: Sequence[tuple[int, Line]]) -> Iterator[tuple[int, PutResult]]:
-        """Put one group at once; (line number, result) of all that reached the store's checks.
+        """Put a group of lines; yield (line number, result) of messages that reached the engine.
 
-        When everything is to stop at a fault, nothing after the faulty line is put.
+        If a fault ends the run, nothing after the faulty line is put.
         """
-        # Lines to messages, these to the store, and what became of each line.
+        # Convert the lines, put the messages, and collect the results.
         self.faults = []
         messages, sources, broken = self._read(lines)
         if self._batch:
@@ -344,9 +341,7 @@ class LineAppender:
 
     def _read_singly(self, lines: Sequence[tuple[int, Line]], messages: list[Message],
                      sources: list[tuple[int, Line]], broken: list[LineFault]) -> None:
-        """Return the same line by line; up to the first line that is not a message, where that is
-        to stop everything.
-        """
+        """Convert lines one by one, up to the first fault if that ends the run."""
         for number, raw in lines:
             try:
                 messages.append(self._convert.line(raw))
@@ -359,7 +354,7 @@ class LineAppender:
 
     def _join(self, messages: list[Message], sources: list[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]]]:
-        """Return neighbours joined to batches; the line of a batch is that of its first message."""
+        """Join neighbours to batches; the line of a batch is that of its first message."""
         joined: list[Message] = []
         first = []
         number = 0
@@ -378,7 +373,7 @@ class LineAppender:
             self.stopped_by = f"{fault}; stopped here, {self._before()}"
 
     def _before(self) -> str:
-        """Return what became of the lines before the one that ended the run."""
+        """Return, in words, the result of the lines before the one that ended the run."""
         count = self.tally.messages
         if not count:
             return "nothing was written"
@@ -391,7 +386,7 @@ class LineAppender:
 # -- a dry run ------------------------------------------------------------------------------------
 
 class DryRunLog:
-    """Represents the log's files: knows positions, keeps no bytes."""
+    """Positions of the log's files, without their bytes."""
 
     def __init__(self, state: LogState, log: CommitLog, file_size: int) -> None:
         self.position, self._size = state.end, file_size
@@ -402,7 +397,7 @@ class DryRunLog:
         self._left = file_size if file is None else file.end - state.end
 
     def room(self) -> int:
-        """Return bytes left in the current file; a whole file if it does not exist yet."""
+        """Return the bytes left in the current file; the file size without a file."""
         return self._left
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
@@ -423,7 +418,7 @@ class DryRunLog:
 
 
 class DryRunEngine(Putting):
-    """An `Engine` without effect. Use `open`."""
+    """An `Engine` that writes nothing. Use `open`."""
 
     recovered = 0
     failed = False
@@ -443,7 +438,7 @@ class DryRunEngine(Putting):
     def open(cls, root: str | os.PathLike[str], settings: Settings | None = None, *,
              commitlog_dirs: Iterable[str] = (), clock: Callable[[], int],
              keep_queue_offsets: bool = False, outside: Iterable[str] = ()) -> DryRunEngine:
-        """Open the store read-only; refuses where `Engine.open` would."""
+        """Open the store read-only, with the checks of `Engine.open`."""
         settings = settings or Settings()
         path = os.fspath(root)
         dirs = list(commitlog_dirs)
@@ -455,22 +450,22 @@ class DryRunEngine(Putting):
         return cls(path, settings, store, state, clock, keep_queue_offsets)
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
-        """Return the results a real run would give."""
+        """Return the results of a real run."""
         results, _ = self._path.put(messages, stop=stop)
         return results
 
     def reput(self) -> None:
-        """Nothing to dispatch."""
+        """Do nothing: there is nothing to dispatch."""
 
     def flush(self) -> None:
-        """Nothing to flush."""
+        """Do nothing: there is nothing to flush."""
 
     def close(self) -> None:
         self._store.close()
 
 
 def next_offsets(store: Store, settings: Settings, state: LogState) -> dict[tuple[str, int], int]:
-    """Return the topicQueueTable as it is when a real run has dispatched what the last one left."""
+    """Return the topicQueueTable after a real run would have dispatched the rest of the log."""
     version = settings.profile
     table = consumequeue_ends(store, broker_view(store, version), lambda _: None)
     reach = QueueReach(version.generation, store.light_queues)

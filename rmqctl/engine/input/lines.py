@@ -1,8 +1,8 @@
-"""JSON lines as they come in: cut from a descriptor in bounded memory, read with the types asked.
+"""Read JSON lines from a descriptor in bounded memory and convert them to structs.
 
-Lines come in groups, one for whatever a single read completed: a slow pipe gets each line's
-acknowledgement at once, a file is worked through in large pieces. `Typed` reads a line fast, and
-what the fast way refuses once more slowly: that one knows half surrogates and words every error.
+Lines come in groups, one for each read: each line of a slow pipe is acknowledged at once, a file is
+processed in large pieces. `Typed` decodes a line fast; lines that this rejects are parsed again
+slowly, with support for lone surrogates and an exact error.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import msgspec
 from rmqctl.errors import StoreIOError
 
 MAX_LINE = 64 << 20
-"""Bytes one line may have: many times what a message of 4 MiB takes as base64."""
+"""Maximum size of a line: many times that of a 4 MiB message in base64."""
 READ_SIZE = 1 << 20
 STANDARD_INPUT = "standard input"
 
@@ -32,19 +32,19 @@ _BEYOND = 1 << 100
 
 
 class InputError(ValueError):
-    """One input that cannot be taken. Its text is the reason, in one line, without a place."""
+    """Invalid input. The text is the reason, in one line, without the position."""
 
 
 Line = bytes | InputError
-"""A line without its newline; what could not be held in memory is the error instead."""
+"""A line without its newline, or the error for a line that is too long."""
 
 
 class LineReader:
-    """The lines of an open descriptor, which stays the caller's to close.
+    """The lines of an open descriptor, which the caller closes.
 
-    ``name`` is what errors call it; a line of more than ``limit`` bytes is skipped unread.
-    ``taken`` is the number of bytes read so far. ``wake``: a descriptor that ends a wait, see
-    `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`; what is in it is thrown away.
+    ``name``: used in errors. A line of more than ``limit`` bytes is skipped. ``taken``: number of
+    bytes read so far. ``wake``: a descriptor that ends a wait, see
+    `rmqctl.commands.shared.deferred_signals.DeferredSignals.wake`; its data is discarded.
     """
 
     def __init__(self, fd: int, name: str = STANDARD_INPUT, *, limit: int = MAX_LINE,
@@ -58,11 +58,10 @@ class LineReader:
         self._beyond = False
 
     def groups(self) -> Iterator[list[tuple[int, Line]]]:
-        """Yield lists of (line number from 1, line), never empty; blank lines count but are left
-        out.
+        """Yield non-empty lists of (line number from 1, line). Blank lines are counted and skipped.
 
-        A last line without newline counts. StoreIOError when reading fails; an exception of a
-        signal handler comes through while it waits for input.
+        The last line may lack a newline. Signal handlers may raise while this waits for input.
+        Raises: StoreIOError if reading fails.
         """
         while data := self._read():
             self.taken += len(data)
@@ -79,7 +78,7 @@ class LineReader:
 
     @property
     def waits(self) -> bool:
-        """Return whether the next read would have to wait for input."""
+        """Whether the next read would have to wait for input."""
         try:
             return not select.select([self.fd], [], [], 0)[0]
         except (OSError, ValueError):
@@ -108,13 +107,13 @@ class LineReader:
         return group
 
     def _hold(self, part: bytes) -> None:
-        """Keep a piece of a line, unless the line has grown beyond the limit."""
+        """Keep a piece of a line, unless the line exceeds the limit."""
         self._beyond |= len(self._held) + len(part) > self._limit
         if not self._beyond:
             self._held += part
 
     def _whole(self) -> Line:
-        """Return the line that is held, now complete."""
+        """Return the collected line, which is complete."""
         line: Line = self._too_long() if self._beyond else bytes(self._held)
         self._held, self._beyond = bytearray(), False
         return line
@@ -129,13 +128,13 @@ class LineReader:
                     self._wait(self.wake)
                 return os.read(self.fd, self._read_size)
             except BlockingIOError:
-                # Whoever shares the terminal or pipe may have made it non-blocking.
+                # Another process may have made the shared terminal or pipe non-blocking.
                 select.select([self.fd], [], [])
             except OSError as error:
                 raise StoreIOError.from_oserror(error, self.name, "read") from error
 
     def _wait(self, wake: int) -> None:
-        """Until there is input. A signal's handler runs, and may raise, whenever it wakes this."""
+        """Wait for input. A signal handler that wakes this runs, and may raise."""
         waiting = select.poll()
         for descriptor in (self.fd, wake):
             waiting.register(descriptor, select.POLLIN)
@@ -150,21 +149,18 @@ class LineReader:
 
 @contextmanager
 def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReader]:
-    """Return a reader of a file, or of standard input for None and ``-``.
-
-    StoreIOError when it cannot be opened.
-    """
+    """Open a reader of a file, or of standard input for None and ``-``. Raises: StoreIOError."""
     if path is None or path == "-":
         if sys.stdin is None:
-            # Descriptor 0 may be a file of the store by now.
+            # Descriptor 0 may be a file of the store if standard input was closed.
             raise StoreIOError(f"cannot read {STANDARD_INPUT}: it is closed")
-        with suppress(OSError):  # a larger pipe, fewer and larger groups; a file is not a pipe
+        with suppress(OSError):  # a larger pipe gives larger groups; fails for a file
             fcntl.fcntl(0, fcntl.F_SETPIPE_SZ, READ_SIZE)
         yield LineReader(0, limit=limit)
         return
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:  # ValueError: a zero character in the name
+    except (OSError, ValueError) as error:  # ValueError: NUL in the name
         if isinstance(error, OSError):
             raise StoreIOError.from_oserror(error, path, "open") from error
         raise StoreIOError(f"cannot open {path!r}: {error}") from error
@@ -175,11 +171,10 @@ def open_lines(path: str | None, *, limit: int = MAX_LINE) -> Iterator[LineReade
 
 
 def parse(line: bytes) -> dict[str, Any]:
-    """Return the JSON object in a line, read slowly and exactly. InputError names what is wrong and
-    where.
+    """Parse the JSON object in a line slowly and exactly.
 
-    Lone surrogates stay as they are; numbers beyond any field's range come back as one that is
-    out of range too.
+    Lone surrogates are kept; a number beyond all fields' ranges becomes another one out of range.
+    Raises: InputError with the fault and its position.
     """
     try:
         text = line.decode("utf-8")
@@ -201,7 +196,7 @@ def parse(line: bytes) -> dict[str, Any]:
 
 
 def _integer(digits: str) -> int:
-    """Python refuses to convert thousands of digits, and takes long over hundreds."""
+    """Convert digits; Python refuses thousands of them, and is slow for hundreds."""
     if len(digits) <= _MAX_DIGITS:
         return int(digits)
     return -_BEYOND if digits.startswith("-") else _BEYOND
@@ -221,9 +216,9 @@ _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
 
 class Typed(Generic[_Fields]):
-    """Reads objects as a struct; fields it does not have are ignored.
+    """Decoder of objects to a struct; unknown fields are ignored.
 
-    Texts may hold lone surrogates U+DC80 to U+DCFF, which represent bytes that are not UTF-8.
+    Texts may contain lone surrogates U+DC80 to U+DCFF, which represent bytes that are not UTF-8.
     """
 
     def __init__(self, fields: type[_Fields]) -> None:
@@ -231,7 +226,7 @@ class Typed(Generic[_Fields]):
         self._decode = msgspec.json.Decoder(fields).decode
 
     def line(self, line: Line) -> _Fields:
-        """Return the object in a line. InputError says in one line why it cannot be read."""
+        """Return the object in a line. Raises: InputError with the reason."""
         try:
             return self._decode(line)  # type: ignore[arg-type]  # no error is a line: TypeError
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
@@ -240,14 +235,14 @@ class Typed(Generic[_Fields]):
         return self.object(parse(line))
 
     def lines(self, lines: Sequence[Line]) -> list[_Fields]:
-        """Return the objects in many lines. InputError where one of them cannot be read."""
+        """Return the objects in many lines. Raises: InputError if one is invalid."""
         try:
             return list(map(self._decode, lines))  # type: ignore[arg-type]
         except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
             return list(map(self.line, lines))
 
     def object(self, fields: Mapping[str, Any]) -> _Fields:
-        """Return the same for an object that is parsed already; it is left as it is."""
+        """Return the struct for a parsed object, which is not changed."""
         try:
             typed = msgspec.convert(fields, self._type)
         except msgspec.ValidationError as error:
@@ -266,7 +261,7 @@ def _name(match: re.Match[str]) -> str:
 
 
 def _in_words(account: str) -> str:
-    """Return the decoder's account of a wrong type, in the form of all reasons."""
+    """Return the decoder's message about a wrong type in the form of other reasons."""
     match = _AT.fullmatch(account)
     wrong, where = match.groups() if match else (account, "")
     wrong = re.sub("`([^`]*)`", _name, wrong[:1].lower() + wrong[1:])
@@ -274,7 +269,7 @@ def _in_words(account: str) -> str:
 
 
 def _check_texts(value: Any, field: str) -> None:
-    """Refuse half surrogates which represent no byte."""
+    """Raise InputError for lone surrogates that do not represent a byte."""
     if isinstance(value, str):
         if not value.isascii():
             try:
@@ -294,5 +289,5 @@ def _check_texts(value: Any, field: str) -> None:
 
 
 def half_surrogate(error: UnicodeEncodeError) -> str:
-    """Return what is wrong with a text that cannot be encoded."""
+    """Return, in words, why a text cannot be encoded."""
     return f"contains an unpaired surrogate (U+{ord(error.object[error.start]):04X})"

@@ -1,8 +1,8 @@
-"""Message objects (JSON) as what the engine takes: the inverse of `store.objects`.
+"""Convert message objects (JSON) to the engine's messages: the inverse of `store.objects`.
 
-Three ways: `Plain` (a client's message: only topic and body are needed), `Replay` (what once
-reached a broker's put path, taken as it is) and `Recorded` (the very record, as it was stored).
-What is more exact wins: ``properties_raw`` over ``properties`` over ``tags`` and ``keys``.
+There are three forms: `Plain` (a client's message, which needs only topic and body), `Replay` (a
+message that has reached a broker's put path) and `Recorded` (a stored record). The more exact field
+wins: ``properties_raw`` over ``properties`` over ``tags`` and ``keys``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from rmqctl.formats.local.message import Record
 __all__ = ["Exact", "InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
 
 Prepare = Callable[[dict[str, str] | str], str]
-"""Properties as a client hands them over -> the string that reaches the put path."""
+"""A client's properties -> the string that reaches the put path."""
 PrepareMany = Callable[[Sequence[dict[str, str] | str]], list[str]]
 """The same for many messages at once."""
 
@@ -42,7 +42,7 @@ _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 
 
 class _Item(msgspec.Struct, gc=False):
-    """Fields that the messages of a batch do not share."""
+    """Fields of a single message of a batch."""
 
     body: str | None = None
     body_encoding: str | None = None
@@ -53,7 +53,7 @@ class _Item(msgspec.Struct, gc=False):
     delay_level: Int32 | None = None
     flag: Int32 | None = None
     filter_bit_map: str | None = None
-    crc_ok: Any = None  # only whether it is false matters
+    crc_ok: Any = None  # only False matters
 
 
 class _Message(_Item, gc=False):
@@ -89,22 +89,22 @@ _Made = TypeVar("_Made")
 
 
 class _Way(Generic[_Fields, _Made]):
-    """One way to take message objects."""
+    """A form of message objects."""
 
     def __init__(self, fields: type[_Fields]) -> None:
         typed = Typed(fields)
         self._read, self._check, self._read_many = typed.line, typed.object, typed.lines
 
     def line(self, line: Line) -> _Made:
-        """Return the message of a JSON line. InputError with the reason in one line."""
+        """Return the message of a JSON line. Raises: InputError with the reason."""
         return self._make(self._read(line))
 
     def lines(self, lines: Sequence[Line]) -> Sequence[_Made]:
-        """Return the messages of many lines. InputError where one of them is refused."""
+        """Return the messages of many lines. Raises: InputError if one is invalid."""
         return [self._make(fields) for fields in self._read_many(lines)]
 
     def object(self, fields: Mapping[str, Any]) -> _Made:
-        """Return the same for an object that is parsed already; it is left as it is."""
+        """Return the message of a parsed object, which is not changed."""
         return self._make(self._check(fields))
 
     def _make(self, fields: _Fields) -> _Made:
@@ -112,7 +112,7 @@ class _Way(Generic[_Fields, _Made]):
 
 
 class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
-    """An object that goes through the put path. ``messages`` makes a batch of an object."""
+    """A form that goes through the put path. An object with ``messages`` is a batch."""
 
     def __init__(self, fields: type[_Fields], single: Prepare, item: Prepare, batch: Prepare,
                  many: PrepareMany | None = None) -> None:
@@ -121,11 +121,11 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
         self._many = many or (lambda given: list(map(single, given)))
 
     def _stored_at(self, read: Sequence[_Fields]) -> Sequence[int | None]:
-        """Return the store times that the objects give."""
+        """Return the store times in the objects, or None."""
         return [None] * len(read)
 
     def lines(self, lines: Sequence[Line]) -> Sequence[Outgoing | OutgoingBatch]:
-        """Return the messages of many lines. InputError where one of them is refused."""
+        """Return the messages of many lines. Raises: InputError if one is invalid."""
         read = self._read_many(lines)
         bodies, batched = [fields.body for fields in read], [fields.messages for fields in read]
         if None in [fields.topic for fields in read] or None in bodies or (
@@ -139,7 +139,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
 
     def _singles(self, read: Sequence[_Fields], bodies: list[bytes],
                  properties: list[str]) -> OutgoingList:
-        """Return messages that have a topic. InputError."""
+        """Return the messages. Raises: InputError if a topic is missing."""
         born, stored = ([None if host is None else _host(name, host) for host in hosts]
                         for name, hosts in (
                             ("born_host", [fields.born_host for fields in read]),
@@ -185,11 +185,11 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
 
 
 class Plain(_Sent[_Message]):
-    """Messages as a client sends them; what a broker sets itself is not looked at.
+    """Messages as a client sends them; fields that a broker sets are ignored.
 
-    ``prepare`` makes the properties string of a single message, ``item`` that of each message
-    of a batch (by default the same) and ``batch`` the batch's own (by default what is given).
-    ``many`` does for many messages what ``prepare`` does for each.
+    ``prepare`` returns the properties string of a single message, ``item`` that of a message of a
+    batch (default: ``prepare``), ``batch`` that of the batch itself (default: as given). ``many``
+    is ``prepare`` for many messages.
     """
 
     def __init__(self, prepare: Prepare, *, item: Prepare | None = None,
@@ -198,9 +198,9 @@ class Plain(_Sent[_Message]):
 
 
 class Replay(_Sent[_Timed]):
-    """Messages as they reached the put path: properties, times and hosts as given.
+    """Messages that have reached a put path: properties, times and hosts as given.
 
-    ``trailing``: whether properties given as an object get a last separator.
+    ``trailing``: whether properties given as an object end with a separator.
     """
 
     def __init__(self, *, trailing: bool) -> None:
@@ -212,7 +212,7 @@ class Replay(_Sent[_Timed]):
 
 
 class Recorded(_Way[_Stored, Record]):
-    """Records as they were stored. ``magic`` 0, both offsets -1: not given, the engine chooses.
+    """Stored records. ``magic`` 0 and offsets -1 are not given: the engine chooses them.
 
     A body that does not match its ``body_crc`` is refused: a broker would truncate the log there.
     """
@@ -225,7 +225,7 @@ class Recorded(_Way[_Stored, Record]):
         self._join = joined(trailing=trailing)
 
     def _make(self, given: _Stored) -> Record:
-        # A stored record needs all stored fields, and none of those that only a new message has.
+        # A stored record needs all stored fields, and no field that only a new message has.
         if given.messages is not None or given.delay_level is not None:
             wrong = "delay_level" if given.messages is None else "messages"
             raise InputError(f"field {wrong}: not valid for a stored record")
@@ -259,9 +259,8 @@ class Recorded(_Way[_Stored, Record]):
 
 
 class Exact(Recorded):
-    """Records of which every field is given, so that their bytes are those that were stored.
-
-    InputError where one is missing, or where the fields do not make the size that is given.
+    """Stored records with all fields, so that their bytes can be restored exactly.
+    Raises: InputError if a field is missing, or if the fields do not add up to the given size.
     """
 
     _needed = ("topic", "body", "born_timestamp", "born_host", "store_timestamp", "store_host",
@@ -287,12 +286,12 @@ class Exact(Recorded):
 
 
 def joined(*, trailing: bool) -> Prepare:
-    """Return properties in the order they are given; a string as it is."""
+    """Return a function that joins properties in their order; it returns strings unchanged."""
     def join(given: dict[str, str] | str) -> str:
         if isinstance(given, str):
             return given
         text = props.build(given, trailing=trailing)
-        # A separator too many, or an empty name: one of the pairs holds it.
+        # An extra separator, or an empty name: find the pair.
         if text.count(_END) != len(given) - (not trailing and bool(given)) or "" in given:
             raise ValueError("separators in names or values")
         if any(_NAME in name for name in given):
@@ -336,7 +335,7 @@ def _body(item: _Item, field: str = "") -> bytes:
 
 
 def _bodies(items: Sequence[_Item]) -> list[bytes]:
-    """Return the bodies of messages that have one."""
+    """Return the bodies of messages, which must have one."""
     encodings = [item.body_encoding for item in items]
     if encodings.count(None) == len(items) and False not in [item.crc_ok for item in items]:
         try:
@@ -363,7 +362,7 @@ def _properties(item: _Item, field: str = "") -> dict[str, str] | str:
 
 
 def _properties_of(items: Sequence[_Item]) -> Sequence[dict[str, str] | str]:
-    """`_properties` of many; most have them in one form, and nothing beside it."""
+    """Return `_properties` of many messages, which usually have them in the same form."""
     count = len(items)
     raws = [item.properties_raw for item in items]
     if [item.delay_level for item in items].count(None) == count:
@@ -385,7 +384,7 @@ def _prepared(prepare: Prepare, item: _Item, field: str = "") -> str:
 
 
 def _unstorable(pairs: Mapping[str, str]) -> str | None:
-    """Return why pairs cannot be joined to a string; None when they can."""
+    """Return why pairs cannot be joined to a string, or None."""
     for name, value in pairs.items():
         if not name or _NAME in name or _END in name:
             return (f"{_shown(name)} cannot be a name: it is empty or contains a separator "
@@ -413,7 +412,7 @@ def _host(name: str, text: str) -> Host:
 def _packed(text: str) -> Host:
     address, port = message.host_bytes(text)
     digits = text.rpartition(":")[2]
-    # int() and ip_address() take more than is meant: blanks, underscores, a scope that is lost.
+    # int() and ip_address() accept too much: blanks, underscores, a scope that is lost.
     if (not digits.removeprefix("-").isdecimal() or "%" in text
             or not ~_MAX_PORT <= port <= _MAX_PORT):
         raise ValueError(text)

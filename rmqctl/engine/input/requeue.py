@@ -1,4 +1,4 @@
-"""Dead letters put again: each once, by what `rmqctl.store.groups.dead_letters` makes of it."""
+"""Requeue dead letters, each once, as converted by `rmqctl.store.groups.dead_letters`."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ _TOGETHER = 64
 
 
 class Made(NamedTuple):
-    """The outcome for a dead letter: the message object, or the ``status`` and the ``reason``
-    without one; ``msg_id`` is that of the message it became before.
+    """A dead letter and its message object, or the ``status`` and ``reason`` otherwise.
+    ``msg_id``: that of the message from an earlier requeue.
     """
 
     letter: DeadLetter
@@ -36,7 +36,7 @@ class Made(NamedTuple):
 
 def made(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued, *,
          again: bool = False) -> Iterator[Made]:
-    """Yield what each dead letter becomes; ``again``: also those that were requeued before."""
+    """Convert dead letters; ``again``: also those that were requeued before."""
     for letter in letters:
         before = None if again else requeued.find(letter)
         if before is not None:
@@ -50,15 +50,15 @@ def made(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued
 
 
 def line(message: dict[str, Any]) -> bytes:
-    """Return a message object as a line that `append` takes, without its end."""
+    """Return a message object as a line for `append`, without the newline."""
     return json.dumps(message, separators=(",", ":")).encode()
 
 
 def requeue(letters: Iterable[Made], session: AppendSession) -> Iterator[dict[str, Any]]:
-    """Put them, some at a time, and report the outcome of each: rows of `COLUMNS`.
+    """Put the messages in groups; yield a result row (`COLUMNS`) for each dead letter.
 
-    A message for a topic that config/topics.json does not know is left out: no client could read
-    it. StoreIOError.
+    A message for a topic that is not in config/topics.json is skipped: no client could read it.
+    Raises: StoreIOError.
     """
     appender = LineAppender(session, converter(session.settings), stop=False)
     rest = iter(letters)

@@ -1,1 +1,1 @@
-"""The commitlog as something to append to: files, their rolling, when they are forced to disk."""
+"""Append to the commitlog: its files, the roll to the next one, and flushing to disk."""

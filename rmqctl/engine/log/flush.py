@@ -1,8 +1,8 @@
-"""Forcing the log to the device (spec: recovery.md §11).
+"""Flush the log to disk (spec: recovery.md §11).
 
-`FlushService` does it from time to time, `GroupCommit` whenever a caller waits for it. After an
-error neither tries again: the system may have forgotten what it could not write, and the next fsync
-would report success.
+`FlushService` flushes periodically, `GroupCommit` when a caller waits for it. After an error
+neither tries again: the system may have dropped the unwritten pages, and the next fsync would
+report success.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ COMMIT_INTERVAL = 0.2
 
 
 class Forceable(Protocol):
-    """The target of a flush: `LogFiles`, or anything that has positions and can be synced."""
+    """The target of a flush: `LogFiles`, or anything with positions that can be synced."""
 
     @property
     def position(self) -> int: ...
@@ -36,7 +36,7 @@ class Forceable(Protocol):
 
 
 class _Service(ABC):
-    """A thread with an end, and with a memory of what went wrong in it."""
+    """A thread that can be stopped and keeps its error."""
 
     _name: str
 
@@ -46,7 +46,7 @@ class _Service(ABC):
         self._stopping = False
         self._failure: RmqctlError | None = None
         self.syncs = 0
-        """Number of times that the log was forced."""
+        """Number of flushes."""
         self._thread = threading.Thread(target=self._guarded, name=self._name, daemon=True)
         ending.note(self)
 
@@ -56,20 +56,18 @@ class _Service(ABC):
         return self._failure
 
     def check(self) -> None:
-        """Raise the error that occurred in the background, if any. Costs next to nothing."""
+        """Raise the error of the thread, if any. This is cheap."""
         if self._failure is not None:
-            # A new one each time: threads must not share a traceback.
+            # A new exception each time: threads must not share a traceback.
             raise type(self._failure)(str(self._failure))
 
     def end(self) -> None:
-        """Stop the service before the interpreter ends, unless it was stopped."""
+        """Stop the service before the interpreter ends, if it is still running."""
         if self._thread.is_alive():
             self.stop()
 
     def stop(self) -> None:
-        """Force the rest and end the thread. Raise the error if that, or anything before,
-        failed.
-        """
+        """Flush the rest and end the thread. Raise the error if any flush failed."""
         with self._change:
             self._stopping = True
             self._change.notify_all()
@@ -102,10 +100,9 @@ class _Service(ABC):
 class FlushService(_Service):
     """Asynchronous flush. The thread starts at once.
 
-    Every ``flush_interval`` ms the log is forced if it has ``flush_least_pages`` unforced
-    pages, and whatever it has once ``flush_thorough_interval`` has passed. Buffers of the
-    transient store pool are committed every 200 ms. An error ends the service; `check`, to be
-    called before each put, raises it.
+    Every ``flush_interval`` ms the log is flushed if it has ``flush_least_pages`` dirty pages, and
+    every ``flush_thorough_interval`` in any case. Buffers of the transient store pool are committed
+    every 200 ms. An error ends the service; call `check`, which raises it, before each put.
     """
 
     _name = "log-flush"
@@ -142,9 +139,8 @@ class FlushService(_Service):
 
 
 class GroupCommit(_Service):
-    """Synchronous flush: one thread forces the log for all waiting callers. A caller that comes
-    during a sync is served by the next one, together with all others that came meanwhile. The
-    thread starts at once.
+    """Synchronous flush: a thread flushes the log for all waiting callers. Callers that arrive
+    during a flush are served together by the next one. The thread starts at once.
     """
 
     _name = "log-group-commit"
@@ -153,16 +149,17 @@ class GroupCommit(_Service):
         super().__init__(log)
         self._wanted = self._reached = log.synced
         self._asked = 0
-        """Number of callers that have waited. A new one is what starts a sync: a position that is
-        not written yet must not keep the thread busy.
+        """Number of callers so far. Only a new caller starts a flush: a position that is not
+        written yet must not keep the thread busy.
         """
         self._thread.start()
 
     def wait(self, position: int, timeout_ms: float) -> bool:
-        """Wait until the log is forced up to ``position``; False when the time is over first.
+        """Wait until the log is on disk up to ``position``; return False after a timeout.
 
-        False means that the bytes are in the log and may yet become durable. StoreIOError when
-        forcing failed, now or earlier; RefusedError when the service has ended.
+        After a timeout the bytes are in the log and may become durable later.
+        Raises: StoreIOError if a flush failed, now or earlier; RefusedError if the service
+        has ended.
         """
         with self._change:
             self.check()

@@ -1,8 +1,8 @@
-"""One commitlog file that is being written, in three ways with one interface
-(spec: commitlog.md §1, recovery.md §7 and §11).
+"""A commitlog file opened for writing, in three variants (spec: commitlog.md §1, recovery.md §7,
+§11).
 
-All three leave the same bytes. `ChannelFile` hands them to the system as they come, `MappedFile`
-copies them into a mapping, `PooledFile` gathers them in a buffer of the transient store pool until
+All variants write the same bytes. `ChannelFile` writes them to the file at once, `MappedFile`
+copies them into a mapping, `PooledFile` collects them in a buffer of the transient store pool until
 `commit`.
 """
 
@@ -19,14 +19,14 @@ from rmqctl.errors import InternalError, StoreIOError
 from rmqctl.files.durable import Part, failed, sync, sync_folder, write_all, write_parts
 
 _WARM_STEP = 1024
-"""Pages touched at once: other threads get their turn in between."""
+"""Pages touched at once, so that other threads can run in between."""
 
 
 class LogFile(ABC):
-    """A commitlog file of full length, appended to by one thread and forced by another.
+    """A commitlog file of full length, appended to by one thread and flushed by another.
 
-    ``base`` is its physical offset, ``size`` its length, ``wrote`` the position of the next byte,
-    ``synced`` up to where it is forced. ``fresh``: its name in the folder is not forced yet.
+    ``base``: its physical offset. ``size``: its length. ``wrote``: position of the next byte.
+    ``synced``: position up to which it is on disk. ``fresh``: the folder entry is not flushed yet.
     `close` closes ``fd``.
     """
 
@@ -41,7 +41,7 @@ class LogFile(ABC):
 
     @property
     def committed(self) -> int:
-        """Up to where the system has the bytes, and a reader can see them."""
+        """Position up to which the bytes are in the file and visible to readers."""
         return self.wrote
 
     @property
@@ -49,9 +49,9 @@ class LogFile(ABC):
         return self.wrote == self.size
 
     def append(self, parts: Sequence[Part]) -> None:
-        """Append the parts at `wrote`, where they must fit.
+        """Append the parts, which must fit into the file.
 
-        Views must have items of one byte. StoreIOError; then nothing was appended.
+        Views must have items of one byte. After a StoreIOError nothing was appended.
         """
         end = self.wrote + sum(map(len, parts))
         if end > self.size:
@@ -62,20 +62,20 @@ class LogFile(ABC):
 
     @abstractmethod
     def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
-        """Take the parts over, from ``position`` to ``end``. StoreIOError."""
+        """Store the parts at ``[position, end)``. Raises: StoreIOError."""
 
     def declare_full(self) -> None:
-        """Leave the rest of the file as it is; nothing more can be appended."""
+        """Mark the file as full without changing its rest."""
         self.wrote = self.size
 
     def commit(self) -> None:  # noqa: B027  # nothing to do for most
-        """Hand gathered bytes to the system, where a variant gathers any. StoreIOError."""
+        """Write collected bytes to the file, if the variant collects them. Raises: StoreIOError."""
 
     def sync(self) -> None:
-        """Commit and force everything appended so far to the device. StoreIOError.
+        """Commit and flush everything appended so far.
 
-        After a failure the system may have forgotten which pages were not written, and a second try
-        would succeed: so the failure is raised again each time.
+        After a failure the system may have dropped the unwritten pages, and a second attempt would
+        succeed. So the failure is raised again each time. Raises: StoreIOError.
         """
         self.commit()
         with self._syncing:
@@ -83,8 +83,8 @@ class LogFile(ABC):
                 raise StoreIOError(str(self._failure))
             upto = self.committed
             try:
-                # On Linux this forces what was written through a mapping as well: msync(2) is
-                # the same call on a range. Unlike mmap.flush it lets other threads go on.
+                # On Linux this also flushes writes through a mapping: msync(2) is the same call
+                # for a range. Unlike mmap.flush it does not block other threads.
                 sync(self._fd, self.path, whole=self.fresh)
                 if self.fresh:
                     sync_folder(os.path.dirname(self.path))
@@ -95,7 +95,7 @@ class LogFile(ABC):
             self.synced = upto
 
     def close(self) -> None:
-        """Close the file without forcing anything."""
+        """Close the file without a flush."""
         fd, self._fd = self._fd, -1
         if fd >= 0:
             try:
@@ -105,16 +105,16 @@ class LogFile(ABC):
 
 
 class ChannelFile(LogFile):
-    """Positional writes into a sparse file; a full disk is a clean error."""
+    """A file with positional writes into a sparse file; a full disk raises an error."""
 
     def _put(self, parts: Sequence[Part], position: int, end: int) -> None:
         write_parts(self._fd, parts, position, self.path)
 
 
 class BufferPool:
-    """At most ``count`` anonymous buffers of ``size`` bytes, made when first needed.
+    """A pool of at most ``count`` anonymous buffers of ``size`` bytes, created on demand.
 
-    A buffer that comes back is reused as it is: its old bytes are never read.
+    A returned buffer is reused without being cleared: its old bytes are never read.
     """
 
     def __init__(self, count: int, size: int) -> None:
@@ -125,12 +125,12 @@ class BufferPool:
 
     @property
     def free(self) -> int:
-        """Buffers that can still be taken."""
+        """Number of available buffers."""
         return self.count - self._out
 
     def take(self) -> mmap.mmap:
-        """Return a buffer. InternalError when all are out, StoreIOError when memory is
-        exhausted.
+        """Return a buffer.
+        Raises: InternalError without a free one; StoreIOError without memory.
         """
         with self._lock:
             if self._out >= self.count:
@@ -144,13 +144,13 @@ class BufferPool:
             return buffer
 
     def give(self, buffer: mmap.mmap) -> None:
-        """Take a buffer back."""
+        """Return a buffer to the pool."""
         with self._lock:
             self._out -= 1
             self._idle.append(buffer)
 
     def close(self) -> None:
-        """Give the idle buffers back to the system."""
+        """Free the idle buffers."""
         with self._lock:
             for buffer in self._idle:
                 buffer.close()
@@ -158,11 +158,11 @@ class BufferPool:
 
 
 class PooledFile(LogFile):
-    """Appends go to a buffer of ``pool``; `commit` writes what was not yet handed over.
+    """A file whose appends go to a buffer of ``pool``; `commit` writes the buffer's new bytes.
 
-    The buffer is taken at the first append and given back, not cleared, when all of a full file
-    is committed. A broker would copy the buffer's old content after the closing blank to the
-    file; here the rest stays zeros.
+    The buffer is taken at the first append and returned when a full file is committed. A broker
+    would also copy the buffer's old content after the closing blank to the file; here these bytes
+    stay zero.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -173,7 +173,7 @@ class PooledFile(LogFile):
         self._committing = threading.Lock()
         self._committed = position
         self._filled = position
-        """After the last byte appended; `wrote` is beyond it once the file is declared full."""
+        """Position after the last appended byte; `wrote` is larger after `declare_full`."""
 
     @property
     def committed(self) -> int:
@@ -192,7 +192,7 @@ class PooledFile(LogFile):
             if self._buffer is not None:
                 with memoryview(self._buffer) as content, content[start:filled] as part:
                     write_all(self._fd, part, start, self.path)
-            # `wrote` was read first: where it says full, nothing can have come in after it.
+            # `wrote` was read first: if it shows a full file, nothing was appended since.
             self._committed = self.size if wrote == self.size else filled
             if self._committed == self.size:
                 self._return()
@@ -203,18 +203,18 @@ class PooledFile(LogFile):
             self._buffer = None
 
     def close(self) -> None:
-        """Close the file; what was not committed is lost."""
+        """Close the file; uncommitted bytes are lost."""
         with self._committing:
             self._return()
         super().close()
 
 
 class MappedFile(LogFile):
-    """A shared mapping of the whole file.
+    """A file with a shared mapping of its full length.
 
-    The caller reserves the file's space first (`log_create`): writing into a hole of a full disk
-    would end the process with SIGBUS. With ``warm`` one byte of each page is touched without
-    changing it, and the pages are locked; ``locked``: whether the system allowed it.
+    The caller reserves the file's space first (`log_create`): a write into a hole on a full disk
+    would end the process with SIGBUS. With ``warm`` each page is touched without a change, and the
+    pages are locked; ``locked``: whether the system allowed it.
     """
 
     def __init__(self, fd: int, path: str, base: int, size: int, position: int = 0, *,
@@ -233,7 +233,7 @@ class MappedFile(LogFile):
         self._map[position:end] = parts[0] if len(parts) == 1 else b"".join(parts)
 
     def _warm(self) -> None:
-        """Touches, advises and locks every page. That the system refuses is not an error."""
+        """Touch, advise and lock every page. A refusal by the system is not an error."""
         step = mmap.PAGESIZE * _WARM_STEP
         for start in range(0, self.size, step):
             pages = slice(start, min(start + step, self.size), mmap.PAGESIZE)
@@ -245,7 +245,7 @@ class MappedFile(LogFile):
         self.locked = _lock_pages("mlock", self._map)
 
     def close(self) -> None:
-        """Unlock and unmaps; the system writes what is not forced when it likes."""
+        """Unlock and unmap the file; the system writes unflushed pages later."""
         if not self._map.closed:
             if self.locked:
                 _lock_pages("munlock", self._map)
@@ -255,13 +255,13 @@ class MappedFile(LogFile):
 
 
 def _lock_pages(name: str, pages: mmap.mmap) -> bool:
-    """Call ``mlock`` or ``munlock`` for a whole mapping; return whether the system did it."""
+    """Call ``mlock`` or ``munlock`` for a complete mapping; return whether it succeeded."""
     try:
         call = getattr(ctypes.CDLL(None, use_errno=True), name)
     except (OSError, AttributeError):
         return False
     call.argtypes, call.restype = (ctypes.c_void_p, ctypes.c_size_t), ctypes.c_int
-    # The address object holds the mapping open, so it must not outlive this call.
+    # The address object keeps the mapping open, so it must not outlive this call.
     first = ctypes.c_char.from_buffer(pages)
     done: int = call(ctypes.addressof(first), len(pages))
     del first

@@ -1,5 +1,5 @@
-"""The commitlog as something to append to: its files, one after the other, over its folders
-(spec: commitlog.md §1-§2, recovery.md §7).
+"""The files of a commitlog opened for appending, in all of its folders (spec: commitlog.md §1-§2,
+recovery.md §7).
 """
 
 from __future__ import annotations
@@ -30,41 +30,40 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
 
 PAGE = 4096
-"""A broker's page: the unit of its "least pages"."""
+"""A broker's page size: the unit of its "least pages"."""
 FULL_RATIO = 0.85
-"""A folder used beyond this gets no new file while another one has room."""
+"""A folder whose disk is fuller gets no new file while another one has space."""
 _BLANK = layout.reader(Blank)
 
 
 class LogFiles:
     """The files of a commitlog, opened at ``end``, the physical offset of the next byte.
 
-    One thread appends (`append`, `close_with_blank`, `roll`); `commit` and `sync` may be called by
-    others. ``files`` are those that exist; with none of them, ``end`` is where the log will start.
-    Of the settings it takes the file size and the ways of writing. Nothing on disk is shortened or
-    deleted but a file that was laid out ahead and not used (`remove_unused`).
-
-    RefusedError when the files do not fit the file size and ``end``; StoreIOError.
+    One thread appends (`append`, `close_with_blank`, `roll`); other threads may call `commit` and
+    `sync`. ``files``: the existing files; without files the log starts at ``end``. The settings
+    define the file size and the way of writing. Nothing on disk is truncated or deleted, except an
+    unused file that was allocated ahead (`remove_unused`).
+    Raises: RefusedError if the files do not match the file size and ``end``; StoreIOError.
     """
 
     def __init__(self, folders: Sequence[str], settings: Settings, end: int,
                  files: Sequence[StoreFile] = ()) -> None:
         size = settings.commitlog_file_size
-        # A broker uses its pool only where nobody waits for a flush.
+        # A broker uses its pool only if no put waits for a flush.
         buffers = settings.transient_pool if settings.flush == "async" else 0
         self.folders, self.file_size = list(folders), size
         self.files = sorted(files, key=lambda file: file.base)
-        """The files of the log, those made here among them."""
+        """The files of the log, including new ones."""
         self.current: LogFile | None = None
         self.syncs = 0
-        """Number of times that a file was forced."""
+        """Number of flushes of a file."""
         self._known = {file.base: file.path for file in self.files}
         if len(self._known) < len(self.files):
             raise RefusedError("two commitlog files have the same name: recover the store first")
         self._end = end
         self._closed = False
         self._waiting: deque[LogFile] = deque()
-        """Full files that are not wholly forced yet, oldest first."""
+        """Full files that are not completely flushed yet, oldest first."""
         self._lock = threading.Lock()
         self._syncing = threading.Lock()
         self._pool = BufferPool(buffers, size) if buffers else None
@@ -86,24 +85,24 @@ class LogFiles:
 
     @property
     def position(self) -> int:
-        """Return the physical offset of the next byte."""
+        """Physical offset of the next byte."""
         file = self.current
         return self._end if file is None else file.base + file.wrote
 
     def room(self) -> int:
-        """Return bytes left in the current file; of a whole file if it does not exist yet."""
+        """Return the bytes left in the current file; the file size without a file."""
         file = self.current
         return self.file_size if file is None else file.size - file.wrote
 
     def append(self, parts: Sequence[Part]) -> None:
         """Append the parts at `position`, in a new file if no file is open yet.
 
-        They must fit into `room`. StoreIOError, and then nothing was appended.
+        They must fit into `room`. After a StoreIOError nothing was appended.
         """
         (self.current or self._next()).append(parts)
 
     def close_with_blank(self) -> None:
-        """End the current file with the END_OF_FILE record. What is after it stays as it is."""
+        """End the current file with the END_OF_FILE record; bytes after it do not change."""
         file = self.current or self._next()
         room = file.size - file.wrote
         if room < BLANK_SIZE:
@@ -112,7 +111,7 @@ class LogFiles:
         file.declare_full()
 
     def start_at(self, physical: int) -> None:
-        """Set where the first file of an empty log will start. RefusedError, InternalError."""
+        """Set the start of the first file of an empty log. Raises: RefusedError, InternalError."""
         if self.files or self.current is not None:
             raise InternalError(f"the log continues at {self.position}, not at {physical}")
         if physical % self.file_size or physical < 0:
@@ -120,10 +119,11 @@ class LogFiles:
         self._end = physical
 
     def roll(self) -> None:
-        """Go on with the next file; the current one must be full.
+        """Continue with the next file; the current one must be full.
 
-        StoreIOError when it cannot be made, RefusedError when a file with data has its name;
-        then everything is as before, and it can be tried again.
+        After an error nothing has changed, and the call can be repeated.
+        Raises: StoreIOError if the file cannot be created; RefusedError if a file with data
+        has its name.
         """
         if self.current is not None and not self.current.full:
             raise InternalError(f"{self.current.path}: the log rolls before the file is full")
@@ -138,7 +138,7 @@ class LogFiles:
             new = self._make(base)
         else:
             new = self._allocator.take(base)
-            # Only now: if this one could not be made, the next would leave a hole before it.
+            # Only now: if this file could not be created, the next one would follow a hole.
             self._allocator.ask(base + self.file_size)
         with self._lock:
             if self.current is not None:
@@ -158,7 +158,7 @@ class LogFiles:
         return self._maker.next(path, base)
 
     def _free_buffer(self) -> None:
-        """Commit full files, oldest first, until the pool has a buffer for the next one."""
+        """Commit full files, oldest first, until the pool has a free buffer."""
         if self._pool is None:
             return
         for file in self._unforced():
@@ -174,25 +174,21 @@ class LogFiles:
 
     @property
     def synced(self) -> int:
-        """Return the physical offset up to which everything appended here is forced to the
-        device.
-        """
+        """Physical offset up to which all appended data is on disk."""
         with self._lock:
             file = self._waiting[0] if self._waiting else self.current
         return self._end if file is None else file.base + file.synced
 
     def commit(self) -> None:
-        """Hand what the pool's buffers hold to the system. StoreIOError."""
+        """Write the content of the pool's buffers to the files. Raises: StoreIOError."""
         if self._pool is not None:
             for file in self._unforced():
                 file.commit()
 
     def sync(self, least_pages: int = 0) -> int:
-        """Force the files in order, the last one if it has ``least_pages`` unforced pages; the
-        answer is `synced`.
-
-        With 0 everything that was appended. StoreIOError, which comes again on every later
-        call: see `LogFile.sync`.
+        """Flush the files in order, the last one if it has ``least_pages`` dirty pages (0: always);
+        return `synced`.
+        Raises: StoreIOError, also in every later call (see `LogFile.sync`).
         """
         with self._syncing:
             for file in self._unforced():
@@ -203,7 +199,7 @@ class LogFiles:
             return self.synced
 
     def _leave(self, file: LogFile) -> None:
-        """Close a full file that is forced and after the current one."""
+        """Close a full and flushed file, unless it is the current one."""
         with self._lock:
             done = bool(self._waiting) and file is self._waiting[0] and file.synced == file.size
             if done:
@@ -212,8 +208,9 @@ class LogFiles:
             file.close()
 
     def remove_unused(self) -> None:
-        """At a clean end: removes the file that was laid out ahead and not used, as a broker
-        does. Afterwards the log can only be closed. StoreIOError.
+        """Remove the unused file that was allocated ahead, as a broker does at a clean shutdown.
+        Afterwards the log can only be closed.
+        Raises: StoreIOError.
         """
         if self._allocator is None:
             return
@@ -222,8 +219,9 @@ class LogFiles:
             _remove_unused(file)
 
     def close(self) -> None:
-        """Commit what is gathered and close every file; forces nothing, and without
-        `remove_unused` removes nothing. StoreIOError once all that can be closed is closed.
+        """Commit collected bytes and close every file, without a flush and without removing unused
+        files.
+        Raises: StoreIOError, after all files that can be closed are closed.
         """
         failures: list[RmqctlError] = []
         steps = [self.commit, *(file.close for file in self._unforced())]
@@ -245,7 +243,7 @@ class LogFiles:
 
 
 def _due(file: LogFile, least_pages: int) -> bool:
-    """Return whether a broker would force the file (spec: recovery.md §11)."""
+    """Return whether a broker would flush the file (spec: recovery.md §11)."""
     wrote, synced = file.wrote, file.synced
     if wrote == synced:
         return False
@@ -255,7 +253,7 @@ def _due(file: LogFile, least_pages: int) -> bool:
 
 
 def _remove_unused(file: LogFile) -> None:
-    """Remove a file laid out ahead, once more making sure that nothing is in it."""
+    """Remove a file that was allocated ahead, after another check that it is empty."""
     if file.wrote or not is_all_zero(file.path):
         raise InternalError(f"{file.path}: preallocated, but not empty")
     try:
@@ -272,16 +270,16 @@ _READ = 1 << 20
 
 def place(folders: Sequence[str], start: int, file_size: int,
           full: Collection[str] = ()) -> str:
-    """Return the folder in which the file that starts at physical offset ``start`` is made.
+    """Return the folder of the file that starts at physical offset ``start``.
 
-    Folders that are ``full`` are skipped unless all are.
+    Folders that are ``full`` are skipped, unless all of them are.
     """
     candidates = sorted(set(folders).difference(full) or set(folders))
     return candidates[start // file_size % len(candidates)]
 
 
 def is_all_zero(path: str) -> bool:
-    """Return whether a file holds nothing but zeros; holes are not read. StoreIOError."""
+    """Return whether a file contains only zeros; holes are not read. Raises: StoreIOError."""
     with FileSource(path) as source:
         position = source.next_data(0)
         while position < source.size:
@@ -293,9 +291,9 @@ def is_all_zero(path: str) -> bool:
 
 
 class Maker:
-    """Makes and opens log files of one length for one way of writing them.
+    """Creates and opens log files of a fixed length in a fixed variant.
 
-    With a ``pool`` appends go to its buffers and ``mapped`` does not matter, as in a broker.
+    With a ``pool`` appends go to its buffers, and ``mapped`` has no effect, as in a broker.
     """
 
     def __init__(self, file_size: int, *, mapped: bool = False, warm: bool = False,
@@ -304,9 +302,8 @@ class Maker:
         self.mapped = mapped and pool is None
 
     def open(self, path: str, base: int, position: int) -> LogFile:
-        """Return an existing file, to be appended to at ``position``.
-
-        RefusedError when its length is not that of the log's files, StoreIOError.
+        """Open an existing file for appending at ``position``.
+        Raises: RefusedError if its length is not that of the log's files; StoreIOError.
         """
         fd = open_file(path, os.O_RDWR)
         try:
@@ -314,7 +311,7 @@ class Maker:
             if size != self.file_size:
                 raise RefusedError(f"{path}: has {size} bytes, not {self.file_size}: recover the "
                                    "store first")
-            # For a mapping the space itself: a hole of a full disk would be a SIGBUS.
+            # A mapping needs reserved space: a hole on a full disk would raise SIGBUS.
             self._lay_out(fd, path)
             return self._wrap(fd, path, base, position)
         except BaseException:
@@ -322,9 +319,8 @@ class Maker:
             raise
 
     def next(self, path: str, base: int) -> LogFile:
-        """Return the file to go on with: one laid out earlier that holds nothing, or a new one.
-
-        RefusedError when a file with anything in it has the name, StoreIOError.
+        """Return the next file: an empty one that was allocated earlier, or a new one.
+        Raises: RefusedError if a file with data has the name; StoreIOError.
         """
         fd = self._create(path) if not os.path.lexists(path) else self._take(path)
         try:
@@ -334,8 +330,8 @@ class Maker:
             raise
 
     def _take(self, path: str) -> int:
-        """Return a file laid out earlier. If it is too short, a process was killed while creating
-        it.
+        """Open a file that was allocated earlier. It is too short if the process was killed while
+        creating it.
         """
         if not is_all_zero(path):
             raise RefusedError(f"{path}: contains data beyond the end of the log: recover the "
@@ -368,7 +364,7 @@ class Maker:
 
 
 class FileAllocator:
-    """One thread that makes files by their base offsets. It starts with the first request."""
+    """A thread that creates files by base offset. It starts with the first request."""
 
     def __init__(self, make: Callable[[int], LogFile]) -> None:
         self._make = make
@@ -380,7 +376,7 @@ class FileAllocator:
         ending.note(self)
 
     def ask(self, base: int) -> None:
-        """Want the file that starts at ``base``; does not wait."""
+        """Request the file that starts at ``base``, without waiting."""
         with self._change:
             if self._stopping:
                 raise InternalError("a file of a closed log was requested")
@@ -393,10 +389,10 @@ class FileAllocator:
             self._change.notify_all()
 
     def take(self, base: int) -> LogFile:
-        """Return the file that starts at ``base``, waited for. The error that kept it from being
-        made.
+        """Wait for the file that starts at ``base`` and return it, or raise the error of its
+        creation.
 
-        What failed earlier, in the background, is tried once more: the disk may have room now.
+        If the creation failed earlier, in the background, try again: the disk may have space now.
         """
         with self._change:
             if isinstance(self._made.get(base), RmqctlError):
@@ -437,7 +433,7 @@ class FileAllocator:
             self._thread.join()
 
     def close(self) -> list[LogFile]:
-        """End the thread; return the files that nothing took."""
+        """End the thread and return the files that were not taken."""
         self.end()
         left = [outcome for outcome in self._made.values() if isinstance(outcome, LogFile)]
         self._made.clear()

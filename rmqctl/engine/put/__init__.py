@@ -1,1 +1,1 @@
-"""From a message to its record in the log: admission, rewriting, encoding, queue offsets."""
+"""Messages to records in the log: admission, rewriting, encoding, queue offsets."""

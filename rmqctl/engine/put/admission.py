@@ -1,18 +1,17 @@
-"""Checks of the puts that a store refuses, with a broker's status (spec: recovery.md §8,
-commitlog.md §7-§8).
+"""Checks that refuse messages with a broker's status (spec: recovery.md §8, commitlog.md §7-§8).
 
-Every check returns None, or a `PutResult` with the reason; nothing is written then. The order of
-the calls for a message is that of the functions here, the rewriting (`rewrite`) before the sizes.
+Every check returns None, or a `PutResult` with the reason; then nothing is written. The functions
+are in the order of their calls for a message; `rewrite` comes before the sizes.
 
-Beyond a broker, because its store would suffer or another file be hit, MESSAGE_ILLEGAL with a
-reason goes to: a topic that is not a folder name (empty, ``.``, ``..``, with ``/`` or NUL, more
-than 255 bytes) or whose length byte would read back negative; a negative queue id; a number that
-does not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that has no UTF-8; an
-empty batch; what every later recovery would take for damage (`unreadable`). Where a broker fails
-with an exception instead of a status, that is MESSAGE_ILLEGAL, too.
+rmqctl also refuses messages that would damage the store or hit another file, with MESSAGE_ILLEGAL
+and a reason: a topic that is not a folder name (empty, ``.``, ``..``, with ``/`` or NUL, more than
+255 bytes) or whose length byte would read back negative; a negative queue id; a number that does
+not fit its field; an IPv6 bit in ``sys_flag`` with an IPv4 host; text that UTF-8 cannot encode; an
+empty batch; a message that every later recovery would take for damage (`unreadable`). If a broker
+fails with an exception instead of a status, the status is MESSAGE_ILLEGAL, too.
 
-4.9.3 counts its light queues, but looks at the wrong variable and never refuses; 5.3.3 does not
-count. So rmqctl does not check that.
+4.9.3 counts its light queues, but compares the wrong variable and never refuses; 5.3.3 does not
+count them. So rmqctl does not check their number.
 """
 
 from __future__ import annotations
@@ -68,7 +67,7 @@ _HALF_PAIR = "an unpaired surrogate, which UTF-8 cannot encode"
 
 @cache
 def sign_bit(name: str) -> int:
-    """Return which bit of a record's number is its sign."""
+    """Return the number of the sign bit of a record's field."""
     return 8 * layout.width_of(Message, name)[0] - 1
 
 
@@ -76,9 +75,7 @@ INT, LONG = sign_bit("queue_id"), sign_bit("queue_offset")
 
 
 def folder_fault(name: str) -> str | None:
-    """Return why a topic or queue name cannot be a folder of ``consumequeue/``; None when it
-    can.
-    """
+    """Return why a topic or queue name cannot be a folder of ``consumequeue/``, or None."""
     if name in ("", ".", ".."):
         return f"the name {name!r} cannot be a folder"
     if "/" in name or "\0" in name:
@@ -93,15 +90,15 @@ def folder_fault(name: str) -> str | None:
 
 
 def _units(text: str) -> int:
-    """Java's ``String.length``: characters beyond the basic plane count twice."""
+    """Return Java's ``String.length``: characters beyond the basic plane count twice."""
     return len(text) if text.isascii() else len(text.encode("utf-16-be", "surrogatepass")) // 2
 
 
 @lru_cache(maxsize=8192)
 def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
-    """Return why a store of this version rejects a topic; None when it accepts it.
+    """Return why a store of this version rejects a topic, or None.
 
-    `hooks`: with the checks of a 5.3.3 broker before its store, which would accept more.
+    ``hooks``: with the checks of a 5.3.3 broker before its store, which would accept more.
     """
     fault = folder_fault(topic)
     if fault is not None:
@@ -120,7 +117,7 @@ def topic_fault(topic: str, version: str, hooks: bool = True) -> str | None:
 
 
 def text_fault(properties: str, settings: Settings) -> str | None:
-    """Return why a single message cannot have this properties string, its bytes not yet counted."""
+    """Return why a message cannot have this properties string, or None; sizes are checked later."""
     if not settings.profile.message_v2 and _units(properties) > MAX_PROPERTIES:
         return (f"the properties have {_units(properties)} characters, at most {MAX_PROPERTIES} "
                 "are allowed")
@@ -128,7 +125,7 @@ def text_fault(properties: str, settings: Settings) -> str | None:
 
 
 def number_fault(holder: object, names: Sequence[str]) -> str | None:
-    """Return the first number that does not fit its field, or a negative queue id."""
+    """Return, in words, a number that does not fit its field or is a negative queue id, or None."""
     for name in names:
         value = getattr(holder, name)
         if value is None:
@@ -142,7 +139,7 @@ def number_fault(holder: object, names: Sequence[str]) -> str | None:
 
 
 def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
-    """Return whether both are hosts, and IPv6 ones where ``sys_flag`` says so."""
+    """Return why a host is invalid or contradicts the IPv6 bits of ``sys_flag``, or None."""
     for name, (address, port) in (("born_host", born_host), ("store_host", store_host)):
         if len(address) not in _ADDRESSES or port >> INT not in (0, -1):
             return f"{name} is not an address and port"
@@ -152,7 +149,7 @@ def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
 
 
 def encoding_fault(text: str) -> str | None:
-    """Return whether a properties string has bytes at all."""
+    """Return why a properties string cannot be encoded, or None."""
     try:
         raw_text(text)
     except UnicodeEncodeError:
@@ -162,9 +159,7 @@ def encoding_fault(text: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
-    """Return why a recorded topic cannot be stored again in a record of this magic (0: not
-    given).
-    """
+    """Return why a recorded topic cannot be stored in a record of this magic (0: any), or None."""
     fault = folder_fault(raw.decode("utf-8", "surrogateescape"))
     if fault is not None:
         return f"topic: {fault}"
@@ -183,8 +178,8 @@ def record_topic_fault(raw: bytes, magic: int, version: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class StoreState:
-    """The state that decides whether a store accepts anything. ``lock_held_ms``: how long the put
-    lock has been held by the put now in it, 0 for none.
+    """The state that decides whether a store accepts messages. ``lock_held_ms``: how long the
+    current put has held the put lock, 0 without one.
     """
 
     shutdown: bool = False
@@ -194,7 +189,7 @@ class StoreState:
 
 
 def check_store(state: StoreState, settings: Settings) -> PutResult | None:
-    """SERVICE_NOT_AVAILABLE, or the busy status of the profile."""
+    """Return SERVICE_NOT_AVAILABLE or the busy status of the profile, or None."""
     if state.shutdown:
         return refused(SERVICE_NOT_AVAILABLE, "the store was shut down")
     if state.role == "SLAVE":
@@ -213,10 +208,9 @@ def check_store(state: StoreState, settings: Settings) -> PutResult | None:
 
 def check_message(message: Outgoing, settings: Settings, *,
                   hooks: bool = True) -> PutResult | None:
-    """Check a single message before anything is rewritten.
+    """Check a single message before it is rewritten.
 
-    ``hooks=False`` leaves out what a 5.3.3 broker tests before it asks its store: for messages
-    which once were in a store, no matter how they came there.
+    ``hooks=False``, for messages from a store, skips the checks of a 5.3.3 broker before its store.
     """
     fault = topic_fault(message.topic, settings.version, hooks)
     if fault is not None:
@@ -239,10 +233,9 @@ def check_message(message: Outgoing, settings: Settings, *,
 
 def check_inner_batch(message: Outgoing, properties: Properties, settings: Settings,
                       is_batch_topic: Callable[[str], bool]) -> PutResult | None:
-    """Check that an inner batch goes to a BatchCQ topic only, and that only it has ``INNER_NUM``
-    (5.x).
+    """Check that inner batches, and only they, have ``INNER_NUM`` and a BatchCQ topic (5.x).
 
-    A broker tests this before and again after the delay and timer rewrite.
+    A broker checks this before and again after the delay and timer rewrite.
     """
     if not settings.profile.batch_queues:
         return None
@@ -257,9 +250,7 @@ def check_inner_batch(message: Outgoing, properties: Properties, settings: Setti
 
 
 def unreadable(topic: str, properties: Properties, settings: Settings) -> str | None:
-    """Return why a broker's check of the log would call this message dirty, and end the log
-    there.
-    """
+    """Return why a broker's recovery would truncate the log at this message, or None."""
     if topic == props.SCHEDULE_TOPIC:
         try:
             delay_level_of(properties)
@@ -281,8 +272,8 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
     """Check the limits of the encoder, in bytes.
 
     ``properties``: with the separator and the reserved bytes of an appended CRC. ``record``: the
-    whole record. ``multi_dispatch``: its properties were rebuilt with the offsets of other
-    queues, which has limits and statuses of its own.
+    complete record. ``multi_dispatch``: the properties were rebuilt with the offsets of other
+    queues, which has its own limits and statuses.
     """
     profile, limit = settings.profile, settings.max_message_size
     room = min(limit + profile.body_room, MAX_INT)
@@ -307,7 +298,7 @@ def check_sizes(settings: Settings, body: int, properties: int, record: int, *,
 
 
 def request_size(batch: OutgoingBatch) -> int:
-    """Return bytes of a batch as its producer sends it."""
+    """Return the size of a batch as its producer sends it (bytes)."""
     return sum(BATCH_ITEM_SIZE + len(item.body) + len(raw_text(item.properties))
                for item in batch.messages)
 
@@ -354,8 +345,8 @@ def check_batch_sizes(settings: Settings, batch: OutgoingBatch, properties: Sequ
                       records: Sequence[int]) -> PutResult | None:
     """Check the limits of the batch encoder, in bytes for each message.
 
-    ``properties``: own and batch's together, without the reserved bytes of an appended CRC. A
-    broker does not test their sum: its length field would overflow.
+    ``properties``: those of message and batch, without the reserved bytes of an appended CRC. A
+    broker does not check their sum, and its length field would overflow.
     """
     reserved = append_crc.SIZE if settings.append_properties_crc else 0
     longest = max([len(raw_text(batch.properties)), *(size + reserved for size in properties)])
@@ -374,8 +365,8 @@ _RECORD_NUMBERS = (
 
 
 def check_record(record: Record, settings: Settings) -> PutResult | None:
-    """Return whether a recorded message can be stored as it was: only what could not be read back,
-    or does not fit its field, is refused. A magic of 0 means: the version its topic needs.
+    """Check a recorded message. Only messages that could not be read back, or do not fit a field,
+    are refused. A magic of 0 means the version that the topic needs.
     """
     fault = record_topic_fault(record.topic, record.magic, settings.version)
     if fault is None and (

@@ -1,8 +1,8 @@
-"""Messages of a group by column, and the records of many of them at once.
+"""Messages of a group by column, and the records of many messages at once.
 
-What messages of one queue, one set of system flags and one pair of hosts share is their *lane*; it
-is worked out once. The compiled kernel writes the records of a range in one loop: without it
-`rmqctl.engine.put.per_message` puts each by itself.
+Messages with the same queue, system flags and hosts share a *lane*, which is computed once. The
+compiled kernel writes the records of a range in one loop. Without it
+`rmqctl.engine.put.per_message` puts each message by itself.
 """
 
 from __future__ import annotations
@@ -25,39 +25,38 @@ from rmqctl.formats.local.message import PROPERTIES_LENGTH_SIZE
 from rmqctl.scan.frames import Array
 
 MOST_LANES = 8192
-"""Lanes that are remembered from group to group."""
+"""Maximum number of lanes that are kept from group to group."""
 NONE = -1
-"""The number of no lane."""
-_FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, as the kernel has them
+"""The number for messages without a lane."""
+_FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, in the kernel's order
 
 _REQUESTS = (b"DEL", b"INNER_")
-"""A word of these begins all requests to a broker: DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS, INNER_*.
-"""
+"""Parts of all properties that are requests: DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS, INNER_*."""
 
 QueueKey = tuple[str, int]
 LaneKey = tuple[str, int, int, Host | None, Host | None]
-"""Topic, queue id, system flags, born host and store host of a message as it was given."""
+"""Topic, queue id, system flags, born host and store host of a message, as given."""
 
 
 class Kind(NamedTuple):
-    """The parts that all records of one topic, set of flags and pair of hosts share."""
+    """The common parts of records with the same topic, flags and hosts."""
 
     magic: int
     topic: bytes
-    """After its length, as stored."""
+    """As stored, after its length."""
     fixed: int
-    """Bytes of everything but body and properties."""
+    """Size of the record without body and properties (bytes)."""
     pack: Callable[..., bytes]
-    """Makes the head."""
+    """Packs the header."""
     sys_flag: int
     born_host: Host
     store_host: Host
 
 
 class Lanes:
-    """The lanes that were met, by number: with a row in arrays which the kernel reads.
+    """The known lanes by number, with a row each in arrays for the kernel.
 
-    ``kind_of`` returns what a lane's messages share, None where they need a closer look.
+    ``kind_of`` returns the common parts of a lane's messages, None if they need single puts.
     """
 
     def __init__(self, kind_of: Callable[[LaneKey], Kind | None]) -> None:
@@ -65,19 +64,19 @@ class Lanes:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all of them."""
+        """Remove all lanes."""
         self._numbers: dict[LaneKey, int] = {}
         self._queue_numbers: dict[QueueKey, int] = {}
         self.kinds: list[Kind] = []
         self.keys: list[QueueKey] = []
         self.queues: list[int] = []
-        """Each lane's queue, as a number."""
+        """The lanes' queues, as numbers."""
         self._arrays: LaneArrays | None = None
 
     def encode(self, *columns: Sequence[Any]) -> list[int]:
-        """Return the number of each lane, `NONE` for those whose messages need a closer look.
+        """Return the numbers of lanes, `NONE` for messages that need single puts.
 
-        ``columns`` are the parts of their keys.
+        ``columns``: the parts of the lanes' keys.
         """
         numbers = list(map(self._numbers.get, zip(*columns, strict=True)))
         if None in numbers:
@@ -105,14 +104,14 @@ class Lanes:
 
     @property
     def arrays(self) -> LaneArrays:
-        """Return all lanes as arrays."""
+        """All lanes as arrays."""
         if self._arrays is None:
             self._arrays = LaneArrays(self)
         return self._arrays
 
 
 class LaneArrays:
-    """Lanes by column; rows are their numbers (at least one row, whatever there is)."""
+    """Lanes by column, with a row per lane (at least one row)."""
 
     def __init__(self, lanes: Lanes) -> None:
         heads = [kind.pack(
@@ -129,15 +128,16 @@ class LaneArrays:
             (head + topic).ljust(width, b"\0") for head, topic in zip(heads, topics, strict=True)),
             np.uint8).reshape(-1, width)
         self.next_offset: Array = np.zeros(int(self.queue.max()) + 1, np.int64)
-        """Scratch: the next queue offset of each queue."""
+        """Scratch array: the next queue offsets."""
 
 
 class Columns:
     """A group of single messages by column.
 
-    ``special`` are the numbers of those that need a closer look, ascending: a lane which does, a
-    property that changes the message (``concerns`` decides), or anything a broker might refuse.
-    TypeError, ValueError, OverflowError or AttributeError where a message holds what no field can.
+    ``special``: numbers of messages that need single puts, ascending. They have no lane, or a
+    property that changes the message (``concerns`` decides), or a value that a broker might refuse.
+    Raises: TypeError, ValueError, OverflowError or AttributeError for a value that no field can
+    hold.
     """
 
     def __init__(self, messages: Sequence[Outgoing], kernel: ModuleType, lanes: Lanes,
@@ -161,7 +161,7 @@ class Columns:
             self._texts = _Slices(_encoded(texts, ordinary))
         if any(kernel.holds(self._texts.data, word) for word in _REQUESTS):
             ordinary &= [not concerns(message) for message in messages]
-        # Numbers; most of them are 0 everywhere.
+        # Numbers, most of which are 0 in all messages.
         self._numbers: Array = np.zeros((5, len(messages)), np.int64)
         self._timeless = self._fill(_STORED, stored)
         self._unborn = self._fill(_BORN, born)
@@ -177,7 +177,7 @@ class Columns:
         self.special: list[int] = np.flatnonzero(~ordinary).tolist()
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
-        """Fill a row of numbers; return which are missing (bool), None where all exist."""
+        """Fill a row of numbers; return which ones are missing (bool), or None if all exist."""
         first = values[0]
         if first is values[-1] and values.count(first) == len(values):
             if first is None:
@@ -192,17 +192,14 @@ class Columns:
         return None
 
     def ordinary_until(self, number: int) -> int:
-        """Return the first number from ``number`` on that needs a closer look, or how many there
-        are.
+        """Return the first message from ``number`` that needs a single put, or the number of
+        messages.
         """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)
 
     def stored_at(self, part: slice, clock: Callable[[], int]) -> Array:
-        """Store times (int64); messages that bring no store time or born time get theirs here.
-
-        The clock is asked once for all.
-        """
+        """Return store times (int64); set missing times, with a single clock call."""
         stored: Array = self._numbers[_STORED, part]
         if self._timeless is not None:
             stored[self._timeless[part]] = clock()
@@ -211,7 +208,7 @@ class Columns:
         return stored
 
     def store_hosts(self, part: slice) -> Iterable[Host]:
-        """Return the store host of each message."""
+        """Return the store hosts of the messages."""
         kinds = self.lanes.kinds
         hosts = {kinds[lane].store_host for lane in self._used(part)}
         if len(hosts) == 1:
@@ -225,11 +222,11 @@ class Columns:
 
     def records(self, part: slice, physical: int,
                 offsets: dict[QueueKey, int]) -> tuple[memoryview, list[int]]:
-        """Return (records of a part from a physical offset on, their queue offsets).
+        """Return (records of a part at a physical offset, their queue offsets).
 
-        ``offsets`` are the next of each queue, 0 where it is not there; they are counted up.
+        ``offsets``: the next offset of each queue (default 0), which are advanced.
         """
-        # The next offset of each queue that is concerned, in and out of the dictionary.
+        # Copy the next offsets of these queues from the dictionary and back.
         lanes = self.lanes
         used = {lanes.queues[lane]: lanes.keys[lane] for lane in self._used(part)}
         following = lanes.arrays.next_offset
@@ -249,9 +246,10 @@ class Columns:
 
 
 class _Slices:
-    """Bytes of many in one buffer, with the start and the size of each (int64).
+    """Byte strings in one buffer, with their starts and sizes (int64).
 
-    ``data`` is given where it is known. TypeError where one's length is not that of its bytes.
+    ``data``: the joined bytes, if they exist already.
+    Raises: TypeError if a length differs from the size in bytes.
     """
 
     def __init__(self, parts: Sequence[bytes] | Sequence[str], data: bytes | None = None) -> None:
@@ -264,7 +262,7 @@ class _Slices:
 
 
 def _encoded(texts: Sequence[str], ordinary: Array) -> list[bytes]:
-    """Return the stored bytes of properties; a text that has none is not ordinary."""
+    """Return the stored bytes of properties; mark texts without an encoding as not ordinary."""
     encoded = []
     for number, text in enumerate(texts):
         try:

@@ -1,5 +1,5 @@
-"""The position in the log while a group of messages is put: bytes yet to be written, and records
-yet to be dispatched (reput; spec: recovery.md §6).
+"""The end of the log while a group of messages is put: unwritten bytes, and undispatched records
+(reput; spec: recovery.md §6).
 """
 
 from __future__ import annotations
@@ -11,43 +11,43 @@ from typing import Protocol
 from rmqctl.formats.local.message import BLANK_SIZE
 
 DISPATCH_BYTES = 1 << 20
-"""Bytes of records that are dispatched together: each round has a cost of its own."""
+"""Bytes of records that are dispatched together, because each call has a fixed cost."""
 
 
 class AppendLog(Protocol):
-    """The log as the put path sees it; offsets are physical, sizes in bytes."""
+    """The log as the put path uses it; physical offsets, sizes in bytes."""
 
     @property
     def current(self) -> object | None:
-        """Return the file that is appended to; None before the first."""
+        """The file for appending, or None without a file."""
 
     @property
     def files(self) -> Sequence[object]:
-        """Return all files, oldest first."""
+        """All files, oldest first."""
 
     @property
     def position(self) -> int:
-        """Return where the next byte goes."""
+        """Physical offset of the next byte."""
 
     def room(self) -> int:
-        """Return bytes left in the current file; a whole file's if it does not exist yet."""
+        """Return the bytes left in the current file; the file size without a file."""
 
     def append(self, parts: Sequence[bytes | memoryview]) -> None:
-        """Write at ``position``; makes the first file of an empty log."""
+        """Write at ``position``; create the first file of an empty log."""
 
     def close_with_blank(self) -> None:
         """End the current file with the END_OF_FILE record."""
 
     def roll(self) -> None:
-        """Go on in the next file."""
+        """Continue in the next file."""
 
     def start_at(self, physical: int) -> None:
-        """Set where the first file of an empty log will start."""
+        """Set the start of the first file of an empty log."""
 
 
 @dataclass(slots=True)
 class RecordRun:
-    """Whole records that are one after the other in one file, from physical offset ``base`` on."""
+    """Complete contiguous records in a file, from physical offset ``base``."""
 
     base: int
     data: bytes | memoryview
@@ -55,10 +55,10 @@ class RecordRun:
 
 
 class Cursor:
-    """Gathers the records of a group; offsets are physical. The put lock guards it.
+    """Collector of a group's records; physical offsets. The put lock guards it.
 
-    ``base`` is where the gathered records start, ``position`` where the next one goes, ``end``
-    where the current file ends. ``begin`` is called before the first byte is written.
+    ``base``: start of the collected records. ``position``: of the next record. ``end``: end of the
+    current file. ``begin`` is called before the first byte is written.
     """
 
     __slots__ = (
@@ -83,34 +83,34 @@ class Cursor:
         self.runs: list[RecordRun] = []
 
     def start(self) -> None:
-        """Begin a group where the log ends."""
+        """Begin a group at the end of the log."""
         self.base = self.position = self.log.position
         self.end = self.position + self.log.room()
         self.parts, self.bit_maps, self.runs = [], {}, []
 
     @property
     def is_new(self) -> bool:
-        """Return whether the log has neither a file nor a record."""
+        """Whether the log has neither files nor records."""
         return self.log.current is None and not self.log.files and not self.parts
 
     def start_at(self, physical: int) -> None:
-        """Set where the first file of an empty log will start."""
+        """Set the start of the first file of an empty log."""
         self.log.start_at(physical)
         self.base = self.position = physical
         self.end = physical + self.log.room()
 
     def make_room(self, size: int) -> None:
-        """Go on in the next file if a record of ``size`` bytes and a blank do not fit here."""
+        """Continue in the next file if a record of ``size`` bytes and a blank do not fit."""
         if size + BLANK_SIZE > self.end - self.position:
             self.roll()
 
     def add(self, records: bytes | memoryview) -> None:
-        """Finished records, or one, for ``position`` on."""
+        """Add finished records at ``position``."""
         self.parts.append(records)
         self.position += len(records)
 
     def roll(self) -> None:
-        """Close the current file, if there is one, and go on in the next."""
+        """Close the current file, if any, and continue in the next."""
         self.write()
         self._begin()
         if self.log.current is not None:
@@ -122,7 +122,7 @@ class Cursor:
         self.end = self.position + self.log.room()
 
     def write(self) -> None:
-        """Append what was gathered to the current file."""
+        """Append the collected records to the current file."""
         if not self.parts:
             return
         self._begin()
@@ -134,7 +134,7 @@ class Cursor:
 
 
 class Backlog:
-    """Stretches of records in the order of the log. The put lock guards it."""
+    """Undispatched runs of records in log order. The put lock guards it."""
 
     def __init__(self, dispatch: Callable[[RecordRun], None]) -> None:
         self._dispatch = dispatch
@@ -142,7 +142,7 @@ class Backlog:
         self._bytes = 0
 
     def add(self, written: list[RecordRun]) -> bool:
-        """Take what was written; whether it is time to `clear`."""
+        """Add written runs; return whether it is time to `clear`."""
         self._waiting += written
         self._bytes += sum([len(run.data) for run in written])
         return self._bytes >= DISPATCH_BYTES
@@ -155,10 +155,9 @@ class Backlog:
 
 
 def joined(runs: list[RecordRun]) -> Iterator[RecordRun]:
-    """Yield the runs, adjacent runs as one.
+    """Yield the runs, with adjacent runs merged.
 
-    Single puts leave one for each message. No run crosses the end of a file: there is always a
-    blank between.
+    Single puts leave a run per message. No run crosses the end of a file, because a blank is there.
     """
     start = 0
     while start < len(runs):

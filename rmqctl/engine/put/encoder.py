@@ -1,7 +1,7 @@
-"""From a message to the bytes of its record (spec: commitlog.md §2, §5.4 and §7).
+"""Encode messages as records (spec: commitlog.md §2, §5.4 and §7).
 
-All places come from the declaration in `formats.message`: the fixed part through the compiled
-struct of each variant, the lengths of topic and properties through their declared widths.
+All positions come from the declaration in `formats.message`: the fixed part from the compiled
+struct of each variant, the lengths of topic and properties from their declared widths.
 """
 
 from __future__ import annotations
@@ -37,14 +37,13 @@ _V6 = 16
 def raw_text(text: str) -> bytes:
     """Return the stored bytes of a text; lone surrogates U+DC80-DCFF represent bytes that are not
     UTF-8.
-
-    UnicodeEncodeError for any other lone surrogate.
+    Raises: UnicodeEncodeError for other lone surrogates.
     """
     return text.encode("utf-8", "surrogateescape")
 
 
 def host_flags(sys_flag: int, born_host: Host, store_host: Host) -> int:
-    """``sys_flag`` with the two IPv6 bits set by the hosts; a given bit is never cleared."""
+    """Return ``sys_flag`` with the IPv6 bits of the hosts; bits are never cleared."""
     if len(born_host[0]) == _V6:
         sys_flag |= BORN_HOST_V6
     if len(store_host[0]) == _V6:
@@ -54,7 +53,7 @@ def host_flags(sys_flag: int, born_host: Host, store_host: Host) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TopicPart:
-    """The stored form of a topic: its record version and its bytes after their length."""
+    """The stored form of a topic: record version, and bytes with their length before them."""
 
     magic: int
     length: int
@@ -62,7 +61,7 @@ class TopicPart:
 
 
 class Encoder:
-    """Encodes for one configuration: version, appended CRC."""
+    """Encoder for a configuration: version, appended CRC."""
 
     def __init__(self, settings: Settings) -> None:
         self._v2 = settings.profile.message_v2
@@ -81,21 +80,21 @@ class Encoder:
         return TopicPart(magic, len(raw), width.pack(len(raw)) + raw)
 
     def properties_part(self, properties: str) -> bytes:
-        """Return the properties' bytes, with the separator an appended CRC needs before it."""
+        """Return the properties' bytes, with the separator before an appended CRC."""
         raw = raw_text(properties)
         if self.reserved and raw and not raw.endswith(_SEPARATOR):
             raw += _SEPARATOR
         return raw
 
     def size(self, sys_flag: int, topic: TopicPart, body: int, properties: int) -> int:
-        """Return bytes of the record, the reserved CRC included; lengths in bytes."""
+        """Return the size of the record with the reserved CRC; lengths in bytes."""
         return (variant(sys_flag & HOST_BITS, topic.magic).fixed_size + body + topic.length
                 + properties + self.reserved)
 
     def record(self, record: Record, topic: TopicPart) -> bytes:
-        """Return the bytes of a finished record; its ``total_size`` must be the result of `size`.
+        """Return the bytes of a record; its ``total_size`` must be the result of `size`.
 
-        ``record.properties`` come without the reserved CRC, which is filled in here.
+        ``record.properties``: without the reserved CRC, which is added here.
         """
         if not self.reserved:
             return assemble(record, topic.prefixed, record.properties)
@@ -104,9 +103,9 @@ class Encoder:
 
 
 def assemble(record: Record, topic: bytes, properties: bytes) -> bytes:
-    """Return the bytes of a finished record; ``topic`` comes after its length.
+    """Return the bytes of a record; ``topic``: with its length before it.
 
-    ``total_size``, ``physical_offset`` and the CRC are taken as they are in the record.
+    ``total_size``, ``physical_offset`` and the CRC are those of the record.
     """
     body = record.body
     return b"".join((
@@ -119,5 +118,5 @@ def assemble(record: Record, topic: bytes, properties: bytes) -> bytes:
 
 
 def body_crc(body: bytes) -> int:
-    """Return the CRC a record holds for a body; 0 for an empty one."""
+    """Return the CRC of a body as in a record; 0 for an empty body."""
     return crc32(body) & CRC_MASK

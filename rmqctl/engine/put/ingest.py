@@ -2,8 +2,8 @@
 `TransactionalMessageBridge`; spec: commitlog.md §3 and §5.3, recovery.md §10).
 
 Single messages get ``CLUSTER`` and, from a 5.x broker, ``UNIQ_KEY``; the string is rebuilt in
-the order of the broker's map. 5.x drops ``POP_CK``; 4.9.3 leaves ``WAIT`` out. Or they are put
-together to batches by `batches`, as a producer does.
+the order of the broker's map. 5.x drops ``POP_CK``, 4.9.3 drops ``WAIT``. `batches` joins messages
+to batches, as a producer does.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rmqctl.formats.local.sysflag import INNER_BATCH, NEED_UNWRAP, TRANSACTION_M
 from rmqctl.parse_values import now_ms
 
 MAX_BATCH = 4 << 20
-"""Bytes of records that `batches` puts together: what every version takes as one batch."""
+"""Maximum size of the records of a batch, which every version accepts."""
 CLUSTER = "CLUSTER"
 POP_CHECKPOINT = "POP_CK"
 
@@ -40,19 +40,19 @@ _PLANS = 1024
 
 _ALONE = TRANSACTION_MASK | INNER_BATCH | NEED_UNWRAP
 _MOST_AROUND = message.size_of(message.HOST_BITS, message.MAGIC_V2, 0, 0, append_crc.SIZE + 1)
-"""Bytes of a record beside body, topic and properties, at most."""
+"""Maximum size of a record without body, topic and properties (bytes)."""
 _Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
 
 
 def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
                process: int | None = None, loader: int | None = None, counter: int = 0,
                zone: tzinfo = UTC) -> Callable[[], str]:
-    """Return a maker of client unique ids: address, process id, hash of a class loader,
-    milliseconds since the start of the month, counter, as 32 (IPv4) or 56 (IPv6) upper-case hex
-    digits.
+    """Return a generator function of client unique ids: address, process id, hash of a class
+    loader, milliseconds since the start of the month, counter, as 32 (IPv4) or 56 (IPv6) upper-case
+    hex digits.
 
-    ``process`` and ``loader`` are this process and a random number unless given. ``zone`` is
-    where the month starts (Java: the local zone).
+    Default ``process`` and ``loader``: this process and a random number. ``zone``: the time zone in
+    which the month starts (Java: the local zone).
     """
     fixed = address + _FIXED.pack(
         (os.getpid() if process is None else process) & 0xFFFF,
@@ -75,7 +75,7 @@ def unique_ids(address: bytes = LOCALHOST, *, clock: Callable[[], int] = now_ms,
 
 
 def _month(now: int, zone: tzinfo) -> tuple[int, int]:
-    """Return (start of the month ``now`` is in, start of the next), in ms."""
+    """Return (start of the month of ``now``, start of the next month), in ms."""
     start = datetime.fromtimestamp(now / 1000, zone).replace(
         day=1, hour=0, minute=0, second=0, microsecond=0)
     after = start.replace(year=start.year + start.month // 12, month=start.month % 12 + 1)
@@ -86,12 +86,13 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
             unique_id: Callable[[], str], *, batch: bool = False, rebuilt: bool = False) -> str:
     """Return the properties string that reaches the put path.
 
-    ``properties`` is what the client sent: a string, or pairs in the order of its string. Pairs
-    a broker's parser drops (an empty value) are dropped. ``batch``: the own properties of a
-    batch, which get no unique key and keep ``WAIT``. ``rebuilt``: the string is built once more
-    from the broker's map (a half message), where 4.9.3 still has ``WAIT``; a delayed message is
-    recognised. ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, and
-    what is not text.
+    ``properties``: sent by the client, as a string or pairs in the order of its string. Pairs that
+    a broker's parser drops (with an empty value) are dropped. ``batch``: the properties of a batch
+    itself, which get no unique key and keep ``WAIT``. ``rebuilt``: the string is built again from
+    the broker's map (a half message), in which 4.9.3 still has ``WAIT``; a delayed message is
+    recognised.
+    Raises: ValueError for an empty key, a key with 0x01 or 0x02, a value with 0x02, or a value
+    that is not text.
     """
     pairs = props.parse(properties) if isinstance(properties, str) else _pairs(properties)
     profile = settings.profile
@@ -102,7 +103,7 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
     pairs[CLUSTER] = settings.cluster
     left_out = None
     if WAIT in pairs and not (batch or profile.stores_wait):
-        # Out of the string, back into the map: it is the last of its bucket from now on.
+        # It was removed from the string and put into the map again, so it is last in its bucket.
         pairs[WAIT] = pairs.pop(WAIT)
         left_out = None if rebuilt or _is_delayed(pairs) else WAIT
     keys = tuple(pairs)
@@ -113,20 +114,21 @@ def prepare(properties: Mapping[str, str] | str, settings: Settings,
 
 
 class _Plan(NamedTuple):
-    """A plan to join the properties of these names: everything that no value changes."""
+    """A plan to join properties with these names: all parts that do not depend on values."""
 
     parts: tuple[str, ...]
-    """The parts before, between and after the values."""
+    """The texts before, between and after the values."""
     names: tuple[str, ...]
-    """Properties whose values come between them; the unique key too, where it is to be created."""
+    """Names of the values between them, including a unique key to create."""
     ends: int
     """Number of property separators in the parts."""
     makes_unique_key: bool
 
 
 class Preparer:
-    """`prepare` for many messages: what does not depend on values is worked out once for each
-    set of names. ValueError as `prepare`.
+    """`prepare` for many messages; parts that do not depend on values are computed once for each
+    set of names.
+    Raises: ValueError as in `prepare`.
     """
 
     def __init__(self, settings: Settings, unique_id: Callable[[], str], *,
@@ -135,7 +137,7 @@ class Preparer:
         self._plans: dict[tuple[str, ...], _Plan | None] = {}
 
     def __call__(self, properties: Mapping[str, str] | str) -> str:
-        """Return the properties string of one message."""
+        """Return the properties string of a message."""
         return self.many([properties])[0]
 
     def many(self, properties: Sequence[Mapping[str, str] | str]) -> list[str]:
@@ -145,7 +147,7 @@ class Preparer:
         names = list(map(tuple, properties))
         if names.count(names[0]) == len(names):
             return self._same(names[0], properties)  # type: ignore[arg-type]  # they are dicts
-        # By their names: of few sets of names there are usually many messages.
+        # Group by names: usually many messages share a few sets of names.
         rows: dict[tuple[str, ...], list[int]] = {}
         for row, its_names in enumerate(names):
             rows.setdefault(its_names, []).append(row)
@@ -178,7 +180,7 @@ class Preparer:
                 values = [pairs[name] for pairs in properties]
                 fits = fits and "" not in values
             columns += (values, repeat(part))
-        # Not what was planned for: an empty value, a separator in one, or what is not text.
+        # Unplanned: an empty value, a separator in a value, or a value that is not text.
         try:
             texts = list(map("".join, zip(*columns, strict=False))) if fits else []
         except TypeError:
@@ -188,7 +190,7 @@ class Preparer:
         return texts
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for these names; None where a value decides, or a name is wrong."""
+        """Return the plan for these names; None if a value decides, or a name is invalid."""
         profile, batch = self._settings.profile, self._batch
         special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
         if not (batch or profile.stores_wait):
@@ -216,7 +218,7 @@ _UNKNOWN = _Plan((), (), 0, makes_unique_key=False)
 
 
 def _is_name(given: object) -> bool:
-    """Return whether a property may have this name; a program may hand over anything."""
+    """Return whether a property may have this name, which can be of any type."""
     return isinstance(given, str) and bool(given) and _NAME not in given and _END not in given
 
 
@@ -248,11 +250,11 @@ def _is_delayed(properties: Mapping[str, str]) -> bool:
 
 def batches(items: Iterable[_Put], limit: int,
             room: int = MAX_BATCH) -> Iterator[_Put | Outgoing | OutgoingBatch]:
-    """Yield runs of messages that may share a batch, as batches of at most ``limit`` messages.
+    """Join neighbouring messages that may share a batch, at most ``limit`` messages each.
 
-    The order stays, a run of one stays the message it is, and the records of a batch take no
-    more than ``room`` bytes. What a broker refuses in a batch, or treats in its own way, stays
-    single; so does what is a batch or a record already.
+    The order does not change, and the records of a batch have at most ``room`` bytes. Messages
+    without a suitable neighbour stay single, as do batches, records, and messages that a broker
+    refuses in a batch or treats in a special way.
     """
     run: list[Outgoing] = []
     shared: tuple[object, ...] | None = None
@@ -276,7 +278,7 @@ def batches(items: Iterable[_Put], limit: int,
 
 
 def _common(item: Outgoing) -> tuple[object, ...] | None:
-    """Return what messages of one batch have in common; None for one that stays alone."""
+    """Return the values that messages of a batch share; None for a message that stays single."""
     text = item.properties
     if (item.sys_flag & _ALONE or item.prepared_transaction_offset
             or item.topic.startswith(props.RETRY_PREFIX)):
@@ -290,9 +292,7 @@ def _common(item: Outgoing) -> tuple[object, ...] | None:
 
 
 def _at_most(item: Outgoing) -> int:
-    """Return a bound for the bytes of a message's record: with an appended CRC and its
-    separator.
-    """
+    """Return an upper bound for the size of a message's record, with an appended CRC (bytes)."""
     texts = item.topic, item.properties
     return _MOST_AROUND + len(item.body) + sum(
         len(text) if text.isascii() else 4 * len(text) for text in texts)

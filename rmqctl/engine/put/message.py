@@ -1,5 +1,5 @@
-"""Arguments and results of the put path: single messages and batches: a broker's
-status and where the message went (spec: recovery.md §8).
+"""Arguments and results of the put path: messages and batches; a broker's status and the offsets
+(spec: recovery.md §8).
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ FIELDS = ("status", "physical_offset", "wrote_bytes", "msg_id", "queue_offset", 
 
 
 class Outgoing(msgspec.Struct, gc=False):
-    """One message as it reaches ``putMessage``.
+    """A message as it reaches ``putMessage``.
 
-    ``properties`` is the properties string (texts that are not UTF-8 as lone surrogates, the way
-    `read` shows them). None for times and hosts means: the engine's clock, the settings' hosts.
-    ``filter_bit_map`` goes to the ConsumeQueueExt unit, where that is enabled.
+    ``properties``: the properties string (with lone surrogates for bytes that are not UTF-8, as in
+    `read`). Times and hosts that are None come from the engine's clock and the settings.
+    ``filter_bit_map``: for the ConsumeQueueExt unit, if that is enabled.
     """
 
     topic: str
@@ -47,14 +47,14 @@ class Outgoing(msgspec.Struct, gc=False):
 
 
 class OutgoingList(Sequence[Outgoing]):
-    """Messages by column: a list for each field of `Outgoing`. One is made when it is asked for."""
+    """Messages by column: a list for each field of `Outgoing`. Items are created on demand."""
 
     def __init__(self, columns: Sequence[list[Any]]) -> None:
         self.columns = columns
 
     @classmethod
     def of(cls, messages: Sequence[Outgoing]) -> OutgoingList:
-        """Return the same messages by column."""
+        """Return messages by column."""
         if isinstance(messages, cls):
             return messages
         return cls([
@@ -88,13 +88,13 @@ class OutgoingList(Sequence[Outgoing]):
         return Outgoing(*[column[place] for column in self.columns])
 
     def extend(self, more: OutgoingList) -> None:
-        """Add messages at the end."""
+        """Append messages."""
         for column, others in zip(self.columns, more.columns, strict=True):
             column.extend(others)
 
 
 class BatchItem(msgspec.Struct, gc=False):
-    """One message of a batch: what it does not share with the others."""
+    """The own fields of a message of a batch."""
 
     body: bytes
     properties: str = ""
@@ -103,13 +103,13 @@ class BatchItem(msgspec.Struct, gc=False):
 
 
 class OutgoingBatch(msgspec.Struct, gc=False):
-    """Messages of one queue which are put together and are in one file.
+    """Messages of a queue that are put together, into a single file.
 
-    ``properties`` is the batch's own string, which a broker appends to that of each message.
+    ``properties``: the string of the batch itself, which a broker appends to that of each message.
     """
 
     topic: str
-    messages: list[BatchItem] = []  # a copy for each
+    messages: list[BatchItem] = []  # copied for each batch
     properties: str = ""
     queue_id: int = 0
     sys_flag: int = 0
@@ -128,9 +128,9 @@ class MappedRecord(Record):
 
 
 class PutResult(msgspec.Struct, gc=False):
-    """The result of one put. Offsets stay None when nothing was written; then ``reason`` is set.
+    """Result of a put. If nothing was written, offsets are None and ``reason`` is set.
 
-    For a batch ``physical_offsets`` holds the place of every message, ``wrote_bytes`` their sum.
+    For a batch, ``physical_offsets``: the offsets of all messages, ``wrote_bytes``: total size.
     """
 
     status: str
@@ -145,14 +145,12 @@ class PutResult(msgspec.Struct, gc=False):
 
     @property
     def stored(self) -> bool:
-        """Return whether the message is in the log (also when its flush or replication
-        timed out).
-        """
+        """Whether the message is in the log, also after a timeout of flush or replication."""
         return self.physical_offset is not None
 
     @property
     def msg_id(self) -> str | None:
-        """Return the offset message id; of a batch all of them, joined by commas."""
+        """The offset message id; for a batch all ids, joined by commas."""
         if self.physical_offset is None or self.store_host is None:
             return None
         if not self.physical_offsets:
@@ -160,10 +158,10 @@ class PutResult(msgspec.Struct, gc=False):
         return ",".join([message_id(*self.store_host, place) for place in self.physical_offsets])
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the result object of the command line."""
+        """Return the result as a JSON object."""
         return {name: getattr(self, name) for name in FIELDS}
 
 
 def refused(status: str, reason: str) -> PutResult:
-    """Return a put that wrote nothing."""
+    """Return the result of a refused put."""
     return PutResult(status, msg_num=0, reason=reason)

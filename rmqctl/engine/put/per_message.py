@@ -1,9 +1,9 @@
-"""Single messages become records: admission, rewriting, encoding, the queue's counter.
+"""Put single messages: admission, rewriting, encoding, the queue's counter.
 
-Where the compiled kernel is there, `SingleMessages.put_all` takes the ordinary ones by column
-(`columns`): what has been seen to be right before, with numbers and texts that can only be right,
-needs no further look. `SingleMessages.put` is the whole way, for everything else. A message that
-the one takes leads to the same bytes as by the other; a test holds this.
+With the compiled kernel, `SingleMessages.put_all` puts ordinary messages by column (`columns`):
+their topics, flags and hosts were checked before, and their numbers and texts cannot be invalid.
+`SingleMessages.put` has all steps, for all other messages. A test ensures that both write the same
+bytes.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ TopicQueueTable = dict[tuple[str, int], int]
 """The next queue offset of each (topic, queue id)."""
 
 _KNOWN = 8192
-"""Kinds of records that are remembered."""
+"""Maximum number of cached kinds of records."""
 _FEW = 16
-"""Messages that are put one by one: to look at them by column would take longer."""
+"""Up to this number messages are put one by one, which is faster than by column."""
 _STRANGE = (TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
-"""The bytes of each length of properties."""
+"""The stored bytes of each length of properties."""
 
 KindKey = tuple[str, int, Host | None, Host | None]
 
 
 class SingleMessages:
-    """Puts single messages of one configuration. Not thread-safe."""
+    """The put path of single messages for a configuration. Not thread-safe."""
 
     def __init__(self, settings: Settings, encoder: Encoder, cursor: Cursor,
                  table: TopicQueueTable, is_batch_topic: Callable[[str], bool],
@@ -74,9 +74,9 @@ class SingleMessages:
 
     def put_all(self, messages: Sequence[Outgoing], results: list[PutResult], *,
                 stop: bool) -> None:
-        """Put messages in order, with a result for each.
+        """Put messages in order and append a result for each.
 
-        With ``stop`` the first refused message ends it, and its result is the last.
+        With ``stop`` the first refused message ends the group, and its result is the last.
         """
         kernel = active()
         columns = None if kernel is None or len(messages) < _FEW else (
@@ -94,7 +94,7 @@ class SingleMessages:
                 break
 
     def _columns(self, messages: Sequence[Outgoing], kernel: ModuleType) -> Columns | None:
-        """Return the messages by column; None where one holds what no field can."""
+        """Return the messages by column; None if a value fits no field."""
         try:
             return Columns(messages, kernel, self._lanes, self._rules.concerns, self._body_limit,
                            self._record_limit)
@@ -102,14 +102,14 @@ class SingleMessages:
             return None
 
     def _put_ordinary(self, columns: Columns, number: int, results: list[PutResult]) -> int:
-        """Put ordinary messages from ``number`` on; the number of the first that is not put.
+        """Put ordinary messages from ``number``; return the number of the first that is not put.
 
-        It stops before the end of a file as well, and before whatever needs a closer look.
+        This stops at the end of a file and at a message that needs a single put.
         """
         cursor, stop = self._cursor, columns.ordinary_until(number)
         if stop - number < _FEW:
             return number
-        # How many fit into the file.
+        # Find how many fit into the file.
         ends = np.cumsum(columns.size[number:stop])
         room = cursor.end - BLANK_SIZE - cursor.position
         count = int(np.searchsorted(ends, room, "right"))
@@ -119,7 +119,7 @@ class SingleMessages:
         stored = columns.stored_at(part, self._clock)
         if int(stored.min()) < 0:
             return number
-        # The records, and what became of each message.
+        # The records and the results.
         data, offsets = columns.records(part, cursor.position, self._table)
         sizes = columns.size[part]
         places, times = (ends[:count] - sizes + cursor.position).tolist(), stored.tolist()
@@ -130,7 +130,7 @@ class SingleMessages:
         return part.stop
 
     def put(self, message: Outgoing) -> PutResult:
-        """Put any message, or return the reason why not."""
+        """Put any message, and return its result."""
         settings, cursor, table = self._settings, self._cursor, self._table
         # Admission.
         wrong = admission.check_message(message, settings, hooks=settings.broker_checks)
@@ -162,7 +162,7 @@ class SingleMessages:
             wrong = wrong or does_not_fit(size, settings)
             if wrong is not None:
                 return wrong
-        # Queue offset, room in the file, encoding.
+        # Queue offset, space in the file, encoding.
         key = message.topic, message.queue_id
         queue_offset = table.get(key, 0) if has_row else 0
         cursor.make_room(size)
@@ -187,7 +187,7 @@ class SingleMessages:
         return PutResult(PUT_OK, physical, size, queue_offset, inner, now, store_host)
 
     def _kind_of(self, message: Outgoing) -> Kind:
-        """Return what the records of this topic, these flags and hosts share; they were checked."""
+        """Return the common parts of records with this topic, flags and hosts, which are valid."""
         key = message.topic, message.sys_flag, message.born_host, message.store_host
         cached = self._kinds.get(key)
         if cached is not None:
@@ -205,9 +205,8 @@ class SingleMessages:
         return kind
 
     def _ordinary_kind(self, lane: LaneKey) -> Kind | None:
-        """Return what the ordinary messages of a lane share; None where it has none.
-
-        TypeError for what is not a number.
+        """Return the common parts of a lane's ordinary messages; None if it has no such messages.
+        Raises: TypeError for a value that is not a number.
         """
         topic, queue_id, sys_flag, born_host, store_host = lane
         probe = Outgoing(topic, b"", "", index(queue_id), 0, index(sys_flag),
@@ -221,7 +220,7 @@ class SingleMessages:
 
 
 def does_not_fit(size: int, settings: Settings) -> PutResult | None:
-    """Return why no commitlog file can contain a record of `size` bytes."""
+    """Return the result for a record of ``size`` bytes that no commitlog file can contain."""
     if size + BLANK_SIZE > settings.commitlog_file_size:
         return refused(MESSAGE_ILLEGAL, f"a record of {size} bytes does not fit into a "
                        f"commitlog file of {settings.commitlog_file_size}")

@@ -1,13 +1,13 @@
-"""The put path: messages become records at the end of the log (spec: recovery.md §7-§10).
+"""The put path: write messages as records to the end of the log (spec: recovery.md §7-§10).
 
-One group of messages is encoded into one stretch of bytes per commitlog file and written at
-once. The order of the steps for each message is a broker's: admission, rewriting, queue offset,
-encoding, room in the file or the END_OF_FILE blank, append, the queue's counter.
+The messages of a group are encoded into a contiguous range of bytes per commitlog file and written
+at once. The steps for each message are in a broker's order: admission, rewriting, queue offset,
+encoding, space in the file or the END_OF_FILE blank, append, the queue's counter.
 
-Records can be put back as they were (`append --as-recorded`): times, hosts, flags, properties.
-Only what depends on the place is made new: the physical offset, and the queue offset where the
-recorded one would not continue its queue. A row whose queue offset leaves a gap, or is before
-the end of its queue, would be misplaced or dropped by every broker (spec: consumequeue.md §4).
+Stored records can be put with their times, hosts, flags and properties (`append --as-recorded`).
+Only values that depend on the place change: the physical offset, and a queue offset that would not
+continue its queue. Brokers misplace or drop a row whose queue offset leaves a gap or is before the
+end of its queue (spec: consumequeue.md §4).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _MULTI_OFFSETS = props.MULTI_QUEUE_OFFSET.encode()
 
 @dataclass(slots=True)
 class Placed:
-    """A record with its queue offset settled: what is left is where in the log it goes."""
+    """A record with its final queue offset, but not yet with a physical offset."""
 
     record: Record
     size: int
@@ -64,27 +64,27 @@ class Placed:
 
 
 class Recorder:
-    """Places recorded messages beyond the ends of their queues."""
+    """Assigns queue offsets after the ends of the queues to recorded messages."""
 
     def __init__(self, table: dict[tuple[str, int], int], keep_offsets: bool = False, *,
                  inner_batches: bool = True, lmq: bool = True) -> None:
         self._table, self._keep, self._inner_batches = table, keep_offsets, inner_batches
         self._lmq = lmq
         self.renumbered = 0
-        """Rows that got another queue offset than the recorded one."""
+        """Number of rows whose queue offset differs from the recorded one."""
         self.misplaced = 0
-        """Rows that kept one at which their queue does not go on."""
+        """Number of rows that kept a queue offset that does not continue the queue."""
 
     def place(self, record: Record) -> Placed:
-        """Settle version, CRC and queue offsets. Takes the record over and changes it."""
-        # Version and CRC, where the record came without.
+        """Set version, CRC and queue offsets of a record, which is changed."""
+        # Missing version and CRC.
         if not record.magic:
             record.magic = magic_for(record.topic)
         if record.body or record.body_crc < 0:
             record.body_crc = body_crc(record.body)
         counters: dict[tuple[str, int], int] = {}
         moved = False
-        # The queue offsets it takes: in its own queue, and in those it was dispatched to.
+        # The queue offsets in its own queue and in further queues.
         if has_consume_queue_row(record.sys_flag):
             key = _text(record.topic), record.queue_id
             offset = self._continue(key, record.queue_offset)
@@ -104,7 +104,7 @@ class Recorder:
         return Placed(record, size, moved, counters)
 
     def _continue(self, key: tuple[str, int], given: int) -> int:
-        """Return the queue offset for a row: the given one, unless the queue goes on elsewhere."""
+        """Return the queue offset of a row: the given one, unless the queue ends elsewhere."""
         expected = self._table.get(key)
         if given < 0 or (expected is not None and not self._keep):
             return expected or 0
@@ -112,9 +112,7 @@ class Recorder:
         return given
 
     def _inner_batch(self, record: Record, moved: bool) -> int:
-        """Return how many queue offsets an inner batch covers; its base follows the queue
-        offset.
-        """
+        """Return the number of queue offsets of an inner batch; update its base."""
         properties = props.parse(_text(record.properties))
         if moved and props.INNER_BASE in properties:
             record.properties = _with_value(record.properties, _INNER_BASE,
@@ -123,7 +121,7 @@ class Recorder:
         return max(1, int(text)) if text.isascii() and text.isdigit() else 1
 
     def _multi_dispatch(self, record: Record, counters: dict[tuple[str, int], int]) -> bool:
-        """Settle the rows in the other queues; True when their offsets had to change."""
+        """Set the offsets in further queues; return whether they had to change."""
         properties = props.parse(_text(record.properties))
         names = properties.get(props.MULTI_DISPATCH, "").split(",")
         given = properties.get(props.MULTI_QUEUE_OFFSET, "").split(",")
@@ -146,7 +144,7 @@ class Recorder:
         return True
 
     def encode(self, placed: Placed, physical: int) -> bytes:
-        """Return the bytes at a physical offset. Advances the queues' counters."""
+        """Return the bytes for a physical offset, and advance the queues' counters."""
         record = placed.record
         moved = placed.moved or physical != record.physical_offset
         record.total_size, record.physical_offset = placed.size, physical
@@ -167,7 +165,7 @@ def _prefixed(topic: bytes, magic: int) -> bytes:
 
 
 def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
-    """Return the properties with another value for one name, everything else as it was."""
+    """Return properties with another value of ``name``."""
     separator = props.PROPERTY_SEPARATOR.encode()
     start = name + props.NAME_VALUE_SEPARATOR.encode()
     return separator.join(start + value.encode() if part.startswith(start) else part
@@ -178,17 +176,17 @@ def _with_value(raw: bytes, name: bytes, value: str) -> bytes:
 
 
 def stretches(messages: Sequence[Message]) -> Iterable[tuple[type, Sequence[Message]]]:
-    """Return the messages in order, those of one kind one after the other together."""
+    """Return the messages in order, with neighbours of the same type grouped."""
     if isinstance(messages, OutgoingList) or set(map(type, messages)) == {Outgoing}:
         return [(Outgoing, messages)]
     return ((kind, list(stretch)) for kind, stretch in groupby(messages, type))
 
 
 class PutPath:
-    """Encodes and appends. Not thread-safe: the engine's put lock guards it.
+    """Encodes and appends messages. Not thread-safe: the engine's put lock guards it.
 
-    ``begin`` is called before the first byte is written. ``keep_queue_offsets`` keeps those of
-    recorded messages even where their queue does not go on there.
+    ``begin`` is called before the first byte is written. ``keep_queue_offsets``: keep the queue
+    offsets of recorded messages even if they do not continue the queue.
     """
 
     def __init__(self, settings: Settings, log: AppendLog, table: TopicQueueTable,
@@ -207,7 +205,7 @@ class PutPath:
 
     @property
     def last_timestamp(self) -> int:
-        """Store time (ms) of the last record, 0 if none was put."""
+        """Store time (ms) of the last record, or 0."""
         return self._cursor.last_timestamp
 
     @last_timestamp.setter
@@ -216,10 +214,10 @@ class PutPath:
 
     def put(self, messages: Sequence[Message], *,
             stop: bool = False) -> tuple[list[PutResult], list[RecordRun]]:
-        """Append a group in order: (a result for each message, what was written).
+        """Append a group in order; return (a result for each message, the written runs).
 
-        A refused message writes nothing and does not stop the others, unless ``stop``: then its
-        result is the last. StoreIOError when the system fails; nothing is acknowledged then.
+        A refused message is not written and does not stop the others, unless ``stop``: then its
+        result is the last. After a StoreIOError nothing is acknowledged.
         """
         self._cursor.start()
         results: list[PutResult] = []
@@ -235,7 +233,7 @@ class PutPath:
 
     def _put_others(self, messages: Iterable[Message], results: list[PutResult], *,
                     stop: bool) -> None:
-        """Batches and recorded messages; with ``stop`` up to the first that is refused."""
+        """Put batches and recorded messages; with ``stop`` up to the first refused one."""
         for message in messages:
             results.append(self._put_batch(message) if isinstance(message, OutgoingBatch) else
                            self._put_recorded(message))  # type: ignore[arg-type]
@@ -243,9 +241,9 @@ class PutPath:
                 return
 
     def _put_batch(self, batch: OutgoingBatch) -> PutResult:
-        """Return messages of one queue as so many records in one file, or why not."""
+        """Put a batch as records in a single file, and return its result."""
         settings, encoder, cursor = self.settings, self._encoder, self._cursor
-        # Admission, and what a broker changes in the batch.
+        # Admission, and a broker's changes to the batch.
         wrong = admission.check_batch(batch, settings, hooks=settings.broker_checks)
         if wrong is not None:
             return wrong
@@ -254,7 +252,7 @@ class PutPath:
         if isinstance(changed, PutResult):
             return changed
         batch = changed
-        # What the records share, then their sizes and the checks of these.
+        # The common parts of the records, then their sizes and the checks of the sizes.
         born = now if batch.born_timestamp is None else batch.born_timestamp
         born_host = batch.born_host or settings.born_host
         store_host = batch.store_host or settings.store_host
@@ -268,7 +266,7 @@ class PutPath:
         wrong = wrong or does_not_fit(sum(sizes), settings)
         if wrong is not None:
             return wrong
-        # The records, all in one file, and the queue's counter.
+        # The records, all in the same file, and the queue's counter.
         cursor.make_room(sum(sizes))
         key = batch.topic, batch.queue_id
         first = self.table.get(key, 0)
@@ -288,8 +286,8 @@ class PutPath:
                          physical_offsets=tuple(positions))
 
     def _put_recorded(self, record: Record) -> PutResult:
-        """Return a record as it was; only what depends on its place is made new."""
-        # Admission: what could not be read back is refused.
+        """Put a recorded message; only values that depend on its place change."""
+        # Admission: refuse a record that could not be read back.
         wrong = admission.check_record(record, self.settings)
         if (wrong is None and record.sys_flag & INNER_BATCH
                 and self.settings.profile.batch_queues and not self._is_batch_topic(
@@ -298,7 +296,7 @@ class PutPath:
                             "topic: its entries would go to the wrong kind of queue")
         if wrong is not None:
             return wrong
-        # Its queue offset, then where in the log it goes: the files end where they did.
+        # The queue offset, then the place in the log: files end where they did.
         cursor, recorded_at = self._cursor, record.physical_offset
         placed = self.recorder.place(record)
         wrong = does_not_fit(placed.size, self.settings)
@@ -306,14 +304,14 @@ class PutPath:
             return wrong
         if cursor.is_new and recorded_at > 0 and (
                 recorded_at % self.settings.commitlog_file_size == 0):
-            # An empty log begins where the recorded one began.
+            # An empty log begins at the start of the recorded one.
             cursor.start_at(recorded_at)
         if recorded_at == cursor.end and 0 < cursor.position <= cursor.end - BLANK_SIZE:
-            # The recorded place tells that the broker closed the file early, as it does when a
-            # whole batch no longer fits.
+            # The recorded offset shows that the broker closed the file early, as it does if a
+            # batch does not fit.
             cursor.roll()
         cursor.make_room(placed.size)
-        # The record, and its queues' counters.
+        # The record and its queues' counters.
         physical = cursor.position
         if self._with_maps:
             cursor.bit_maps[physical] = (record.filter_bit_map
@@ -330,19 +328,19 @@ class Putting(Closing):
     _path: PutPath
 
     def put_many(self, messages: Sequence[Message], *, stop: bool = False) -> list[PutResult]:
-        """Put a group of messages; a result for each."""
+        """Put a group of messages; return a result for each."""
         raise NotImplementedError
 
     def put(self, message: Message) -> PutResult:
-        """Put one message, batch or recorded record. With ``flush=sync`` it is on disk then."""
+        """Put a message, batch or recorded message. With ``flush=sync`` it is then on disk."""
         return self.put_many([message])[0]
 
     @property
     def renumbered(self) -> int:
-        """Recorded messages that got another queue offset than the recorded one."""
+        """Number of recorded messages whose queue offset changed."""
         return self._path.recorder.renumbered
 
     @property
     def misplaced(self) -> int:
-        """Recorded messages that kept a queue offset at which their queue does not go on."""
+        """Number of recorded messages whose queue offset does not continue the queue."""
         return self._path.recorder.misplaced

@@ -1,10 +1,10 @@
 """Changes that a broker makes to a message before it is encoded (spec: recovery.md §9,
 timer-and-others-5x.md §1.1, consumequeue.md §9-§10, commitlog.md §5.4).
 
-All of it rebuilds the properties string from the map it was parsed into, in the map's order; a
-message nothing applies to keeps its string as it came. `Rewriter` does the steps in order.
+All changes rebuild the properties string from the parsed map, in the map's order; a message without
+changes keeps its string. `Rewriter` applies the steps in order.
 
-Not modelled: a timer wheel that is switched off, and its flow control (both need the wheel).
+A disabled timer wheel and its flow control are not modelled (both need the wheel).
 """
 
 from __future__ import annotations
@@ -52,9 +52,9 @@ M = TypeVar("M", Outgoing, OutgoingBatch)
 class Rewritten:
     """A message as it is stored.
 
-    ``message_number``: how many queue offsets it takes. ``advancing``: the counters of other
-    queues that go on by one when it is stored (a key may come twice). ``multi_dispatch``: its
-    properties hold offsets of other queues; its sizes have been checked.
+    ``message_number``: number of its queue offsets. ``advancing``: the counters of other queues
+    that advance by one when it is stored (a key may occur twice). ``multi_dispatch``: its
+    properties contain offsets of other queues, and its sizes were checked.
     """
 
     message: Outgoing
@@ -64,18 +64,18 @@ class Rewritten:
 
 
 def is_blank(text: str | None) -> bool:
-    """commons-lang's ``isBlank``: null, or nothing but Java white space."""
+    """Return commons-lang's ``isBlank``: null, or only Java whitespace."""
     return text is None or _JAVA_BLANK.fullmatch(text) is not None
 
 
 def delete_property(properties: str, name: str) -> str:
-    """Return the string without a property, everything else unchanged."""
+    """Return the string without a property, otherwise unchanged."""
     return re.sub(f"(?:^|(?<=\x02)){re.escape(name)}\x01[^\x02]*(?:\x02|$)", "", properties,
                   flags=re.DOTALL)
 
 
 def batch_properties(own: str, shared: str) -> bytes:
-    """Return what is stored for a message of a batch: its own string and the batch's."""
+    """Return the stored properties of a message of a batch: its own and the batch's."""
     first, second = raw_text(own), raw_text(shared)
     if first and second and not first.endswith(_SEPARATOR):
         first += _SEPARATOR
@@ -83,9 +83,7 @@ def batch_properties(own: str, shared: str) -> bytes:
 
 
 def moved(message: M, properties: JavaMap, topic: str, queue_id: int, settings: Settings) -> M:
-    """Return the message in another topic and queue, its own kept in
-    ``REAL_TOPIC``/``REAL_QID``.
-    """
+    """Move the message to another topic and queue; keep its own in ``REAL_TOPIC``/``REAL_QID``."""
     properties.put(props.REAL_TOPIC, message.topic)
     properties.put(props.REAL_QUEUE_ID, str(message.queue_id))
     return _rebuilt(replace(message, topic=topic, queue_id=queue_id), properties, settings)
@@ -97,7 +95,7 @@ def _rebuilt(message: M, properties: JavaMap, settings: Settings) -> M:
 
 
 def delay_rewrite(message: M, properties: JavaMap, level: int, settings: Settings) -> M:
-    """Into the schedule topic; a level beyond the highest becomes the highest."""
+    """Move the message to the schedule topic; a level beyond the highest becomes the highest."""
     highest = delay_table(settings.message_delay_level).max_level
     if level > highest:
         properties.put(props.DELAY, str(level := highest))
@@ -112,16 +110,16 @@ def _deliver_time(properties: JavaMap, now: int) -> int:
         time = now + java_int(milliseconds, 64)
     else:
         time = java_int(properties.get(TIMER_DELIVER_MS) or "", 64)
-    # Java's arithmetic wraps around, which makes some of the far future the past.
+    # Java's arithmetic wraps around, so some times in the far future become past times.
     return (time + _I64) % (2 * _I64) - _I64
 
 
 def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """Return the message moved to the timer topic, due at a multiple of the precision; unchanged
-    when due already.
+    """Move the message to the timer topic, due at a multiple of the precision, unless it is already
+    due.
 
     ``now``: the broker's clock in ms. WHEEL_TIMER_MSG_ILLEGAL for a time that is invalid or too far
-    ahead, and for a delete request that comes too late.
+    in the future, and for a delete request that is too late.
     """
     try:
         time = _deliver_time(properties, now)
@@ -141,9 +139,9 @@ def timer_rewrite(message: M, properties: JavaMap, now: int, settings: Settings)
 
 
 def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M | PutResult:
-    """Return the delay or timer rewrite, if the message asks for one.
+    """Apply the delay or timer rewrite that the message requests, if any.
 
-    A message that is in the schedule topic already is left there; a broker never sees one.
+    A message that is already in the schedule topic, which a broker never receives, stays there.
     """
     if not has_consume_queue_row(message.sys_flag) or message.topic == props.SCHEDULE_TOPIC:
         return message
@@ -163,8 +161,8 @@ def schedule(message: M, properties: JavaMap, now: int, settings: Settings) -> M
 
 def inner_batch(message: Outgoing, properties: JavaMap, settings: Settings,
                 offset: int) -> tuple[Outgoing, int]:
-    """Return an inner batch with its first queue offset, and how many it takes. ValueError: no
-    number.
+    """Return (inner batch with its first queue offset, number of its queue offsets).
+    Raises: ValueError for an invalid number.
     """
     text = properties.get(props.INNER_NUM)
     number = 1 if text is None else max(1, java_int(text, 16))
@@ -175,7 +173,7 @@ def inner_batch(message: Outgoing, properties: JavaMap, settings: Settings,
 
 
 def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings) -> bool:
-    """Return whether offsets of other queues are allotted to the message."""
+    """Return whether the message gets offsets of other queues."""
     if is_blank(properties.get(props.MULTI_DISPATCH)):
         return False
     if settings.profile.multi_dispatch_any_queue:
@@ -185,7 +183,7 @@ def wants_multi_dispatch(message: Outgoing, properties: JavaMap, settings: Setti
 
 
 def _names(properties: JavaMap) -> list[str]:
-    """Java's ``split``: empty names at the end do not count."""
+    """Return the queue names, without empty names at the end, like Java's ``split``."""
     names = (properties.get(props.MULTI_DISPATCH) or "").split(",")
     while names and not names[-1]:
         names.pop()
@@ -194,13 +192,13 @@ def _names(properties: JavaMap) -> list[str]:
 
 def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
                    table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
-    """Return the message with the offsets it gets in the queues it names.
+    """Return the message with its offsets in the queues that it names.
 
-    4.9.3: every queue gets one, LMQs as queue 0 (with ``lmq``), others under the message's own
-    queue id; a queue named twice goes on by one; ``WAIT`` is not stored. 5.3.3: only LMQs get
-    one, others an empty entry; a queue named twice goes on by two; counters go on for messages
-    of every transaction type. MESSAGE_ILLEGAL, beyond a broker, where a queue cannot be a folder
-    or the empty entries would stop a broker's dispatch for ever.
+    4.9.3: every queue has an offset, LMQs as queue 0 (with ``lmq``), others under the message's own
+    queue id; a queue named twice advances by one; ``WAIT`` is not stored. 5.3.3: only LMQs have an
+    offset, others an empty entry; a queue named twice advances by two; counters advance for all
+    transaction types. Unlike a broker, refuse (MESSAGE_ILLEGAL) a queue that cannot be a folder,
+    and empty entries that would stop a broker's dispatch forever.
     """
     any_queue = settings.profile.multi_dispatch_any_queue
     names, keys, offsets = _names(properties), [], []
@@ -209,7 +207,7 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
         if not (is_lmq or any_queue):
             offsets.append("")
             continue
-        # A 5.3.3 broker writes no row for a name with a slash in it.
+        # A 5.3.3 broker writes no row for a name with a slash.
         fault = folder_fault(name if any_queue else name.replace("/", ""))
         if fault is not None:
             return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH}: {fault}")
@@ -220,7 +218,7 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
         return refused(MESSAGE_ILLEGAL, f"{props.MULTI_DISPATCH} names other queues before an "
                        "LMQ: a broker could never dispatch it")
     properties.put(props.MULTI_QUEUE_OFFSET, ",".join(offsets))
-    # Taken out and put back, as a broker does it: it is now the last of its bucket.
+    # Removed and put again, as by a broker, so it is now the last in its bucket.
     wait = properties.remove(WAIT)
     if wait is not None and settings.profile.stores_wait:
         properties.put(WAIT, wait)
@@ -232,7 +230,7 @@ def multi_dispatch(message: Outgoing, properties: JavaMap, settings: Settings,
 
 
 class Rewriter:
-    """All steps of one configuration."""
+    """All rewrites of a configuration."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -242,14 +240,14 @@ class Rewriter:
         delay_table(settings.message_delay_level)
 
     def concerns(self, message: Outgoing) -> bool:
-        """Return whether a step may apply: when False, the message is stored as it came."""
+        """Return whether a step may apply; if not, the message is stored unchanged."""
         text = message.properties
         return ("DELAY" in text or "INNER_" in text or (self._timer and "TIMER_D" in text)
                 or bool(message.sys_flag & INNER_BATCH) or (self._crc and props.CRC32 in text))
 
     def apply(self, message: Outgoing, now: int, table: Mapping[QueueKey, int],
               is_batch_topic: Callable[[str], bool]) -> Rewritten | PutResult:
-        """Return the message as it is stored, or why it is not.
+        """Return the rewritten message, or the result if it is refused.
 
         ``now``: store time in ms. ``table``: the next offset of each queue, which is only read.
         """
@@ -265,11 +263,11 @@ class Rewriter:
         wrong = admission.check_inner_batch(changed, properties, settings, is_batch_topic)
         if wrong is not None:
             return wrong
-        # The broker adds its own CRC property when it appends, so the sender's one is removed.
+        # The broker appends its own CRC property, so remove the sender's.
         if self._crc and props.CRC32 in changed.properties:
             properties.remove(props.CRC32)
             changed = replace(changed, properties=delete_property(changed.properties, props.CRC32))
-        # An inner batch uses one queue offset for each of its messages.
+        # An inner batch uses a queue offset for each of its messages.
         number = 1
         if settings.profile.batch_queues and changed.sys_flag & INNER_BATCH:
             try:
@@ -288,7 +286,7 @@ class Rewriter:
     def _multi_dispatch(self, message: Outgoing, properties: JavaMap, number: int,
                         table: Mapping[QueueKey, int]) -> Rewritten | PutResult:
         if self._settings.profile.multi_dispatch_any_queue:
-            # 4.9.3 encodes before it takes the lock, and once more with the offsets.
+            # 4.9.3 encodes before it takes the lock, and again with the offsets.
             wrong = self._too_large(message, multi_dispatch=False)
             if wrong is not None:
                 return wrong
@@ -308,9 +306,7 @@ class Rewriter:
                                      multi_dispatch=multi_dispatch)
 
     def apply_batch(self, batch: OutgoingBatch, now: int) -> OutgoingBatch | PutResult:
-        """Return a batch as it is encoded: its own string rebuilt, a timer batch in the timer
-        topic.
-        """
+        """Rewrite a batch: rebuild its own string, move a timer batch to the timer topic."""
         settings = self._settings
         properties = JavaMap.from_properties(batch.properties, settings.profile.map_capacity)
         changed = schedule(batch, properties, now, settings)

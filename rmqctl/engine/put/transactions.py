@@ -1,4 +1,4 @@
-"""Messages that a broker puts when a transaction is ended: the message of a commit, and op messages
+"""Messages that a broker puts at the end of a transaction: committed messages and op messages
 (spec: recovery.md §10).
 """
 
@@ -21,7 +21,7 @@ _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 
 
 def rebuilt(record: Record, settings: Settings, **more: str) -> str:
-    """Return a half message's properties as a broker writes them once more, with others."""
+    """Return a half message's properties as a broker rebuilds them, with ``more`` properties."""
     properties = JavaMap.from_properties(java_text(record.properties),
                                          settings.profile.map_capacity)
     for name, value in more.items():
@@ -30,7 +30,7 @@ def rebuilt(record: Record, settings: Settings, **more: str) -> str:
 
 
 def target(properties: Mapping[str, str]) -> tuple[str, int] | None:
-    """Topic and queue that a half message is meant for; None where it names none."""
+    """Return the target (topic, queue id) of a half message, or None if it has none."""
     topic, queue = properties.get(props.REAL_TOPIC, ""), properties.get(props.REAL_QUEUE_ID, "")
     if name_problem(topic) is not None or not _QUEUE_ID.fullmatch(queue):
         return None
@@ -38,7 +38,7 @@ def target(properties: Mapping[str, str]) -> tuple[str, int] | None:
 
 
 def committed(record: Record, properties: Mapping[str, str], settings: Settings) -> Outgoing | None:
-    """Return what a commit puts of a half message; None where it names no topic and queue."""
+    """Return the message that a commit puts; None if the half message has no target."""
     place = target(properties)
     if place is None:
         return None
@@ -49,8 +49,8 @@ def committed(record: Record, properties: Mapping[str, str], settings: Settings)
 
 
 def op_message(body: str, settings: Settings, now: int, host: Host, queue_id: int = 0) -> Outgoing:
-    """Return the op message with a body, born at ``now`` (ms)."""
-    properties = JavaMap()  # as a client's message has them
+    """Return an op message, born at ``now`` (ms)."""
+    properties = JavaMap()  # as in a client's message
     properties.put(props.TAGS, ENDED)
     properties.put("WAIT", "true")
     return Outgoing(props.OP_HALF_TOPIC, body.encode(),
