@@ -77,7 +77,7 @@ def test_places_without_a_message(tmp_path: Path, rmqctl: Runner) -> None:
     assert "no queue offset 39: the tier has 40 to 45" in said("--offset", "39")
     assert "no queue offset 46" in said("--offset", "46")
     made.log_path(tmp_path).unlink()
-    assert "expired: the first queue offset still here is 43" in said("--offset", "41")
+    assert "expired: the first remaining queue offset is 43" in said("--offset", "41")
     for wrong in ([], ["--phy", "1", "--offset", "1"], ["--phy", "1", "--as-broker"],
                   ["--offset", "1", "--containing"], ["--offset", "1", "--tag", "A"]):
         rmqctl(*words, *wrong).expect(2)

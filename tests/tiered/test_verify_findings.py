@@ -433,7 +433,7 @@ def test_the_tier_of_two_brokers(tier: Small) -> None:
     made.upload(tier.root, index.compacted(), broker="broker-b")
     found = verified(tier.home)
     assert troubles(found) == []
-    assert "contains nothing of broker 'broker-b'" in " ".join(one.detail for one in found.findings)
+    assert "has no entries of broker 'broker-b'" in " ".join(one.detail for one in found.findings)
     assert found.coverage.messages == 13
     assert found.coverage.items_unverifiable == 4
     found = verified(tier.home, options=Options(broker="broker-a"))

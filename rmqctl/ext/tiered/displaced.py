@@ -20,7 +20,7 @@ _WINDOW = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """A message at ``position`` whose physicalOffset field is ``says`` (both logical offsets)."""
+    """A message at ``position`` with the physicalOffset ``says`` (both logical offsets)."""
 
     position: int
     says: int

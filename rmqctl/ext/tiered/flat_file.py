@@ -154,7 +154,7 @@ class FlatFile:
                                 min(length, segment.end - offset))
         if len(data) < length and number + 1 < len(self.segments):
             after = self.segments[number + 1]
-            # A broker takes the next one even if it does not begin where this one ends.
+            # A broker reads the next segment even if it does not begin where this one ends.
             if after.usable and after.base == offset + len(data):
                 data += self.reader.read(after.path, 0, min(length - len(data), after.usable))
         return data

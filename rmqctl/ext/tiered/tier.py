@@ -277,4 +277,4 @@ def _folders(reader: TierReader, path: str,
             yield entry.name, below
         elif path or entry.name not in (names.METADATA_NAME, f"{names.METADATA_NAME}.bak",
                                          "lock"):
-            contents.problems.append(Trouble(below, "a file in a place for folders"))
+            contents.problems.append(Trouble(below, "unexpected file: only folders belong here"))

@@ -201,7 +201,7 @@ def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
     """Return the records of a queue, up to the first that does not match its row."""
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
-    if good < count:  # columns of what is no record mean nothing
+    if good < count:  # columns of other bytes are meaningless
         batch = batch.select(slice(0, good))
     tests = _tests(taken, batch)
     passed = np.logical_and.reduce([test for _, test in tests])

@@ -132,7 +132,7 @@ class Dispatch:
         topic would belong to another. Metadata is saved before any message is uploaded.
         """
         broker = self.options.cluster, self.options.broker
-        # Looked at apart: what the tier itself remembers is to be what is there after `prepare`.
+        # Use another `Tier`: this one caches its folders, and must see the result of `prepare`.
         in_tier = Tier(self.tier.reader, None, None).contents
         topic = unknown_topic((queue for name, queue in in_tier.queues.items()
                                if (name.cluster, name.broker) == broker), self.metadata)
@@ -149,7 +149,7 @@ class Dispatch:
         resumed = resume(self._rows_writer, flat, self.metadata,
                          self.settings.consume_queue_limit, self._now, same_message(local))
         outcome.completed = resumed.units
-        # Whether the local queue continues what is tiered, and from which queue offset on.
+        # Whether the local queue continues the tiered one, and from which queue offset.
         tiered = bool(flat.consume_queue.segments)
         verdict = (REFUSED, resumed.fault) if resumed.fault is not None else None
         if verdict is None and tiered:

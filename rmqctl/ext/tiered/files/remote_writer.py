@@ -54,7 +54,7 @@ class _Pending:
         return added
 
     def cut(self, length: int) -> None:
-        with contextlib.suppress(OSError):  # what is after the length is never read
+        with contextlib.suppress(OSError):  # bytes after the length are never read
             self._spool.truncate(length)
         self.length = length
 

@@ -248,7 +248,7 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
         return record
     first = held_from(queue)
     if offset < first:
-        return f"expired: the first queue offset still here is {first}"
+        return f"expired: the first remaining queue offset is {first}"
     return str(record)
 
 
@@ -262,7 +262,7 @@ def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str
     if segment is None:
         if place < flat.start:
             return f"expired: the commit log begins at {flat.start}"
-        return f"nothing is at {place}: the commit log ends at {flat.end}"
+        return f"no data at {place}: the commit log ends at {flat.end}"
     if around:
         return _around(queue, segment, place)
     if is_coda(flat.read(place, CODA_SIZE)):

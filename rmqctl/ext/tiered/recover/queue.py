@@ -477,7 +477,7 @@ def _notes(queue: FlatQueue, surveyed: CommitLogSurvey, units: RebuiltUnits, dro
         yield (f"{where}: queue offsets {_range(run)} are in the commit log and get no units: they "
                "are separated from the others by a gap")
     if len(missing) > _MAX_RUNS:
-        yield f"{where}: {len(missing) - _MAX_RUNS} more such ranges"
+        yield f"{where}: {len(missing) - _MAX_RUNS} more ranges of this kind"
     for left, right in pairwise(units.runs):
         yield (f"{where}: neither units nor messages of queue offsets "
                f"{_range(OffsetRun(left.end, right.start))} are left; the gap stays")

@@ -111,7 +111,7 @@ def metadata(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     others = foreign(tier)
     for other in sorted(others):
         if broker in (None, other):
-            yield Finding("tiered-oddity", METADATA, f"contains nothing of broker {other!r}; pass "
+            yield Finding("tiered-oddity", METADATA, f"has no entries of broker {other!r}; pass "
                           "its metadata with --metadata", path)
     yield from _topics(tier, path, others if broker is None else {
         name.broker for name, _ in flat_files(tier)} - {broker} | others)
