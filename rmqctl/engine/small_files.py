@@ -19,7 +19,7 @@ from rmqctl.formats.local.checkpoint import CHECKPOINT, CheckpointRecord
 CHECKPOINT_NAME = "checkpoint"
 ABORT = "abort"
 ABORT_BACKUP = ABORT + ".bak"
-_ABORT_MOST = 1 << 20
+_MAX_ABORT = 1 << 20
 
 
 class CheckpointFile:
@@ -147,7 +147,7 @@ def remove_abort(root: str) -> None:
 
 def _read(fd: int, path: str) -> bytes:
     try:
-        return os.pread(fd, _ABORT_MOST, 0)
+        return os.pread(fd, _MAX_ABORT, 0)
     except OSError as error:
         raise failed(error, path, "read") from None
 

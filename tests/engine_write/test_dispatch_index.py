@@ -330,7 +330,7 @@ def test_only_slots_that_changed_are_written(tmp_path, monkeypatch):
 
 
 def test_slots_are_written_at_the_latest_when_many_entries_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(index_file, "MOST_PENDING", 50)
+    monkeypatch.setattr(index_file, "MAX_PENDING", 50)
     made = writer(tmp_path, BIG)
     give(made, many(0, 24))
     (path,) = (tmp_path / "index").iterdir()

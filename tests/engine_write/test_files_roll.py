@@ -324,7 +324,7 @@ def test_what_failed_in_the_background_comes_when_the_file_is_needed(tmp_path):
           closing(open_log(tmp_path, preallocate=True)) as log):
         log.append([b"a"])
         log.close_with_blank()
-        while not log._allocator._made:
+        while not log._allocator._created:
             threading.Event().wait(0.005)
         with pytest.raises(StoreIOError, match="no space for it"):
             log.roll()

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import columns
-from rmqctl.engine.put.cursor import Cursor
+from rmqctl.engine.put.cursor import AppendCursor
 from rmqctl.engine.put.encoder import Encoder
 from rmqctl.engine.put.message import Outgoing, OutgoingList
 from rmqctl.engine.put.per_message import SingleMessages
@@ -58,7 +58,7 @@ def made(config: Settings, groups: list[list[Outgoing]], *, fast: bool, stop: bo
          by_column: bool = False):
     """(bytes, results, counters) of groups of messages."""
     log, table = Log(config.commitlog_file_size), {("a", 1): 3}
-    cursor = Cursor(log, lambda: None)
+    cursor = AppendCursor(log, lambda: None)
     singles = SingleMessages(config, Encoder(config), cursor, table, lambda topic: topic == "batch",
                       lambda: 1_700_000_000_000, Rewriter(config))
     if not fast:
@@ -148,7 +148,7 @@ def test_what_is_no_message_fails_as_it_does_alone(name, value):
 def test_ordinary_messages_take_the_fast_way(monkeypatch):
     log, results = Log(1 << 20), []
     config = Settings(commitlog_file_size=1 << 20)
-    cursor = Cursor(log, lambda: None)
+    cursor = AppendCursor(log, lambda: None)
     singles = SingleMessages(config, Encoder(config), cursor, {}, lambda topic: False, lambda: 1,
                       Rewriter(config))
     messages = [Outgoing("t", b"x", f"KEYS\x01{number}é\x02") for number in range(50)]
@@ -169,5 +169,5 @@ def test_many_lanes():
     groups = [[Outgoing(f"t{number % 50}", b"x", "", number)
                for number in range(first, first + 900)] for first in (0, 500, 900)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "MOST_LANES", 1000)
+        patch.setattr(columns, "MAX_LANES", 1000)
         assert made(config, groups, fast=True) == made(config, groups, fast=False)

@@ -11,7 +11,7 @@ import pytest
 
 from rmqctl.broker.settings import Settings
 from rmqctl.broker.versions import version_of
-from rmqctl.engine.dispatch.derive import Derived, Deriver, Further
+from rmqctl.engine.dispatch.derive import Derived, Deriver, FurtherRows
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.tiered.index import compacted_form, index_file
@@ -61,9 +61,9 @@ def messages(source: random.Random) -> list[Derived]:
         hashes = [source.choice((0, 6, 7, (1 << 31) - 1, source.getrandbits(31))) for _ in row]
         rowed = np.array([source.random() > odd for _ in rows])
         more = np.sort(np.array(source.choices(range(len(rows)), k=source.choice((0, 0, 3)))))
-        further = Further([b"%LMQ%y", b"a", b"x/y"], more,
-                          np.array([source.randrange(3) for _ in more], np.int64),
-                          np.array([source.choice((0, 1, -1, 9)) for _ in more], np.int64))
+        further = FurtherRows([b"%LMQ%y", b"a", b"x/y"], more,
+                              np.array([source.randrange(3) for _ in more], np.int64),
+                              np.array([source.choice((0, 1, -1, 9)) for _ in more], np.int64))
         parts.append(Derived(TOPICS, topic, queue_id, offset, at, size, when, tags, rowed, row,
                              np.array(hashes, np.int64), further if len(more) else None, None))
     return parts
@@ -108,7 +108,7 @@ def listed(derived: Derived) -> dict[str, Any]:
     out: dict[str, Any] = {}
     for name in Derived.__dataclass_fields__:
         value = getattr(derived, name)
-        if isinstance(value, Further):
+        if isinstance(value, FurtherRows):
             value = [value.message.tolist(), [value.names[each] for each in value.name],
                      value.offset.tolist()]
         elif isinstance(value, tuple):

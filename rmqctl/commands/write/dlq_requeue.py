@@ -24,7 +24,7 @@ from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.output import FLUSH
 
 if TYPE_CHECKING:
-    from rmqctl.engine.input.requeue import Made
+    from rmqctl.engine.input.requeue import ConvertedLetter
     from rmqctl.output import Output
     from rmqctl.store import Store as OpenedStore
 
@@ -76,7 +76,7 @@ def command(
     check_options(out, apply)
     from rmqctl.broker.view import view_of
     from rmqctl.engine.input.append_stream import open_session
-    from rmqctl.engine.input.requeue import COLUMNS, made, requeue
+    from rmqctl.engine.input.requeue import COLUMNS, converted, requeue
     from rmqctl.files.named import refuse_link_of_others
     from rmqctl.store.groups.dead_letters import Requeued, Resending, dead_letters
 
@@ -109,7 +109,7 @@ def command(
         source = stack.enter_context(store.open())
         target = source if to is None else stack.enter_context(_opened(to))
         # Dead letters are read while the new messages are written.
-        letters = made(
+        letters = converted(
             dead_letters(view_of(source, view), group, wanted, faults.report),
             Resending(source, None if file else target, into),
             Requeued(view_of(target, "disk"), faults.report), again=again)
@@ -148,7 +148,7 @@ def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> N
                  f"sends them to {group} alone")
 
 
-def _written(path: str, letters: Iterable[Made]) -> Iterator[dict[str, Any]]:
+def _written(path: str, letters: Iterable[ConvertedLetter]) -> Iterator[dict[str, Any]]:
     """Write message objects to a new file; yield the result of each. Raises: StoreIOError."""
     from rmqctl.engine.input.requeue import line
 

@@ -30,7 +30,7 @@ MARK = "init"
 _TAKEN = (*FOLDERS, CHECKPOINT, LOCK, STAGING, "abort", "abort.bak", "consumequeue_ext",
           "batchconsumequeue", "compaction", "timerlog", "timerwheel", "tieredstore")
 _MOUNT_POINT = "lost+found"
-_MOST_NAMED = 5
+_MAX_NAMED = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +228,6 @@ def _is_zero(path: str) -> bool:
 
 
 def _few(names: list[str]) -> str:
-    rest = len(names) - _MOST_NAMED
+    rest = len(names) - _MAX_NAMED
     more = f" and {rest} more" if rest > 0 else ""
-    return ", ".join(names[:_MOST_NAMED]) + more
+    return ", ".join(names[:_MAX_NAMED]) + more

@@ -106,13 +106,13 @@ class ConfigTable:
                 raise StoreIOError(f"cannot read {self._store.path(copy.path)}: {copy.reason}")
         used = config.used
         if used is None and UNREADABLE in (main.state, backup.state):
-            raise RefusedError(self._said(main if main.state == UNREADABLE else backup)
+            raise RefusedError(self._reason(main if main.state == UNREADABLE else backup)
                                + "; a broker does not start on it")
         if used is not None and used.damaged:
-            raise RefusedError(self._said(used) + "; not every broker reads such a file, and "
+            raise RefusedError(self._reason(used) + "; not every broker reads such a file, and "
                                "rewriting it would lose the invalid parts: repair it first")
 
-    def _said(self, copy: ConfigCopy) -> str:
+    def _reason(self, copy: ConfigCopy) -> str:
         return f"{self.root}: {copy.fault()}"
 
     def path(self, suffix: str = "") -> str:

@@ -9,7 +9,13 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.queue_files import UNWANTED, FilePool, Queue, QueueFiles, QueueSet
+from rmqctl.engine.dispatch.queue_files import (
+    UNWANTED,
+    DispatchedQueue,
+    FilePool,
+    QueueFiles,
+    QueueSet,
+)
 from rmqctl.errors import UsageError
 from rmqctl.formats.local import batch_consume_queue as layout
 from rmqctl.formats.local.batch_consume_queue import NOT_COMPACTED, UNIT_SIZE
@@ -38,7 +44,7 @@ class BatchRows:
 
 
 @dataclass(slots=True)
-class BatchedQueue(Queue):
+class BatchedQueue(DispatchedQueue):
     """A queue in memory. ``max_physic``: *start* of its last row's record, -1 without rows."""
 
     next_offset: int = 0

@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.queue_files import UNWANTED, FilePool, Queue, QueueFiles, QueueSet
+from rmqctl.engine.dispatch.queue_files import (
+    UNWANTED,
+    DispatchedQueue,
+    FilePool,
+    QueueFiles,
+    QueueSet,
+)
 from rmqctl.engine.dispatch.twin_files import TwinFiles
 from rmqctl.formats.local import consume_queue as layout
 from rmqctl.formats.local.consume_queue import FILLER, UNIT_SIZE
@@ -34,7 +40,7 @@ _UNITS = layout.dtype()
 
 
 @dataclass(slots=True)
-class Rows:
+class QueueRows:
     """Rows in log order as int64 columns; ``queue`` is a number, ``physical`` the offset."""
 
     queue: Array
@@ -46,13 +52,13 @@ class Rows:
     def __len__(self) -> int:
         return len(self.queue)
 
-    def take(self, which: Any) -> Rows:
-        return Rows(self.queue[which], self.offset[which], self.physical[which],
-                    self.size[which], self.tags_code[which])
+    def take(self, which: Any) -> QueueRows:
+        return QueueRows(self.queue[which], self.offset[which], self.physical[which],
+                         self.size[which], self.tags_code[which])
 
 
 @dataclass(slots=True)
-class PlainQueue(Queue):
+class PlainQueue(DispatchedQueue):
     """A queue in memory. ``max_physic``: end of its last row's record, -1 without rows."""
 
     @property
@@ -65,7 +71,7 @@ Codes = Callable[[PlainQueue, Array], Array]
 """(queue, numbers of rows) -> tags codes; called only for rows that are written."""
 
 @dataclass(frozen=True, slots=True)
-class Twins:
+class TwinQueues:
     """Queues of an existing store, to compare new queues with. ``log_min``: start of its log.
     ``begun`` returns the start of a queue if that is after a physical offset, else 0: messages
     before it belong to an earlier queue.
@@ -91,7 +97,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
     def __init__(self, root: str, file_size: int, pool: FilePool,
                  log_end: int | None = None, *, as_broker: bool = False,
                  wanted: Callable[[QueueKey], bool] | None = None,
-                 positions: Positions | None = None, twins: Twins | None = None) -> None:
+                 positions: Positions | None = None, twins: TwinQueues | None = None) -> None:
         """Find all queues on disk; see `QueueSet`.
 
         ``positions``: known ends of queues; the others are read from their files. ``twins``: queues
@@ -99,7 +105,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
         """
         super().__init__(os.path.join(root, FOLDER), layout.file_size(file_size), pool, log_end,
                          as_broker=as_broker, wanted=wanted)
-        self._positions, self._twins = positions or {}, twins or Twins({}, 0)
+        self._positions, self._twins = positions or {}, twins or TwinQueues({}, 0)
         self.gaps = self.repeated = 0
         self._greatest = (_LONG_MAX - self._file_size) // UNIT_SIZE
         self._filler = layout.build(FILLER)
@@ -172,7 +178,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def put(self, rows: Rows, codes: Codes | None = None) -> None:
+    def put(self, rows: QueueRows, codes: Codes | None = None) -> None:
         """Write the rows of a chunk of the log, those of a queue in the given order.
         Raises: StoreIOError; the same rows may then be put again.
         """
@@ -200,7 +206,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             self._run(self.queues[int(rows.queue[run.order[start]])], run, start, stop)
             start = stop
 
-    def _run(self, queue: PlainQueue, run: _Run, start: int, stop: int) -> None:
+    def _run(self, queue: PlainQueue, run: _ArrangedRows, start: int, stop: int) -> None:
         """Put the rows ``[start, stop)``, which have consecutive queue offsets."""
         files = queue.files
         while start < stop:
@@ -242,7 +248,8 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
             self._append(queue, run, start, upto, blank)
             start = upto
 
-    def _append(self, queue: PlainQueue, run: _Run, start: int, stop: int, blank: int) -> None:
+    def _append(self, queue: PlainQueue, run: _ArrangedRows, start: int, stop: int,
+                blank: int) -> None:
         """Append the rows ``[start, stop)`` after ``blank`` padding entries."""
         if run.codes is not None:
             run.units["tags_code"][start:stop] = run.codes(queue, run.order[start:stop])
@@ -258,7 +265,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
 
 @dataclass(slots=True)
-class _Run:
+class _ArrangedRows:
     """Rows sorted by queue, then in log order; ``raw``: the bytes of ``units``.
 
     ``begins``: starts of runs, which are rows of a queue with consecutive queue offsets.
@@ -273,7 +280,7 @@ class _Run:
     codes: Codes | None = None
 
 
-def _arranged(rows: Rows, queues: int) -> _Run:
+def _arranged(rows: QueueRows, queues: int) -> _ArrangedRows:
     """Return the rows sorted by queue; numbers of queues are below ``queues``."""
     count = len(rows)
     units = np.empty(count, _UNITS)
@@ -286,7 +293,7 @@ def _arranged(rows: Rows, queues: int) -> _Run:
                                         rows.tags_code),
                             np.zeros((2, queues), np.int64), raw, columns, is_begin.view(np.uint8))
         order, offset, end = columns
-        return _Run(units, raw.data, order, offset, end, np.flatnonzero(is_begin))
+        return _ArrangedRows(units, raw.data, order, offset, end, np.flatnonzero(is_begin))
     # Small numbers: numpy sorts 16 bits by radix, many times faster.
     small = queues < _SMALL
     order = np.argsort(rows.queue.astype(np.uint16) if small else rows.queue, kind="stable")
@@ -297,7 +304,7 @@ def _arranged(rows: Rows, queues: int) -> _Run:
     is_begin = np.ones(count, bool)
     is_begin[1:] = ((rows.queue[1:] != rows.queue[:-1])
                     | (rows.offset[1:] != rows.offset[:-1] + 1) | (end[1:] <= end[:-1]))
-    return _Run(units, raw.data, order, rows.offset, end, np.flatnonzero(is_begin))
+    return _ArrangedRows(units, raw.data, order, rows.offset, end, np.flatnonzero(is_begin))
 
 
 def _renumbered(codes: Codes, places: Array) -> Codes:

@@ -24,7 +24,7 @@ from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows
 
 
 @dataclass(slots=True)
-class Further:
+class FurtherRows:
     """Rows in further queues of multi-dispatched messages (consumequeue.md §10).
 
     ``message``: the number of the message. ``name``: the number of the queue's name in ``names``.
@@ -37,7 +37,7 @@ class Further:
     offset: Array
 
     @classmethod
-    def joined(cls, parts: Sequence[Further]) -> Further:
+    def joined(cls, parts: Sequence[FurtherRows]) -> FurtherRows:
         """Concatenate parts in log order (at least one)."""
         first = np.cumsum([0, *(len(part.names) for part in parts)])
         return cls([name for part in parts for name in part.names],
@@ -68,7 +68,7 @@ class Derived:
     rowed: Array
     key_row: Array | None
     key_hash: Array | None
-    further: Further | None
+    further: FurtherRows | None
     inner: tuple[Array, Array] | None
 
     def __len__(self) -> int:
@@ -93,11 +93,11 @@ class Derived:
                       for part in parts]
             inner = (np.concatenate([first for first, _ in ranges]),
                      np.concatenate([count for _, count in ranges]))
-        further = [Further(part.further.names, part.further.message + first, part.further.name,
-                           part.further.offset)
+        further = [FurtherRows(part.further.names, part.further.message + first, part.further.name,
+                               part.further.offset)
                    for part, first in zip(parts, begin, strict=False) if part.further is not None]
         return cls(topics=parts[-1].topics, **columns, key_row=key_row, key_hash=key_hash,
-                   further=Further.joined(further) if further else None, inner=inner)
+                   further=FurtherRows.joined(further) if further else None, inner=inner)
 
 
 def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Sequence[int]],
@@ -127,7 +127,8 @@ def overridden(derived: Derived, tags: Mapping[int, int], keys: Mapping[int, Seq
                    further=_with_more(derived.further, more))
 
 
-def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) -> Further | None:
+def _with_more(further: FurtherRows | None,
+               more: Sequence[tuple[int, str, int]]) -> FurtherRows | None:
     """Add the rows ``more`` (message, queue, queue offset) that do not exist yet."""
     present = set() if further is None else {
         (row, further.names[name], offset) for row, name, offset in zip(
@@ -138,11 +139,11 @@ def _with_more(further: Further | None, more: Sequence[tuple[int, str, int]]) ->
     if not new:
         return further
     names = [raw for _, raw, _ in new]
-    added = Further(names, np.array([row for row, _, _ in new], np.int64), np.arange(len(new)),
-                    np.array([offset for _, _, offset in new], np.int64))
-    both = added if further is None else Further.joined([further, added])
+    added = FurtherRows(names, np.array([row for row, _, _ in new], np.int64), np.arange(len(new)),
+                        np.array([offset for _, _, offset in new], np.int64))
+    both = added if further is None else FurtherRows.joined([further, added])
     order = np.argsort(both.message, kind="stable")
-    return Further(both.names, both.message[order], both.name[order], both.offset[order])
+    return FurtherRows(both.names, both.message[order], both.name[order], both.offset[order])
 
 
 class Deriver:
@@ -185,7 +186,8 @@ class Deriver:
                 derived.key_row, derived.key_hash = leads.key_row[indexed], leads.key_hash[indexed]
         return derived
 
-    def _further(self, properties: text.Properties, topic: Array, rowed: Array) -> Further | None:
+    def _further(self, properties: text.Properties, topic: Array,
+                 rowed: Array) -> FurtherRows | None:
         if self._profile.generation >= 5:
             left_out = [topic.startswith(NOT_DISPATCHED) for topic in self.topics.texts]
             rowed = rowed & ~np.array(left_out, bool)[topic]
@@ -194,7 +196,7 @@ class Deriver:
             return None
         distinct = text.Dictionary()
         number = distinct.encode(names)
-        return Further(distinct.texts, message, number, offset)
+        return FurtherRows(distinct.texts, message, number, offset)
 
 
 def deriver_for(settings: Settings, *, rows: bool = True) -> Deriver:

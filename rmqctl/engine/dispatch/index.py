@@ -2,7 +2,7 @@
 
 An index file is written from time to time: entries, then slots, then header. The slot table (20 MB
 by default), the header and new entries are kept in memory. A killed process leaves a file that only
-lacks the entries since the last `IndexFile.sync_to_file`.
+lacks the entries since the last `IndexFileWriter.sync_to_file`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from rmqctl.scan.text import contiguous
 from rmqctl.store.files import listing
 
 FOLDER = "index"
-MOST_PENDING = 1 << 18
+MAX_PENDING = 1 << 18
 """Number of new entries after which the slots are written automatically."""
 _WRITTEN = 1 << 16
 """Number of entries written together, before slots and header."""
@@ -39,7 +39,7 @@ _SLOTS = layout.slot_dtype()["entry"]
 
 
 @dataclass(slots=True)
-class Header:
+class IndexHeader:
     """The header in memory, as in a broker: ``index_count`` starts at 1."""
 
     begin_timestamp: int = 0
@@ -56,10 +56,10 @@ class Header:
                             self.end_phy_offset, self.hash_slot_count, count)
 
 
-class IndexFile:
+class IndexFileWriter:
     """The index file at ``path``. Use `create` or `load`."""
 
-    def __init__(self, path: str, shape: Shape, pool: FilePool, header: Header,
+    def __init__(self, path: str, shape: Shape, pool: FilePool, header: IndexHeader,
                  table: Array) -> None:
         self.path, self.shape, self.header = path, shape, header
         self._pool, self._table = pool, table
@@ -69,22 +69,23 @@ class IndexFile:
         self._entries: list[Array] = []
         self._unwritten = 0
         self._pending = 0
-        self.most_pending = MOST_PENDING
+        self.most_pending = MAX_PENDING
         self.touched = False
         """Whether anything was written since the file was opened."""
 
     @classmethod
-    def create(cls, path: str, shape: Shape, pool: FilePool, before: Header | None) -> IndexFile:
+    def create(cls, path: str, shape: Shape, pool: FilePool,
+               before: IndexHeader | None) -> IndexFileWriter:
         """Create a file; its header starts with the end of the file ``before`` (spec §7)."""
         pool.create(path, shape.file_size)
-        file = cls(path, shape, pool, Header(), np.zeros(shape.slots, _SLOTS))
+        file = cls(path, shape, pool, IndexHeader(), np.zeros(shape.slots, _SLOTS))
         file._header_dirty = file.touched = True
         if before is not None:
             file.follow(before)
             file.sync_to_file()  # else the indexed end would be unknown after a crash
         return file
 
-    def follow(self, before: Header) -> None:
+    def follow(self, before: IndexHeader) -> None:
         """Start an empty file's header with the end of the file before it."""
         if before.end_phy_offset > 0:
             self.header.begin_phy_offset = self.header.end_phy_offset = before.end_phy_offset
@@ -93,7 +94,7 @@ class IndexFile:
         self._header_dirty = True
 
     @classmethod
-    def load(cls, path: str, shape: Shape, pool: FilePool, *, repair: bool) -> IndexFile:
+    def load(cls, path: str, shape: Shape, pool: FilePool, *, repair: bool) -> IndexFileWriter:
         """Load a file from disk.
         Raises: RefusedError if its size does not match ``shape``. ``repair``: if the
         process was killed between the writes of slots and header, move slots that point
@@ -103,7 +104,7 @@ class IndexFile:
             if source.size not in {0, shape.file_size}:
                 raise wrong_size(path, source.size, shape.file_size)
             raw = source.read(0, HEADER.size)
-            header = Header(*HEADER.decode(raw)) if len(raw) == HEADER.size else Header()
+            header = IndexHeader(*HEADER.decode(raw)) if len(raw) == HEADER.size else IndexHeader()
             header.index_count = max(header.index_count, 1)
             table = np.zeros(shape.slots, _SLOTS)
             source.read_into(memoryview(table.view(np.uint8).data), HEADER.size)
@@ -137,7 +138,7 @@ class IndexFile:
     @property
     def is_blank(self) -> bool:
         """Whether the process that created the file was killed before it wrote the header."""
-        return self.header == Header()
+        return self.header == IndexHeader()
 
     @property
     def room(self) -> int:
@@ -293,7 +294,7 @@ def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
             while number > 0:
                 raw = source.read(shape.entry_position(number), ENTRY.size)
                 if len(raw) < ENTRY.size:
-                    raise StoreIOError(f"{path}: the file is shorter than its header says")
+                    raise StoreIOError(f"{path}: the file is too short for its entry count")
                 entry = ENTRY.decode(raw)
                 if entry.physical_offset != physical:
                     return out[::-1]
@@ -311,10 +312,10 @@ def newest_full_end(paths: list[str], shape: Shape) -> int:
     return 0
 
 
-def header_of(path: str) -> Header:
+def header_of(path: str) -> IndexHeader:
     """Return the header of a file on disk; an unused one if the file is too short."""
     with FileSource(path) as source:
-        return Header(*HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0")))
+        return IndexHeader(*HEADER.decode(source.read(0, HEADER.size).ljust(HEADER.size, b"\0")))
 
 
 def _seconds(store_timestamp: Array, begin: int) -> Array:
@@ -343,12 +344,12 @@ class IndexWriter:
         self._folder, self._shape, self._pool = os.path.join(root, FOLDER), shape, pool
         self._clock, self._as_broker = wall_clock, as_broker
         self._counts_empty, self._most_pending = counts_empty, most_pending
-        self._file: IndexFile | None = None
+        self._file: IndexFileWriter | None = None
         listed = listing(self._folder, names.INDEX_DIGITS)
         refuse_unreadable(listed.troubles)
         self._paths = [file.path for file in listed.files]
         if self._paths:
-            self._file = IndexFile.load(self._paths[-1], shape, pool, repair=not as_broker)
+            self._file = IndexFileWriter.load(self._paths[-1], shape, pool, repair=not as_broker)
             self._patient(self._file)
             if self._file.is_blank and len(self._paths) > 1:
                 self._file.follow(header_of(self._paths[-2]))
@@ -401,7 +402,7 @@ class IndexWriter:
             return message + 1, next_key
         return message, key + len(indexed)
 
-    def _current(self) -> IndexFile:
+    def _current(self) -> IndexFileWriter:
         """Return the last file; create one if there is none or it is full."""
         file = self._file
         if file is not None and not file.full:
@@ -413,12 +414,12 @@ class IndexWriter:
             before = file.header
             self.index_timestamp = before.end_timestamp
         path = os.path.join(self._folder, self._name())
-        self._file = IndexFile.create(path, self._shape, self._pool, before)
+        self._file = IndexFileWriter.create(path, self._shape, self._pool, before)
         self._patient(self._file)
         self._paths.append(path)
         return self._file
 
-    def _patient(self, file: IndexFile) -> None:
+    def _patient(self, file: IndexFileWriter) -> None:
         if self._most_pending is not None:
             file.most_pending = self._most_pending
 

@@ -30,7 +30,7 @@ from rmqctl.formats.local import names
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.files import Listing, StoreFile, Trouble, listing
 
-MOST_OPEN = 256
+MAX_OPEN = 256
 
 
 class FilePool:
@@ -41,7 +41,7 @@ class FilePool:
     every later `flush` fails the same way.
     """
 
-    def __init__(self, aside: AsideFolder, most: int = MOST_OPEN) -> None:
+    def __init__(self, aside: AsideFolder, most: int = MAX_OPEN) -> None:
         self._most, self._aside = most, aside
         self._open: OrderedDict[str, int] = OrderedDict()
         self._dirty: dict[str, None] = {}
@@ -308,7 +308,7 @@ UNWANTED = (1 << 31) - 1
 
 
 @dataclass(slots=True)
-class Queue:
+class DispatchedQueue:
     """A queue in memory. ``max_physic``: physical end of its entries, -1 without rows."""
 
     key: QueueKey
@@ -323,7 +323,7 @@ class OnDisk(Protocol):
     troubles: list[Trouble]
 
 
-Q = TypeVar("Q", bound=Queue)
+Q = TypeVar("Q", bound=DispatchedQueue)
 D = TypeVar("D", bound=OnDisk)
 
 

@@ -17,11 +17,11 @@ from rmqctl.engine.dispatch.consume_queue import (
     ConsumeQueues,
     PlainQueue,
     Positions,
-    Rows,
-    Twins,
+    QueueRows,
+    TwinQueues,
 )
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
-from rmqctl.engine.dispatch.derive import Derived, Further, deriver_for
+from rmqctl.engine.dispatch.derive import Derived, FurtherRows, deriver_for
 from rmqctl.engine.dispatch.index import IndexWriter
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.errors import InternalError
@@ -72,7 +72,7 @@ class Dispatcher:
                  wanted: Callable[[QueueKey], bool] | None = None, rows: bool = True,
                  recall: Recall | None = None, most_pending: int | None = None,
                  positions: Positions | None = None, queue_ids: QueueIds | None = None,
-                 twins: Twins | None = None) -> None:
+                 twins: TwinQueues | None = None) -> None:
         self._positions, self._queue_ids, self._twins = positions, queue_ids, twins
         self._root, self._settings, self._profile = root, settings, settings.profile
         self._is_batch, self._as_broker = batch_topics, as_broker
@@ -227,9 +227,9 @@ class Dispatcher:
                 self._put_batches(derived, topic, batched)
             self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
         # Plain rows; with extension units, an address replaces the tags code.
-        rows = Rows(self._numbers.encode(topic[which], derived.queue_id[which]),
-                    derived.queue_offset[which], derived.physical[which], derived.size[which],
-                    tags[which])
+        rows = QueueRows(self._numbers.encode(topic[which], derived.queue_id[which]),
+                         derived.queue_offset[which], derived.physical[which], derived.size[which],
+                         tags[which])
         codes = None
         if self._settings.consumequeue_ext:
             codes = self._ext_codes(tags[which], derived.store_timestamp[which], rows.physical,
@@ -277,14 +277,14 @@ class Dispatcher:
                 unused=queue.end == 0 and not self._as_broker)
         return ext
 
-    def _all_codes(self, rows: Rows, codes: Codes) -> Array:
+    def _all_codes(self, rows: QueueRows, codes: Codes) -> Array:
         out: Array = np.empty(len(rows), np.int64)
         for row, number in enumerate(rows.queue.tolist()):
             out[row] = codes(self._queues.queues[number], np.array([row]))[0]
         return out
 
-    def _with_dispatched(self, rows: Rows, codes: Codes | None, derived: Derived, further: Further,
-                         plain: Array) -> tuple[Rows, Codes | None]:
+    def _with_dispatched(self, rows: QueueRows, codes: Codes | None, derived: Derived,
+                         further: FurtherRows, plain: Array) -> tuple[QueueRows, Codes | None]:
         """Return the rows with those of multi-dispatched messages after a message's own row (spec
         §10).
         """
@@ -294,8 +294,8 @@ class Dispatcher:
         own, count = np.flatnonzero(plain), len(rows)
         extra = rows.take(np.searchsorted(own, message))
         extra.queue, extra.offset, extra.tags_code = queue, offset, derived.tags[message]
-        both = Rows(*(np.concatenate([getattr(rows, name), getattr(extra, name)])
-                      for name in ("queue", "offset", "physical", "size", "tags_code")))
+        both = QueueRows(*(np.concatenate([getattr(rows, name), getattr(extra, name)])
+                           for name in ("queue", "offset", "physical", "size", "tags_code")))
         order = np.argsort(both.physical, kind="stable")
         both = both.take(order)
         if codes is None:
@@ -311,7 +311,7 @@ class Dispatcher:
 
         return both, mixed
 
-    def _dispatched(self, derived: Derived, further: Further,
+    def _dispatched(self, derived: Derived, further: FurtherRows,
                     plain: Array) -> tuple[Array, Array, Array]:
         """Return (message, queue number, queue offset) of the further rows."""
         own = np.array([self._further.number(raw) for raw in further.names], np.int64)

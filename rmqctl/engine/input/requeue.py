@@ -15,7 +15,7 @@ COLUMNS = ("dead_letter", "topic", "queue_id", "status", "physical_offset", "msg
 _TOGETHER = 64
 
 
-class Made(NamedTuple):
+class ConvertedLetter(NamedTuple):
     """A dead letter and its message object, or the ``status`` and ``reason`` otherwise.
     ``msg_id``: that of the message from an earlier requeue.
     """
@@ -34,19 +34,19 @@ class Made(NamedTuple):
                 "physical_offset": None, "msg_id": self.msg_id, "reason": self.reason, **result}
 
 
-def made(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued, *,
-         again: bool = False) -> Iterator[Made]:
+def converted(letters: Iterable[DeadLetter], resending: Resending, requeued: Requeued, *,
+              again: bool = False) -> Iterator[ConvertedLetter]:
     """Convert dead letters; ``again``: also those that were requeued before."""
     for letter in letters:
         before = None if again else requeued.find(letter)
         if before is not None:
-            yield Made(letter, None, ALREADY, None, before)
+            yield ConvertedLetter(letter, None, ALREADY, None, before)
             continue
         message = resending.object(letter)
         if message is None:
-            yield Made(letter, None, LEFT_OUT, "its original topic is unknown")
+            yield ConvertedLetter(letter, None, LEFT_OUT, "its original topic is unknown")
         else:
-            yield Made(letter, message)
+            yield ConvertedLetter(letter, message)
 
 
 def line(message: dict[str, Any]) -> bytes:
@@ -54,7 +54,7 @@ def line(message: dict[str, Any]) -> bytes:
     return json.dumps(message, separators=(",", ":")).encode()
 
 
-def requeue(letters: Iterable[Made], session: AppendSession) -> Iterator[dict[str, Any]]:
+def requeue(letters: Iterable[ConvertedLetter], session: AppendSession) -> Iterator[dict[str, Any]]:
     """Put the messages in groups; yield a result row (`COLUMNS`) for each dead letter.
 
     A message for a topic that is not in config/topics.json is skipped: no client could read it.

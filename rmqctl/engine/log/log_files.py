@@ -57,8 +57,8 @@ class LogFiles:
         self.current: LogFile | None = None
         self.syncs = 0
         """Number of flushes of a file."""
-        self._known = {file.base: file.path for file in self.files}
-        if len(self._known) < len(self.files):
+        self._paths = {file.base: file.path for file in self.files}
+        if len(self._paths) < len(self.files):
             raise RefusedError("two commitlog files have the same name: recover the store first")
         self._end = end
         self._closed = False
@@ -144,13 +144,13 @@ class LogFiles:
             if self.current is not None:
                 self._waiting.append(self.current)
             self.current = new
-        if base not in self._known:
+        if base not in self._paths:
             self.files.append(StoreFile(new.path, os.path.basename(new.path), base,
                                         self.file_size))
         return new
 
     def _make(self, base: int) -> LogFile:
-        path = self._known.get(base)
+        path = self._paths.get(base)
         if path is None:
             full = full_folders(self.folders, FULL_RATIO) if len(self.folders) > 1 else ()
             path = os.path.join(place(self.folders, base, self.file_size, full),
@@ -370,7 +370,7 @@ class FileAllocator:
         self._make = make
         self._change = threading.Condition()
         self._wanted: list[int] = []
-        self._made: dict[int, LogFile | RmqctlError] = {}
+        self._created: dict[int, LogFile | RmqctlError] = {}
         self._thread: threading.Thread | None = None
         self._stopping = False
         ending.note(self)
@@ -380,7 +380,7 @@ class FileAllocator:
         with self._change:
             if self._stopping:
                 raise InternalError("a file of a closed log was requested")
-            if base in self._made or base in self._wanted:
+            if base in self._created or base in self._wanted:
                 return
             self._wanted.append(base)
             if self._thread is None:
@@ -395,12 +395,12 @@ class FileAllocator:
         If the creation failed earlier, in the background, try again: the disk may have space now.
         """
         with self._change:
-            if isinstance(self._made.get(base), RmqctlError):
-                del self._made[base]
+            if isinstance(self._created.get(base), RmqctlError):
+                del self._created[base]
         self.ask(base)
         with self._change:
-            self._change.wait_for(lambda: base in self._made)
-            file = self._made.pop(base)
+            self._change.wait_for(lambda: base in self._created)
+            file = self._created.pop(base)
         if isinstance(file, RmqctlError):
             raise file
         return file
@@ -421,7 +421,7 @@ class FileAllocator:
                 outcome = InternalError(f"cannot create the log file at {base}: {error!r}")
             with self._change:
                 self._wanted.remove(base)
-                self._made[base] = outcome
+                self._created[base] = outcome
                 self._change.notify_all()
 
     def end(self) -> None:
@@ -435,6 +435,6 @@ class FileAllocator:
     def close(self) -> list[LogFile]:
         """End the thread and return the files that were not taken."""
         self.end()
-        left = [outcome for outcome in self._made.values() if isinstance(outcome, LogFile)]
-        self._made.clear()
+        left = [outcome for outcome in self._created.values() if isinstance(outcome, LogFile)]
+        self._created.clear()
         return left

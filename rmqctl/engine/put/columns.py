@@ -24,7 +24,7 @@ from rmqctl.engine.put.message import Outgoing, OutgoingList
 from rmqctl.formats.local.message import PROPERTIES_LENGTH_SIZE
 from rmqctl.scan.frames import Array
 
-MOST_LANES = 8192
+MAX_LANES = 8192
 """Maximum number of lanes that are kept from group to group."""
 NONE = -1
 """The number for messages without a lane."""
@@ -100,7 +100,7 @@ class Lanes:
 
     @property
     def is_full(self) -> bool:
-        return len(self._numbers) >= MOST_LANES
+        return len(self._numbers) >= MAX_LANES
 
     @property
     def arrays(self) -> LaneArrays:

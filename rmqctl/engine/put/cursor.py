@@ -54,7 +54,7 @@ class RecordRun:
     bit_maps: dict[int, bytes | None] = field(default_factory=dict)
 
 
-class Cursor:
+class AppendCursor:
     """Collector of a group's records; physical offsets. The put lock guards it.
 
     ``base``: start of the collected records. ``position``: of the next record. ``end``: end of the

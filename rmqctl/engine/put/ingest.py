@@ -36,10 +36,10 @@ _NAME, _END = props.NAME_VALUE_SEPARATOR, props.PROPERTY_SEPARATOR
 _FIXED = Struct(">Hi")
 _MOVING = Struct(">iH")
 _CLOCK_SET_BACK = 1_000_000
-_PLANS = 1024
+_MAX_PLANS = 1024
 
 _ALONE = TRANSACTION_MASK | INNER_BATCH | NEED_UNWRAP
-_MOST_AROUND = message.size_of(message.HOST_BITS, message.MAGIC_V2, 0, 0, append_crc.SIZE + 1)
+_MAX_AROUND = message.size_of(message.HOST_BITS, message.MAGIC_V2, 0, 0, append_crc.SIZE + 1)
 """Maximum size of a record without body, topic and properties (bytes)."""
 _Put = TypeVar("_Put", bound=Outgoing | OutgoingBatch | Record)
 
@@ -143,7 +143,7 @@ class Preparer:
     def many(self, properties: Sequence[Mapping[str, str] | str]) -> list[str]:
         """Return the properties strings of messages, in order."""
         if set(map(type, properties)) != {dict}:
-            return [self._one(pairs) for pairs in properties]
+            return [self._prepared(pairs) for pairs in properties]
         names = list(map(tuple, properties))
         if names.count(names[0]) == len(names):
             return self._same(names[0], properties)  # type: ignore[arg-type]  # they are dicts
@@ -159,18 +159,18 @@ class Preparer:
                 texts[row] = text
         return texts
 
-    def _one(self, properties: Mapping[str, str] | str) -> str:
+    def _prepared(self, properties: Mapping[str, str] | str) -> str:
         return prepare(properties, self._settings, self._unique_id, batch=self._batch)
 
     def _same(self, names: tuple[str, ...], properties: Sequence[Mapping[str, str]]) -> list[str]:
         """Return the strings of messages whose properties have these names."""
         plan = self._plans.get(names, _UNKNOWN)
         if plan is _UNKNOWN:
-            if len(self._plans) >= _PLANS:
+            if len(self._plans) >= _MAX_PLANS:
                 self._plans.clear()
             plan = self._plans[names] = self._plan(names)
         if plan is None:
-            return [self._one(pairs) for pairs in properties]
+            return [self._prepared(pairs) for pairs in properties]
         columns: list[Iterable[str]] = [repeat(plan.parts[0])]
         fits = True
         for name, part in zip(plan.names, plan.parts[1:], strict=True):
@@ -186,7 +186,7 @@ class Preparer:
         except TypeError:
             fits = False
         if not fits or "".join(texts).count(_END) != plan.ends * len(texts):
-            return [self._one(pairs) for pairs in properties]
+            return [self._prepared(pairs) for pairs in properties]
         return texts
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
@@ -294,7 +294,7 @@ def _common(item: Outgoing) -> tuple[object, ...] | None:
 def _at_most(item: Outgoing) -> int:
     """Return an upper bound for the size of a message's record, with an appended CRC (bytes)."""
     texts = item.topic, item.properties
-    return _MOST_AROUND + len(item.body) + sum(
+    return _MAX_AROUND + len(item.body) + sum(
         len(text) if text.isascii() else 4 * len(text) for text in texts)
 
 

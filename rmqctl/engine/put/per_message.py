@@ -20,7 +20,7 @@ from rmqctl.broker.settings import Host, Settings
 from rmqctl.engine.put import admission
 from rmqctl.engine.put.admission import MAX_PROPERTIES
 from rmqctl.engine.put.columns import Columns, Kind, LaneKey, Lanes
-from rmqctl.engine.put.cursor import Cursor
+from rmqctl.engine.put.cursor import AppendCursor
 from rmqctl.engine.put.encoder import Encoder, host_flags
 from rmqctl.engine.put.message import (
     MESSAGE_ILLEGAL,
@@ -44,7 +44,7 @@ from rmqctl.kernel import active
 TopicQueueTable = dict[tuple[str, int], int]
 """The next queue offset of each (topic, queue id)."""
 
-_KNOWN = 8192
+_MAX_KINDS = 8192
 """Maximum number of cached kinds of records."""
 _FEW = 16
 """Up to this number messages are put one by one, which is faster than by column."""
@@ -58,7 +58,7 @@ KindKey = tuple[str, int, Host | None, Host | None]
 class SingleMessages:
     """The put path of single messages for a configuration. Not thread-safe."""
 
-    def __init__(self, settings: Settings, encoder: Encoder, cursor: Cursor,
+    def __init__(self, settings: Settings, encoder: Encoder, cursor: AppendCursor,
                  table: TopicQueueTable, is_batch_topic: Callable[[str], bool],
                  clock: Callable[[], int], rules: Rewriter) -> None:
         self._settings, self._encoder, self._cursor = settings, encoder, cursor
@@ -192,7 +192,7 @@ class SingleMessages:
         cached = self._kinds.get(key)
         if cached is not None:
             return cached
-        if len(self._kinds) >= _KNOWN:
+        if len(self._kinds) >= _MAX_KINDS:
             self._kinds.clear()
         born = message.born_host or self._settings.born_host
         store = message.store_host or self._settings.store_host

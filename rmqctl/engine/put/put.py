@@ -19,7 +19,7 @@ from itertools import groupby
 
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.put import admission, rewrite
-from rmqctl.engine.put.cursor import AppendLog, Cursor, RecordRun
+from rmqctl.engine.put.cursor import AppendCursor, AppendLog, RecordRun
 from rmqctl.engine.put.encoder import Encoder, assemble, body_crc, host_flags
 from rmqctl.engine.put.message import (
     MESSAGE_ILLEGAL,
@@ -54,7 +54,7 @@ _MULTI_OFFSETS = props.MULTI_QUEUE_OFFSET.encode()
 
 
 @dataclass(slots=True)
-class Placed:
+class PlacedRecord:
     """A record with its final queue offset, but not yet with a physical offset."""
 
     record: Record
@@ -75,7 +75,7 @@ class Recorder:
         self.misplaced = 0
         """Number of rows that kept a queue offset that does not continue the queue."""
 
-    def place(self, record: Record) -> Placed:
+    def place(self, record: Record) -> PlacedRecord:
         """Set version, CRC and queue offsets of a record, which is changed."""
         # Missing version and CRC.
         if not record.magic:
@@ -101,7 +101,7 @@ class Recorder:
             record.queue_offset = 0
         size = size_of(record.sys_flag, record.magic, len(record.body), len(record.topic),
                        len(record.properties))
-        return Placed(record, size, moved, counters)
+        return PlacedRecord(record, size, moved, counters)
 
     def _continue(self, key: tuple[str, int], given: int) -> int:
         """Return the queue offset of a row: the given one, unless the queue ends elsewhere."""
@@ -143,7 +143,7 @@ class Recorder:
         record.properties = _with_value(record.properties, _MULTI_OFFSETS, ",".join(settled))
         return True
 
-    def encode(self, placed: Placed, physical: int) -> bytes:
+    def encode(self, placed: PlacedRecord, physical: int) -> bytes:
         """Return the bytes for a physical offset, and advance the queues' counters."""
         record = placed.record
         moved = placed.moved or physical != record.physical_offset
@@ -196,7 +196,7 @@ class PutPath:
         self._clock, self._is_batch_topic = clock, is_batch_topic
         self._encoder = Encoder(settings)
         self._rules = rewrite.Rewriter(settings)
-        self._cursor = Cursor(log, begin)
+        self._cursor = AppendCursor(log, begin)
         self._single = SingleMessages(settings, self._encoder, self._cursor, table, is_batch_topic,
                                 clock, self._rules)
         self.recorder = Recorder(table, keep_queue_offsets,

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.engine.dispatch.index import Header, header_of, name_at, next_name, write_whole
+from rmqctl.engine.dispatch.index import IndexHeader, header_of, name_at, next_name, write_whole
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import index_file as layout
@@ -94,7 +94,7 @@ def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -
         write_whole(scratch.path(FOLDER, file.name), shape, _cut(file, shape, header, log_min))
 
 
-def _cut(file: StoreFile, shape: Shape, header: Header, log_min: int) -> Iterator[
+def _cut(file: StoreFile, shape: Shape, header: IndexHeader, log_min: int) -> Iterator[
         tuple[int, bytes]]:
     """Yield (position, bytes) of the file as it was before the first entry of a living message;
     later entries move up over overwritten ones.
@@ -146,7 +146,7 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
     return moved
 
 
-def _pages(file: StoreFile, shape: Shape, header: Header,
+def _pages(file: StoreFile, shape: Shape, header: IndexHeader,
            log_min: int) -> Iterator[tuple[Array, Any]]:
     """Yield (numbers, entries) of the leading entries that point before ``log_min``, up to the
     first invalid one. Overwritten entries are left out: those with hash 0 (which a key has with a

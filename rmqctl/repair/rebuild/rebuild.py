@@ -29,7 +29,7 @@ from typing import Any
 
 from rmqctl.broker.settings import Settings
 from rmqctl.checks.verify.common import plural
-from rmqctl.engine.dispatch.consume_queue import Twins
+from rmqctl.engine.dispatch.consume_queue import TwinQueues
 from rmqctl.engine.dispatch.derive import Derived, overridden
 from rmqctl.engine.dispatch.reput import Dispatcher, QueueIds
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
@@ -303,7 +303,7 @@ class _Job:
         return Dispatcher(self._scratch.root, self._settings, lambda: self._now,
                           self._batch_topics.__contains__, wanted=wanted, recall=recall,
                           rows=CONSUMEQUEUE in self._only, most_pending=_MAX_PENDING,
-                          queue_ids=self._queue_ids(held), twins=Twins(
+                          queue_ids=self._queue_ids(held), twins=TwinQueues(
                               {} if store is None else dict(_unshared_queues(store)), self._log_min,
                               self._begun))
 

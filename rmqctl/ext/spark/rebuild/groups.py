@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rmqctl.engine.dispatch.derive import Derived, Further
+from rmqctl.engine.dispatch.derive import Derived, FurtherRows
 from rmqctl.errors import InternalError
 from rmqctl.ext.spark.rebuild.spool import Columns, texts_of, texts_to_columns
 from rmqctl.formats.local import properties as props
@@ -94,7 +94,7 @@ class Splitter:
                 yield number, _columns(derived, which, further[0] if further else None,
                                        further_rows)
 
-    def _further(self, derived: Derived) -> tuple[Further, Array] | None:
+    def _further(self, derived: Derived) -> tuple[FurtherRows, Array] | None:
         """Return the further rows that a dispatcher would use, and the group of each."""
         rows = derived.further
         if rows is None:
@@ -103,7 +103,7 @@ class Splitter:
         safe = np.array([is_queue_name(os.fsdecode(topic_text))
                          for topic_text in self._topics.texts], bool)
         queued = np.flatnonzero(derived.rowed[rows.message] & safe[derived.topic[rows.message]])
-        rows = Further(rows.names, rows.message[queued], rows.name[queued], rows.offset[queued])
+        rows = FurtherRows(rows.names, rows.message[queued], rows.name[queued], rows.offset[queued])
         name, queue_id = own[rows.name], derived.queue_id[rows.message]
         if self._grouping.lmq:
             light = np.array([name_text.startswith(_LMQ) for name_text in self._names.texts],
@@ -134,14 +134,14 @@ def _joined(some: list[Derived]) -> Derived:
             own = np.array([names.number(raw) for raw in piece.further.names], np.int64)
             further.append((piece.further.message + start, own[piece.further.name],
                             piece.further.offset))
-    rows = Further(names.texts, *(np.concatenate(parts) for parts in zip(*further, strict=True))
-                   ) if further else None
+    rows = FurtherRows(names.texts, *(np.concatenate(parts) for parts in zip(*further, strict=True))
+                       ) if further else None
     return Derived(some[-1].topics, all_of("topic"), all_of("queue_id"), all_of("queue_offset"),
                    all_of("physical"), all_of("size"), all_of("store_timestamp"), all_of("tags"),
                    all_of("rowed"), None, None, rows, inner)
 
 
-def _columns(derived: Derived, which: Array, further: Further | None,
+def _columns(derived: Derived, which: Array, further: FurtherRows | None,
              further_rows: Array | None) -> Columns:
     """Return the columns of the messages ``which`` (ascending), with the further rows
     ``further_rows``.
@@ -170,7 +170,7 @@ def rows_of(columns: list[Array | None]) -> Derived:
     inner = None if first is None or count is None else (first, count)
     further = None
     if message is not None and name is not None and offset is not None:
-        further = Further(texts_of(names, name_lengths), message, name, offset)
+        further = FurtherRows(texts_of(names, name_lengths), message, name, offset)
     return Derived(texts_of(data, lengths), topic, queue_id, queue_offset, physical, size, when,
                    tags, np.ones(len(physical), bool), None, None, further, inner)
 
