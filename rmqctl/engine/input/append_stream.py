@@ -72,7 +72,7 @@ class AppendSession:
             yield (f"{why}: the last {self.engine.recovered} messages of the log were checked "
                    "again, and their missing entries were written")
         if isinstance(self.engine, Engine) and self.engine.aside.used:
-            yield f"the files replaced by that are kept in {self.engine.aside.folder}"
+            yield f"replaced files are kept in {self.engine.aside.folder}"
 
     @property
     def warnings(self) -> Iterator[str]:

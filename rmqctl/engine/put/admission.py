@@ -144,7 +144,7 @@ def hosts_fault(sys_flag: int, born_host: Host, store_host: Host) -> str | None:
         if len(address) not in _ADDRESSES or port >> INT not in (0, -1):
             return f"{name} is not an address and port"
     if sys_flag & HOST_BITS & ~host_flags(0, born_host, store_host):
-        return f"sys_flag {sys_flag} says IPv6, but the host's address is IPv4"
+        return f"sys_flag {sys_flag} means IPv6, but the host's address is IPv4"
     return None
 
 
@@ -377,7 +377,7 @@ def check_record(record: Record, settings: Settings) -> PutResult | None:
         fault = number_fault(record, _RECORD_NUMBERS)
     fault = fault or hosts_fault(record.sys_flag, record.born_host, record.store_host)
     if fault is None and host_flags(0, record.born_host, record.store_host) & ~record.sys_flag:
-        fault = f"a host's address is IPv6, but sys_flag {record.sys_flag} says IPv4"
+        fault = f"a host's address is IPv6, but sys_flag {record.sys_flag} means IPv4"
     if fault is not None:
         return refused(MESSAGE_ILLEGAL, fault)
     raw = record.properties
