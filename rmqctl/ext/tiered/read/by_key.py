@@ -180,14 +180,14 @@ class _Queues:
     """The queues of a topic by broker and number; several if clusters share the tier."""
 
     def __init__(self, tier: Tier, topic: str, broker: str | None) -> None:
-        self._found: dict[tuple[str, int], list[FlatQueue]] = {}
+        self._queues: dict[tuple[str, int], list[FlatQueue]] = {}
         for queue in tier.queues(topic, broker=broker):
             # The broker of an index file is an empty text if it is unknown.
             for owner in (queue.name.broker, ""):
-                self._found.setdefault((owner, queue.name.queue_id), []).append(queue)
+                self._queues.setdefault((owner, queue.name.queue_id), []).append(queue)
 
     def of(self, owner: str, queue_id: int) -> list[FlatQueue]:
-        return self._found.get((owner, queue_id), [])
+        return self._queues.get((owner, queue_id), [])
 
     def record(self, owner: str, item: CompactedItemRecord) -> tuple[FlatQueue, Record]:
         """Return (queue, message) of an item, checked. Raises: FormatError, StoreIOError."""

@@ -85,7 +85,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
             yield _unread(queue, queue_offset, wanted, error)
             queue_offset += wanted
             continue
-        yield from _found(queue, queue_offset, units, span, reach)
+        yield from _read_units(queue, queue_offset, units, span, reach)
         reach = _end(units[-1]) if units else reach
         queue_offset += len(units)
         # A short portion ends at a gap between segments: continue after the gap.
@@ -116,8 +116,8 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
     return queue.commit_offset
 
 
-def _found(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
-           span: int, before: int | None) -> Iterator[Record | MessageFault]:
+def _read_units(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
+                span: int, before: int | None) -> Iterator[Record | MessageFault]:
     """Read the messages of ``units``, with one read for each contiguous run. ``before``: the end of
     the previous unit's message.
     """
