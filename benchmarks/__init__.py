@@ -1,1 +1,1 @@
-"""Bench stores, the peers they are read with, and the measurements of rmqctl against them."""
+"""Bench stores, peers to compare with, and measurements of rmqctl."""

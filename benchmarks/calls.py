@@ -1,5 +1,5 @@
-"""Measurements that call Python: each prepares its work and returns what is timed, a function
-that says what it went through. Imported only in the process measured.
+"""Measurements of Python calls. Each prepares its work and returns the function to time, which
+returns the amount of work. Imported only in the measured process.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ TEN = ("physical_offset", "total_size", "topic", "queue_id", "queue_offset", "st
 
 @dataclass(frozen=True)
 class Where:
-    """The store measured, a folder for what is made, the threads to work with."""
+    """The store to measure, a folder for results, and the number of threads."""
 
     store: Path
     scratch: Path
     jobs: int = 1
 
     def log_files(self) -> Iterator[tuple[Path, int]]:
-        """(path, offset of the first byte) of the commitlog files in order."""
+        """Yield (path, offset of the first byte) of the commitlog files in order."""
         for path in sorted((self.store / "commitlog").iterdir()):
             yield path, int(path.name)
 
     def fresh(self, name: str) -> Path:
-        """An empty folder."""
+        """Return a new empty folder."""
         folder = self.scratch / name
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
@@ -46,7 +46,7 @@ class Where:
 
 @dataclass(frozen=True)
 class Done:
-    """Records (messages, items) and bytes gone through; ``seconds`` where not all of it counts."""
+    """Processed records (messages, items) and bytes; ``seconds`` if not all of the time counts."""
 
     records: int
     bytes: int
@@ -60,9 +60,9 @@ Run = Callable[[], Done]
 
 
 def peer(where: Where, name: str) -> Run:
-    """A parse of the log by other means: see peers.py."""
+    """Parse the log with a peer, see peers.py."""
     scan: Callable[[Path, int], peers.Scan] = {
-        "construct": partial(peers.construct_parse, limit=16 * MIB),  # as slow on the rest
+        "construct": partial(peers.construct_parse, limit=16 * MIB),  # equally slow for the rest
         "struct": peers.struct_loop,
         "struct, zlib": partial(peers.struct_loop, crc32=zlib.crc32),
         "fields": peers.struct_fields}[name]
@@ -70,13 +70,13 @@ def peer(where: Where, name: str) -> Run:
 
     def run() -> Done:
         parts = [scan(path, base) for path, base in files]
-        return Done(sum(one.records for one in parts), sum(one.bytes for one in parts))
+        return Done(sum(part.records for part in parts), sum(part.bytes for part in parts))
 
     return run
 
 
 def copy(where: Where) -> Run:
-    """The log as one file, forced to disk."""
+    """Copy the log to a single file and flush it."""
     folder = where.fresh("copy")
 
     def run() -> Done:
@@ -97,12 +97,12 @@ def copy(where: Where) -> Run:
 
 
 def walk_crc(where: Where) -> Run:
-    """The frame walk of the whole log, CRC of every body included."""
+    """Walk all frames of the log, with the CRC of every body."""
     from rmqctl.store import Store
     from rmqctl.store.log.ranges import in_order, split
 
     malloc_tuning.keep_freed_memory()
-    # One thread reads each file as a whole; several share it in ranges with checked seams.
+    # A single thread reads complete files; several threads share ranges with checked borders.
     size = 1 << 40 if where.jobs == 1 else 64 * MIB
 
     def run() -> Done:
@@ -116,7 +116,7 @@ def walk_crc(where: Where) -> Run:
 
 @dataclass(frozen=True)
 class _Walked:
-    """One range walked: where its frames start and end, and what was counted in it."""
+    """A walked range: start and end of its frames, and its counts."""
 
     first: int
     position: int
@@ -126,7 +126,7 @@ class _Walked:
 
 
 def _walk(part: Any) -> _Walked:
-    """The frame walk with the CRC of every body, over one range of a log file."""
+    """Walk the frames of a range of a log file, with the CRC of every body."""
     records = size = bad = 0
     with part.file.open() as source:
         frames = part.walk(source)
@@ -138,7 +138,7 @@ def _walk(part: Any) -> _Walked:
 
 
 def verify(where: Where) -> Run:
-    """Everything `rmqctl verify` checks."""
+    """Run all checks of `rmqctl verify`."""
     from rmqctl.checks.verify.verify import Verification, VerifyOptions
     from rmqctl.store import Store
 
@@ -152,7 +152,7 @@ def verify(where: Where) -> Run:
 
 
 def stats(where: Where, by: str) -> Run:
-    """Messages and bytes by a field."""
+    """Count messages and bytes by a field."""
     from rmqctl.store import Store
     from rmqctl.store.stats import Query, collect
 
@@ -168,7 +168,7 @@ def stats(where: Where, by: str) -> Run:
 
 
 def carve(where: Where, noise: bool) -> Run:
-    """What `rmqctl carve --summary` does with an image: the log without its name, or noise."""
+    """Run `rmqctl carve --summary` on an image: the log without its name, or noise."""
     from rmqctl.repair.carve.carve import Carving
     from rmqctl.repair.carve.sources import inputs
 
@@ -193,7 +193,7 @@ def carve(where: Where, noise: bool) -> Run:
 
 
 def export(where: Where, ten: bool, compression: str | None = None) -> Run:
-    """`rmqctl pipeline export --engine local --partition-by none`: Parquet, forced to disk."""
+    """Run `rmqctl pipeline export --engine local --partition-by none`: Parquet, flushed to disk."""
     from rmqctl.export.export import export as write
     from rmqctl.export.plan import plan
     from rmqctl.export.spec import Export
@@ -216,7 +216,7 @@ def export(where: Where, ten: bool, compression: str | None = None) -> Run:
 
 
 def rebuild(where: Where) -> Run:
-    """Consumequeue and index from the log alone, into new files (not forced)."""
+    """Rebuild consumequeue and index from the log into new files, without a flush."""
     from rmqctl.broker.settings import Settings
     from rmqctl.repair.rebuild.rebuild import rebuild as make
     from rmqctl.repair.scratch import Scratch
@@ -225,24 +225,24 @@ def rebuild(where: Where) -> Run:
 
     folder = where.fresh("rebuild")
     with Store.open(where.store) as opened:
-        parts = [LogPart(one.base, one.size, one.path) for one in opened.log.files]
+        parts = [LogPart(file.base, file.size, file.path) for file in opened.log.files]
     size = sum(path.stat().st_blocks * 512 for path, _ in where.log_files())
 
     def run() -> Done:
         with Scratch(str(folder), "rebuilding") as scratch:
-            made = make(parts, str(where.store), Settings(), scratch, jobs=where.jobs)
-            return Done(made.messages, size)
+            rebuilt = make(parts, str(where.store), Settings(), scratch, jobs=where.jobs)
+            return Done(rebuilt.messages, size)
 
     return run
 
 
 def append_many(where: Where, size: int, count: int) -> Run:
-    """`Engine.append_many`, until all is dispatched; then it is forced, which does not count."""
+    """Run `Engine.append_many` until everything is dispatched; the final flush does not count."""
     return _put(writing.engine(where.fresh("append"), count, size))
 
 
 def append(where: Where, size: int, count: int) -> Run:
-    """`rmqctl append` from JSON lines, from the start of its process to its end."""
+    """Run `rmqctl append` on JSON lines; the complete process counts."""
     return _put(writing.command(where.fresh("append"), count, size))
 
 
@@ -251,7 +251,7 @@ def _put(run: Callable[[], writing.Pass]) -> Run:
 
 
 def dispatch(where: Where) -> Run:
-    """`rmqctl tiered dispatch` with its index, forced to disk."""
+    """Run `rmqctl tiered dispatch` with its index, flushed to disk."""
     from rmqctl.ext.tiered.dispatch.request import Request
     from rmqctl.ext.tiered.dispatch.session import dispatch as upload
     from rmqctl.parse_values import now_ms
@@ -263,14 +263,14 @@ def dispatch(where: Where) -> Run:
     def run() -> Done:
         done = upload(request, now_ms)
         assert not done.is_fault
-        return Done(sum(one.messages for one in done.outcomes),
-                    sum(one.bytes for one in done.outcomes))
+        return Done(sum(outcome.messages for outcome in done.outcomes),
+                    sum(outcome.bytes for outcome in done.outcomes))
 
     return run
 
 
 def compact(where: Where, items: int) -> Run:
-    """An index file of a tier rearranged, written and forced to disk."""
+    """Compact an index file of a tier, write it and flush it."""
     import numpy as np
 
     from rmqctl.ext.tiered.index import compacted_form
@@ -287,17 +287,17 @@ def compact(where: Where, items: int) -> Run:
             feed.put_keys(keys, at * 1000, np.full(len(at), 1000), begin + at, 1, 2)
         feed.commit()
         path = str(feed.open_file)
-    with open(path, "rb", buffering=0) as file:  # into the page cache
+    with open(path, "rb", buffering=0) as file:  # load it into the page cache
         while file.read(PIECE):
             pass
     malloc_tuning.keep_freed_memory()
 
     def run() -> Done:
-        with compacted_form.opened(path) as one:
-            found = compacted_form.compact(one)
-            compacted_form.write(found, str(folder / "compacted"))
-        assert found.sound
-        return Done(items, found.size)
+        with compacted_form.opened(path) as file:
+            compacted = compacted_form.compact(file)
+            compacted_form.write(compacted, str(folder / "compacted"))
+        assert compacted.sound
+        return Done(items, compacted.size)
 
     return run
 
@@ -306,7 +306,7 @@ def compact(where: Where, items: int) -> Run:
 
 
 def copy_with_damage(store: Path, target: Path, places: int = 20) -> None:
-    """A copy of a store with a wrong byte at some places of its log."""
+    """Copy a store with wrong bytes at some places of its log."""
     import random
 
     shutil.rmtree(target, ignore_errors=True)

@@ -25,9 +25,9 @@ from tests.support import golden
 COLUMNS = ("damaged", "corrected", "copied", "mended", "filled", "kept", "unseen", "near", "lost")
 WITHOUT, REPLICA, SPLIT, MESSAGES = "none", "replica", "split brain", "messages"
 LIMIT = 120
-"""Seconds that no store takes."""
+"""Maximum seconds per store."""
 COMMAND_EACH = 25
-"""Each how many-th store the command does, too."""
+"""Every store with a multiple of this number is also recovered by the command."""
 PAGE = """# What `recover` brings back
 
 Stores damaged at random, recovered, and compared message by message with what they were. Written
@@ -73,7 +73,7 @@ plan with a source that only copies more, which is proven once ours is whole ({l
 
 @dataclass
 class Sums:
-    """By kind of damage and of source: how many stores, and messages of each fate."""
+    """Numbers of stores and of messages by result, by kind of damage and of source."""
 
     stores: Counter[tuple[str, str]] = field(default_factory=Counter)
     fates: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
@@ -92,7 +92,7 @@ class Sums:
             self.fail(outcome.describe())
 
     def fail(self, text: str) -> None:
-        """Shown at once: the run may take hours."""
+        """Print a failure at once, because the run may take hours."""
         self.bad.append(text)
         sys.stdout.write(f"{text}\n")
         sys.stdout.flush()
@@ -113,7 +113,7 @@ class Sums:
             f"{total[name]:,}" for name in COLUMNS) + f" | {wrong:,} |"
 
     def others(self) -> str:
-        """What has no column of its own, in words."""
+        """Return the values without a column, in words."""
         total = sum(self.fates.values(), Counter())
         return (f"Besides, {total['theirs']:,} damaged messages gave way to those of a preferred "
                 f"source, {total['refused']:,} are in the {self.refused.total()} stores in which "
@@ -125,32 +125,32 @@ class Sums:
 
 
 def group(source: str) -> str:
-    """What the table calls a source."""
+    """Return the name of a source in the table."""
     return (WITHOUT if source == trial.NONE else SPLIT if source in trial.SPLITS
             else MESSAGES if source in FORMS else REPLICA)
 
 
 def run(stores: int, seed: int, base: Path, kind: str | None = None,
         source: str | None = None) -> Sums:
-    """The cases ``seed``, ``seed + 1`` …, one after the other, in folders below ``base``."""
+    """Run the cases ``seed``, ``seed + 1``, … in folders below ``base``."""
     sums = Sums()
     for number in range(seed, seed + stores):
-        one = trial.case(number, kind, source)
-        store = trial.base_of(one, base / "made", lambda name: golden.unpack(
+        case = trial.case(number, kind, source)
+        store = trial.base_of(case, base / "made", lambda name: golden.unpack(
             golden.split(name)[0], base / "golden"))
         signal.alarm(LIMIT)
         try:
-            sums.add(trial.try_one(one, store, base / "one",
+            sums.add(trial.try_one(case, store, base / "one",
                                    by_command=number % COMMAND_EACH == 0))
         except Exception:  # noqa: BLE001 - whatever it is, it is to be shown with its case
-            sums.fail(f"{one.name}\n{traceback.format_exc(limit=-8)}")
+            sums.fail(f"{case.name}\n{traceback.format_exc(limit=-8)}")
         finally:
             signal.alarm(0)
     return sums
 
 
 def page(sums: Sums, command: str) -> str:
-    """The page of docs."""
+    """Return the page of the docs."""
     return PAGE.format(
         version=__version__, command=command, heads=" | ".join((*COLUMNS, "wrong")),
         lines="---:|" * (len(COLUMNS) + 1), rows="\n".join(sums.rows()), others=sums.others(),
@@ -163,7 +163,7 @@ def _too_long(_number: int, _frame: object) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The command line; 1 where anything is wrong."""
+    """Run the command line; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stores", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1, help="the first case's number")

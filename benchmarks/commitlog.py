@@ -1,4 +1,4 @@
-"""Writes the commitlog files of a plan, chunk by chunk, and yields the index entries on the way."""
+"""Write the commitlog files of a plan in chunks, and yield their index entries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from isal import isal_zlib
 from numpy.typing import NDArray
 
-from benchmarks.index import Entries
+from benchmarks.index import IndexEntries
 from benchmarks.layout import (
     BLANK,
     CRC_MASK,
@@ -41,27 +41,27 @@ MAGICS = [
 
 
 def windows(buffer: U8, width: int) -> NDArray[np.void]:
-    """Writable view of every run of `width` bytes; its element n starts at byte n."""
+    """Return a writable view of every run of `width` bytes; element n starts at byte n."""
     count = len(buffer) - width + 1
     return np.ndarray((count,), dtype=f"V{width}", buffer=buffer.data, strides=(1,))
 
 
 def rows_as_void(rows: NDArray[Any]) -> NDArray[np.void]:
-    """(n, width) bytes, or n structured values, as n opaque values for `windows`."""
+    """Return (n, width) bytes, or n structured values, as n opaque values for `windows`."""
     flat = np.ascontiguousarray(rows)
     return flat.view(f"V{flat.nbytes // len(flat)}").reshape(len(flat))
 
 
 class LogWriter:
-    """Makes the bytes of a plan's records. Chunks must be made in order (embedded copies)."""
+    """Builder of the bytes of a plan's records, in the order of chunks (embedded copies)."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         self.rng = np.random.Generator(np.random.PCG64([plan.options.seed, 1]))
         self.donors: list[bytes] = []
 
-    def write(self, directory: Path) -> Iterator[Entries]:
-        """Writes all files into directory, yielding the index entries of each chunk."""
+    def write(self, directory: Path) -> Iterator[IndexEntries]:
+        """Write all files to a directory; yield the index entries of each chunk."""
         plan, file_size = self.plan, self.plan.options.commitlog_file_size
         directory.mkdir(parents=True)
         file_of = plan.file_of
@@ -82,8 +82,8 @@ class LogWriter:
                     out.write(blank.tobytes())
 
     def chunks(self, first: int, stop: int) -> Iterator[tuple[int, int]]:
-        """Cuts records first..stop of one file into runs of about CHUNK bytes; the donors are
-        never in one run with their users.
+        """Divide records first..stop of a file into runs of about CHUNK bytes; donors are never in
+        the same run as their users.
         """
         phy = self.plan.phy
         while first < stop:
@@ -93,8 +93,8 @@ class LogWriter:
             yield first, end
             first = end
 
-    def make_chunk(self, first: int, stop: int) -> tuple[U8, Entries]:
-        """The bytes of records first..stop, which lie in one file, and their index entries."""
+    def make_chunk(self, first: int, stop: int) -> tuple[U8, IndexEntries]:
+        """Return (bytes of records first..stop of a file, their index entries)."""
         plan, rng, count = self.plan, self.rng, stop - first
         part = slice(first, stop)
         size, body_length = plan.size[part], plan.body_length[part]
@@ -128,8 +128,9 @@ class LogWriter:
             self.donors.append(buffer[at : at + int(size[index - first])].tobytes())
         return buffer, entries
 
-    def put_tails(self, buffer: U8, part: slice, tail: I64, header: NDArray[np.void]) -> Entries:
-        """Writes topics and properties at the positions tail (n,)."""
+    def put_tails(self, buffer: U8, part: slice, tail: I64,
+                  header: NDArray[np.void]) -> IndexEntries:
+        """Write topics and properties at the positions tail (n,)."""
         plan, count = self.plan, len(tail)
         number = np.arange(part.start, part.stop)
         unique = unique_keys(
@@ -153,14 +154,14 @@ class LogWriter:
             windows(buffer, rows.itemsize)[tail[group.members]] = rows
             columns = np.arange(group.hashes.shape[1])
             hashes[entry[group.members][:, np.newaxis] + columns] = group.hashes
-        return Entries(
+        return IndexEntries(
             hashes,
             np.repeat(plan.phy[part], per_record),
             np.repeat(plan.store_timestamp[part], per_record),
         )
 
     def random_bytes(self, size: NDArray[np.int32], topic: U8) -> U8:
-        """Random bytes for the whole chunk, printable in the records of most topics."""
+        """Return random bytes for the chunk, printable in the records of most topics."""
         total = int(size.sum(dtype=np.int64))
         words = self.rng.bit_generator.random_raw(-(-total // np.dtype(np.uint64).itemsize))
         buffer = words.view(np.uint8)[:total]
@@ -170,7 +171,7 @@ class LogWriter:
         return buffer
 
     def embed(self, body: U8, index: int) -> None:
-        """Writes what the record's trick asks for into its body (a view of the chunk)."""
+        """Write the imitation of the record's trick to its body (a view of the chunk)."""
         plan = self.plan
         trick, donor = Trick(plan.trick[index]), self.donors[plan.donor[index]]
         phy = int(plan.phy[index]) + MESSAGE_HEADER.itemsize
@@ -191,19 +192,19 @@ class LogWriter:
 
 
 def put(body: U8, at: int, data: bytes) -> None:
-    """Overwrites part of a body."""
+    """Overwrite a part of a body."""
     body[at : at + len(data)] = np.frombuffer(data, dtype=np.uint8)
 
 
 def moved(record: bytes, phy: int) -> bytes:
-    """The record with another physicalOffset."""
+    """Return the record with another physicalOffset."""
     header = np.frombuffer(record, dtype=MESSAGE_HEADER, count=1).copy()
     header["physical_offset"] = phy
     return header.tobytes() + record[header.nbytes :]
 
 
 def body_crcs(buffer: U8, body: I64, length: NDArray[np.int32]) -> NDArray[np.uint32]:
-    """CRC of every body as stored (n,)."""
+    """Return the stored CRC of every body (n,)."""
     view, crc32 = buffer.data, isal_zlib.crc32
     ends = (body + length).tolist()
     values = [crc32(view[a:b]) for a, b in zip(body.tolist(), ends, strict=True)]

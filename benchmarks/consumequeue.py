@@ -1,4 +1,4 @@
-"""Makes the files of one consumequeue, as the engine writes them for rows without a gap."""
+"""Write the files of a consumequeue as the engine does for rows without a gap."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ I32 = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Rows:
-    """The rows of one queue from index 0 on, n of each column: phy and size in bytes."""
+    """The rows of a queue from index 0 as columns; phy and size in bytes."""
 
     phy: I64
     size: I32
@@ -25,8 +25,8 @@ class Rows:
 
 
 def queue_files(rows: Rows, file_size: int) -> Iterator[tuple[str, NDArray[np.void]]]:
-    """(name, units) of every file; each file is file_size bytes (a multiple of the unit) long,
-    zeros behind its units.
+    """Yield (name, units) of every file of file_size bytes (a multiple of the unit size), filled up
+    with zeros.
     """
     units = np.empty(len(rows.phy), dtype=CONSUMEQUEUE_UNIT)
     units["phy"] = rows.phy
@@ -40,7 +40,7 @@ def queue_files(rows: Rows, file_size: int) -> Iterator[tuple[str, NDArray[np.vo
 
 
 def write_queue(rows: Rows, file_size: int, directory: Path) -> None:
-    """Writes the queue's files into a new directory."""
+    """Write the queue's files to a new directory."""
     directory.mkdir(parents=True)
     for name, units in queue_files(rows, file_size):
         with (directory / name).open("wb") as out:

@@ -1,9 +1,9 @@
-"""What damage costs: commands on a sound store, and on the same one with damaged records.
+"""The cost of damage: commands on an intact store, and on the same store with damaged records.
 
     python -m benchmarks.damaged --dir DIR [--messages 200000] [--times 2] [--write-results]
 
-Each command runs as a process of its own; the least CPU seconds of some runs count. Bytes that are
-read are those of the whole process, compared with what the store has on the disk.
+Each command runs in its own process; the lowest CPU seconds of several runs count. Bytes read are
+those of the process, compared with the size of the store on disk.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ HEAD = ["| command | queues | damaged records | CPU s sound | damaged | ratio | 
 
 
 def line(command: str, queues: int, damages: int, sound: Cost, hit: Cost, store_mib: float) -> str:
-    """A row of the table."""
+    """Return a row of the table."""
     return (f"| {command} | {queues:,} | {damages:,} | {sound.cpu_s:.2f} | {hit.cpu_s:.2f} | "
             f"{hit.cpu_s / max(sound.cpu_s, 1e-9):.2f} | {hit.mib / store_mib:.2f} |")
 
 
 def lines(directory: Path, queues: int, messages: int, times: int) -> list[str]:
-    """Rows for a number of queues. The stores are made, and removed again."""
+    """Return the rows for a number of queues. The stores are created and removed."""
     costs: dict[int, dict[str, Cost]] = {}
     used = 0.0
     for damages in (0, *DAMAGES):
@@ -58,14 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-results", action="store_true")
     given = parser.parse_args(argv)
     given.dir.mkdir(parents=True, exist_ok=True)
-    found = [*HEAD, *(each for queues in QUEUES for each in lines(
+    tables = [*HEAD, *(line for queues in QUEUES for line in lines(
         given.dir.resolve(), queues, given.messages, given.times))]
-    sys.stdout.write("\n".join(found) + "\n")
+    sys.stdout.write("\n".join(tables) + "\n")
     if given.write_results:
-        said = (f"Made by `python -m benchmarks.damaged --dir DIR --write-results`: {machine()}. "
-                f"{given.messages:,} messages; a bit is flipped in the body, the size or the magic "
-                "of a record. Start-up is part of the costs.")
-        publish(MARK, [MARK.strip(), "", said, "", *found])
+        origin = (f"Made by `python -m benchmarks.damaged --dir DIR --write-results`: {machine()}. "
+                  f"{given.messages:,} messages; a bit is flipped in the body, the size or the "
+                  "magic of a record. Start-up is part of the costs.")
+        publish(MARK, [MARK.strip(), "", origin, "", *tables])
     return 0
 
 

@@ -1,10 +1,10 @@
-"""What the jobs of the pipeline cost over very many small stores, local and on Spark, in one run.
+"""Costs of the pipeline's jobs over many small stores, with the local engine and on Spark.
 
     python -m benchmarks.fleets --dir DIR [--stores 345]
 
 The stores are links to the files of examples/store (5 log files, 320 KiB). CPU seconds are those of
-all processes, Spark's Java and Python workers too, so they hold on a busy machine as well; it needs
-Linux. Each figure is a single run, with the start of the program and of Spark.
+all processes, including Spark's Java and Python workers, so they are valid on a busy machine; this
+requires Linux. Each figure is a single run, with the startup of the program and of Spark.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _SUBREAPER = 36
 
 
 def taken(command: list[str]) -> tuple[float, float]:
-    """(seconds, CPU seconds of all it started) of a command; RuntimeError if it fails."""
-    # What a child leaves behind becomes ours to wait for: else its time is nobody's.
+    """Run a command; return (seconds, CPU seconds of its processes). RuntimeError if it fails."""
+    # Become the parent of orphaned children: else their CPU time is not counted.
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     done = subprocess.run(command, check=False, cwd=ROOT, capture_output=True, text=True)
@@ -45,7 +45,7 @@ def taken(command: list[str]) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Prints a table."""
+    """Measure and print a table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--stores", type=int, default=345)
@@ -55,14 +55,14 @@ def main() -> None:
     print("| --- | --- | --- | --- | --- | --- |")
     with fleet(STORE, given.stores, given.dir) as roots:
         for job in ("stats", "verify", "export"):
-            found = []
+            results = []
             for engine in ("local", "spark"):
                 more = ["--out", str(out)] if job == "export" else []
-                found.append(taken([sys.executable, "-m", "rmqctl", "pipeline", job, *roots, *more,
-                                    "--engine", engine]))
+                results.append(taken([sys.executable, "-m", "rmqctl", "pipeline", job, *roots,
+                                      *more, "--engine", engine]))
                 if out.exists():
                     shutil.rmtree(out)
-            (local_wall, local), (spark_wall, spark) = found
+            (local_wall, local), (spark_wall, spark) = results
             print(f"| {job} | {local:.1f} | {spark:.1f} | {spark / local:.1f} | {local_wall:.1f} | "
                   f"{spark_wall:.1f} |", flush=True)
 

@@ -1,5 +1,5 @@
-"""What `run.py` measures, and what it has to reach. Standard library only: the process that starts
-and watches the others has to stay small.
+"""The measurements of `run.py` and their goals. Standard library only, because the process that
+starts and watches the others must stay small.
 
 A `Work` is a function of calls.py or an rmqctl command line. ``{names}`` in a command line are
 filled from the store's facts: store, damaged (a copy with wrong bytes), log, and the probe
@@ -21,15 +21,15 @@ ONE_K, SMALL = "1k", "100"
 BODY = {ONE_K: 1024, SMALL: 100}
 
 Figures = dict[str, tuple[float, ...]]
-"""By store: with one core and, where there is a second number, with two threads."""
+"""By store: with one core and, if there is a second number, with two threads."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """One line of the table for each store of ``goal``, or for both.
+    """A row of the table for each store of ``goal``, or for both.
 
-    ``goal`` is reached by that figure, or by one ``beside`` that of another line: (name, times).
-    Figures in seconds must be below, others above. ``engine``: what the Java engine does, on one
+    ``goal``: reached by the figure, or relative to another row with ``beside`` (name, factor).
+    Figures in seconds must be lower, others higher. ``engine``: the Java engine's figure on one
     core. ``is_peer``: not rmqctl's, so its memory does not count.
     """
 
@@ -56,7 +56,7 @@ def _look_up(name: str, argv: str) -> Work:
 
 COPY, DAMAGED = "peer: plain copy, forced", "verify of a damaged store"
 
-# The engine's figures: 4.9.3 with Java 17 on the same kind of machine, page cache warm, hot.
+# The engine's figures: 4.9.3 with Java 17 on the same kind of machine, with a warm cache.
 WORKS: tuple[Work, ...] = (
     Work("peer: cat", GB_S, argv="!cat {log}", is_peer=True),
     Work("peer: openssl dgst -sha256", GB_S, argv="!openssl dgst -sha256 {log}", is_peer=True),

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.consumequeue import Rows, write_queue
-from benchmarks.index import Entries, write_index
+from benchmarks.index import IndexEntries, write_index
 from benchmarks.javahash import index_hash, java_hash, java_hash_rows
 from benchmarks.layout import (
     BLANK,
@@ -41,8 +41,8 @@ INDEX_SLOTS, INDEX_MAX = 5_000_000, 20_000_000
 
 @dataclass(frozen=True)
 class Shape:
-    """What a store has. ``files`` are those of the log; ``damages`` are records with a flipped bit,
-    in turn in the body, the size and the magic; ``findings`` are entries with another tag's hash.
+    """The content of a store. ``files``: of the log. ``damages``: records with a flipped bit, in
+    turn in the body, the size and the magic. ``findings``: entries with another tag's hash.
     """
 
     messages: int = 50_000
@@ -54,12 +54,12 @@ class Shape:
 
 
 def topic_name(number: int) -> str:
-    """The name of a topic, all of one length."""
+    """Return the name of a topic; all names have the same length."""
     return f"topic_{number:0{TOPIC_DIGITS}}"
 
 
 def record_type() -> np.dtype[np.void]:
-    """A record of the store, whose texts all have one length."""
+    """Return the type of a record; all texts have the same length."""
     return np.dtype([
         ("head", MESSAGE_HEADER), ("body", f"V{len(BODY)}"), ("topic_length", "u1"),
         ("topic", f"S{len(topic_name(0))}"), ("properties_length", ">i2"),
@@ -72,7 +72,7 @@ def _properties_start() -> bytes:
 
 
 def make(shape: Shape, store: Path) -> None:
-    """Makes the store in a new folder."""
+    """Create the store in a new folder."""
     kind = record_type()
     count, size = shape.messages, kind.itemsize
     per_file = -(-count // shape.files)
@@ -92,26 +92,27 @@ def make(shape: Shape, store: Path) -> None:
     head["born_port"] = head["store_port"] = 10911
     head["body_length"] = len(BODY)
     records["body"], records["topic_length"] = np.void(BODY), len(topic_name(0))
-    records["topic"] = np.array([topic_name(each).encode() for each in range(shape.queues)])[queue]
+    records["topic"] = np.array([topic_name(topic).encode()
+                                 for topic in range(shape.queues)])[queue]
     keys = np.char.zfill(number.astype(f"S{KEY_DIGITS}"), KEY_DIGITS)
     records["properties_length"] = len(_properties_start()) + KEY_DIGITS + 1
     records["start"], records["key"], records["end"] = _properties_start(), keys, b"\x02"
     _damage(records, shape.damages)
     _write_log(records, per_file, file_size, store / "commitlog")
 
-    # What leads to them.
+    # Consume queues and index.
     tags = np.full(count, java_hash(TAG), np.int64)
     tags[_spread(count, shape.findings)] ^= _BIT
-    for each in range(shape.queues):
-        own = place[each::shape.queues]
-        write_queue(Rows(own, np.full(len(own), size, np.int32), tags[each::shape.queues]),
-                    QUEUE_FILE, store / "consumequeue" / topic_name(each) / "0")
+    for topic in range(shape.queues):
+        own = place[topic::shape.queues]
+        write_queue(Rows(own, np.full(len(own), size, np.int32), tags[topic::shape.queues]),
+                    QUEUE_FILE, store / "consumequeue" / topic_name(topic) / "0")
     hashes = np.zeros(count, np.int32)
     digits = keys.view(np.uint8).reshape(count, KEY_DIGITS)
-    for each in range(shape.queues):
-        hashes[each::shape.queues] = java_hash_rows(f"{topic_name(each)}#k",
-                                                    digits[each::shape.queues])
-    write_index(Entries(index_hash(hashes), place, START + number), INDEX_SLOTS, INDEX_MAX,
+    for topic in range(shape.queues):
+        hashes[topic::shape.queues] = java_hash_rows(f"{topic_name(topic)}#k",
+                                                     digits[topic::shape.queues])
+    write_index(IndexEntries(index_hash(hashes), place, START + number), INDEX_SLOTS, INDEX_MAX,
                 store / "index")
     _dig_slots(store / "index")
     _write_config(shape, store)
@@ -120,7 +121,7 @@ def make(shape: Shape, store: Path) -> None:
 
 
 def _damage(records: NDArray[np.void], count: int) -> None:
-    """Flips a bit in so many of the records, at equal distances."""
+    """Flip a bit in ``count`` records, at equal distances."""
     hit = _spread(len(records), count)
     body, size, magic = hit[::3], hit[1::3], hit[2::3]
     changed = np.frombuffer(BODY, np.uint8).copy()
@@ -131,7 +132,7 @@ def _damage(records: NDArray[np.void], count: int) -> None:
 
 
 def _spread(of: int, count: int) -> NDArray[np.int64]:
-    """So many numbers below ``of``, at equal distances."""
+    """Return ``count`` numbers below ``of``, at equal distances."""
     return (np.arange(count) * 2 + 1) * of // (2 * max(count, 1))
 
 
@@ -148,7 +149,7 @@ def _write_log(records: NDArray[np.void], per_file: int, file_size: int, folder:
 
 
 def _dig_slots(folder: Path) -> None:
-    """Makes the pages of slots that nothing uses holes again, as they are in a broker's file."""
+    """Punch holes for unused pages of slots, as in a broker's file."""
     for path in folder.iterdir():
         data, page = path.read_bytes()[:40 + INDEX_SLOTS * INDEX_SLOT.itemsize], 4096
         behind = path.stat().st_size
@@ -172,13 +173,13 @@ def _write_config(shape: Shape, store: Path) -> None:
     config.mkdir()
     write_json(config / "topics.json", {
         "dataVersion": {"counter": 1, "stateVersion": 0, "timestamp": START},
-        "topicConfigTable": {topic_name(each): topic_config(topic_name(each), 1)
-                             for each in range(shape.queues)}})
+        "topicConfigTable": {topic_name(number): topic_config(topic_name(number), 1)
+                             for number in range(shape.queues)}})
     read = shape.messages // shape.queues
     write_json(config / "consumerOffset.json", {"offsetTable": {
-        f"{topic_name(each % shape.queues)}@group_{each:0{TOPIC_DIGITS}}": {0: max(read - 1, 0)}
-        for each in range(shape.groups)}})
-    groups = {f"group_{each:0{TOPIC_DIGITS}}": {
-        "groupName": f"group_{each:0{TOPIC_DIGITS}}", "consumeEnable": True, "retryQueueNums": 1,
-        "retryMaxTimes": 16, "brokerId": 0} for each in range(shape.groups)}
+        f"{topic_name(number % shape.queues)}@group_{number:0{TOPIC_DIGITS}}": {0: max(read - 1, 0)}
+        for number in range(shape.groups)}})
+    groups = {f"group_{number:0{TOPIC_DIGITS}}": {
+        "groupName": f"group_{number:0{TOPIC_DIGITS}}", "consumeEnable": True, "retryQueueNums": 1,
+        "retryMaxTimes": 16, "brokerId": 0} for number in range(shape.groups)}
     (config / "subscriptionGroup.json").write_text(json.dumps({"subscriptionGroupTable": groups}))

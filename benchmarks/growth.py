@@ -1,13 +1,13 @@
-"""How the cost of each command grows with what a store has: messages, queues, log files, groups,
-damaged records, findings.
+"""How the cost of each command grows with the content of a store: messages, queues, log files,
+groups, damaged records, findings.
 
     python -m benchmarks.growth --dir DIR [--only info ...] [--of queues ...] [--times 3]
                                 [--scale 1] [--write-results]
 
-Each command runs on stores with 1, 2, 4 and 8 times as many of one thing, as a process of its own.
-Of its CPU seconds and of the bytes that it reads, what it takes of the smallest store of all is
-taken off; the rest must not grow faster than the thing itself. The exponent of the growth is
-printed (1 is linear); the program fails where one is above 1.15.
+Each command runs, in its own process, on stores with 1, 2, 4 and 8 times as many of one thing. The
+CPU seconds and bytes read for the smallest store are subtracted; the rest must not grow faster than
+the thing. The exponent of the growth is printed (1 is linear); the program fails if it is above
+1.15.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from benchmarks.process import ROOT, python, remove
 from benchmarks.results import machine, publish
 
 MARK = "\n## Growth\n"
-MOST = 1.15
+MAX_POWER = 1.15
 TIMES = (1, 2, 4, 8)
 _TRIES = 3
 NEGLIGIBLE_S = 0.25
 NEGLIGIBLE_MIB = 4.0
-"""Costs beside the start that are smaller than this on the largest store are no growth."""
+"""Costs (without those of the startup) below this on the largest store are not a growth."""
 BASE = {"messages": Shape(messages=50_000), "queues": Shape(queues=1_000),
         "files": Shape(files=50), "groups": Shape(groups=1_000),
         "damages": Shape(messages=100_000, damages=500),
@@ -53,7 +53,7 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process took."""
+    """The costs of a process."""
 
     cpu_s: float
     mib: float
@@ -61,7 +61,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Growth:
-    """``costs``: of each of `TIMES`, without the start."""
+    """Growth of a command. ``costs``: for each of `TIMES`, without the startup."""
 
     command: str
     of: str
@@ -77,14 +77,15 @@ class Growth:
 
     @property
     def is_too_fast(self) -> bool:
-        return any(found is not None and found > MOST for found in (self.of_cpu, self.of_reading))
+        return any(power is not None and power > MAX_POWER
+                   for power in (self.of_cpu, self.of_reading))
 
 
 def exponent(costs: Sequence[float], negligible: float) -> float | None:
-    """The power of the thing with which costs grow, at `TIMES` as many; None where they hardly do.
+    """Return the power with which costs grow at `TIMES` as many things, or None if they hardly do.
 
-    What does not grow is part of all costs, so differences say it: with a power p the last one is
-    (8^p - 4^p) / (4^p - 1) of all before it, which goes up with p.
+    All costs have a constant part, so the differences count: with a power p the last one is
+    (8^p - 4^p) / (4^p - 1) of all before it, which increases with p.
     """
     first, _, half, whole = costs
     if whole - first < negligible:
@@ -101,31 +102,31 @@ def exponent(costs: Sequence[float], negligible: float) -> float | None:
 
 
 def cost_of(words: str, times: int) -> Cost:
-    """The least of some runs."""
+    """Return the lowest costs of several runs."""
     return reduce(_least, [_once(words.split()) for _ in range(times)])
 
 
-def _least(one: Cost, other: Cost) -> Cost:
-    return Cost(min(one.cpu_s, other.cpu_s), min(one.mib, other.mib))
+def _least(cost: Cost, other: Cost) -> Cost:
+    return Cost(min(cost.cpu_s, other.cpu_s), min(cost.mib, other.mib))
 
 
 def _once(words: list[str]) -> Cost:
     child = subprocess.Popen(python("-m", "rmqctl", *words), cwd=ROOT, stdin=subprocess.DEVNULL,
                              stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     assert child.stderr is not None
-    said = child.stderr.read()
-    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its counts go with it
+    stderr = child.stderr.read()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # its counts vanish with it
     counts = Path(f"/proc/{child.pid}/io").read_text().split()
     _, status, used = os.wait4(child.pid, 0)
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode not in (0, 1):
-        raise SystemExit(f"rmqctl {' '.join(words)} ended with {child.returncode}:\n{said}")
+        raise SystemExit(f"rmqctl {' '.join(words)} ended with {child.returncode}:\n{stderr}")
     return Cost(used.ru_utime + used.ru_stime, int(counts[1]) / (1 << 20))
 
 
 def growths(directory: Path, of: str, commands: Sequence[str], times: int, scale: float) -> list[
         Growth]:
-    """Of all commands with one thing. The stores are made, and removed again."""
+    """Measure all commands for one thing. The stores are created and removed."""
     base = BASE[of]
     smallest = directory / "smallest"
     stores = {}
@@ -136,11 +137,11 @@ def growths(directory: Path, of: str, commands: Sequence[str], times: int, scale
             shape = replace(shape, messages=max(shape.messages, shape.queues, shape.files))
             stores[factor] = directory / f"{of}-{factor}"
             make(shape, stores[factor])
-        found = []
+        measured = []
         for name in commands:
             start = cost_of(COMMANDS[name].format(store=smallest), times)
             costs: list[Cost] = []
-            for _ in range(_TRIES):  # what else runs on the machine only adds to costs
+            for _ in range(_TRIES):  # other load on the machine only adds to costs
                 again = [cost_of(COMMANDS[name].format(store=store), times)
                          for store in stores.values()]
                 costs = [*map(_least, costs or again, again)]
@@ -149,29 +150,29 @@ def growths(directory: Path, of: str, commands: Sequence[str], times: int, scale
                     for cost in costs))
                 if not growth.is_too_fast:
                     break
-            found.append(growth)
-        return found
+            measured.append(growth)
+        return measured
     finally:
         for store in (smallest, *stores.values()):
             remove(store)
 
 
-def table(found: Sequence[Growth]) -> list[str]:
-    """As Markdown."""
+def table(measured: Sequence[Growth]) -> list[str]:
+    """Return the table as Markdown."""
     lines = ["| command | of | CPU s at 1, 2, 4, 8 | exponent | MiB read | exponent | |",
              "| --- | --- | --- | --- | --- | --- | --- |"]
-    for each in found:
-        seconds = " ".join(f"{cost.cpu_s:.2f}" for cost in each.costs)
-        read = " ".join(f"{cost.mib:.1f}" for cost in each.costs)
+    for growth in measured:
+        seconds = " ".join(f"{cost.cpu_s:.2f}" for cost in growth.costs)
+        read = " ".join(f"{cost.mib:.1f}" for cost in growth.costs)
         powers = ["-" if power is None else f"{power:.2f}"
-                  for power in (each.of_cpu, each.of_reading)]
-        lines.append(f"| {each.command} | {each.of} | {seconds} | {powers[0]} | {read} | "
-                     f"{powers[1]} | {'TOO FAST' if each.is_too_fast else ''} |")
+                  for power in (growth.of_cpu, growth.of_reading)]
+        lines.append(f"| {growth.command} | {growth.of} | {seconds} | {powers[0]} | {read} | "
+                     f"{powers[1]} | {'TOO FAST' if growth.is_too_fast else ''} |")
     return lines
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, and fail where a cost grows too fast."""
+    """Measure, print, and return 1 if a cost grows too fast."""
     parser = argparse.ArgumentParser(description="How the cost of commands grows.")
     parser.add_argument("--dir", type=Path, required=True, help="where the stores are made")
     parser.add_argument("--only", nargs="+", choices=COMMANDS, default=list(COMMANDS))
@@ -181,16 +182,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--write-results", action="store_true")
     given = parser.parse_args(argv)
     given.dir.mkdir(parents=True, exist_ok=True)
-    found: list[Growth] = []
+    measured: list[Growth] = []
     for of in given.of:
-        found += growths(given.dir.resolve(), of, given.only, given.times, given.scale)
-    lines = table(found)
+        measured += growths(given.dir.resolve(), of, given.only, given.times, given.scale)
+    lines = table(measured)
     sys.stdout.write("\n".join(lines) + "\n")
     if given.write_results:
-        said = (f"Made by `python -m benchmarks.growth --dir DIR --write-results`: {machine()}. "
-                "Costs are without those of a store of ten messages; `-`: they hardly grow.")
-        publish(MARK, [MARK.strip(), "", said, "", *lines])
-    return int(any(each.is_too_fast for each in found))
+        origin = (f"Made by `python -m benchmarks.growth --dir DIR --write-results`: {machine()}. "
+                  "Costs are without those of a store of ten messages; `-`: they hardly grow.")
+        publish(MARK, [MARK.strip(), "", origin, "", *lines])
+    return int(any(growth.is_too_fast for growth in measured))
 
 
 if __name__ == "__main__":

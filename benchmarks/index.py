@@ -1,4 +1,4 @@
-"""Makes index files from a stream of keys by the engine's put rules, without a loop over keys."""
+"""Build index files from a stream of keys by the engine's rules, without a loop over keys."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ MS = 1000
 
 
 @dataclass(frozen=True)
-class Entries:
-    """Keys in put order, n of each: non-negative hash, record's phy (bytes) and time (ms)."""
+class IndexEntries:
+    """Keys in put order as columns: non-negative hash, record's phy (bytes) and time (ms)."""
 
     key_hash: I32
     phy: I64
@@ -28,13 +28,13 @@ class Entries:
     def __len__(self) -> int:
         return len(self.key_hash)
 
-    def __getitem__(self, part: slice) -> Entries:
-        return Entries(self.key_hash[part], self.phy[part], self.store_timestamp[part])
+    def __getitem__(self, part: slice) -> IndexEntries:
+        return IndexEntries(self.key_hash[part], self.phy[part], self.store_timestamp[part])
 
     @staticmethod
-    def concatenate(parts: Iterable[Entries]) -> Entries:
+    def concatenate(parts: Iterable[IndexEntries]) -> IndexEntries:
         parts = list(parts)
-        return Entries(
+        return IndexEntries(
             np.concatenate([part.key_hash for part in parts]),
             np.concatenate([part.phy for part in parts]),
             np.concatenate([part.store_timestamp for part in parts]),
@@ -43,7 +43,7 @@ class Entries:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """One file's content: header (), slots (slots,), entries from number 1 on (n,)."""
+    """The content of a file: header (), slots (slots,), entries from number 1 (n,)."""
 
     header: NDArray[np.void]
     slots: NDArray[np.signedinteger]
@@ -51,29 +51,29 @@ class IndexFile:
 
     @property
     def entries_start(self) -> int:
-        """Byte position of entry number 1; the room of entry 0 stays unused."""
+        """Byte position of entry number 1; the space of entry 0 is unused."""
         return self.header.nbytes + self.slots.nbytes + self.entries.itemsize
 
     def size(self, maximum: int) -> int:
-        """Length in bytes of a file with room for `maximum` entries."""
+        """Return the size in bytes of a file with space for `maximum` entries."""
         return self.header.nbytes + self.slots.nbytes + maximum * self.entries.itemsize
 
 
-def index_files(entries: Entries, slots: int, maximum: int) -> Iterator[IndexFile]:
-    """The files that hold these keys; a file takes maximum - 1 of them.
+def index_files(entries: IndexEntries, slots: int, maximum: int) -> Iterator[IndexFile]:
+    """Yield the files with these keys, at most maximum - 1 per file.
 
-    Every file is made by a key that does not fit in the one before, so none is empty.
+    A file is created for a key that does not fit into the previous one, so no file is empty.
     """
-    begin_timestamp = 0  # what the engine's header holds when the first key is put
+    begin_timestamp = 0  # the value in the engine's header at the first key
     for first in range(0, len(entries), maximum - 1):
         part = entries[first : first + maximum - 1]
         yield make_file(part, slots, begin_timestamp)
         begin_timestamp = int(part.store_timestamp[-1])
 
 
-def make_file(entries: Entries, slots: int, begin_before: int) -> IndexFile:
-    """One file. The first entry's time is taken against begin_before (ms), the end of the file
-    before (0: none); only then the file's own begin is set.
+def make_file(entries: IndexEntries, slots: int, begin_before: int) -> IndexFile:
+    """Return a file. The first entry's time is relative to begin_before (ms), the end of the
+    previous file (0 without one); then the file's own begin is set.
     """
     count = len(entries)
     number = np.arange(1, count + 1, dtype=np.int64)
@@ -111,12 +111,12 @@ def make_file(entries: Entries, slots: int, begin_before: int) -> IndexFile:
     return IndexFile(header, table, body)
 
 
-def write_index(entries: Entries, slots: int, maximum: int, directory: Path) -> int:
-    """Writes the index files; returns the end time (ms) of the newest full one, 0 if none."""
+def write_index(entries: IndexEntries, slots: int, maximum: int, directory: Path) -> int:
+    """Write the index files; return the end time (ms) of the newest full file, or 0."""
     directory.mkdir(parents=True)
     full_until = created = 0
     for file in index_files(entries, slots, maximum):
-        created = max(created + 1, int(file.header["begin_timestamp"]))  # names differ
+        created = max(created + 1, int(file.header["begin_timestamp"]))  # names must differ
         with (directory / time_name(created)).open("wb") as out:
             out.truncate(file.size(maximum))
             out.write(file.header.tobytes() + file.slots.tobytes())
@@ -128,6 +128,6 @@ def write_index(entries: Entries, slots: int, maximum: int, directory: Path) -> 
 
 
 def time_name(epoch_ms: int) -> str:
-    """Name of an index file created at that time: yyyyMMddHHmmssSSS, in UTC."""
+    """Return the name of an index file created at this time: yyyyMMddHHmmssSSS, in UTC."""
     moment = datetime.fromtimestamp(epoch_ms // MS, UTC)
     return f"{moment:%Y%m%d%H%M%S}{epoch_ms % MS:03d}"

@@ -1,4 +1,4 @@
-"""Java's String.hashCode, for one string and for columns of equally long ASCII strings."""
+"""Java's String.hashCode for a string, and for columns of ASCII strings of equal length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SIGN = 1 << 31
 
 
 def java_hash(text: str) -> int:
-    """String.hashCode over UTF-16 code units, as a signed 32-bit number."""
+    """Return String.hashCode of UTF-16 code units as a signed 32-bit number."""
     units = np.frombuffer(text.encode("utf-16-be", "surrogatepass"), dtype=">u2")
     value = 0
     for unit in units.tolist():
@@ -20,7 +20,7 @@ def java_hash(text: str) -> int:
 
 
 def java_hash_rows(prefix: str, rows: NDArray[np.uint8]) -> NDArray[np.int32]:
-    """Hash of prefix + row for every row of ASCII bytes; rows (n, width), result (n,)."""
+    """Return the hash of prefix + row for every row of ASCII bytes (n, width)."""
     value = np.full(len(rows), java_hash(prefix) % WRAP, dtype=np.uint32)
     for column in rows.T:
         value *= np.uint32(MULTIPLIER)
@@ -29,13 +29,13 @@ def java_hash_rows(prefix: str, rows: NDArray[np.uint8]) -> NDArray[np.int32]:
 
 
 def index_hash(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
-    """The index's key hash: the absolute value, Integer.MIN_VALUE (which has none) becomes 0."""
+    """Return the index's key hash: the absolute value; Integer.MIN_VALUE becomes 0."""
     wide = np.abs(hashes.astype(np.int64))
     return np.where(wide == SIGN, 0, wide).astype(np.int32)
 
 
 def hash_map_order(keys: list[str], capacity: int = 128) -> list[str]:
-    """The order in which a Java HashMap of that capacity yields keys (128: a 5.x broker's)."""
+    """Return the keys in the order of a Java HashMap of that capacity (128: a 5.x broker's)."""
 
     def bucket(key: str) -> int:
         value = java_hash(key) % WRAP

@@ -1,4 +1,4 @@
-"""On-disk layouts of the made store, declared once; every offset in this folder is taken from here.
+"""On-disk layouts of the generated store, declared once and used in the whole folder.
 
 All integers are big-endian and signed, hosts are IPv4, message records are version 1.
 """
@@ -73,5 +73,5 @@ CHECKPOINT_SIZE = 4096
 
 
 def file_name(offset: int) -> str:
-    """Name of a commitlog or consumequeue file whose first byte has this offset."""
+    """Return the name of a commitlog or consumequeue file whose first byte has this offset."""
     return f"{offset:0{NAME_DIGITS}d}"

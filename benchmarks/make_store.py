@@ -1,10 +1,10 @@
-"""Makes a complete, healthy store directory of a given size, the same for the same seed.
+"""Generate a complete, intact store directory of a given size, reproducible by its seed.
 
     python benchmarks/make_store.py --profile 1k --out DIR [--log-size 1GiB] [--seed 1]
 
-The files are what a 5.3 broker leaves after a clean shutdown. About 1 % of the bodies imitate
-records, magics or blanks. A JSON object that says what was made, and one message to look for
-("probe"), is printed.
+The files are those of a 5.3 broker after a clean shutdown. About 1 % of the bodies imitate records,
+magics or blanks. The program prints a JSON object that describes the store and a message to search
+("probe").
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import numpy as np
 
 from benchmarks.commitlog import LogWriter
 from benchmarks.consumequeue import Rows, write_queue
-from benchmarks.index import Entries, write_index
+from benchmarks.index import IndexEntries, write_index
 from benchmarks.layout import GIB, KIB, MESSAGE_HEADER, MIB, file_name
 from benchmarks.options import PROFILES, Options
 from benchmarks.plan import Plan, make_plan
@@ -34,10 +34,10 @@ UNITS = {"": 1, "b": 1, "k": KIB, "kib": KIB, "m": MIB, "mib": MIB, "g": GIB, "g
 
 
 def make_store(options: Options, store: Path) -> dict[str, Any]:
-    """Makes the store in a new directory; returns what is in it."""
+    """Create the store in a new directory; return a description of its content."""
     plan = make_plan(options)
     store.mkdir(parents=True)
-    entries = Entries.concatenate(LogWriter(plan).write(store / "commitlog"))
+    entries = IndexEntries.concatenate(LogWriter(plan).write(store / "commitlog"))
     for topic, queue, members in plan.queue_groups():
         rows = Rows(plan.phy[members], plan.size[members], plan.tags_code[members])
         where = store / "consumequeue" / topic / str(queue)
@@ -54,7 +54,7 @@ def make_store(options: Options, store: Path) -> dict[str, Any]:
 
 
 def probe(plan: Plan, store: Path) -> dict[str, Any]:
-    """A message with a key from the middle of the log, as the look-up commands name it."""
+    """Return a message with a key from the middle of the log, for the look-up commands."""
     middle = len(plan) // 2
     number = middle + int(np.argmax(plan.keys[middle:] > 0))
     phy, size = int(plan.phy[number]), int(plan.size[number])
@@ -79,7 +79,7 @@ def probe(plan: Plan, store: Path) -> dict[str, Any]:
 
 
 def parse_size(text: str) -> int:
-    """Bytes of `64KiB`, `1GiB`, `1.5g`, `1000`."""
+    """Return the bytes of `64KiB`, `1GiB`, `1.5g` or `1000`."""
     match = re.fullmatch(r"([\d.]+)\s*([a-z]*)", text.strip().lower())
     if not match or match[2] not in UNITS:
         raise argparse.ArgumentTypeError(f"not a size: {text!r}")
@@ -87,7 +87,7 @@ def parse_size(text: str) -> int:
 
 
 def parse_options(arguments: list[str] | None) -> tuple[Options, Path]:
-    """The command line's options, and the directory to make."""
+    """Return (the options of the command line, the directory to create)."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--profile", choices=sorted(PROFILES), default="1k")
     parser.add_argument("--out", type=Path, required=True, help="directory to make")
@@ -114,7 +114,7 @@ def parse_options(arguments: list[str] | None) -> tuple[Options, Path]:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Makes the store that the command line asks for."""
+    """Create the store that the command line requests."""
     options, out = parse_options(arguments)
     json.dump(make_store(options, out), sys.stdout, indent=2)
     print()

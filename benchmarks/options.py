@@ -1,4 +1,4 @@
-"""What a made store should be like: profile, sizes, seed."""
+"""Options of a generated store: profile, sizes, seed."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ PROFILES = {"1k": Profile(1024, GIB), "100": Profile(100, GIB // 2), "8k": Profi
 
 @dataclass(frozen=True)
 class Options:
-    """Everything that decides a store's bytes. Sizes in bytes.
+    """All values that determine a store's bytes. Sizes in bytes.
 
-    log_size: records are put as long as their end stays within it (blanks count).
+    log_size: records are added while they end within it (blanks count).
     adversarial: share of records whose body imitates records, magics or blanks.
     """
 
@@ -60,6 +60,6 @@ TOPIC_NAMES = (
 
 
 def topic_names(count: int) -> list[str]:
-    """The first names are ordinary ones of different lengths, further ones are numbered."""
+    """Return topic names: first ordinary ones of different lengths, then numbered ones."""
     extra = [f"bench_topic_{number}" for number in range(len(TOPIC_NAMES), count)]
     return [*TOPIC_NAMES[:count], *extra]

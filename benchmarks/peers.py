@@ -1,11 +1,11 @@
-"""The peers rmqctl's walk is measured against: what a user would write with construct or struct.
+"""Peers to compare rmqctl's walk with: programs that a user would write with construct or struct.
 
-Both cut one commitlog file into records and check magic, physicalOffset, the sum of the lengths
-and the body's CRC; they stop at the blank record or the zero tail, and raise on anything else.
+Both split a commitlog file into records and check magic, physicalOffset, the sum of the lengths and
+the body's CRC. They stop at the blank record or the zeros at the end, and raise for anything else.
 They deliberately share no code with the rest of this folder or with rmqctl.
 
-`struct_loop` looks only at what the checks need; `struct_fields` makes the same message out of
-every record as the construct parse does.
+`struct_loop` reads only the fields for the checks; `struct_fields` returns the same message for
+every record as the construct parse.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ class Message(NamedTuple):
 
 
 class Scan(NamedTuple):
-    """Records read and the bytes they take."""
+    """Numbers of records and their bytes."""
 
     records: int
     bytes: int
 
 
 def construct_parse(path: Path, base: int, limit: int | None = None) -> Scan:
-    """Parses record by record from a stream of the file's first `limit` bytes (default: all)."""
+    """Parse record by record from a stream of the file's first `limit` bytes (default: all)."""
     with path.open("rb") as log:
         stream = io.BytesIO(log.read(limit))
     end = stream.getbuffer().nbytes
@@ -112,7 +112,7 @@ def construct_parse(path: Path, base: int, limit: int | None = None) -> Scan:
 def struct_loop(
     path: Path, base: int, crc32: Callable[[memoryview], int] = isal_zlib.crc32
 ) -> Scan:
-    """One unpack_from per record over the mapped file; crc32 may also be zlib.crc32."""
+    """Call unpack_from once per record of the mapped file; crc32 may also be zlib.crc32."""
     with (
         path.open("rb") as log,
         mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as mapped,
@@ -122,7 +122,7 @@ def struct_loop(
 
 
 def struct_records(data: memoryview, base: int, crc32: Callable[[memoryview], int]) -> Scan:
-    """The loop itself, over a whole file's bytes."""
+    """Loop over the bytes of a complete file."""
     unpack, header = STRUCT_HEADER.unpack_from, STRUCT_HEADER.size
     unpack_length, length_size = STRUCT_LENGTH.unpack_from, STRUCT_LENGTH.size
     last = len(data) - header
@@ -147,7 +147,7 @@ def struct_records(data: memoryview, base: int, crc32: Callable[[memoryview], in
 
 
 def struct_fields(path: Path, base: int) -> Scan:
-    """Every field of every record as a Message, bytes and strings copied out, zlib's CRC."""
+    """Copy all fields of every record to a Message, with zlib's CRC."""
     with path.open("rb") as log, mmap.mmap(log.fileno(), 0, access=mmap.ACCESS_READ) as data:
         last = len(data) - STRUCT_FIELDS.size
         records = position = 0

@@ -1,10 +1,10 @@
-"""How fast the pipeline is on Spark, beside the local engine and beside plain ``binaryFile``.
+"""The speed of the pipeline on Spark, of the local engine and of plain ``binaryFile``.
 
 python -m benchmarks.pipeline --dir DIR [--rounds N] [--write-results]
 
-The stores are those of `benchmarks.run` (made in DIR when they are not there), their files in the
-page cache. Everything has two cores: the local engine two threads, Spark ``local[2]`` in one
-session that is up before. Rounds are interleaved, the best pass counts.
+The stores are those of `benchmarks.run` (created in DIR if missing), with their files in the page
+cache. Everything has two cores: two threads of the local engine, or Spark ``local[2]`` in a running
+session. Rounds are interleaved, and the best pass counts.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ BOUND = (
 
 
 def stats(stores: list[str], pool: Any, by: str) -> object:
-    """Counts and bytes by a field."""
+    """Count messages and bytes by a field."""
     from rmqctl.store.stats import Query, choose_files, collect_many
     from rmqctl.store.store import Store
 
@@ -56,11 +56,11 @@ def stats(stores: list[str], pool: Any, by: str) -> object:
     for store in stores:
         with Store.open(store) as opened:
             logs.append(choose_files(opened, query))
-    return [one.groups() for one in collect_many(logs, query, pool=pool)]
+    return [result.groups() for result in collect_many(logs, query, pool=pool)]
 
 
 def verify(store: Path, pool: Any) -> object:
-    """Everything that verify checks."""
+    """Run all checks of verify."""
     from rmqctl.checks.verify.verdict import verdict
     from rmqctl.checks.verify.verify import Verification, VerifyOptions
     from rmqctl.store.log.ranges import Threads
@@ -69,13 +69,13 @@ def verify(store: Path, pool: Any) -> object:
     with Store.open(store) as opened:
         local = isinstance(pool, Threads)
         run = Verification(opened, VerifyOptions(jobs=WORKERS), pool=None if local else pool)
-        found = verdict(run, 10)
-    assert found.ok
-    return found.coverage
+        judged = verdict(run, 10)
+    assert judged.ok
+    return judged.coverage
 
 
 def rebuild(store: Path, pool: Any, where: Path) -> object:
-    """Consumequeue and index into a scratch folder."""
+    """Rebuild consumequeue and index in a scratch folder."""
     from rmqctl.broker.settings import Settings
     from rmqctl.ext.spark.rebuild.rebuild import rebuild_on
     from rmqctl.repair.rebuild.rebuild import rebuild as rebuild_here
@@ -85,7 +85,7 @@ def rebuild(store: Path, pool: Any, where: Path) -> object:
     from rmqctl.store.store import Store
 
     with Store.open(store) as opened:
-        parts = [LogPart(one.base, one.size, one.path) for one in opened.log.files]
+        parts = [LogPart(file.base, file.size, file.path) for file in opened.log.files]
     make = (partial(rebuild_here, jobs=WORKERS) if isinstance(pool, Threads)
             else partial(rebuild_on, pool))
     with Scratch(str(where), "rebuilding") as scratch:
@@ -93,7 +93,7 @@ def rebuild(store: Path, pool: Any, where: Path) -> object:
 
 
 def export(store: Path, pool: Any, where: Path) -> object:
-    """All messages as Parquet, by topic and day."""
+    """Export all messages as Parquet, by topic and day."""
     from rmqctl.export.export import export as run
     from rmqctl.export.plan import plan
     from rmqctl.export.spec import Export
@@ -102,14 +102,14 @@ def export(store: Path, pool: Any, where: Path) -> object:
     out = where / "exported"
     shutil.rmtree(out, ignore_errors=True)
     run(plan([str(store)], Selection(), WORKERS), Export.of(), str(out), pool)
-    return sum(one.stat().st_size > 0 for one in out.rglob("*.parquet"))
+    return sum(path.stat().st_size > 0 for path in out.rglob("*.parquet"))
 
 
 # -- the data source ------------------------------------------------------------------------------
 
 
 def columns(stores: list[str], pool: Any, names: tuple[str, ...]) -> object:
-    """What a reader of these columns has to do at least: Arrow batches, which nobody takes."""
+    """Do the minimum for a reader of these columns: build Arrow batches and drop them."""
     from rmqctl.store.log import ranges
     from rmqctl.store.store import Store
 
@@ -130,7 +130,7 @@ def _columns(names: tuple[str, ...], part: Any) -> int:
 
 
 def source(spark: Any, stores: list[str], names: tuple[str, ...]) -> object:
-    """These columns through Spark's rows into nothing."""
+    """Read these columns through Spark's rows and drop them."""
     ddl = ", ".join(f"{name} {TYPES.get(name, 'int')}" for name in names)
     frame = spark.read.format("rocketmq").schema(ddl).load(stores)
     frame.write.format("noop").mode("overwrite").save()
@@ -138,27 +138,27 @@ def source(spark: Any, stores: list[str], names: tuple[str, ...]) -> object:
 
 
 def by_topic(spark: Any, stores: list[str]) -> object:
-    """Spark's own aggregation over the data source."""
+    """Run Spark's own aggregation over the data source."""
     frame = spark.read.format("rocketmq").schema("topic string").load(stores)
     return len(frame.groupBy("topic").count().collect())
 
 
 def peer(spark: Any, part: Path) -> object:
-    """``binaryFile`` and a Python loop over the fixed fields: what one writes without a source."""
+    """Use ``binaryFile`` and a Python loop over the fixed fields, as without a data source."""
     def parse(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
         for batch in batches:
             for content in batch.column("content"):
-                data, at, found = content.as_buffer(), 0, 0
+                data, at, messages = content.as_buffer(), 0, 0
                 view = memoryview(data)
                 while at + 88 <= len(view):
                     size, _magic, *_ = struct.unpack_from(">iiiiiqqiqqqqqiq", view, at)
                     if size <= 0:
                         break
                     at += size
-                    found += 1
-                yield pa.RecordBatch.from_pydict({"messages": [found]})
+                    messages += 1
+                yield pa.RecordBatch.from_pydict({"messages": [messages]})
 
     frame = spark.read.format("binaryFile").load(str(part)).select("content")
     return frame.mapInArrow(parse, "messages long").collect()
@@ -168,8 +168,8 @@ def peer(spark: Any, part: Path) -> object:
 
 
 def best(passes: dict[str, Pass], rounds: int) -> dict[str, float]:
-    """Seconds of the best pass of each, the first one not counted."""
-    found: dict[str, float] = {}
+    """Return the seconds of each best pass, without the first round."""
+    shortest: dict[str, float] = {}
     for number in range(rounds + 1):
         for name, run in passes.items():
             began = time.perf_counter()
@@ -177,17 +177,17 @@ def best(passes: dict[str, Pass], rounds: int) -> dict[str, float]:
             took = time.perf_counter() - began
             print(f"{number} {name:40} {took:7.2f} s", file=sys.stderr)
             if number:
-                found[name] = min(took, found.get(name, took))
-    return found
+                shortest[name] = min(took, shortest.get(name, took))
+    return shortest
 
 
 def jobs_of(store: Path, many: list[str], where: Path) -> dict[str, Callable[[Any], object]]:
-    """The jobs by name: what runs on a pool."""
-    one = [str(store)]
+    """Return the jobs by name; each runs on a pool."""
+    roots = [str(store)]
     return {
-        "stats by topic": lambda pool: stats(one, pool, "topic"),
+        "stats by topic": lambda pool: stats(roots, pool, "topic"),
         f"stats by topic, {len(many)} stores": lambda pool: stats(many, pool, "topic"),
-        "stats by tag": lambda pool: stats(one, pool, "tag"),
+        "stats by tag": lambda pool: stats(roots, pool, "tag"),
         "verify": lambda pool: verify(store, pool),
         "rebuild": lambda pool: rebuild(store, pool, where),
         "export to Parquet": lambda pool: export(store, pool, where),
@@ -195,7 +195,7 @@ def jobs_of(store: Path, many: list[str], where: Path) -> dict[str, Callable[[An
 
 
 def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str]:
-    """One table: every job on both engines."""
+    """Return a table: every job on both engines."""
     from rmqctl.ext.spark.pool import SparkPool
     from rmqctl.ext.spark.session import session
     from rmqctl.store.log.ranges import Threads
@@ -221,7 +221,7 @@ def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str
             passes[f"{name}, local"] = partial(stats, stores, local, "topic")
             passes[f"{name}, Spark"] = partial(by_topic, spark, stores)
             goals[name] = SOURCE_GOAL
-        found = best(passes, rounds)
+        shortest = best(passes, rounds)
     part = _first_part(store, where)
     with session(f"local[{WORKERS}]", conf={"spark.driver.memory": "6g"}) as spark:
         beside = best({"peer": partial(peer, spark, part)}, 1)["peer"]
@@ -229,18 +229,18 @@ def section(profile: str, directory: Path, where: Path, rounds: int) -> list[str
              "| job | local MB/s | Spark MB/s | Spark of local | goal |",
              "| --- | --- | --- | --- | --- |"]
     for name, goal in goals.items():
-        here, there = (found[f"{name}, {engine}"] for engine in ("local", "Spark"))
-        said = "yes" if here / there >= goal else "NO"
+        here, there = (shortest[f"{name}, {engine}"] for engine in ("local", "Spark"))
+        is_reached = "yes" if here / there >= goal else "NO"
         read = size * (FLEET if name.endswith("stores") else 1)
         lines.append(f"| {name} | {read / here / 1e6:.0f} | {read / there / 1e6:.0f} | "
-                     f"{here / there:.2f} | >= {goal}: {said} |")
+                     f"{here / there:.2f} | >= {goal}: {is_reached} |")
     rate = part.stat().st_size / beside / 1e6
     peers = f"`binaryFile` and a Python loop, first {PEER_BYTES >> 20} MiB"
     return [*lines, f"| {peers} | | {rate:.0f} | | |", ""]
 
 
 def _first_part(store: Path, where: Path) -> Path:
-    """The beginning of the log in a file that ``binaryFile`` can take whole."""
+    """Copy the start of the log to a file that ``binaryFile`` can read as a whole."""
     first = min((store / "commitlog").iterdir())
     target = where / "part"
     with first.open("rb") as log, target.open("wb") as out:
@@ -249,7 +249,7 @@ def _first_part(store: Path, where: Path) -> Path:
 
 
 def commands(directory: Path, where: Path, rounds: int) -> list[str]:
-    """Commands from the start of the process to its end: one store, fleets, many files."""
+    """Measure complete processes of commands: one store, fleets, many files."""
     lines = ["### From start to answer", "",
              "`pipeline stats --engine spark` on fleets of the 1 KiB store (links to the one log).",
              "", "| stores | GiB | wall s | s per GiB | driver RSS MiB (Python) | goal |",
@@ -259,22 +259,22 @@ def commands(directory: Path, where: Path, rounds: int) -> list[str]:
         with fleet(store, count, where) as roots:
             used = [process.run(process.python("-m", "rmqctl", "pipeline", "stats", *roots,
                                                "-o", "json")) for _ in range(rounds)]
-        assert all(one.exit_code == 0 for one in used), used[0]
-        wall = min(one.wall_s for one in used)
+        assert all(run.exit_code == 0 for run in used), used[0]
+        wall = min(run.wall_s for run in used)
         gib = count * facts["log_bytes"] / (1 << 30)
         goal = (f"< {ANSWER_GOAL:.0f} s: {'yes' if wall < ANSWER_GOAL else 'NO'}"
                 if count == 1 else "")
         lines.append(f"| {count} | {gib:.0f} | {wall:.2f} | {wall / gib:.2f} | "
                      f"{_python_rss(roots, where, count, store):.0f} | {goal} |")
     seconds, files, parts = many_files(where)
-    said = "yes" if seconds < PLAN_GOAL else "NO"
+    is_reached = "yes" if seconds < PLAN_GOAL else "NO"
     planned = f"Planning {files:,} files of the log into {parts} partitions"
-    lines += ["", f"{planned}: {seconds:.2f} s (goal: under {PLAN_GOAL:.0f} s: {said}).", ""]
+    lines += ["", f"{planned}: {seconds:.2f} s (goal: under {PLAN_GOAL:.0f} s: {is_reached}).", ""]
     return lines
 
 
 def _python_rss(_roots: list[str], where: Path, count: int, store: Path) -> float:
-    """Peak memory of the driver's Python process, which holds the results."""
+    """Return the peak memory of the driver's Python process, which has the results."""
     code = ("import resource, sys; from rmqctl.cli import main\n"
             "try: main(sys.argv[1:])\n"
             "except SystemExit: pass\n"
@@ -285,7 +285,7 @@ def _python_rss(_roots: list[str], where: Path, count: int, store: Path) -> floa
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="where the stores are or go")
     parser.add_argument("--rounds", type=int, default=3)

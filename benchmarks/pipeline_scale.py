@@ -1,4 +1,4 @@
-"""Many stores, many files: what the benchmark of the pipeline grows with."""
+"""Many stores and many files, for the scaling of the pipeline."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE_SIZE = 4096
 
 @contextlib.contextmanager
 def fleet(store: Path, count: int, where: Path) -> Iterator[list[str]]:
-    """``count`` stores whose files are one and the same store's."""
+    """Provide ``count`` stores with links to the files of a single store."""
     folder = where / "fleet"
     folder.mkdir()
     try:
@@ -32,7 +32,7 @@ def fleet(store: Path, count: int, where: Path) -> Iterator[list[str]]:
 
 
 def many_files(where: Path) -> tuple[float, int, int]:
-    """(seconds to plan a log of many files, files, partitions)."""
+    """Return (seconds to plan a log of many files, number of files, number of partitions)."""
     from rmqctl.formats.local import message
     from rmqctl.sql.options import ReadOptions
     from rmqctl.sql.planning import plan
@@ -41,11 +41,11 @@ def many_files(where: Path) -> tuple[float, int, int]:
     folder = root / "commitlog"
     folder.mkdir(parents=True)
     size = message.size_of(0, message.MAGIC_V1, 0, 6, 0)
-    one = message.Record(size, message.MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 1), 5,
-                         (bytes(4), 1), 0, 0, b"", b"orders", b"")
+    record = message.Record(size, message.MAGIC_V1, 0, 0, 0, 0, 0, 0, 0, (bytes(4), 1), 5,
+                            (bytes(4), 1), 0, 0, b"", b"orders", b"")
     for number in range(FILES):
         base = number * FILE_SIZE
-        raw = message.build(replace(one, physical_offset=base, queue_offset=number))
+        raw = message.build(replace(record, physical_offset=base, queue_offset=number))
         with (folder / f"{base:020d}").open("wb") as file:
             file.write(raw)
             file.truncate(FILE_SIZE)

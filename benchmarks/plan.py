@@ -1,4 +1,4 @@
-"""Decides, for every record of a store, what it is and where it lies; one numpy column per fact."""
+"""Decide the content and the place of every record of a store, as numpy columns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ I32 = NDArray[np.int32]
 I64 = NDArray[np.int64]
 U8 = NDArray[np.uint8]
 
-DONORS = 64  # the first records; plain ones, whose bytes are embedded in bodies later on
+DONORS = 64  # the first records, plain ones, whose bytes are embedded in later bodies
 PADDING = 24  # random bytes before and after an embedded record
 BLOCK = 1 << 16  # records drawn at a time
 FIRST_TIMESTAMP = 1_700_000_000_000
@@ -26,13 +26,13 @@ MAX_GAP_MS = 4
 
 
 class Trick(IntEnum):
-    """What a body imitates."""
+    """An imitation in a body."""
 
     NONE = 0
-    COPY = 1  # a whole earlier record
-    FORGED = 2  # the same with the physicalOffset of the place where it now lies
-    CHAINED = 3  # two forged ones in a row
-    CUT = 4  # the beginning of a record
+    COPY = 1  # an earlier record
+    FORGED = 2  # the same, with the physicalOffset of its new place
+    CHAINED = 3  # two forged records in a row
+    CUT = 4  # the start of a record
     MAGICS = 5  # magic numbers
     BLANK = 6  # a blank record
 
@@ -42,7 +42,7 @@ EMBEDDED_RECORDS = {Trick.COPY: 1, Trick.FORGED: 1, Trick.CHAINED: 2}
 
 @dataclass(frozen=True)
 class Plan:
-    """The records of a store in log order, n of each column; offsets and sizes in bytes."""
+    """The records of a store in log order, as columns; offsets and sizes in bytes."""
 
     options: Options
     topics: list[str]
@@ -64,23 +64,23 @@ class Plan:
 
     @property
     def end(self) -> int:
-        """Physical offset just behind the last record."""
+        """Physical offset after the last record."""
         return int(self.phy[-1] + self.size[-1])
 
     @property
     def file_of(self) -> I64:
-        """Number of the commitlog file of each record, from 0."""
+        """Numbers of the records' commitlog files, from 0."""
         return self.phy // self.options.commitlog_file_size
 
     def queue_groups(self) -> Iterator[tuple[str, int, I64]]:
-        """(topic, queue id, record numbers in order) of every queue that has records."""
+        """Yield (topic, queue id, record numbers in order) of every queue with records."""
         for members in queue_members(self.topic, self.queue, self.options.queues):
             first = members[0]
             yield self.topics[self.topic[first]], int(self.queue[first]), members
 
 
 def queue_members(topic: U8, queue: U8, queues: int) -> list[I64]:
-    """Record numbers of each non-empty queue, in log order."""
+    """Return the record numbers of each non-empty queue, in log order."""
     number = topic.astype(np.int32) * queues + queue
     order = np.argsort(number, kind="stable")
     borders = np.flatnonzero(np.diff(number[order])) + 1
@@ -88,9 +88,9 @@ def queue_members(topic: U8, queue: U8, queues: int) -> list[I64]:
 
 
 def place(size: I32, file_size: int, log_size: int) -> I64:
-    """Physical offsets of the records that fit in log_size, by the engine's rule.
+    """Return the physical offsets of the records that fit into log_size, by the engine's rule.
 
-    A record goes to the next file when it would leave less than a blank record's room.
+    A record goes to the next file if it would leave less space than a blank record needs.
     """
     room = file_size - BLANK.itemsize
     if int(size.max()) > room:
@@ -107,7 +107,7 @@ def place(size: I32, file_size: int, log_size: int) -> I64:
 
 
 def make_plan(options: Options) -> Plan:
-    """Draws records until the log is full."""
+    """Draw records until the log is full."""
     rng = np.random.Generator(np.random.PCG64(options.seed))
     topics = topic_names(options.topics)
     columns: dict[str, list[NDArray[Any]]] = {}
@@ -143,8 +143,8 @@ def make_plan(options: Options) -> Plan:
 def draw_block(
     rng: np.random.Generator, options: Options, topics: list[str], donor_sizes: I32 | None
 ) -> dict[str, NDArray[Any]]:
-    """Columns of the next BLOCK records; the very first block (no donor_sizes yet) opens with
-    the donors.
+    """Return the columns of the next BLOCK records; the first block (without donor_sizes) starts
+    with the donors.
     """
     weights = 1.0 / np.arange(2, len(topics) + 2)  # some topics are busier than others
     topic = rng.choice(len(topics), BLOCK, p=weights / weights.sum()).astype(np.uint8)

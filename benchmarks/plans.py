@@ -31,7 +31,7 @@ CLASSES = (
 
 
 def _plan(seed: int, base: Path) -> dict[str, Any]:
-    """What `recover` says of the world of a seed; nothing is changed."""
+    """Return the plan of `recover` for the world of a seed, without a change."""
     world = trial.world(seed)
     ground = grounds.make(base / "made", world.form, world.forged, world.number)
     work = base / "one"
@@ -46,14 +46,14 @@ def _plan(seed: int, base: Path) -> dict[str, Any]:
         str(sizes.largest_record), "--correct", world.correct,
         "--consumequeue", "rocksdb" if world.form == grounds.ROCKSDB else "file",
         *(["--keep-damaged"] if world.keep else []))
-    said = result.json() if result.code in (0, 1) else {}
-    text = json.dumps(said).replace(str(work), "")
+    document = result.json() if result.code in (0, 1) else {}
+    text = json.dumps(document).replace(str(work), "")
     return {"seed": seed, "world": world.name, "damage": done, "exit": result.code,
             "plan": json.loads(text)}
 
 
 def save(file: Path, first: int, seeds: int) -> None:
-    """Writes a line of JSON for each seed."""
+    """Write a line of JSON for each seed."""
     unforced.install()
     with tempfile.TemporaryDirectory() as folder, file.open("w", encoding="utf-8") as out:
         for seed in range(first, first + seeds):
@@ -62,12 +62,12 @@ def save(file: Path, first: int, seeds: int) -> None:
 
 def _actions(plan: dict[str, Any], *, log: bool) -> list[tuple[Any, ...]]:
     return sorted(
-        (one["action"], one["target"], one.get("offset") or -1, one.get("length") or -1)
-        for one in plan.get("actions", ()) if (one["action"] in _OF_THE_LOG) is log)
+        (action["action"], action["target"], action.get("offset") or -1, action.get("length") or -1)
+        for action in plan.get("actions", ()) if (action["action"] in _OF_THE_LOG) is log)
 
 
 def class_of(before: dict[str, Any], after: dict[str, Any]) -> str:
-    """The first of `CLASSES` that the difference of two plans falls in."""
+    """Return the first of `CLASSES` that contains the difference of two plans."""
     if before == after:
         return "equal"
     a, b = before["plan"], after["plan"]
@@ -92,7 +92,7 @@ def _number(plan: dict[str, Any], name: str) -> int:
 
 
 def compare(before: Path, after: Path) -> tuple[Counter[str], dict[str, list[int]]]:
-    """How many plans are in each class, and the seeds of each."""
+    """Return (numbers of plans by class, seeds by class)."""
     counts: Counter[str] = Counter()
     seeds: dict[str, list[int]] = {}
     for a, b in zip(_read(before), _read(after), strict=True):
@@ -110,7 +110,7 @@ def _read(file: Path) -> Iterator[dict[str, Any]]:
 
 
 def table(counts: Counter[str], seeds: dict[str, list[int]]) -> str:
-    """The classes as Markdown, with the first seeds of each."""
+    """Return the classes as Markdown, with the first seeds of each."""
     rows = ["| difference | plans | seeds |", "| --- | ---: | --- |"]
     for name in CLASSES:
         if counts[name]:
@@ -121,7 +121,7 @@ def table(counts: Counter[str], seeds: dict[str, list[int]]) -> str:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     commands = parser.add_subparsers(dest="command", required=True)
     saving = commands.add_parser("save")

@@ -1,7 +1,7 @@
-"""Starts a child process, waits, and says what it took. Linux only; standard library only.
+"""Run a child process and measure its costs. Linux only; standard library only.
 
-The kernel hands a starting child its parent's memory peak, so the parent must stay small for
-`max_rss_mib` to be the child's own.
+A child process inherits its parent's memory peak, so the parent must stay small for `max_rss_mib`
+to be that of the child.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ SHOWN = 2000
 
 @dataclass(frozen=True)
 class Usage:
-    """What a process took: seconds, CPU of it and its waited-for children, memory in MiB.
+    """Costs of a process: seconds, CPU with its waited-for children, memory in MiB.
 
-    max_rss_mib: largest resident set of any one process of the tree, pages of mapped files
-    included. anon_mib: peak of the tree's own memory without them, sampled.
+    max_rss_mib: largest resident set of a process of the tree, with pages of mapped files.
+    anon_mib: sampled peak of the tree's memory without these pages.
     """
 
     exit_code: int
@@ -42,11 +42,11 @@ class Usage:
 
 
 def tree(pid: int) -> list[int]:
-    """The process and all it started, as far as they are alive."""
-    found, todo = [], [pid]
+    """Return the process and its living descendants."""
+    pids, todo = [], [pid]
     while todo:
         pid = todo.pop()
-        found.append(pid)
+        pids.append(pid)
         try:
             threads = os.listdir(f"/proc/{pid}/task")
         except OSError:  # it has ended
@@ -55,11 +55,11 @@ def tree(pid: int) -> list[int]:
             with contextlib.suppress(OSError):  # the thread has ended
                 children = Path(f"/proc/{pid}/task/{thread}/children").read_text()
                 todo += map(int, children.split())
-    return found
+    return pids
 
 
 def anonymous_mib(pid: int) -> float:
-    """RssAnon and RssShmem of the whole tree: all but pages of mapped files."""
+    """Return RssAnon and RssShmem of the tree: memory without pages of mapped files."""
     total = 0
     for member in tree(pid):
         try:
@@ -72,7 +72,7 @@ def anonymous_mib(pid: int) -> float:
 
 
 class Sampler(threading.Thread):
-    """Watches a process tree's own memory until stopped."""
+    """Sampler of a process tree's memory until stopped."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(daemon=True)
@@ -84,7 +84,7 @@ class Sampler(threading.Thread):
 
 
 def run(argv: list[str], timeout_s: float = 600.0, *, discards: bool = False) -> Usage:
-    """Runs argv in the project's folder; killed after timeout_s. It may discard its output."""
+    """Run argv in the project's folder; kill it after timeout_s."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         start = time.perf_counter()
         child = subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL,
@@ -113,13 +113,13 @@ def run(argv: list[str], timeout_s: float = 600.0, *, discards: bool = False) ->
 
 
 def python(*arguments: str) -> list[str]:
-    """Command line of this interpreter with arguments."""
+    """Return the command line of this interpreter with arguments."""
     return [sys.executable, *arguments]
 
 
 @contextlib.contextmanager
 def cores(count: int) -> Iterator[None]:
-    """What is started meanwhile has so many cores."""
+    """Limit processes started in the block to ``count`` cores."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, sorted(before)[-count:])
     try:
@@ -129,7 +129,7 @@ def cores(count: int) -> Iterator[None]:
 
 
 def remove(folder: Path) -> None:
-    """Removes what a measurement made; the next one shall not wait for it to reach the disk."""
+    """Remove the files of a measurement, so the next one does not wait for their writeback."""
     if folder.exists():
         shutil.rmtree(folder)
         os.sync()

@@ -1,4 +1,4 @@
-"""RESULTS.md: sections which several scripts write, each its own. Standard library only."""
+"""RESULTS.md, in which each script writes its own section. Standard library only."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ _NEXT = "\n## "
 
 
 def with_section(text: str, mark: str, lines: list[str]) -> str:
-    """A text of sections with the one of ``mark`` made anew; the others stay."""
+    """Return a text of sections in which the section of ``mark`` is replaced."""
     before, _, rest = text.partition(mark)
     _, following, behind = rest.partition(_NEXT)
     return before.rstrip("\n") + "\n\n" + "\n".join(lines) + following + behind
 
 
 def publish(mark: str, lines: list[str]) -> None:
-    """Writes a section into RESULTS.md."""
+    """Write a section of RESULTS.md."""
     text = RESULTS.read_text(encoding="utf-8")
     RESULTS.write_text(with_section(text, mark, lines), encoding="utf-8")
 
 
 def machine() -> str:
-    """One line: CPU model, cores, Python, system, date."""
+    """Return a line with CPU model, cores, Python, system and date."""
     model = platform.machine()
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

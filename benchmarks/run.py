@@ -1,11 +1,11 @@
-"""Measures rmqctl and its peers on the two bench stores, in one run, as one table of goals.
+"""Measure rmqctl and its peers on the two bench stores, and print a table of goals.
 
     python -m benchmarks.run --dir DIR [--profile 1k] [--only verify ...] [--times 3] [--by cpu]
                              [--log-size 64MiB] [--scale 0.05] [--json FILE] [--write-results]
 
-The stores are made in DIR when they are not there (s1k and s100, facts in s1k.json, s100.json).
-Every measurement is a process of its own, on one core, or on two where a goal names two threads,
-with the stores in the page cache; calls are repeated in it, commands each in a new one.
+The stores are created in DIR if missing (s1k and s100, facts in s1k.json and s100.json). Every
+measurement has its own process, on one core, or on two if a goal names two threads, with the stores
+in the page cache. Calls are repeated in the process, commands in new ones.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ COLUMNS = ("work", "store", "one core", "two threads", "unit", "goal", "reached"
 
 @dataclass
 class Row:
-    """One line. ``figures``: on one core and, where asked for, with two threads; ``cpu_s`` and
-    ``mib`` (largest resident set, pages of mapped files included) are those on one core.
+    """A row. ``figures``: on one core and, if requested, with two threads. ``cpu_s`` and ``mib``
+    (largest resident set, with pages of mapped files): on one core.
     """
 
     work: Work
@@ -63,35 +63,35 @@ class Row:
 
 
 def prepare(profile: str, directory: Path, log_size: str = "") -> tuple[Path, dict[str, Any]]:
-    """The bench store of a profile, made if need be, and its facts."""
-    # As an installation is: with PYTHONDONTWRITEBYTECODE each run would compile rmqctl anew.
+    """Return (bench store of a profile, its facts); create the store if needed."""
+    # As in an installation: with PYTHONDONTWRITEBYTECODE each run would compile rmqctl again.
     compileall.compile_dir(process.ROOT / "rmqctl", quiet=1)
     store, facts = directory / f"s{profile}", directory / f"s{profile}.json"
     if not facts.exists():
         print(f"making {store}", file=sys.stderr)
         directory.mkdir(parents=True, exist_ok=True)
         more = ("--log-size", log_size) if log_size else ()
-        made = process.run(process.python("-m", "benchmarks.make_store", "--profile", profile,
-                                          "--out", str(store.resolve()), *more))
-        if made.exit_code:
-            raise SystemExit(f"could not make {store}:\n{made.stderr}")
-        facts.write_text(made.stdout, encoding="utf-8")
+        result = process.run(process.python("-m", "benchmarks.make_store", "--profile", profile,
+                                            "--out", str(store.resolve()), *more))
+        if result.exit_code:
+            raise SystemExit(f"could not make {store}:\n{result.stderr}")
+        facts.write_text(result.stdout, encoding="utf-8")
     return store, json.loads(facts.read_text(encoding="utf-8"))
 
 
 def damaged(store: Path) -> Path:
-    """A copy of a store with wrong bytes in its log, made if need be."""
+    """Return a copy of a store with wrong bytes in its log; create it if needed."""
     target = store.with_name(f"{store.name}-damaged").resolve()
     if not target.exists():
         code = f"copy_with_damage(Path({str(store.resolve())!r}), Path({str(target)!r}))"
-        made = process.run(process.python("-c", f"from benchmarks.calls import *; {code}"))
-        if made.exit_code:
-            raise SystemExit(f"could not make {target}:\n{made.stderr}")
+        result = process.run(process.python("-c", f"from benchmarks.calls import *; {code}"))
+        if result.exit_code:
+            raise SystemExit(f"could not make {target}:\n{result.stderr}")
     return target
 
 
 def warm(store: Path) -> None:
-    """Reads all written parts of the store's files, so that they lie in the page cache."""
+    """Read all written parts of the store's files into the page cache."""
     buffer = bytearray(BUFFER)
     for path in store.rglob("*"):
         if not path.is_file():
@@ -102,7 +102,7 @@ def warm(store: Path) -> None:
             while position < end:
                 try:
                     position = os.lseek(file.fileno(), position, os.SEEK_DATA)
-                except OSError:  # only a hole is left
+                except OSError:  # only a hole follows
                     break
                 position += file.readinto(buffer) or 0
 
@@ -112,7 +112,7 @@ def warm(store: Path) -> None:
 
 def measure(work: Work, profile: str, directory: Path, facts: dict[str, Any],
             given: argparse.Namespace) -> Row:
-    """The best of some passes, with as many cores as there are goals."""
+    """Return the best of several passes, for 1 to as many cores as there are goals."""
     row = Row(work, profile)
     for cores in range(1, 1 + max(1, len(work.goal.get(profile, ())))):
         with process.cores(cores):
@@ -124,7 +124,7 @@ def measure(work: Work, profile: str, directory: Path, facts: dict[str, Any],
             row.error = f"exit {failed.exit_code}: {why}"[:100]
             return row
         by = "cpu_s" if work.unit == CPU or (given.by == "cpu" and cores == 1) else "wall_s"
-        best = min((found for _, found in passes), key=lambda one: one[by])
+        best = min((result for _, result in passes), key=lambda figures: figures[by])
         row.figures += (_figure(work.unit, best, best[by]),)
         if cores == 1:
             row.cpu_s, row.mib = best["cpu_s"], max(used.max_rss_mib for used, _ in passes)
@@ -176,7 +176,7 @@ def _figure(unit: str, best: dict[str, float], seconds: float) -> float:
 
 
 def cells(row: Row) -> list[str]:
-    """A line as text, a cell for each of `COLUMNS`."""
+    """Return a row as text, with a cell for each of `COLUMNS`."""
     work, goals = row.work, row.work.goal.get(row.profile, ())
     start = [work.name, row.profile]
     if row.error:
@@ -194,32 +194,32 @@ def cells(row: Row) -> list[str]:
 
 
 def reached(row: Row) -> str:
-    """``yes`` or ``NO`` for each goal of a line, the second one in brackets."""
+    """Return ``yes`` or ``NO`` for each goal of a row, the second one in brackets."""
     work, goals = row.work, row.work.goal.get(row.profile, ())
     least = work.unit in FACTOR
 
     def holds(figure: float, goal: float) -> bool:
         return figure >= goal if least else figure < goal
 
-    said = [holds(figure, goal) for figure, goal in zip(row.figures, goals, strict=False)]
+    verdicts = [holds(figure, goal) for figure, goal in zip(row.figures, goals, strict=False)]
     if work.beside and row.beside is not None:
         near = holds(row.figures[0], work.beside[1] * row.beside)
-        said = [near or any(said[:1])]
-    words = ["yes" if one else "NO" for one in said]
+        verdicts = [near or any(verdicts[:1])]
+    words = ["yes" if is_reached else "NO" for is_reached in verdicts]
     return " ".join([*words[:1], *(f"({word})" for word in words[1:])])
 
 
 def peak(rows: list[Row]) -> list[str]:
-    """The line on memory: the greatest of all, and which need more than the goal."""
+    """Return the row about memory: the maximum, and which measurements exceed the goal."""
     own = [row for row in rows if not row.work.is_peer and not row.error]
     over = [f"{row.work.name} ({row.profile})" for row in own if row.mib >= PEAK_MIB]
     greatest = max((row.mib for row in own), default=0.0)
-    said = "NO: " + ", ".join(over) if over else "yes"
-    return [PEAK, "", f"{greatest:.0f}", "", "MiB", f"{PEAK_MIB:g}", said, "", "", "", ""]
+    verdict = "NO: " + ", ".join(over) if over else "yes"
+    return [PEAK, "", f"{greatest:.0f}", "", "MiB", f"{PEAK_MIB:g}", verdict, "", "", "", ""]
 
 
 def table(rows: list[Row]) -> list[list[str]]:
-    """All lines, each row beside the one its goal names."""
+    """Return all rows, each after the row that its goal names."""
     for row in rows:
         if row.work.beside:
             row.beside = next((other.figures[0] for other in rows if other.figures and (
@@ -228,14 +228,14 @@ def table(rows: list[Row]) -> list[list[str]]:
 
 
 def text(lines: list[list[str]]) -> str:
-    """A table in columns."""
+    """Return a table in columns."""
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True))
                      .rstrip() for line in lines)
 
 
 def markdown(lines: list[list[str]], given: argparse.Namespace) -> list[str]:
-    """The section of RESULTS.md."""
+    """Return the section of RESULTS.md."""
     time = "wall clock" if given.by == "wall" else "CPU time"
     return [MARK.strip("\n"), "",
             (f"Made by `python -m benchmarks.run --dir DIR --write-results`: {machine()}. Stores: "
@@ -250,7 +250,7 @@ def markdown(lines: list[list[str]], given: argparse.Namespace) -> list[str]:
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--dir", type=Path, required=True, help="where the stores are or go")
     parser.add_argument("--profile", choices=PROFILES, action="append", help="default: both")
@@ -267,7 +267,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Measures what the command line asks for."""
+    """Run the measurements that the command line requests."""
     given = parse(arguments)
     chosen = [work for work in WORKS
               if not given.only or any(part in work.name for part in given.only)]
@@ -285,8 +285,8 @@ def main(arguments: list[str] | None = None) -> None:
     lines = table(sorted(rows, key=lambda row: WORKS.index(row.work)))
     print(text(lines))
     if given.json:
-        found = [dict(zip(COLUMNS, line, strict=True)) for line in lines[1:]]
-        given.json.write_text(json.dumps({"machine": machine(), "rows": found}, indent=2) + "\n",
+        figures = [dict(zip(COLUMNS, line, strict=True)) for line in lines[1:]]
+        given.json.write_text(json.dumps({"machine": machine(), "rows": figures}, indent=2) + "\n",
                               encoding="utf-8")
     if given.write_results:
         publish(MARK, markdown(lines, given))

@@ -1,4 +1,4 @@
-"""What salvage keeps of damaged stores, beside what a broker's recovery keeps.
+"""Compare what salvage and a broker's recovery keep of damaged stores.
 
 ``python -m benchmarks.salvage_table`` damages copies of the golden stores at random, salvages
 each, checks the result as the tests do, and writes ``benchmarks/salvage.md``.
@@ -43,7 +43,7 @@ In every store the result walks without damage to its end, all queues go on with
 
 @dataclass(slots=True)
 class Sum:
-    """Over all stores of one row of the table: messages, and stores that lost any by a broker."""
+    """Sums of a row of the table: messages, and stores that lost messages by a broker."""
 
     stores: int = 0
     intact: int = 0
@@ -52,13 +52,13 @@ class Sum:
     restored: int = 0
     lost: int = 0
 
-    def add(self, one: salvaging.Outcome) -> None:
+    def add(self, outcome: salvaging.Outcome) -> None:
         self.stores += 1
-        self.intact += one.intact
-        self.kept += one.kept
-        self.broker += one.broker
-        self.restored += one.restored
-        self.lost += one.lost
+        self.intact += outcome.intact
+        self.kept += outcome.kept
+        self.broker += outcome.broker
+        self.restored += outcome.restored
+        self.lost += outcome.lost
 
     def row(self, name: str) -> str:
         return (f"| {name} | {self.stores} | {self.intact} | {self.kept / self.intact:.2%} | "
@@ -66,24 +66,24 @@ class Sum:
 
 
 def measure(base: Path, kinds: Sequence[str], seeds: int) -> Sum:
-    """Damages and salvages one store after the other; AssertionError where a result is wrong."""
-    found = Sum()
+    """Damage and salvage stores one after the other. AssertionError for a wrong result."""
+    total = Sum()
     for seed in range(seeds):
         name = SETS[seed % len(SETS)]
-        each, _ = golden.split(name)
-        folder = golden.unpack(each, base / "golden")
+        golden_store, _ = golden.split(name)
+        folder = golden.unpack(golden_store, base / "golden")
         root = base / "store"
         shutil.copytree(folder / "store", root)
-        settings = settings_of(folder, each.version, lmq=True, multi_dispatch=True)
+        settings = settings_of(folder, golden_store.version, lmq=True, multi_dispatch=True)
         whole, rows = damage.remember(root), salvaging.rows_of(root)
         damage.do(root, seed, kinds)
-        found.add(salvaging.check(root, whole, rows, settings))
+        total.add(salvaging.check(root, whole, rows, settings))
         shutil.rmtree(root)
-    return found
+    return total
 
 
 def table() -> str:
-    """The whole page. Takes some minutes."""
+    """Return the page. This takes some minutes."""
     with tempfile.TemporaryDirectory() as folder:
         base = Path(folder)
         rows = [measure(base, [kind], ALONE).row(kind) for kind in damage.KINDS]

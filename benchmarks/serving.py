@@ -1,16 +1,15 @@
-"""Pulls from a served store, and sends to one: a client of ours in processes of its own.
+"""Measure pulls from a served store, and sends to it, with clients in their own processes.
 
     python -m benchmarks.serving --dir DIR [--clients 2] [--seconds 4] [--write-results]
 
-Each client pulls 32 messages at a time from queues of its own, over and over, or sends bodies of
-1 KiB; all over loopback, the stores in the page cache. The server keeps all messages of two smaller
-queues at hand, of more it reads them again and again. A client that others wrote does the same in
-the last rows.
+Each client repeatedly pulls 32 messages at a time from its own queues, or sends bodies of 1 KiB,
+over loopback, with the stores in the page cache. The server keeps the messages of two smaller
+queues in memory; those of more queues it reads again each time. The last rows are for a client of
+another project.
 
-How long a pull takes is measured at half the load that was reached, by one client that pulls at
-fixed times over all connections, and counts from these times, whoever was late. The machine has a
-share in that: what a bare server takes that answers as much, and computes as long for it, is
-measured after each.
+The duration of a pull is measured at half the maximum load: a client pulls at fixed times over all
+connections, and durations count from these times. To show the machine's share, a bare server that
+computes as long and sends as much per answer is measured after each run.
 """
 
 from __future__ import annotations
@@ -41,26 +40,26 @@ from rmqctl.parse_values import Address, parse_address
 
 MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4
-MOST = 32
+BATCH = 32
 FOR_A_ROW = 256
-"""Bytes that the server takes for a message that it keeps, beside its record, at most."""
+"""Maximum memory of the server for a kept message besides its record (bytes)."""
 CONNECTIONS = 4
-"""Of each client."""
+"""Number of connections per client."""
 PASSES = 5
-"""Of the measurement at half load: the middle one counts."""
+"""Passes of the measurement at half load; the median counts."""
 PULL, SEND = 11, 310
 SUCCESS = b'"code":0,'
 SENT = "KEYS\x01k\x02UNIQ_KEY\x017F0000010A2118B4AAC2123456780000\x02WAIT\x01true\x02TAGS\x01A"
-"""Properties as a Java client sends them."""
+"""Properties of a message from a Java client."""
 MARKED = "123456789"
 NEXT = b'"nextBeginOffset":"'
 Queue = tuple[str, int, int]
-"""Topic, queue id, and the queue offset behind its last message."""
+"""(topic, queue id, queue offset after its last message)."""
 
 
 @contextmanager
 def served(*args: str) -> Iterator[tuple[Address, int]]:
-    """(address, process id) of a server that ends with the block."""
+    """Start a server for the block; provide (address, process id)."""
     command = [sys.executable, "-m", "rmqctl", "serve", *args, "--listen", "127.0.0.1:0", "-o",
                "jsonl"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
@@ -70,8 +69,8 @@ def served(*args: str) -> Iterator[tuple[Address, int]]:
 
 
 def queues_of(address: Address) -> list[Queue]:
-    """The queues with messages enough for several pulls, the longest first."""
-    found: list[Queue] = []
+    """Return the queues with enough messages for several pulls, the longest first."""
+    queues: list[Queue] = []
     with Client(address) as client:
         for topic in client.ask("GET_ALL_TOPIC_LIST_FROM_NAMESERVER").json()["topicList"]:
             route = client.ask("GET_ROUTEINFO_BY_TOPIC", topic=topic)
@@ -79,20 +78,19 @@ def queues_of(address: Address) -> list[Queue]:
                                   if route.code == 0 else 0):
                 end = int(client.ask("GET_MAX_OFFSET", topic=topic,
                                      queueId=queue_id).ext["offset"])
-                found += [(topic, queue_id, end)] * (end > 2 * MOST)
-    return sorted(found, key=lambda queue: -queue[2])
+                queues += [(topic, queue_id, end)] * (end > 2 * BATCH)
+    return sorted(queues, key=lambda queue: -queue[2])
 
 
 def kept_of(queues: list[Queue], record: float) -> list[Queue]:
-    """The two longest queues that are kept together, with records of so many bytes."""
+    """Return the two longest queues that fit into the server's memory together."""
     most = KEPT / (record + FOR_A_ROW) / 2
     return [queue for queue in queues if queue[2] <= most][:2]
 
 
 class Requests:
-    """One connection; as little work as possible for each request, since clients run on the same
-    cores: requests are encoded once, and of an answer only its length, its code and where to go on
-    are looked at.
+    """A connection with minimal work per request, since clients run on the same cores: requests are
+    encoded once, and only length, code and next offset of an answer are parsed.
     """
 
     def __init__(self, address: Address) -> None:
@@ -106,25 +104,25 @@ class Requests:
         self.socket.sendall(requests)
 
     def answers(self, count: int) -> list[tuple[bytes, int]]:
-        """(header, bytes of the body) of the next responses, which must be ones of success; no more
-        are under way.
+        """Return (header, size of the body) of the ``count`` responses under way, which must be
+        successful.
         """
-        found: list[tuple[bytes, int]] = []
+        frames: list[tuple[bytes, int]] = []
         at = 0
-        while len(found) < count:
-            at = self._take(found, at)
+        while len(frames) < count:
+            at = self._take(frames, at)
         assert at == self._have
         self._have = 0
-        return found
+        return frames
 
     def arrived(self) -> bool:
-        """Takes what has come of the one response that is under way; whether that was all."""
-        found: list[tuple[bytes, int]] = []
-        self._take(found, 0)
-        self._have *= not found
-        return bool(found)
+        """Read the received part of the response under way; return whether it is complete."""
+        frames: list[tuple[bytes, int]] = []
+        self._take(frames, 0)
+        self._have *= not frames
+        return bool(frames)
 
-    def _take(self, found: list[tuple[bytes, int]], at: int) -> int:
+    def _take(self, frames: list[tuple[bytes, int]], at: int) -> int:
         count = self.socket.recv_into(self._view[self._have:])
         assert count
         self._have += count
@@ -136,39 +134,39 @@ class Requests:
             body = at + HEAD_SIZE + int.from_bytes(buffer[at + 4:at + HEAD_SIZE], "big")
             header = bytes(self._view[at + HEAD_SIZE:body])
             assert SUCCESS in header, header
-            found.append((header, end - body))
+            frames.append((header, end - body))
             at = end
         return at
 
 
 class Pulls:
-    """Pulls of 32 from queues, one after the other, each from where its last one led to."""
+    """Generator of pulls of 32 messages from queues in turn, each from its next offset."""
 
     def __init__(self, queues: list[Queue]) -> None:
         self._ends = [end for _, _, end in queues]
         self._places = [0] * len(queues)
         self._number = 0
-        # Of a header only the offset changes.
+        # Only the offset in the header changes.
         self._encoded = [write_command(Command(PULL, 0, 0, {
             "consumerGroup": "g", "topic": topic, "queueId": str(queue_id), "queueOffset": MARKED,
-            "maxMsgNums": str(MOST), "sysFlag": "4", "commitOffset": "0",
+            "maxMsgNums": str(BATCH), "sysFlag": "4", "commitOffset": "0",
             "suspendTimeoutMillis": "0", "subscription": "*", "subVersion": "0",
             }))[HEAD_SIZE:].split(MARKED.encode()) for topic, queue_id, _ in queues]
 
     def next(self) -> tuple[bytes, int]:
-        """(request, queue offset) of the next one."""
+        """Return (request, queue offset) of the next pull."""
         number = self._number = (self._number + 1) % len(self._ends)
         offset = self._places[number]
         first, last = self._encoded[number]
-        # Where the answer will lead to, if this queue's turn is again before it comes.
-        self._places[number] = offset + MOST if offset + 2 * MOST < self._ends[number] else 0
+        # The expected next offset, if the queue's turn comes again before the answer.
+        self._places[number] = offset + BATCH if offset + 2 * BATCH < self._ends[number] else 0
         return frame_head(b"%b%d%b" % (first, offset, last), 0), offset
 
 
 def pull_all(address: Address, queues: list[Queue], seconds: float, connections: int,
              under_way: int) -> Iterator[tuple[int, int, float]]:
-    """(messages, bytes, seconds) of each round, queue by queue, until the time is over: in a round
-    each connection pulls so many times, and takes all answers.
+    """Yield (messages, bytes, seconds) of each round until the time is over. In a round each
+    connection sends ``under_way`` pulls and reads all answers.
     """
     opened = [Requests(address) for _ in range(connections)]
     pulls = Pulls(queues)
@@ -192,7 +190,7 @@ def pull_all(address: Address, queues: list[Queue], seconds: float, connections:
 
 def send_all(address: Address, connections: int, seconds: float, under_way: int) -> Iterator[
         tuple[int, int, float]]:
-    """The same of sends over several connections, so many under way on each."""
+    """Do the same for sends over several connections, with ``under_way`` sends on each."""
     opened = [Requests(address) for _ in range(connections)]
     encoded = [write_command(Command(SEND, 0, 0, {
         "a": "P", "b": "bench", "c": "TBW102", "d": "8", "e": str(number), "f": "0",
@@ -201,8 +199,8 @@ def send_all(address: Address, connections: int, seconds: float, under_way: int)
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         begun = time.perf_counter()
-        for requests, each in zip(opened, encoded, strict=True):
-            requests.send(each)
+        for requests, request in zip(opened, encoded, strict=True):
+            requests.send(request)
         for requests in opened:
             requests.answers(under_way)
         took = time.perf_counter() - begun
@@ -212,9 +210,9 @@ def send_all(address: Address, connections: int, seconds: float, under_way: int)
 
 def at_times(address: Address, request: Callable[[], bytes], rate: float, seconds: float,
              connections: int) -> list[float]:
-    """Seconds from when each request should have been sent, so many a second, to its answer."""
+    """Return the seconds from the scheduled time of each request to its answer."""
     free = [Requests(address) for _ in range(connections)]
-    waiting = selectors.SelectSelector()  # as others it waits, but not for whole milliseconds
+    waiting = selectors.SelectSelector()  # does not round waits up to milliseconds
     took: list[float] = []
     begun, sent, total = time.perf_counter(), 0, int(rate * seconds)
     while len(took) < total:
@@ -238,7 +236,7 @@ def at_times(address: Address, request: Callable[[], bytes], rate: float, second
 
 
 def bare_server(listening: socket.socket, size: int, busy: float) -> None:
-    """Answers whatever comes with ``size`` bytes, after so many seconds of computing."""
+    """Answer every request with ``size`` bytes, after ``busy`` seconds of computing."""
     answer = frame_head(b"{%b}" % SUCCESS, size) + bytes(size)
     waiting = selectors.DefaultSelector()
     waiting.register(listening, selectors.EVENT_READ)
@@ -259,43 +257,43 @@ def bare_server(listening: socket.socket, size: int, busy: float) -> None:
 
 def _client(kind: str, results: Any, number: int, *args: Any) -> None:
     took = list((pull_all if kind == "pull" else send_all)(*args))
-    results.put((number, sum(each[0] for each in took), sum(each[1] for each in took),
-                 [each[2] for each in took]))
+    results.put((number, sum(result[0] for result in took), sum(result[1] for result in took),
+                 [result[2] for result in took]))
 
 
 def together(kind: str, clients: list[tuple[Any, ...]]) -> list[tuple[int, int, list[float]]]:
-    """What each of several clients did, at the same time."""
+    """Run several clients concurrently; return their results."""
     results: Any = multiprocessing.Queue()
     processes = [multiprocessing.Process(target=_client, args=(kind, results, number, *args))
                  for number, args in enumerate(clients)]
     for process in processes:
         process.start()
-    found = sorted(results.get() for _ in processes)
+    collected = sorted(results.get() for _ in processes)
     for process in processes:
         process.join()
-    return [each[1:] for each in found]
+    return [result[1:] for result in collected]
 
 
 def cpu_seconds(pid: int) -> float:
-    """User and system seconds of a process so far."""
+    """Return user and system seconds of a process so far."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / 100
 
 
 def resident_mib(pid: int) -> float:
-    """MiB of a process in memory."""
+    """Return the resident memory of a process (MiB)."""
     pages = Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * 4096 / (1 << 20)
 
 
 def percentile(times: list[float], share: float) -> float:
-    """Milliseconds that this share of the calls took at most."""
+    """Return the percentile of times in milliseconds."""
     return sorted(times)[min(int(len(times) * share), len(times) - 1)] * 1000
 
 
 def half_load(address: Address, queues: list[Queue], rate: float, seconds: float,
               connections: int) -> list[float]:
-    """(median, p99) ms of pulls, so many a second: of several passes, the middle one by p99."""
+    """Return (median, p99) ms of pulls at a rate per second; the median pass by p99."""
     chosen = Pulls(queues)
     gc.disable()
     passes = []
@@ -303,24 +301,24 @@ def half_load(address: Address, queues: list[Queue], rate: float, seconds: float
         took = at_times(address, lambda: chosen.next()[0], rate, seconds, connections)
         passes.append([percentile(took, 0.5), percentile(took, 0.99)])
     gc.enable()
-    return sorted(passes, key=lambda each: each[1])[PASSES // 2]
+    return sorted(passes, key=lambda result: result[1])[PASSES // 2]
 
 
 def bare_half_load(size: int, busy: float, rate: float, seconds: float, connections: int
                    ) -> list[float]:
-    """The same of a bare server that computes ``busy`` seconds for each answer of so many bytes."""
+    """Do the same with a bare server: ``busy`` seconds and ``size`` bytes per answer."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = parse_address("{}:{}".format(*listening.getsockname()))
         server = multiprocessing.Process(target=bare_server, args=(listening, size, busy))
         server.start()
-        found = half_load(address, [("", 0, 1 << 40)], rate, seconds, connections)
+        result = half_load(address, [("", 0, 1 << 40)], rate, seconds, connections)
         server.terminate()
         server.join()
-    return found
+    return result
 
 
 def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[str]:
-    """Rows of the table for pulls from a bench store."""
+    """Return the rows of the table for pulls from a bench store."""
     store, facts = prepare(profile, directory)
     warm(store)
     rows = []
@@ -332,12 +330,12 @@ def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[s
             parts = [chosen[number::clients] for number in range(clients)]
             for under_way in (1, 8):
                 full = [(address, part, seconds, CONNECTIONS, under_way) for part in parts]
-                together("pull", [(*each[:2], seconds / 2, *each[3:]) for each in full])
+                together("pull", [(*value[:2], seconds / 2, *value[3:]) for value in full])
                 before = cpu_seconds(pid)
-                found = together("pull", full)
+                results = together("pull", full)
                 spent = cpu_seconds(pid) - before
-                messages, size = (sum(each[number] for each in found) for number in (0, 1))
-                answers = messages / MOST
+                messages, size = (sum(value[number] for value in results) for number in (0, 1))
+                answers = messages / BATCH
                 times = []
                 if under_way == 1:
                     given = (answers / seconds / 2, seconds, connections)
@@ -347,21 +345,21 @@ def pulls(directory: Path, profile: str, clients: int, seconds: float) -> list[s
                     f"| pull, {profile}, {name}, {under_way} under way | {messages / seconds:,.0f} "
                     f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
                     f"| {size / spent / 1e6:,.0f} "
-                    f"{''.join(f'| {each:.2f} ' for each in times) or '| ' * 4}"
+                    f"{''.join(f'| {value:.2f} ' for value in times) or '| ' * 4}"
                     f"| {resident_mib(pid):.0f} |")
     return rows
 
 
 def sends(clients: int, connections: int, under_way: int, seconds: float) -> str:
-    """A row for sends of clients with so many connections each, and messages under way on each."""
+    """Return a row for sends, with ``under_way`` sends on each connection of each client."""
     with served("--temp") as (address, pid):
         empty = resident_mib(pid)
         together("send", [(address, connections, 0.5, 1)])
         before = cpu_seconds(pid)
-        found = together("send", [(address, connections, seconds, under_way)] * clients)
+        results = together("send", [(address, connections, seconds, under_way)] * clients)
         spent = cpu_seconds(pid) - before
-        messages, size = (sum(each[number] for each in found) for number in (0, 1))
-        times = [took for each in found for took in each[2]]
+        messages, size = (sum(result[number] for result in results) for number in (0, 1))
+        times = [took for result in results for took in result[2]]
         return (f"| send, {under_way} under way "
                 f"| {messages / seconds:,.0f} "
                 f"| {size / seconds / 1e6:,.0f} | {messages / spent:,.0f} "
@@ -370,7 +368,7 @@ def sends(clients: int, connections: int, under_way: int, seconds: float) -> str
 
 
 def others(directory: Path, seconds: float) -> Iterator[str]:
-    """Rows for the C++ client, where it is to be had."""
+    """Yield the rows for the C++ client, if it is available."""
     folder = serving_cpp.installed(directory / "cpp-client")
     store, _ = prepare("1k", directory)
     topic = "TopicTest"  # make_store has it
@@ -379,17 +377,17 @@ def others(directory: Path, seconds: float) -> Iterator[str]:
                        ("send", ("--temp", "--topic", topic))):
         with served(*args) as (address, pid):
             before = cpu_seconds(pid)
-            found = folder and serving_cpp.run(folder, str(address), topic, mode, seconds)
-            if not found:
+            figures = folder and serving_cpp.run(folder, str(address), topic, mode, seconds)
+            if not figures:
                 continue
             spent = cpu_seconds(pid) - before
-            messages, took = found[0], found[2]
+            messages, took = figures[0], figures[2]
             yield (f"| the C++ client, {mode}, 1k | {messages / took:,.0f} | | "
                    f"{messages / spent:,.0f} | | | | | | {resident_mib(pid):.0f} |")
 
 
 def main() -> None:
-    """Measures, prints the table, and writes it into RESULTS.md where asked to."""
+    """Measure, print the table, and write it to RESULTS.md if requested."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True)
     parser.add_argument("--clients", type=int, default=2)
@@ -412,7 +410,7 @@ def main() -> None:
             "clients in processes of their own, on the same cores as the server; \"of CPU\" is by "
             "the server's own seconds. Clients do as little as they can: requests are encoded "
             "once, and of an answer only its length, its code and where to go on are looked at. "
-            f"Each has {CONNECTIONS} connections, with one or eight pulls of {MOST} under way on "
+            f"Each has {CONNECTIONS} connections, with one or eight pulls of {BATCH} under way on "
             "each: a Java consumer has those of all its queues under way on one. Of pulls, medians "
             "and p99 are those at half the load that was reached: one client pulls at fixed times "
             "over all connections, and counts from these times, whoever was late; the pass in the "

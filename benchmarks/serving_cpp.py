@@ -1,10 +1,10 @@
-"""A served store with a client that others wrote: the C++ client, by its Python module.
+"""Use a served store with the C++ client of another project, by its Python module.
 
     python benchmarks/serving_cpp.py NAMESERVER TOPIC MODE SECONDS
 
 It consumes the topic (``push``), pulls it (``pull``) or sends to it (``send``), and prints
-``[messages, bytes, seconds]``. It runs by itself: its module lies in a folder of its own
-(`installed`), and rmqctl need not be there.
+``[messages, bytes, seconds]``. It needs only the client's module in its own folder (`installed`),
+not rmqctl.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ BODY = "x" * 1024
 
 
 def installed(folder: Path) -> Path | None:
-    """The folder with the client's module, from PyPI; None where it is not to be had."""
+    """Install the client's module from PyPI and return its folder; None if that fails."""
     if not (folder / "rocketmq").is_dir():
         done = subprocess.run(
             [sys.executable, "-m", "pip", "install", "--quiet", "--target", str(folder), PACKAGE],
@@ -33,7 +33,7 @@ def installed(folder: Path) -> Path | None:
 
 def run(folder: Path, server: str, topic: str, mode: str, seconds: float) -> tuple[
         int, int, float] | None:
-    """(messages, bytes of bodies, seconds) of such a client; None where it does not run here."""
+    """Return (messages, bytes of bodies, seconds) of the client; None if it does not run here."""
     done = subprocess.run(
         [sys.executable, __file__, server, topic, mode, str(seconds)], capture_output=True,
         check=False, text=True, timeout=seconds * 10 + 60,
@@ -64,14 +64,14 @@ def _client(server: str, topic: str, mode: str, seconds: float) -> tuple[int, in
         client = Producer("bench")
         client.set_namesrv_addr(server)
         client.start()
-        made = Message(topic)
-        made.set_keys("key")
-        made.set_tags("A")
-        made.set_body(BODY)
-        client.send_sync(made)  # which finds the way
+        sent = Message(topic)
+        sent.set_keys("key")
+        sent.set_tags("A")
+        sent.set_body(BODY)
+        client.send_sync(sent)  # gets the route
         begun = last = time.monotonic()
         while last < begun + seconds:
-            client.send_sync(made)
+            client.send_sync(sent)
             messages += 1
             size += len(BODY)
             last = time.monotonic()
@@ -91,9 +91,9 @@ def _client(server: str, topic: str, mode: str, seconds: float) -> tuple[int, in
         end = time.monotonic() + seconds + 10
         while time.monotonic() < end and (not begun or time.monotonic() < begun + seconds):
             time.sleep(0.01)
-    found = messages, size, last - begun
+    result = messages, size, last - begun
     client.shutdown()
-    return found
+    return result
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes checkpoint, lock and the JSON files of config/ in the dialect of the engine."""
+"""Write checkpoint, lock and the JSON files of config/ in the engine's dialect."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUPS = {"billing": 0.9, "audit-trail": 0.5}  # consumer group -> share of a qu
 
 
 def write_small_files(plan: Plan, index_timestamp: int, store: Path) -> None:
-    """index_timestamp: end (ms) of the newest full index file, 0 if none."""
+    """Write the files. index_timestamp: end (ms) of the newest full index file, or 0."""
     last = int(plan.store_timestamp[-1])
     checkpoint = np.array((last, last, index_timestamp, 0, 0), dtype=CHECKPOINT)
     (store / "checkpoint").write_bytes(checkpoint.tobytes().ljust(CHECKPOINT_SIZE, b"\0"))
@@ -32,7 +32,7 @@ def write_small_files(plan: Plan, index_timestamp: int, store: Path) -> None:
 
 
 def topic_config(name: str, queues: int) -> dict[str, Any]:
-    """One entry of topics.json, as 5.x writes it."""
+    """Return an entry of topics.json as written by 5.x."""
     return {
         "attributes": {},
         "order": False,
@@ -46,7 +46,7 @@ def topic_config(name: str, queues: int) -> dict[str, Any]:
 
 
 def consumer_offsets(plan: Plan) -> dict[str, dict[int, int]]:
-    """`topic@group` -> queue id -> next offset to consume."""
+    """Return `topic@group` -> queue id -> next offset to consume."""
     table: dict[str, dict[int, int]] = {}
     for topic, queue, members in plan.queue_groups():
         for group, share in GROUPS.items():
@@ -55,6 +55,6 @@ def consumer_offsets(plan: Plan) -> dict[str, dict[int, int]]:
 
 
 def write_json(path: Path, value: dict[str, Any]) -> None:
-    """Pretty with tabs, no blank behind colons, numbers as keys without quotes."""
+    """Write JSON with tabs, no space after colons, and numeric keys without quotes."""
     text = json.dumps(value, indent="\t", separators=(",", ":"))
     path.write_text(re.sub(r'"(\d+)":', r"\1:", text), encoding="utf-8")

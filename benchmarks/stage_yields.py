@@ -1,9 +1,9 @@
-"""What each stage of salvage brings back of the damage that it is meant for.
+"""The yield of each stage of salvage for the damage that it repairs.
 
-``python -m benchmarks.stage_yields`` damages one message, or two pages, in each of 60 stores of a
-kind, recovers the store with everything on, and counts the damaged messages that have their very
-bytes again. The figures are in the docstrings of the stages; exit code 1 if a kind is below one in
-twenty: then its stage is to be removed, unless no other field proves the damaged one.
+``python -m benchmarks.stage_yields`` damages a message, or two pages, in each of 60 stores of a
+kind, recovers the store with all stages, and counts the damaged messages whose bytes are restored.
+The figures are in the docstrings of the stages. Exit code 1 if a kind is below one in twenty: then
+its stage should be removed, unless no other field proves the damaged one.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from tests.support import damage
 from tests.support.cli import run
 
 STORES = 60
-LEAST = 1 / 20
+MIN_YIELD = 1 / 20
 SECTOR = 512
 Yield = tuple[int, int]
-"""How many messages were damaged, and how many of these have their bytes again."""
+"""Numbers of damaged messages, and of those whose bytes are restored."""
 
 
 # -- damage to bodies, topics, properties and pages -----------------------------------------------
 
 
 def one_bit(target: Target) -> bool:
-    """One bit of a body."""
+    """Flip a bit of a body."""
     return _in_body(target, lambda old, luck: bytes([old[0] ^ 1 << luck.randrange(8)]), 1)
 
 
 def one_byte(target: Target) -> bool:
-    """One byte of a body: at least two of its bits."""
+    """Change a byte of a body: at least two of its bits."""
     def changed(old: bytes, luck: random.Random) -> bytes:
         return bytes([old[0] ^ luck.choice([x for x in range(256) if x.bit_count() > 1])])
 
@@ -49,7 +49,7 @@ def one_byte(target: Target) -> bool:
 
 
 def torn_run(target: Target) -> bool:
-    """Two to four bytes of a body before or behind the border of a sector: zeros, or any."""
+    """Overwrite two to four bytes of a body next to a sector border, with zeros or any bytes."""
     luck, size = target.luck, target.luck.randint(2, 4)
     places = [(place, at) for place, raw in sorted(target.base.messages.items())
               for at in _body_of(target, place, size)
@@ -62,7 +62,7 @@ def torn_run(target: Target) -> bool:
 
 
 def topic_byte(target: Target) -> bool:
-    """One byte of a topic."""
+    """Change a byte of a topic."""
     place = target.luck.choice(sorted(target.base.records))
     record = target.base.records[place]
     at = place + len(target.base.messages[place]) - len(record.properties) - 2 - len(record.topic)
@@ -71,27 +71,27 @@ def topic_byte(target: Target) -> bool:
 
 
 def topic_byte_without_entries(target: Target) -> bool:
-    """One byte of a topic, where the consume queues are gone."""
+    """Change a byte of a topic, and delete the consume queues."""
     shutil.rmtree(target.root / "consumequeue")
     return topic_byte(target)
 
 
 def property_byte(target: Target) -> bool:
-    """One byte of a key or tag."""
+    """Change a byte of a key or tag."""
     luck = target.luck
-    found = []
+    places = []
     for place, record in sorted(target.base.records.items()):
         start = place + len(target.base.messages[place]) - len(record.properties)
         for name in (b"KEYS\x01", b"TAGS\x01", b"UNIQ_KEY\x01"):
             at = record.properties.find(name)
             end = record.properties.find(b"\x02", at)
             end = len(record.properties) if end < 0 else end
-            found += [start + one for one in range(at + len(name), end) if at >= 0]
-    return bool(found) and _write(target, luck.choice(found), bytes([luck.randrange(33, 127)]))
+            places += [start + position for position in range(at + len(name), end) if at >= 0]
+    return bool(places) and _write(target, luck.choice(places), bytes([luck.randrange(33, 127)]))
 
 
 def property_nul(target: Target) -> bool:
-    """A NUL in the properties, which no broker writes."""
+    """Write a NUL to the properties, which no broker does."""
     place = target.luck.choice([place for place, record in sorted(target.base.records.items())
                                 if record.properties])
     length = len(target.base.records[place].properties)
@@ -100,7 +100,7 @@ def property_nul(target: Target) -> bool:
 
 
 def pages(target: Target) -> bool:
-    """Two pages of 512 bytes or 4 KiB in each other's place."""
+    """Swap two pages of 512 bytes or 4 KiB."""
     return swapped_pages(target) != "only one page"
 
 
@@ -114,13 +114,13 @@ def _body_of(target: Target, place: int, size: int) -> range:
 def _in_body(target: Target, change: Callable[[bytes, random.Random], bytes], size: int) -> bool:
     places = [place for place, record in sorted(target.base.records.items()) if record.body]
     at = target.luck.choice([*_body_of(target, target.luck.choice(places), size)])
-    base = max(one for one in target.base.files if one <= at)
+    base = max(start for start in target.base.files if start <= at)
     old = target.read(target.file(base))[at - base:at - base + size]
     return _write(target, at, change(old, target.luck))
 
 
 def _write(target: Target, at: int, data: bytes) -> bool:
-    base = max(one for one in target.base.files if one <= at)
+    base = max(start for start in target.base.files if start <= at)
     damage.write(target.root, target.file(base), at - base, data)
     return True
 
@@ -134,7 +134,7 @@ DAMAGES: Mapping[str, Callable[[Target], bool]] = {
 
 
 def of_damage(kind: str, count: int, folder: Path) -> Yield:
-    """The yield of one of `DAMAGES` in made stores."""
+    """Return the yield of one of `DAMAGES` in generated stores."""
     damaged = back = 0
     for seed in range(count):
         name = stores.MADE[seed % len(stores.MADE)]
@@ -156,7 +156,7 @@ def of_damage(kind: str, count: int, folder: Path) -> Yield:
 
 def of_field(field: str, count: int, folder: Path, *, sealed: bool | None = None,
              bit: bool = False) -> Yield:
-    """The yield where any value is in one field of the header of a message; one ``bit`` of it."""
+    """Return the yield for a random value, or a flipped ``bit``, in a header field."""
     back = 0
     for seed in range(count):
         root = folder / "store"
@@ -176,7 +176,7 @@ def _turned(store: heads.Store, field: str, luck: random.Random) -> bytes:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The command line; 1 where a kind is below `LEAST`."""
+    """Run the command line; return 1 if a kind is below `MIN_YIELD`."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--stores", type=int, default=STORES)
     parser.add_argument("--only", metavar="KIND", help="as printed, or header, sealed, bit")
@@ -196,7 +196,7 @@ def main(words: list[str] | None = None) -> int:
             if given.only not in (None, kind, kind.partition(":")[0]):
                 continue
             damaged, back = measure()
-            low |= back < damaged * LEAST
+            low |= back < damaged * MIN_YIELD
             sys.stdout.write(f"{kind}: {back} of {damaged}\n")
             sys.stdout.flush()
     return int(low)

@@ -1,10 +1,10 @@
-"""CPU that short commands take as processes, beside Python and numpy alone; before and after.
+"""CPU time of short commands, compared with Python and numpy alone, and with another checkout.
 
     python -m benchmarks.startup --dir DIR [--against TREE] [--times 7] [--write-results]
 
 TREE is another checkout of rmqctl, measured in turns with this one. Both are compiled to byte code
-first, as an installation is: PYTHONDONTWRITEBYTECODE in the environment would otherwise have every
-run compile rmqctl anew, which takes a quarter more.
+first, as in an installation: with PYTHONDONTWRITEBYTECODE in the environment every run would
+compile rmqctl again, which takes a quarter more time.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ BOUND = ("What bounds a look-up: numpy, typer with the modules of Python it need
 
 
 def cpu(argv: list[str], tree: Path) -> float:
-    """User and system seconds of a process that takes rmqctl from ``tree``."""
+    """Return user and system seconds of a process that uses rmqctl from ``tree``."""
     environment = {**os.environ, "PYTHONPATH": str(tree), "OPENBLAS_NUM_THREADS": "1"}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, *argv], cwd=tree, env=environment, check=True,
@@ -55,17 +55,17 @@ def cpu(argv: list[str], tree: Path) -> float:
 
 
 def measured(trees: list[Path], facts: dict[str, Any], times: int) -> dict[str, list[float]]:
-    """Best CPU seconds by measurement, one for each tree, all taken in turns."""
+    """Return the best CPU seconds by measurement, for each tree, measured in turns."""
     work = {name: ["-c", code] for name, code in PARTS.items()} | {
         name: ["-m", "rmqctl", *line.format(**facts).split()] for name, line in COMMANDS.items()}
     rounds = [{name: [cpu(argv, tree) for tree in trees] for name, argv in work.items()}
               for _ in range(times)]
-    return {name: [min(each[name][number] for each in rounds) for number in range(len(trees))]
+    return {name: [min(taken[name][number] for taken in rounds) for number in range(len(trees))]
             for name in work}
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="where the stores are or go")
     parser.add_argument("--against", type=Path, help="another checkout, measured beside this one")

@@ -1,7 +1,7 @@
-"""The part of a record behind its body: topic and properties, made for many records at a time.
+"""The part of a record after its body, topic and properties, built for many records at a time.
 
-Records of one class (same topic, tag and number of keys) have tails of one length which differ
-only in the unique key and the keys, so a class is one byte matrix.
+Records of a class (same topic, tag and number of keys) have tails of the same length that differ
+only in the unique key and the keys, so a class is a byte matrix.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ KEY_CHARS = tuple(len(prefix) + digits for prefix, digits in KEY_FORMS)
 
 @dataclass(frozen=True)
 class Tail:
-    """The bytes of one class of tails, and where its variable parts stand in them."""
+    """The bytes of a class of tails, and the positions of their variable parts."""
 
     template: U8
     unique_key: slice
@@ -44,7 +44,7 @@ class Tail:
 
 @cache
 def make_tail(topic: str, tag: int, keys: int) -> Tail:
-    """Properties in the order, and with the closing separator, of a 5.2+ broker."""
+    """Return properties in the order, and with the closing separator, of a 5.2+ broker."""
     values = {
         "UNIQ_KEY": "U" * UNIQUE_KEY_CHARS,
         "WAIT": "true",
@@ -76,17 +76,17 @@ def make_tail(topic: str, tag: int, keys: int) -> Tail:
 
 
 def tail_length(topic: str, tag: int, keys: int) -> int:
-    """Bytes of a record of this class apart from its body, header included."""
+    """Return the size of a record of this class without its body."""
     return MESSAGE_HEADER.itemsize + len(make_tail(topic, tag, keys).template)
 
 
 def tags_codes() -> I64:
-    """The tagsCode of each of TAGS: the sign-extended hash, 0 for no tag."""
+    """Return the tagsCode of each of TAGS: the sign-extended hash, 0 without a tag."""
     return np.array([java_hash(tag) for tag in TAGS], dtype=np.int64)
 
 
 def unique_keys(ip: NDArray[np.uint32], born_ms: I64, number: I64) -> U8:
-    """Client ids as upper-case hex, (n, 32); number is the record's number in the store."""
+    """Return client ids as upper-case hex, (n, 32); number: the record's number in the store."""
     ids = np.zeros(len(number), dtype=UNIQUE_KEY)
     ids["ip"] = ip
     ids["pid"] = 4711
@@ -98,7 +98,7 @@ def unique_keys(ip: NDArray[np.uint32], born_ms: I64, number: I64) -> U8:
 
 
 def numbered_keys(form: int, values: I64) -> U8:
-    """Keys of one of KEY_FORMS for these numbers, as ASCII, (n, chars)."""
+    """Return keys of one of KEY_FORMS for these numbers, as ASCII, (n, chars)."""
     prefix, digits = KEY_FORMS[form]
     out = np.empty((len(values), KEY_CHARS[form]), dtype=np.uint8)
     out[:, : len(prefix)] = np.frombuffer(prefix.encode(), dtype=np.uint8)
@@ -109,8 +109,8 @@ def numbered_keys(form: int, values: I64) -> U8:
 
 @dataclass(frozen=True)
 class TailGroup:
-    """The tails of one class: which records they belong to (n,), their bytes (n, width), and the
-    index hashes of their keys (n, 1 + keys), unique key first.
+    """The tails of a class: numbers of their records (n,), their bytes (n, width), and the index
+    hashes of their keys (n, 1 + keys), unique key first.
     """
 
     members: I64
@@ -121,7 +121,7 @@ class TailGroup:
 def make_tails(
     topics: list[str], topic: U8, tag: U8, keys: U8, unique: U8, key_columns: list[U8]
 ) -> Iterator[TailGroup]:
-    """All tails of a chunk, class by class."""
+    """Yield all tails of a chunk, class by class."""
     classes = (topic.astype(np.int32) * len(TAGS) + tag) * (len(KEY_FORMS) + 1) + keys
     order = np.argsort(classes, kind="stable")
     borders = np.flatnonzero(np.diff(classes[order])) + 1

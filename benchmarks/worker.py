@@ -1,4 +1,4 @@
-"""Runs one function of benchmarks.calls some times in this process and prints the best pass.
+"""Run a function of benchmarks.calls several times in this process and print the best pass.
 
 python -m benchmarks.worker NAME STORE SCRATCH JOBS TIMES JSON_ARGUMENTS
 """
@@ -15,13 +15,13 @@ from benchmarks import calls
 
 
 def cpu() -> float:
-    """Seconds of this process and of its children."""
+    """Return the CPU seconds of this process and its children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    return sum(one.ru_utime + one.ru_stime for one in used)
+    return sum(usage.ru_utime + usage.ru_stime for usage in used)
 
 
 def main(name: str, store: str, scratch: str, jobs: str, times: str, arguments: str) -> None:
-    """Prints the fastest pass as JSON."""
+    """Print the fastest pass as JSON."""
     where = calls.Where(Path(store), Path(scratch), int(jobs))
     passes = []
     for _ in range(int(times)):
@@ -31,7 +31,7 @@ def main(name: str, store: str, scratch: str, jobs: str, times: str, arguments: 
         wall, used = time.perf_counter() - started, cpu() - before
         passes.append({"wall_s": done.seconds or wall, "cpu_s": used, "records": done.records,
                        "bytes": done.bytes})
-    print(json.dumps(min(passes, key=lambda one: one["wall_s"])))
+    print(json.dumps(min(passes, key=lambda result: result["wall_s"])))
 
 
 if __name__ == "__main__":

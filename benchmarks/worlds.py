@@ -27,8 +27,8 @@ from tests.support import unforced
 
 HEADING, WIDE_HEADING = "## Worlds of damage", "## Wide worlds of damage"
 LIMIT = 120
-"""Seconds that no world takes."""
-MOST_PER_PAGE = 200
+"""Maximum seconds per world."""
+MAX_PER_PAGE = 200
 """Undecided records per damaged page of an honest log that is longer than its largest record."""
 TEXT = """Made by `{command}`: {seeds:,} seeds, {first:,} to {last:,}. A seed chooses a form of the log, whether bodies hold forged records, the damage, and the state of entries and index. *refused*: nothing is changed. *damaged* messages are *back* with their bytes, *filled*, or *lost*: nothing stands for them. *forged*: worlds in which a record from a body is shown or published without `--ambiguous keep`. *not counted*: an intact message is hidden, left out or lost without being counted, with `--ambiguous keep` or without. *nothing is lost*: that is said, and a message has to be filled. *verify*: an error after `recover` that the plan did not announce. *stale shown*: `read` shows records from an earlier use of a file which the entries contradict. *other*: a second plan is not empty, or `undo` does not restore every byte. *undecided*: intact and forged records of which the plan says so, in all worlds, and their share of all messages; *most a page*: the most of one world, divided by its damaged places.
 """  # noqa: E501 - a paragraph of Markdown
@@ -38,7 +38,7 @@ COLUMNS = ("seeds", "refused", "damaged", "back", "filled", "lost", *trial.KINDS
 
 @dataclass
 class Sums:
-    """By world: seeds, fates of messages, and how many seeds have each kind of error."""
+    """By world: seeds, results of messages, and numbers of seeds by kind of error."""
 
     seeds: Counter[str] = field(default_factory=Counter)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -46,9 +46,9 @@ class Sums:
     bad: int = 0
 
     def add(self, outcome: trial.Outcome) -> None:
-        one = outcome.world
+        world = outcome.world
         counts = outcome.counts + Counter({kind for kind, _ in outcome.wrong})
-        for name in (f"{one.form}, {'forged' if one.forged else 'honest'}", one.kind):
+        for name in (f"{world.form}, {'forged' if world.forged else 'honest'}", world.kind):
             self.seeds[name] += 1
             self.counts.setdefault(name, Counter()).update(counts)
             if counts["pages"]:
@@ -63,7 +63,7 @@ class Sums:
         sys.stdout.flush()
 
     def merge(self, other: Sums) -> None:
-        """Adds what another process found."""
+        """Add the sums of another process."""
         self.seeds.update(other.seeds)
         for name, counts in other.counts.items():
             self.counts.setdefault(name, Counter()).update(counts)
@@ -77,20 +77,20 @@ class Sums:
         for name in names:
             counts = self.counts.get(name, Counter())
             share = counts["undecided"] / max(1, counts["messages"])
-            cells = [self.seeds[name], *(counts[one] for one in COLUMNS[1:-2]),
+            cells = [self.seeds[name], *(counts[cell] for cell in COLUMNS[1:-2]),
                      f"{share:.2%}", f"{self.most.get(name, 0):.0f}"]
             yield f"| {name} | " + " | ".join(
-                one if isinstance(one, str) else f"{one:,}" for one in cells) + " |"
+                cell if isinstance(cell, str) else f"{cell:,}" for cell in cells) + " |"
 
     @property
     def too_many(self) -> bool:
-        """Whether an honest long log keeps more records undecided than it may."""
-        return self.most.get(f"{LARGE}, honest", 0) >= MOST_PER_PAGE
+        """Whether an honest long log has too many undecided records."""
+        return self.most.get(f"{LARGE}, honest", 0) >= MAX_PER_PAGE
 
 
 def run(seeds: range, base: Path, seconds: float | None = None, *,
         wide: bool = False) -> tuple[Sums, int]:
-    """The worlds of ``seeds``, as many as there is time for; how many these were."""
+    """Run the worlds of ``seeds`` while there is time; return (sums, number of worlds)."""
     sums, started, done = Sums(), time.monotonic(), 0
     for seed in seeds:
         if seconds is not None and time.monotonic() - started > seconds:
@@ -107,13 +107,13 @@ def run(seeds: range, base: Path, seconds: float | None = None, *,
 
 
 def run_in(jobs: int, seeds: range, seconds: float | None, *, wide: bool) -> tuple[Sums, int]:
-    """The same in several processes, each with a part of the seeds and stores of its own."""
+    """Do the same in several processes, each with its own part of the seeds and stores."""
     size = -(-len(seeds) // jobs)
     parts = [seeds[first:first + size] for first in range(0, len(seeds), size)]
     sums, done = Sums(), 0
     with ProcessPoolExecutor(len(parts)) as pool:
-        for found, count in pool.map(_part, parts, [seconds] * len(parts), [wide] * len(parts)):
-            sums.merge(found)
+        for part_sums, count in pool.map(_part, parts, [seconds] * len(parts), [wide] * len(parts)):
+            sums.merge(part_sums)
             done += count
     return sums, done
 
@@ -126,7 +126,7 @@ def _part(seeds: range, seconds: float | None, wide: bool) -> tuple[Sums, int]:
 
 
 def section(sums: Sums, command: str, first: int, done: int) -> str:
-    """The section of RESULTS.md."""
+    """Return the section of RESULTS.md."""
     forms = [f"{form}, {what}" for form in FORMS for what in ("honest", "forged")]
     return "\n".join([
         TEXT.format(command=command, seeds=done, first=first, last=first + done - 1),
@@ -139,7 +139,7 @@ def _too_long(_number: int, _frame: object) -> None:
 
 
 def main(words: list[str] | None = None) -> int:
-    """The command line; 1 where anything is wrong."""
+    """Run the command line; return 1 if anything is wrong."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--seeds", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1, help="the first one")

@@ -1,4 +1,4 @@
-"""How fast messages are put into a store, beside a plain file.write of the same bytes.
+"""The speed of puts into a store, compared with a plain file.write of the same bytes.
 
 python -m benchmarks.writing --dir DIR [--count N] [--rounds N] [--write-results]
 
@@ -32,22 +32,22 @@ CONSTRUCT_MESSAGES = 20_000
 ENGINE = {1024: "4.9.3 226,000, 5.3.3 206,000", 100: "4.9.3 567,000, 5.3.3 412,000"}
 
 Pass = tuple[int, int, float | None]
-"""Messages, bytes of records they take, seconds until they were put (None: to the end)."""
+"""(messages, bytes of their records, seconds until they were put; None: to the end)."""
 
 
 def filling(size: int) -> str:
-    """What follows the number in a body of ``size`` characters."""
+    """Return the text after the number in a body of ``size`` characters."""
     return ("abcdefghijklmnopqrstuvwxyz0123456789 " * (size // 37 + 1))[:size - 8]
 
 
 def properties(number: int) -> str:
-    """The properties string that reaches the put path."""
+    """Return the properties string that reaches the put path."""
     return (f"UNIQ_KEY\x017F0000011911184BFAA868CC{number:08X}\x02CLUSTER\x01DefaultCluster\x02"
             f"TAGS\x01{'ABC'[number % 3]}\x02KEYS\x01order-{number}\x02WAIT\x01true\x02")
 
 
 def outgoing(count: int, size: int) -> Iterator[Any]:
-    """The messages, made as they are asked for, as a program would make them."""
+    """Yield messages, created on demand as by a program."""
     from rmqctl.engine.put.message import Outgoing
 
     rest = filling(size).encode()
@@ -57,7 +57,7 @@ def outgoing(count: int, size: int) -> Iterator[Any]:
 
 
 def json_lines(path: Path, count: int, size: int) -> None:
-    """The input of `append`: what a client would send."""
+    """Write the input of `append`: messages of a client."""
     rest = filling(size)
     with path.open("w") as out:
         for number in range(count):
@@ -73,9 +73,9 @@ def json_lines(path: Path, count: int, size: int) -> None:
 
 def engine(folder: Path, count: int, size: int, *, made_before: bool = False,
            **changes: Any) -> Callable[[], Pass]:
-    """The Python API, with other settings where ``changes`` names them.
+    """Measure the Python API, with the settings in ``changes``.
 
-    ``made_before``: the messages are there before it begins, so that making them does not count.
+    ``made_before``: create the messages before the measurement.
     """
     from rmqctl.broker.settings import Settings
     from rmqctl.engine.config.create import create_store
@@ -100,7 +100,7 @@ def engine(folder: Path, count: int, size: int, *, made_before: bool = False,
 
 
 def command(folder: Path, count: int, size: int, *options: str) -> Callable[[], Pass]:
-    """``rmqctl append`` from JSON lines in a file."""
+    """Measure ``rmqctl append`` with JSON lines in a file."""
     rmqctl = [sys.executable, "-m", "rmqctl"]
     store, source = str(folder / "store"), folder / "input.jsonl"
     json_lines(source, count, size)
@@ -110,14 +110,14 @@ def command(folder: Path, count: int, size: int, *options: str) -> Callable[[], 
         done = subprocess.run([*rmqctl, "append", store, str(source), "-o", "json",
                                "--disk-watermark", "100%", *options],
                               check=True, stdout=subprocess.PIPE)
-        told = json.loads(done.stdout)
-        return told["messages"], told["bytes"], None
+        document = json.loads(done.stdout)
+        return document["messages"], document["bytes"], None
 
     return run
 
 
 def plain_write(folder: Path, count: int, size: int) -> Callable[[], Pass]:
-    """The same bytes handed to file.write in pieces of 1 MiB, and one fsync."""
+    """Measure file.write of the same bytes in pieces of 1 MiB, with an fsync."""
     piece = os.urandom(1 << 20)
     record = size + 91 + 6 + len(properties(0))
     total = count * record
@@ -135,13 +135,13 @@ def plain_write(folder: Path, count: int, size: int) -> Callable[[], Pass]:
 
 
 def construct_encoder(folder: Path, count: int, size: int) -> Callable[[], Pass]:
-    """Each record built from its construct declaration and written to a file; nothing else."""
+    """Measure records built from their construct declaration and written to a file."""
     import zlib
 
     from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, size_of
 
     host = bytes([10, 0, 0, 7]), 52011
-    count = min(count, CONSTRUCT_MESSAGES)  # it is slow, and equally slow for more
+    count = min(count, CONSTRUCT_MESSAGES)  # it is equally slow for more messages
 
     def run() -> Pass:
         written = 0
@@ -176,8 +176,8 @@ MEASUREMENTS: dict[str, Callable[[Path, int, int], Callable[[], Pass]]] = {
 }
 
 
-def one(name: str, folder: Path, count: int, size: int) -> None:
-    """Runs one measurement here and prints its figures."""
+def run_measurement(name: str, folder: Path, count: int, size: int) -> None:
+    """Run a measurement in this process and print its figures."""
     if not name.endswith("on all cores"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     run = MEASUREMENTS[name](folder, count, size)
@@ -193,7 +193,7 @@ def one(name: str, folder: Path, count: int, size: int) -> None:
 
 
 def measure(where: Path, count: int, size: int, rounds: int) -> dict[str, dict[str, float]]:
-    """The best pass of every measurement."""
+    """Return the best pass of every measurement."""
     best: dict[str, dict[str, float]] = {}
     for number in range(rounds):
         for name in MEASUREMENTS:
@@ -204,35 +204,35 @@ def measure(where: Path, count: int, size: int, rounds: int) -> dict[str, dict[s
                 [sys.executable, "-m", "benchmarks.writing", "--one", name, "--dir", str(folder),
                  "--count", str(count), "--size", str(size)],
                 check=True, stdout=subprocess.PIPE)
-            found = json.loads(done.stdout)
-            print(f"{number + 1} {name:42} {found['messages'] / found['put']:10,.0f} messages/s",
+            result = json.loads(done.stdout)
+            print(f"{number + 1} {name:42} {result['messages'] / result['put']:10,.0f} messages/s",
                   file=sys.stderr)
-            if name not in best or found["put"] < best[name]["put"]:
-                best[name] = found
+            if name not in best or result["put"] < best[name]["put"]:
+                best[name] = result
             shutil.rmtree(folder)
-            os.sync()  # the next one shall not wait for what this one left to write
+            os.sync()  # so the next one does not wait for pending writes
     return best
 
 
-def table(found: dict[str, dict[str, float]], size: int) -> list[str]:
-    """One section of RESULTS.md."""
-    plain = found["file.write"]
+def table(results: dict[str, dict[str, float]], size: int) -> list[str]:
+    """Return a section of RESULTS.md."""
+    plain = results["file.write"]
     plain_rate = plain["bytes"] / plain["put"]
     lines = [f"### Bodies of {size} bytes", "",
              f"The real engine, one thread, async flush: {ENGINE[size]} messages/s.", "",
              ("| measurement | messages/s | MB/s | of file.write | until forced, messages/s | "
               "CPU us a message | RSS MiB |"), "| --- | --- | --- | --- | --- | --- | --- |"]
-    for name, one_ in found.items():
-        rate = one_["bytes"] / one_["put"]
+    for name, figures in results.items():
+        rate = figures["bytes"] / figures["put"]
         lines.append(
-            f"| {name} | {one_['messages'] / one_['put']:,.0f} | {rate / 1e6:.0f} | "
-            f"{rate / plain_rate:.2f} | {one_['messages'] / one_['wall']:,.0f} | "
-            f"{one_['cpu'] / one_['messages'] * 1e6:.1f} | {one_['rss']:.0f} |")
+            f"| {name} | {figures['messages'] / figures['put']:,.0f} | {rate / 1e6:.0f} | "
+            f"{rate / plain_rate:.2f} | {figures['messages'] / figures['wall']:,.0f} | "
+            f"{figures['cpu'] / figures['messages'] * 1e6:.1f} | {figures['rss']:.0f} |")
     return [*lines, ""]
 
 
 def main() -> None:
-    """The command line."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--dir", type=Path, required=True, help="where stores may be made")
     parser.add_argument("--count", type=int, default=400_000)
@@ -242,7 +242,7 @@ def main() -> None:
     parser.add_argument("--write-results", action="store_true")
     given = parser.parse_args()
     if given.one:
-        one(given.one, given.dir, given.count, given.size)
+        run_measurement(given.one, given.dir, given.count, given.size)
         return
     about = ("Made by `python -m benchmarks.writing --dir DIR --write-results`: "
              f"{given.count:,} messages, {TOPICS} topics of {QUEUES} queues, UNIQ_KEY, one key "

@@ -20,7 +20,7 @@ import pytest
 from benchmarks import goals, peers, run, stage_yields
 from benchmarks.consumequeue import Rows, write_queue
 from benchmarks.goals import WORKS
-from benchmarks.index import Entries, write_index
+from benchmarks.index import IndexEntries, write_index
 from benchmarks.make_store import main, make_store, parse_options
 from benchmarks.options import PROFILES, Options
 from benchmarks.results import with_section
@@ -361,7 +361,7 @@ def test_index_builder_equals_the_engine(golden: Golden, tmp_path: Path) -> None
     store, config, records = golden
     keys = [(index_hash(key), r.phy, r.store_timestamp) for r in records for key in index_keys(r)]
     hashes, phys, times = map(np.array, zip(*keys, strict=True))
-    entries = Entries(hashes.astype(np.int32), phys, times)
+    entries = IndexEntries(hashes.astype(np.int32), phys, times)
     slots, maximum = int(config["maxHashSlotNum"]), int(config["maxIndexNum"])
     full_until = write_index(entries, slots, maximum, tmp_path / "index")
     theirs = [path.read_bytes() for path in sorted((store / "index").iterdir())]
