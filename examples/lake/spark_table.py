@@ -2,8 +2,8 @@
 
     python examples/lake/spark_table.py examples/store --format delta --out /tmp/messages
 
-Spark needs a jar of the format, which is not part of PySpark: `--packages` fetches it from Maven,
-or `spark.jars` names a file. Without it this says so and ends with 3, before anything is read.
+Spark needs a jar of the format, which is not part of PySpark: `--packages` downloads it from Maven,
+or `spark.jars` names a file. Without the jar the program exits with 3 before it reads anything.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FORMATS = {
                     "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
                     "spark.sql.catalog.lake.type": "hadoop"}),
 }
-"""A class of each format, its package, and what a session needs."""
+"""For each format: a class, its package, and the configuration of a session."""
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
 parser.add_argument("stores", nargs="+", metavar="STORE", help="store directories or patterns")
@@ -54,8 +54,8 @@ messages = (spark.read.format("rocketmq").load(arguments.stores)
             .selectExpr("*", "date(store_timestamp) as day"))
 if arguments.format == "iceberg":
     messages.writeTo("lake.rocketmq.messages").partitionedBy("topic", "day").createOrReplace()
-    found = spark.table("lake.rocketmq.messages")
+    stored = spark.table("lake.rocketmq.messages")
 else:
     messages.write.format(arguments.format).partitionBy("topic", "day").save(arguments.out)
-    found = spark.read.format(arguments.format).load(arguments.out)
-print(f"{found.count()} messages in {arguments.out}")
+    stored = spark.read.format(arguments.format).load(arguments.out)
+print(f"{stored.count()} messages in {arguments.out}")

@@ -1,10 +1,10 @@
-"""The messages of stores as a Delta Lake table, without Spark: an export, turned into a table.
+"""Export the messages of stores to a Delta Lake table, without Spark.
 
     python examples/lake/to_delta.py examples/store --out messages
 
 `pipeline export` writes Parquet by topic and day; delta-rs adds the log of a Delta table to these
-files. It needs pip install 'rmqctl[data]' deltalake. An export that lacks messages (exit code 1)
-does not become a table.
+files. Required: pip install 'rmqctl[data]' deltalake. If messages are missing (exit code 1), no
+table is created.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """An Airflow DAG: check a store every night, and export yesterday's messages if it is sound.
 
-For Airflow 3 (`airflow.sdk`). Put it into the DAG folder of an installation whose workers see the
-store and have rmqctl. The paths are variables of the environment, so that a test can import this.
+For Airflow 3 (`airflow.sdk`). Copy it to the DAG folder of an installation whose workers have
+rmqctl and access to the store. The paths are environment variables, so that a test can import this
+file.
 """
 
 from __future__ import annotations
@@ -19,16 +20,16 @@ LAKE = os.environ.get("RMQCTL_LAKE", "/data/lake/messages")
 @dag(schedule="0 3 * * *", start_date=datetime(2026, 1, 1, tzinfo=UTC), catchup=False,
      tags=["rocketmq"])
 def rocketmq_nightly() -> None:
-    """Verify, then export."""
+    """Verify the store, then export."""
 
     @task
     def verify() -> None:
-        # 1: findings, which fail the task; its log shows them.
+        # Exit code 1: findings, which fail the task and are in its log.
         subprocess.run(["rmqctl", "verify", STORE], check=True)
 
     @task
     def export(day: str) -> str:
-        """The messages of one day; the folder appears whole or not at all."""
+        """Export the messages of a day; the folder appears only when it is complete."""
         out = f"{LAKE}/day-{day}"
         subprocess.run(["rmqctl", "pipeline", "export", STORE, "--out", out, "--engine", "local",
                         "--since", f"{day}T00:00:00Z", "--until", f"{day}T23:59:59.999Z",

@@ -1,9 +1,9 @@
-"""A Dagster asset: the messages of a store as Parquet, one partition a day, and a check of it.
+"""A Dagster asset: the messages of a store as Parquet, with a partition per day, and its check.
 
     dagster dev -f dagster_assets.py
 
-`rmqctl pipeline export` exits with 1 where messages are missing or damaged: the asset fails then,
-and the files it wrote say what is missing (`_rmqctl_export.json`).
+`rmqctl pipeline export` exits with 1 if messages are missing or damaged. Then the asset fails, and
+`_rmqctl_export.json` lists the missing messages.
 """
 
 import json
@@ -20,7 +20,7 @@ days = dg.DailyPartitionsDefinition(start_date="2024-01-01")
 
 @dg.asset(partitions_def=days)
 def messages(context: dg.AssetExecutionContext) -> dg.MaterializeResult:
-    """The messages that the broker stored on one day (UTC)."""
+    """Export the messages that the broker stored on a day (UTC)."""
     day = context.partition_key
     out = Path(LAKE) / f"day-{day}"
     out.parent.mkdir(parents=True, exist_ok=True)

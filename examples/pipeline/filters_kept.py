@@ -1,9 +1,9 @@
-"""Why rmqctl's data source takes no filters from Spark: a source of ten rows, used twice.
+"""Why rmqctl's data source accepts no filters from Spark: a source of ten rows, used twice.
 
     python examples/pipeline/filters_kept.py
 
-Prints what Spark answers and what is right. With Spark 4.1 to 4.3 the second answer is wrong: the
-filter of the first query stays with the relation.
+Print Spark's results and the correct ones. With Spark 4.1 to 4.3 the second result is wrong,
+because the filter of the first query stays with the relation.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from pyspark.sql.datasource import (
 
 
 class Reader(DataSourceReader):
-    """Reads the numbers below ``end`` and takes the filter ``v < N``."""
+    """Reader of the numbers below ``end`` that accepts the filter ``v < N``."""
 
     end = 10
 

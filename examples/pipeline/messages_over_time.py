@@ -1,12 +1,12 @@
-"""Stores of RocketMQ read with Spark: counts, a join, SQL, a stream, and a picture over time.
+"""Read RocketMQ stores with Spark: counts, a join, SQL, a stream, and a chart over time.
 
     python examples/pipeline/messages_over_time.py examples/store --png messages_over_time.png
 
-The parts between ``# %%`` are cells: editors run them one by one, and jupytext makes a notebook
-of them. Stores may be many (``/mnt/brokers/*/store``); the figures are then of all of them.
+The parts between ``# %%`` are cells: editors run them one by one, and jupytext converts them to a
+notebook. With several stores (``/mnt/brokers/*/store``) the figures are those of all stores.
 """
 
-# %% What is read, and where the picture goes
+# %% The stores to read, and the path of the chart
 from __future__ import annotations
 
 import argparse
@@ -21,7 +21,7 @@ import matplotlib as mpl
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812  # Spark's own name for it
 
-mpl.use("Agg")  # files, no windows; leave it out in a notebook
+mpl.use("Agg")  # write files, open no windows; remove this line in a notebook
 import matplotlib.pyplot as plt
 from matplotlib import dates
 
@@ -30,12 +30,12 @@ parser.add_argument("stores", nargs="+", metavar="STORE", help="store directorie
 parser.add_argument("--png", default="messages_over_time.png", help="the picture to be made")
 arguments = parser.parse_args()
 
-# %% A session: workers run the same Python as this program
+# %% A session whose workers run the same Python as this program
 os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
 spark = (
     SparkSession.builder.master("local[2]")
     .appName("messages over time")
-    .config("spark.python.unix.domain.socket.enabled", "true")  # less waiting for each task
+    .config("spark.python.unix.domain.socket.enabled", "true")  # shorter waits per task
     .config("spark.sql.session.timeZone", "UTC")
     .config("spark.sql.shuffle.partitions", "2")  # for a small store
     .config("spark.ui.enabled", "false")
@@ -46,7 +46,7 @@ spark.sparkContext.setLogLevel("ERROR")
 
 
 def table(name: str, columns: str, paths: list[str] = arguments.stores) -> DataFrame:
-    """A table of the stores. Only the columns that the schema names are read."""
+    """Return a table of the stores. Only the columns of the schema are read."""
     return spark.read.format("rocketmq").option("table", name).schema(columns).load(paths)
 
 
@@ -61,7 +61,7 @@ hours = (
 )
 hours.show(100, truncate=False)
 
-# %% The log beside the consumequeues: what does a consumer not see, what leads nowhere?
+# %% The log and the consumequeues: messages without an entry, entries without a message
 log = table("messages", "store string, physical_offset long, total_size int")
 rows = table("consumequeue", "store string, physical_offset long, size int")
 both = log.alias("m").join(
@@ -77,7 +77,7 @@ seen = (
 )
 both.groupBy(seen.alias("found")).count().orderBy("found").show(truncate=False)
 
-# %% SQL: how long are messages on their way from the client to the log?
+# %% SQL: how long do messages take from the client to the log?
 messages.createOrReplaceTempView("messages")
 spark.sql("""
     SELECT topic, count(*) AS messages,
@@ -87,16 +87,16 @@ spark.sql("""
     GROUP BY topic ORDER BY topic
 """).show(100, truncate=False)
 
-# %% A stream: a copy of the first store is followed; the second run reads what came meanwhile
+# %% A stream that follows a copy of the first store; the second run reads the new messages
 with tempfile.TemporaryDirectory() as folder:
     growing, taken = f"{folder}/store", f"{folder}/taken"
     (first,) = table("messages", "store string").select("store").limit(1).collect()
     shutil.copytree(first.store, growing)
     written = sorted(Path(growing, "commitlog").iterdir())
-    later = written[-1].rename(f"{folder}/later")  # the last file is still to be written
+    later = written[-1].rename(f"{folder}/later")  # the last file is not written yet
 
     def follow() -> int:
-        """Takes what is new, remembers in the checkpoint how far it came, ends; the new rows."""
+        """Read the new messages, save the position in the checkpoint, and return their number."""
         before = spark.read.parquet(taken).count() if Path(taken).exists() else 0
         stream = (
             spark.readStream.format("rocketmq")
@@ -108,10 +108,10 @@ with tempfile.TemporaryDirectory() as folder:
         return spark.read.parquet(taken).count() - before
 
     print("stream, first run: ", follow(), "messages")
-    later.rename(written[-1])  # as a broker that has gone on
+    later.rename(written[-1])  # as if the broker had continued
     print("stream, second run:", follow(), "messages")
 
-# %% The picture: messages over time, by topic. Spark counts, only the counts come here.
+# %% The chart: messages over time, by topic. Spark counts; only the counts come here.
 STEPS = [seconds * 1000 for seconds in (
     1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400)]
 BARS = 40
@@ -121,7 +121,7 @@ OTHERS = "other topics"
 stored = F.unix_millis("store_timestamp")
 total, begin, end, size = messages.agg(
     F.count("*"), F.min(stored), F.max(stored), F.sum("total_size")).first()
-step = next((one for one in STEPS if (end - begin) / one <= BARS),
+step = next((width for width in STEPS if (end - begin) / width <= BARS),
             STEPS[-1] * -(-(end - begin) // (STEPS[-1] * BARS)))
 largest = [row.topic for row in messages.groupBy("topic").count().orderBy(
     F.desc("count"), "topic").limit(len(COLOURS) - 1).collect()]
@@ -135,7 +135,7 @@ spark.stop()
 
 # %%
 def label(milliseconds: int) -> str:
-    """``10 s``, ``5 min``, ``1 h``."""
+    """Return a duration as ``10 s``, ``5 min`` or ``1 h``."""
     seconds = milliseconds // 1000
     for unit, length in (("h", 3600), ("min", 60)):
         if seconds % length == 0:
@@ -144,7 +144,7 @@ def label(milliseconds: int) -> str:
 
 
 def amount(size: float) -> str:
-    """``316 KiB``, ``11.5 GiB``."""
+    """Return a size as ``316 KiB`` or ``11.5 GiB``."""
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
             return f"{size:.3g} {unit}"
@@ -153,7 +153,7 @@ def amount(size: float) -> str:
 
 
 def clock(milliseconds: int) -> datetime:
-    """A store time."""
+    """Return a store time as a datetime."""
     return datetime.fromtimestamp(milliseconds / 1000, UTC)
 
 
@@ -162,8 +162,8 @@ shown = [*largest, *([OTHERS] if any(topic == OTHERS for topic, _ in counts) els
 figure, axes = plt.subplots(figsize=(9, 4.2), dpi=100, layout="constrained")
 below = [0] * len(times)
 for topic, colour in zip(shown, COLOURS, strict=False):
-    heights = [counts.get((topic, one), 0) for one in times]
-    axes.bar([clock(one) for one in times], heights, width=step / 86_400_000, align="edge",
+    heights = [counts.get((topic, start), 0) for start in times]
+    axes.bar([clock(start) for start in times], heights, width=step / 86_400_000, align="edge",
              bottom=below, color=colour, edgecolor="white", linewidth=0.6, label=topic)
     below = [one + other for one, other in zip(below, heights, strict=True)]
 
@@ -186,5 +186,5 @@ across = max(1, min(4, 100 // (8 + max(map(len, shown)))))
 axes.set_title(f"Messages over time: {total:,} messages, {amount(size)}", loc="left",
                fontsize=13, fontweight="bold", pad=12 + 16 * -(-len(shown) // across))
 axes.legend(loc="lower left", bbox_to_anchor=(-0.01, 1.0), ncols=across, frameon=False, fontsize=9)
-figure.savefig(arguments.png, metadata={"Software": None})  # the same bytes every time
+figure.savefig(arguments.png, metadata={"Software": None})  # for reproducible bytes
 print("picture:", arguments.png)

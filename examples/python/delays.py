@@ -1,12 +1,12 @@
-"""A store in polars and DuckDB: what is in it, how long messages took, and a picture of that.
+"""Analyse a store with polars and DuckDB: its content, delays of messages, and a chart of them.
 
     python examples/python/delays.py examples/store --png delays.png
 
-The parts between ``# %%`` are cells: editors run them one by one, and jupytext makes a notebook
-of them. It needs pip install 'rmqctl[data]' polars matplotlib.
+The parts between ``# %%`` are cells: editors run them one by one, and jupytext converts them to a
+notebook. Required: pip install 'rmqctl[data]' polars matplotlib.
 """
 
-# %% The messages, as a data frame: only the columns that are named are made
+# %% The messages as a data frame, with only the named columns
 from __future__ import annotations
 
 import argparse
@@ -17,7 +17,7 @@ import polars as pl
 
 import rmqctl
 
-mpl.use("Agg")  # files, no windows; leave it out in a notebook
+mpl.use("Agg")  # write files, open no windows; remove this line in a notebook
 import matplotlib.pyplot as plt
 
 parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -42,7 +42,7 @@ print(duckdb.sql("""
     from frame where tags is not null group by tags order by messages desc, tags limit 5
 """))
 
-# %% From the producer's clock to the broker's, and messages a second
+# %% From the producer's clock to the broker's, and messages per second
 delays = frame.with_columns(
     delay=(pl.col("store_timestamp") - pl.col("born_timestamp")).dt.total_milliseconds())
 seconds = (frame.group_by(pl.col("store_timestamp").dt.truncate("5s"), "topic").len()
