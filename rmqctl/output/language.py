@@ -44,7 +44,7 @@ class Language:
 
     def say(self, value: Any) -> Any:
         """Return a `Phrase` in this language; anything else is data, and unchanged."""
-        return self.catalog.tidy(value.said(self.catalog)) if isinstance(value, Phrase) else value
+        return self.catalog.tidy(value.translated(self.catalog)) if isinstance(value, Phrase) else value
 
     def text(self, text: str) -> str:
         """Return a text for people in this language; it may contain data."""

@@ -219,7 +219,8 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
 
 @cache
 def _byte_logarithms() -> tuple[list[int], list[int]]:
-    """Return the logarithms of a byte's values 1 to 255, ascending, and these values; doubling a value subtracts one.
+    """Return the logarithms of the values 1 to 255, ascending, and these values; doubling a value
+    subtracts one.
     """
     known = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):

@@ -188,6 +188,29 @@ def test_a_url_as_the_other_copy(growing: Growing, tmp_path: Path, rmqctl: Runne
     assert findings(store) == set()
 
 
+def test_a_backup_with_the_same_damage_comes_after_other_repairs(
+        growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:
+    store, backup = growing(0, 60), tmp_path / "backup"
+    [path, *_] = sorted((store / "commitlog").iterdir())
+    path.write_bytes(path.read_bytes()[:4096] + bytes(4096) + path.read_bytes()[8192:])
+    assert run(store, str(backup)).damaged
+    steps = rmqctl("doctor", store, "--backup", backup, "-o", "json").json()["next"]
+    at = steps.index(f"rmqctl recover {store} --from {backup}")
+    assert at == steps.index(f"rmqctl recover {store}") + 1
+    assert "already damaged then (1 damaged range)" in " ".join(
+        rmqctl("doctor", store, "--backup", backup).out.split())
+
+
+def test_a_folder_of_points_beside_a_log_is_no_backup(growing: Growing, tmp_path: Path,
+                                                      rmqctl: Runner) -> None:
+    store = growing(0, 20)
+    (store / "points").mkdir()
+    (store / "points/20261129T000000.000Z.json").write_text("{}")
+    assert rmqctl("info", f"file://{store}", "-o", "json").json()["messages"] == 20
+    rmqctl("restore", f"file://{store}", tmp_path / "new").expect(0)
+    assert messages(tmp_path / "new") == messages(store)
+
+
 def test_a_name_that_is_no_text(growing: Growing, tmp_path: Path, rmqctl: Runner) -> None:
     store, backup = growing(0, 20), tmp_path / "backup"
     (store / "config" / os.fsdecode(b"caf\xe9.json")).write_text("{}")

@@ -87,7 +87,8 @@ def command(
 def _newest(backup: str) -> tuple[int, int]:
     """Return the time of the newest restore point (epoch ms), and the number of damaged ranges of
     the store that it notes.
-    Raises: NotAStoreError without one.
+
+    Raises: NotAStoreError without a restore point.
     """
     if is_url(backup):
         from rmqctl.backup.objects import require_points
