@@ -327,5 +327,5 @@ class Engine(Putting):
 
     @property
     def failed(self) -> bool:
-        """Whether a write failed, after which nothing more can be put."""
+        """Return whether a write failed, after which nothing more can be put."""
         return self._failed

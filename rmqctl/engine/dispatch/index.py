@@ -71,7 +71,7 @@ class IndexFileWriter:
         self._pending = 0
         self.most_pending = MAX_PENDING
         self.touched = False
-        """Whether anything was written since the file was opened."""
+        """True if anything was written since the file was opened."""
 
     @classmethod
     def create(cls, path: str, shape: Shape, pool: FilePool,
@@ -137,7 +137,7 @@ class IndexFileWriter:
 
     @property
     def is_blank(self) -> bool:
-        """Whether the process that created the file was killed before it wrote the header."""
+        """Return whether the process that created the file was killed before the header."""
         return self.header == IndexHeader()
 
     @property

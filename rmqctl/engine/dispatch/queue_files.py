@@ -230,7 +230,7 @@ class QueueFiles:
 
     @property
     def full(self) -> bool:
-        """Whether the last file is full (False without a file)."""
+        """Return whether the last file is full (False without a file)."""
         return self.base is not None and self.position >= self.base + self.file_size
 
     def start(self, base: int) -> None:

@@ -78,7 +78,7 @@ class LineReader:
 
     @property
     def waits(self) -> bool:
-        """Whether the next read would have to wait for input."""
+        """Return whether the next read would have to wait for input."""
         try:
             return not select.select([self.fd], [], [], 0)[0]
         except (OSError, ValueError):

@@ -31,7 +31,7 @@ NONE = -1
 _FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, in the kernel's order
 
 _REQUESTS = (b"DEL", b"INNER_")
-"""Parts of all properties that are requests: DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS, INNER_*."""
+"""Parts of the names of request properties: DELAY, TIMER_DELAY_*, TIMER_DELIVER_MS, INNER_*."""
 
 QueueKey = tuple[str, int]
 LaneKey = tuple[str, int, int, Host | None, Host | None]

@@ -90,7 +90,7 @@ class AppendCursor:
 
     @property
     def is_new(self) -> bool:
-        """Whether the log has neither files nor records."""
+        """Return whether the log has neither files nor records."""
         return self.log.current is None and not self.log.files and not self.parts
 
     def start_at(self, physical: int) -> None:

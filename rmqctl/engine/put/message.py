@@ -145,7 +145,7 @@ class PutResult(msgspec.Struct, gc=False):
 
     @property
     def stored(self) -> bool:
-        """Whether the message is in the log, also after a timeout of flush or replication."""
+        """True if the message is in the log, even if flush or replication timed out."""
         return self.physical_offset is not None
 
     @property

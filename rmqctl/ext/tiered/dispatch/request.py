@@ -71,7 +71,7 @@ class Result:
 
     @property
     def is_fault(self) -> bool:
-        """Whether a queue could not be uploaded, uploaded data is missing, or verify fails."""
+        """Return whether a queue was not uploaded, uploaded data is missing, or verify fails."""
         return (any(outcome.is_fault for outcome in self.outcomes)
                 or bool(self.checked and (self.checked.problems or self.checked.is_damaged)))
 

@@ -35,7 +35,7 @@ class IndexProgress:
         self.target: dict[Key, int] = {}
         self.position: Position | None = None
         self.is_valid = False
-        """Whether there is a note that belongs to this tier."""
+        """True if there is a note that belongs to this tier."""
 
     def load(self) -> list[str]:
         """Read the note; return why it cannot be used, if so."""

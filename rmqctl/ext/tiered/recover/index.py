@@ -35,7 +35,7 @@ from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 
 _OVERLAP = 600_000
-"""How far (ms) items of index files are out of order: queues are uploaded one by one."""
+"""Disorder (ms) of the items of index files, since queues are uploaded one by one."""
 _BLOCK = 1 << 20
 _FEW = 1 << 14
 _MISSING = "missing index items"

@@ -1,4 +1,4 @@
-"""What remains after the walk over a tiered queue: units without a message, bytes without a unit.
+"""Leftovers of the walk over a tiered queue: units without a message, bytes without a unit.
 
 Bytes without a unit are normal (§8.3): a broker that was killed between the writes to commit log
 and consume queue writes the messages again. Units without a message are damage, except those of
