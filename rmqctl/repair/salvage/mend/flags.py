@@ -237,7 +237,7 @@ def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
     """
     record = whole_record(with_fields(raw, sys_flag=bits), place, sealed=False)
     return record if record is not None and record.store_timestamp >= rules.EARLIEST and all(
-        0 <= port <= rules.MOST_PORT for port in (
+        0 <= port <= rules.MAX_PORT for port in (
             record.born_host[1], record.store_host[1])) else None
 
 
