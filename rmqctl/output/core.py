@@ -273,7 +273,8 @@ class Output:
 
         around = self._progress
         if isinstance(around, BarProgress) and around.is_running:
-            return Nested(around, visible(self._translated(label)), total, unit_bytes=unit == "bytes")
+            return Nested(around, visible(self._translated(label)), total,
+                          unit_bytes=unit == "bytes")
         bar = BarProgress(visible(self._translated(label)), total, self._stderr,
                           unit_bytes=unit == "bytes",
                           width=lambda: terminal_width(self._stderr, self._environ),

@@ -44,7 +44,8 @@ class Language:
 
     def say(self, value: Any) -> Any:
         """Return a `Phrase` in this language; anything else is data, and unchanged."""
-        return self.catalog.tidy(value.translated(self.catalog)) if isinstance(value, Phrase) else value
+        return value if not isinstance(value, Phrase) else self.catalog.tidy(
+            value.translated(self.catalog))
 
     def text(self, text: str) -> str:
         """Return a text for people in this language; it may contain data."""
