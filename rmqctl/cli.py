@@ -25,7 +25,7 @@ from rmqctl.commands.app.exit_codes import (
     silence_stdout,
     terminable,
 )
-from rmqctl.commands.app.helptext import ALL_OPTIONS, common_options, formatter_of
+from rmqctl.commands.app.helptext import HelpRequest, common_options, formatter_of
 from rmqctl.commands.app.lazy import CONTEXT_SETTINGS, CommandGroup, fill, load
 from rmqctl.commands.app.memory import expect_room
 from rmqctl.commands.app.targets import shown
@@ -133,15 +133,15 @@ def _without_language(args: list[str]) -> list[str]:
 def _run(args: list[str]) -> int:
     root = build()
     result: Any
-    of_all = None
-    if args[:2] == ["help", "options"]:
-        of_all, args = ALL_OPTIONS, _without_language([*args[2:], "--help"])
+    request = HelpRequest(tuple(args), all_options=args[:2] == ["help", "options"])
+    if request.all_options:
+        args = _without_language([*args[2:], "--help"])
         if args == ["--help"]:
-            with root.make_context(_PROGRAM, [], resilient_parsing=True) as ctx:
+            with root.make_context(_PROGRAM, [], resilient_parsing=True, obj=request) as ctx:
                 typer.echo(common_options(formatter_of(ctx), map(load, REGISTRY)))
             return 0
     try:
-        with root.make_context(_PROGRAM, _without_language(args), obj=of_all) as ctx:
+        with root.make_context(_PROGRAM, _without_language(args), obj=request) as ctx:
             expect_room()
             if os.environ.get(kernel.VARIABLE):  # report a required kernel that is missing
                 kernel.chosen()

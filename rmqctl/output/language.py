@@ -13,6 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import pairwise
 from typing import Any
 
 from rmqctl.phrases import Catalog, Phrase
@@ -81,7 +82,7 @@ def requested(words: Sequence[str], environ: Mapping[str, str]) -> Language:
     With a format for programs, only ``--lang`` counts.
     """
     given, form = None, ""
-    for word, following in zip(words, (*words[1:], ""), strict=True):
+    for word, following in pairwise((*words, "")):
         if word == _OPTION:
             given = following
         elif word.startswith(f"{_OPTION}="):

@@ -26,7 +26,6 @@ from rmqctl.errors import (
     interruption,
 )
 from rmqctl.output.core import say
-from rmqctl.output.language import IN_ENGLISH, requested
 
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _MAX_MESSAGE = 500
@@ -119,6 +118,8 @@ def silence_stdout(*, discard: bool) -> None:
 def report(exc: BaseException, args: Sequence[str]) -> int:
     """Report on stderr what ended the run, and return the exit code for it."""
     code, lines = _verdict(exc)
+    from rmqctl.output.language import IN_ENGLISH, requested
+
     spoken = requested(args, os.environ)
     if any(map(spoken.lacks, lines)):
         say(f"rmqctl: {spoken.say(IN_ENGLISH)}", sys.stderr)

@@ -11,11 +11,10 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 from rmqctl.commands.app.coerce import use_light_coercion
 from rmqctl.commands.app.describe import Parameter, parameter, parameters
-from rmqctl.commands.app.typed import words
 
 _HEADING = re.compile(
     r"^(Usage|[A-Z][^:\n]*|[^\s\uff1a]+)(:(?=\n| rmqctl)|: |\uff1a(?=\n|rmqctl))", re.MULTILINE)
@@ -28,8 +27,15 @@ COMMON_PANELS = (
 """Options that many commands have, or that few people need; `help options` lists them."""
 _COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
 _OWN = {"--apply"}
-ALL_OPTIONS = object()
-"""Object of the context if help shows all options of a command."""
+
+
+class HelpRequest(NamedTuple):
+    """The object of the program's context: the words of the command line, and whether help shows
+    all options of a command.
+    """
+
+    words: tuple[str, ...] = ()
+    all_options: bool = False
 
 
 class HelpMixin:
@@ -85,7 +91,7 @@ class HelpMixin:
 
         Of a command's options, only its own are written, unless all are requested.
         """
-        shows_all = not hasattr(self, "spec") or ctx.find_root().obj is ALL_OPTIONS
+        shows_all = not hasattr(self, "spec") or _request(ctx).all_options
         has_more = False
         arguments: list[tuple[str, str]] = []
         panels: dict[str, list[tuple[str, str]]] = {_OPTIONS: []}
@@ -138,12 +144,20 @@ class HelpMixin:
         return _HEADING.sub(lambda m: f"\x1b[1m{m.group(1)}\x1b[0m{m.group(2)}", text)
 
 
+def _request(ctx: Any) -> HelpRequest:
+    request = ctx.find_root().obj
+    return request if isinstance(request, HelpRequest) else HelpRequest()
+
+
 def formatter_of(ctx: Any) -> Any:
     """Return what help is written on: typer's formatter, or one for another language."""
     from rmqctl.output.language import ENGLISH, requested
 
     made = ctx.make_formatter()
-    spoken = requested(words.get(), os.environ)
+    request = ctx.find_root().obj
+    if not isinstance(request, HelpRequest):  # no user's command line
+        return made
+    spoken = requested(request.words, os.environ)
     if spoken.name == ENGLISH:
         return made
     from rmqctl.commands.app.spoken_help import SpokenHelp

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from datetime import UTC
 from functools import cache
 
@@ -12,7 +11,7 @@ from rmqctl.commands.app.typed import words
 from rmqctl.commands.shared.message_options import Decode, decoding_of
 from rmqctl.commands.shared.options import StoreOptions, Zone
 from rmqctl.errors import UsageError, require
-from rmqctl.output.core import say
+from rmqctl.output.core import Output
 from rmqctl.output.language import ENGLISH, requested
 from rmqctl.output.streams import has_screen
 from rmqctl.parse_values import parse_time, show_times_in
@@ -41,7 +40,7 @@ def command(*, store: StoreOptions, decode: Decode = None, tz: Zone = UTC) -> No
 
     spoken = requested(words.get(), os.environ)
     if spoken.name != ENGLISH:
-        say(f"rmqctl: {spoken.say(_IN_ENGLISH)}", sys.stderr)
+        Output.open(lang=spoken.name).note(_IN_ENGLISH)
     show_times_in(tz)
     opened = BrowsedStore(store.open)
     try:

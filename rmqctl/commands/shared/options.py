@@ -23,6 +23,7 @@ from rmqctl.commands.app.option_groups import OptionGroup, pick
 from rmqctl.errors import RmqctlError
 from rmqctl.formats import bodies
 from rmqctl.output import FORMATS, Output
+from rmqctl.output.core import ENGLISH
 from rmqctl.parse_values import parse_size, parse_zone
 from rmqctl.phrases import Phrase
 
@@ -88,10 +89,11 @@ class OutputOptions(OptionGroup):
         return self._opened()
 
     def _opened(self, *, every: bool = False) -> Output:
-        from rmqctl.output.language import chosen
+        lang = ENGLISH
+        if self.lang or self.output is None or not FORMATS[self.output].is_data:
+            from rmqctl.output.language import chosen  # data is English unless --lang is given
 
-        is_data = self.output is not None and FORMATS[self.output].is_data
-        lang = chosen(self.lang, {} if is_data else os.environ)  # data formats, or English
+            lang = chosen(self.lang, os.environ)
         return Output.open(self.output, quiet=self.quiet, verbose=self.verbose,
                            no_progress=self.no_progress, lang=lang, every=every)
 
