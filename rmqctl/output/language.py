@@ -26,7 +26,8 @@ _FOR_PROGRAMS = ("json", "jsonl", "csv", "tsv")
 ENGLISH, CHINESE = "en", "zh"
 _DATA = frozenset({"body", "key", "keys", "tags", "properties", "properties_raw", "topic", "group",
                    "file", "path", "name", "store", "value", "command", "queue", "host", "hex",
-                   "text", "record"})
+                   "text", "record", "state", "status", "type", "kind", "category", "action",
+                   "placement", "effect"})
 """Names whose values come from the store, or are typed: never translated."""
 _SENTENCE = re.compile(r"(?<![\w/.:=@%-])[A-Za-z][a-z']+(?: [(]?[a-z][a-z']+){2,}(?![\w/=-])")
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"")

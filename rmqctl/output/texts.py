@@ -22,7 +22,7 @@ _LETTERS = 4
 """Fewest letters of a template that a text is compared with."""
 _JOINTS = ("\n", "; ", ". ", ": ", " (", ", ")
 """Separators between texts that have templates of their own."""
-_SPECIFIC = 24
+_SPECIFIC, _BEGINNING = 24, 12
 _START = 20
 """Worth of a beginning without a value, in characters of text."""
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
@@ -130,7 +130,7 @@ class Texts(Catalog):
             start = _START if len(parts[0][0]) >= _LETTERS else 0
             found.append((len(own) + start, _Template(
                 max((text for text, _, _ in parts), key=len), _pattern(parts), key,
-                len(own) >= _SPECIFIC)))
+                len(own) >= _SPECIFIC or len(parts[0][0]) >= _BEGINNING)))
         return [template for _, template in sorted(found, key=lambda each: -each[0])]
 
 
