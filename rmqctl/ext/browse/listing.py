@@ -111,9 +111,7 @@ class RowListing(Protocol):
         ...
 
     def next_damage(self, start: Position, watch: Watch) -> Position | None:
-        """Return the position of the first damaged or wrong row at or after ``start``; None if
-        there is none.
-        """
+        """Return the position of the first damaged or wrong row at or after ``start``, or None."""
         ...
 
 
@@ -219,8 +217,8 @@ class LogListing:
         return float(reached - self.first) / max(self.end - self.first, 1)
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
-        """Return the offset of the first message stored at ``when`` (ms) or later, from the files
-        that may contain it; None if there is none.
+        """Return the offset of the first message stored at ``when`` (ms) or later, or None. Only
+        files that may contain it are read.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):

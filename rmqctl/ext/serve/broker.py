@@ -72,7 +72,7 @@ class Connection(Protocol):
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
         """Send a request to the client. ``then`` is called once: with the response, or with None if
-        there is none within so many seconds or before the connection is closed.
+        no response arrives within ``seconds`` or before the connection is closed.
         """
 
     def reply(self, request: Command, response: Response) -> None: ...

@@ -57,7 +57,7 @@ Accept = Callable[[int, bytes | memoryview], bool]
 
 class Pulled(msgspec.Struct, frozen=True):
     """The result of a pull: ``status`` as a broker names it, the next offset, the queue's bounds,
-    and ``count`` records, of which adjacent ones are one part. ``skipped``: number of damaged
+    and ``count`` records, with adjacent ones joined to one part. ``skipped``: number of damaged
     records.
     """
 

@@ -156,7 +156,7 @@ class Source:
         queue = self._queues.get(key)
         if queue is None:
             queue = self._open_queue(topic, queue_id)
-            if not isinstance(queue, EmptyQueue):  # of which there can be any number
+            if not isinstance(queue, EmptyQueue):  # clients may ask for any number of these
                 self._queues[key] = queue
         return queue
 

@@ -74,7 +74,7 @@ class Group:
         return list(dict.fromkeys(client_id for client_id, _ in self.members))
 
     def member(self, client_id: str) -> Member | None:
-        """Return the latest member with a client id; None if there is none."""
+        """Return the latest member with a client id, or None."""
         return next((member for member in reversed(self.members.values())
                      if member.client_id == client_id), None)
 

@@ -240,8 +240,8 @@ class GroupDeliveries:
 
     def _give_again(self, key: QueueKey, queue: _PopQueue, flight: InFlight, wish: PopRequest, *,
                     counts: bool = True) -> DeliveredMessage | None:
-        """Deliver a message whose invisible time is over again. Return None if it no longer exists
-        or does not pass the filter. ``counts``: whether this is a new attempt.
+        """Deliver a message again after its invisible time. Return None if it no longer exists or
+        does not pass the filter. ``counts``: whether this is a new attempt.
         """
         pulled = pull(self.broker, self.group, *key, flight.offset, 1, wish.accept)
         if not pulled.count or pulled.next_begin != flight.offset + 1:
@@ -352,7 +352,7 @@ class GroupDeliveries:
 
     @property
     def next_due(self) -> float | None:
-        """The next time at which a message may become visible; None if there is none."""
+        """The next time at which a message may become visible; None for never."""
         return self._due[0][0] if self._due else None
 
     # -- what clients say ---------------------------------------------------------------------
@@ -448,7 +448,7 @@ class Pops:
         return popped
 
     def get(self, group: str, topic: str) -> GroupDeliveries | None:
-        """Return the state of a group and topic; None if there is none."""
+        """Return the state of a group and topic, or None."""
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: GroupDeliveries) -> bool:
