@@ -22,10 +22,10 @@ def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
     ``tags=A && body~^x`` is two conditions. A term without a comparison, or in double quotes, is
     searched for in tags, keys and body.
     """
-    return tuple(_one(part.strip(), parse) for part in _AND.split(text) if part.strip())
+    return tuple(_condition(part.strip(), parse) for part in _AND.split(text) if part.strip())
 
 
-def _one(part: str, parse: Parse) -> Condition:
+def _condition(part: str, parse: Parse) -> Condition:
     if len(part) > 1 and part[0] == part[-1] == '"':
         return Condition(TEXT, "=", part[1:-1])
     if _FIELD.match(part) is None:

@@ -232,8 +232,8 @@ def samples(server: Server) -> Iterator[Sample]:
 
 
 def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
-    def each(metric: str, names: Sequence[str], counts: Iterable[tuple[tuple[str, ...], float]]
-             ) -> Iterator[Sample]:
+    def samples_of(metric: str, names: Sequence[str],
+                   counts: Iterable[tuple[tuple[str, ...], float]]) -> Iterator[Sample]:
         remainder, count = 0.0, 0
         for count, (key, value) in enumerate(counts, start=1):
             if count <= MAX_LABELS and REST not in key:
@@ -244,18 +244,18 @@ def _of(broker: Broker, label: dict[str, str]) -> Iterator[Sample]:
             yield metric, {**label, **dict.fromkeys(names, REST)}, remainder
 
     # Requests, messages received and delivered.
-    yield from each("rmqctl_serve_requests_total", ("request",), (
+    yield from samples_of("rmqctl_serve_requests_total", ("request",), (
         ((name,), count) for name, count in broker.requests.items()))
-    yield from each("rmqctl_serve_messages_received_total", ("topic",), (
+    yield from samples_of("rmqctl_serve_messages_received_total", ("topic",), (
         ((topic,), count) for topic, count in broker.received.items()))
-    yield from each("rmqctl_serve_messages_delivered_total", ("group", "topic"),
-                    broker.delivered.items())
+    yield from samples_of("rmqctl_serve_messages_delivered_total", ("group", "topic"),
+                          broker.delivered.items())
     yield "rmqctl_serve_delivered_bytes_total", label, broker.delivered_bytes
     yield "rmqctl_serve_messages_damaged_total", label, broker.skipped
     # Groups, and waiting requests.
-    yield from each("rmqctl_serve_group_members", ("group",), (
+    yield from samples_of("rmqctl_serve_group_members", ("group",), (
         ((group.name,), len(group.ids)) for group in broker.groups.consumers.values()))
-    yield from each("rmqctl_serve_group_diff", ("group", "topic"), (
+    yield from samples_of("rmqctl_serve_group_diff", ("group", "topic"), (
         ((group, topic), lag) for group, topic, lag in lags(broker)))
     yield "rmqctl_serve_pulls_waiting", label, (
         sum(map(len, broker.waiting.values())) + broker.pops.lines.behind)
