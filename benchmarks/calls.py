@@ -274,16 +274,16 @@ def compact(where: Where, items: int) -> Run:
     import numpy as np
 
     from rmqctl.ext.tiered.index import compacted_form
-    from rmqctl.ext.tiered.index.keys import Keys
-    from rmqctl.ext.tiered.index.writer import IndexWriter
+    from rmqctl.ext.tiered.index.keys import IndexKeys
+    from rmqctl.ext.tiered.index.writer import TierIndexWriter
     from rmqctl.formats.tiered.index import DEFAULT_SHAPE
 
     folder = where.fresh("index")
     draw, begin = np.random.default_rng(items), 1_795_233_794_638
-    with IndexWriter(str(folder), DEFAULT_SHAPE, lambda: begin) as feed:
+    with TierIndexWriter(str(folder), DEFAULT_SHAPE, lambda: begin) as feed:
         for start in range(0, items, 1 << 17):
             at = np.arange(start, min(start + (1 << 17), items))
-            keys = Keys(at - start, draw.integers(0, (1 << 31) - 1, len(at), dtype=np.int32))
+            keys = IndexKeys(at - start, draw.integers(0, (1 << 31) - 1, len(at), dtype=np.int32))
             feed.put_keys(keys, at * 1000, np.full(len(at), 1000), begin + at, 1, 2)
         feed.commit()
         path = str(feed.open_file)

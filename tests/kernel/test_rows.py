@@ -15,7 +15,7 @@ from rmqctl.engine.dispatch.derive import Derived, Deriver, FurtherRows
 from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.tiered.index import compacted_form, index_file
-from rmqctl.ext.tiered.index.index_file import IndexFile
+from rmqctl.ext.tiered.index.index_file import TierIndexFile
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MAGIC_V1, Record, build, size_of
 from rmqctl.kernel import active
@@ -172,7 +172,7 @@ def test_rows_and_entries(seed: int, tmp_path: Path) -> None:
     assert rolled > 5
 
 
-def rearranged(file: IndexFile) -> Any:
+def rearranged(file: TierIndexFile) -> Any:
     """The rearranged form and how it was come by."""
     compacted = compacted_form.compact(file)
     return compacted.sound, compacted.items, written(compacted)

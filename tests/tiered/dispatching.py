@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from rmqctl.ext.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.ext.tiered.index.index_file import LocalIndex, TierIndexFile, uploaded
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import index
@@ -89,7 +89,7 @@ def index_items(store: Path, root: Path, slots: int | None = None,
     with opened(store, root) as tier, LocalIndex(tier.local_index_folder, slots, most) as local:
         files = [*local.files, *(one for _, flat in tier.indexes() for one in uploaded(flat))]
         for file in files:
-            assert isinstance(file, IndexFile), file
+            assert isinstance(file, TierIndexFile), file
             for _, rows in file.blocks():
                 for row in rows:
                     found[int(row["key_hash"]), tier.metadata.topic_of(int(row["topic_id"])),

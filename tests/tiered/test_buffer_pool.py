@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from rmqctl.ext.tiered.dispatch.buffer_pool import BufferPool
+from rmqctl.ext.tiered.dispatch.buffer_pool import WindowBuffers
 
 
 def address(view) -> int:
@@ -15,7 +15,7 @@ def address(view) -> int:
 
 
 def test_a_room_comes_back_with_its_last_view():
-    rooms = BufferPool()
+    rooms = WindowBuffers()
     first = rooms.take(3 << 20)
     place, part = address(first), first[10:20]
     del first
@@ -28,7 +28,7 @@ def test_a_room_comes_back_with_its_last_view():
 
 
 def test_one_that_is_too_small_is_given_up():
-    rooms = BufferPool()
+    rooms = WindowBuffers()
     small = rooms.take(1)
     del small
     large = rooms.take(5 << 20)
@@ -38,7 +38,7 @@ def test_one_that_is_too_small_is_given_up():
 
 def test_what_is_held_stays_as_it_was(seed):
     """Views that live for different times, some of them dropped by other threads."""
-    rooms, chance = BufferPool(), random.Random(seed)
+    rooms, chance = WindowBuffers(), random.Random(seed)
     held: list[tuple[memoryview, int]] = []
     for number in range(300):
         view = rooms.take(chance.choice((1, 4096, 1 << 20, 3 << 20)))
@@ -56,4 +56,4 @@ def test_what_is_held_stays_as_it_was(seed):
 
 
 def test_nothing_at_all():
-    assert len(BufferPool().take(0)) == 0
+    assert len(WindowBuffers().take(0)) == 0

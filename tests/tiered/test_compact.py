@@ -15,7 +15,7 @@ import pytest
 from rmqctl.errors import RefusedError
 from rmqctl.ext.tiered.files.opening import open_reader, open_writer
 from rmqctl.ext.tiered.index import compacted_form, compaction
-from rmqctl.ext.tiered.index.writer import IndexWriter
+from rmqctl.ext.tiered.index.writer import TierIndexWriter
 from rmqctl.files.lock import StoreLock
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.formats.tiered import names
@@ -55,7 +55,7 @@ def stands_as_the_engine_left_it(store: Path, golden) -> None:
 
 def fed(store: Path, seed: int) -> list[str]:
     """More files behind the golden one; the paths of all."""
-    with IndexWriter(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)) as feed:
+    with TierIndexWriter(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)) as feed:
         feed_all(feed, some(random.Random(seed), 300))
         feed.commit()
         return [*feed.full_files(), feed.open_file]
@@ -113,7 +113,7 @@ def test_many_files_go_one_behind_the_other(golden_copy, rmqctl, seed) -> None:
 def test_files_without_items_only_go_aside(golden_copy, rmqctl) -> None:
     store = golden_copy(LIVE)
     rmqctl("tiered", "compact", store, "--all").expect(0)
-    IndexWriter(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)).close()
+    TierIndexWriter(str(store / "tiered_index_file"), SHAPE, Clock(1_795_300_000_000)).close()
     before = segments(store)
     (row,) = rmqctl("tiered", "compact", store, "--all", "-o", "json").expect(0).json()
     assert (row["status"], row["segment"]) == ("empty", None)

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.ext.tiered.index import compacted_form as form
-from rmqctl.ext.tiered.index.index_file import COMPACTED, EMPTY, OPEN, IndexFile, examine
-from rmqctl.ext.tiered.index.keys import Keys, key_set
-from rmqctl.ext.tiered.index.writer import IndexWriter
+from rmqctl.ext.tiered.index.index_file import COMPACTED, EMPTY, OPEN, TierIndexFile, examine
+from rmqctl.ext.tiered.index.keys import IndexKeys, key_set
+from rmqctl.ext.tiered.index.writer import TierIndexWriter
 from rmqctl.formats.tiered import index as fmt
 from tests.engine_write.faults import failing
 from tests.support.share import examples
@@ -26,7 +26,7 @@ INDEX = "tieredstore/212d6b50_DefaultCluster/broker-a/rmq_sys_INDEX/0/INDEX"
 
 
 def file_of(data: bytes, slots: int | None, most: int | None = None,
-            status: str = "UNSEALED") -> IndexFile:
+            status: str = "UNSEALED") -> TierIndexFile:
     return examine(lambda at, count: bytes(data[at:at + count]), len(data), "a file",
                    status=status, slots=slots, max_items=most)
 
@@ -63,7 +63,7 @@ ENGINE = [(1795228436874, "e10c324491de9314f6085d23511879fd", "f69c77c1c2aa42284
 
 def test_what_the_engines_classes_wrote(tmp_path) -> None:
     begin = ENGINE[0][0]
-    with IndexWriter(str(tmp_path), fmt.Shape(64, 180), lambda: begin) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.Shape(64, 180), lambda: begin) as feed:
         offset = 0
         for i in range(260):
             unique = f"u{i * i}" if i % 5 else ""
@@ -71,7 +71,7 @@ def test_what_the_engines_classes_wrote(tmp_path) -> None:
             keys = "  x" if i % 31 == 0 else keys
             hashes = [fmt.key_hash("TopicA", one) for one in key_set(unique, keys)]
             rows, values, *columns = arrays([(hashes, offset, 200 + i, begin + i * 777 - 60000)])
-            feed.put_keys(Keys(rows, values), *columns, 9, i % 3)
+            feed.put_keys(IndexKeys(rows, values), *columns, 9, i % 3)
             offset += 200 + i
         feed.commit()
         paths = [*feed.full_files(), feed.open_file]
@@ -143,8 +143,8 @@ def test_a_file_that_is_cut_short_while_it_is_read() -> None:
         short = made.data[:end]
         file = examine(lambda at, count, data=bytes(made.data): data[at:at + count],
                        len(made.data), "a file", status="UNSEALED", slots=4)
-        cut = IndexFile(file.where, file.size, file.status, file.form, file.header, file.shape,
-                        lambda at, count, data=bytes(short): data[at:at + count])
+        cut = TierIndexFile(file.where, file.size, file.status, file.form, file.header, file.shape,
+                            lambda at, count, data=bytes(short): data[at:at + count])
         with pytest.raises(FormatError, match="ends"):
             form.compact(cut)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.ext.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.ext.tiered.index.index_file import LocalIndex, TierIndexFile, uploaded
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered.names import COMMIT_LOG, CONSUME_QUEUE, INDEX
@@ -92,7 +92,7 @@ def items(root: Path, metadata: Path) -> Counter[tuple[Any, ...]]:
             assert sum(one.items for one in local.files) == 0
         for _, flat in tier.indexes():
             for one in uploaded(flat):
-                assert isinstance(one, IndexFile)
+                assert isinstance(one, TierIndexFile)
                 for _, rows in one.blocks():
                     for row in rows:
                         found[int(row["key_hash"]), tier.metadata.topic_of(int(row["topic_id"])),

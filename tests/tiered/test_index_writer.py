@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.ext.tiered.index import open_file
-from rmqctl.ext.tiered.index.keys import Keys
-from rmqctl.ext.tiered.index.writer import IndexWriter
+from rmqctl.ext.tiered.index.keys import IndexKeys
+from rmqctl.ext.tiered.index.writer import TierIndexWriter
 from rmqctl.formats.tiered import index as fmt
 from tests.engine_write.faults import Killed, broken, failing, out_of_space
 from tests.support.share import examples
@@ -32,9 +32,9 @@ def some(draw: random.Random, count: int, near: int = 1_795_228_436_874) -> Mess
             for _ in range(count)]
 
 
-def feed_all(feed: IndexWriter, messages: Messages) -> int:
+def feed_all(feed: TierIndexWriter, messages: Messages) -> int:
     rows, hashes, offset, size, when = arrays(messages)
-    return feed.put_keys(Keys(rows, hashes), offset, size, when, TOPIC, QUEUE)
+    return feed.put_keys(IndexKeys(rows, hashes), offset, size, when, TOPIC, QUEUE)
 
 
 def model_all(model: Feed, messages: Messages) -> None:
@@ -57,7 +57,7 @@ def test_random_streams_give_the_engines_bytes(tmp_path, shape, seed) -> None:
         folder = tmp_path / str(run) / "tiered_index_file"
         model = Feed(*shape[:2], Clock())
         clock = Clock()
-        feed = IndexWriter(str(folder), shape, clock)
+        feed = TierIndexWriter(str(folder), shape, clock)
         for _ in range(draw.randrange(1, 12)):
             messages = some(draw, draw.randrange(60))
             model_all(model, messages)
@@ -70,7 +70,7 @@ def test_random_streams_give_the_engines_bytes(tmp_path, shape, seed) -> None:
                 feed.commit()
                 feed.close()
                 before = contents(folder)
-                feed = IndexWriter(str(folder), shape, clock)
+                feed = TierIndexWriter(str(folder), shape, clock)
                 assert contents(folder) == before
         feed.commit()
         assert contents(folder) == [bytes(one.data) for one in model.files]
@@ -81,7 +81,7 @@ def test_random_streams_give_the_engines_bytes(tmp_path, shape, seed) -> None:
 
 def test_the_example_of_the_specification(tmp_path) -> None:
     begin = 1_795_228_436_874
-    with IndexWriter(str(tmp_path / "x"), fmt.Shape(5, 10), lambda: begin) as feed:
+    with TierIndexWriter(str(tmp_path / "x"), fmt.Shape(5, 10), lambda: begin) as feed:
         feed_all(feed, [([0x717125CA - n, 0x26458D37], 1000 + n, 500 + n, begin + 1500 * n - 1500)
                         for n in range(4)])
         feed.commit()
@@ -99,7 +99,7 @@ def test_the_example_of_the_specification(tmp_path) -> None:
 
 
 def test_messages_of_a_batch(tmp_path) -> None:
-    with IndexWriter(str(tmp_path), fmt.Shape(16, 100), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.Shape(16, 100), Clock()) as feed:
         batch = batch_of([{"UNIQ_KEY": "u"}, {}, {"UNIQ_KEY": "v", "KEYS": "a b"}])
         assert feed.put(batch, "TopicA", 5, 2) == 4
         feed.commit()
@@ -122,17 +122,17 @@ def fmt_seconds(value: int) -> int:
 
 def test_what_cannot_be_put_is_counted(tmp_path) -> None:
     lost = -(1 << 31)
-    with IndexWriter(str(tmp_path / "a"), fmt.Shape(5, 4), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path / "a"), fmt.Shape(5, 4), Clock()) as feed:
         assert feed_all(feed, [([lost, 1], 0, 9, 9), ([1, 2, 3, 4], 0, 9, 9), ([7], 0, 9, 9)]) == 2
         assert feed.dropped == 5
         assert feed.full_files() == []
-    with IndexWriter(str(tmp_path / "b"), fmt.Shape(4, 4), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path / "b"), fmt.Shape(4, 4), Clock()) as feed:
         assert feed_all(feed, [([lost, 1], 0, 9, 9)]) == 2
         assert feed.dropped == 0
 
 
 def test_new_files_are_newer_than_all(tmp_path) -> None:
-    feed = IndexWriter(str(tmp_path), fmt.Shape(3, 3), lambda: 1000, after=5000)
+    feed = TierIndexWriter(str(tmp_path), fmt.Shape(3, 3), lambda: 1000, after=5000)
     feed_all(feed, [([n], n, 9, 9) for n in range(7)])
     assert [int(Path(one).name) for one in feed.full_files()] == [5001, 5002, 5003][:len(
         feed.full_files())]
@@ -149,14 +149,14 @@ def test_a_file_of_another_kind_is_refused(tmp_path, make) -> None:
             7 if make == "magic" else fmt.BEGIN_MAGIC, 1000, 0, 0, 10 if make == "count" else 1))
     (tmp_path / "1000").write_bytes(data)
     with pytest.raises(RefusedError, match="1000"):
-        IndexWriter(str(tmp_path), shape, Clock())
+        TierIndexWriter(str(tmp_path), shape, Clock())
     assert (tmp_path / "1000").read_bytes() == data
 
 
 def test_files_of_an_old_broker_are_left_alone(tmp_path) -> None:
     for name in ("0000", "1111"):
         (tmp_path / name).write_bytes(b"old")
-    with IndexWriter(str(tmp_path), fmt.Shape(5, 10), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.Shape(5, 10), Clock()) as feed:
         assert len(feed.open_file) > len(str(tmp_path / "0000"))
         assert feed.full_files() == []
 
@@ -172,7 +172,7 @@ def test_going_back_and_putting_again_gives_the_same(tmp_path, seed) -> None:
         cut = draw.randrange(201)
         model = Feed(slots, most, lambda: 10)
         model_all(model, messages)
-        feed = IndexWriter(str(folder), fmt.Shape(slots, most), lambda: 10)
+        feed = TierIndexWriter(str(folder), fmt.Shape(slots, most), lambda: 10)
         feed_all(feed, messages[:cut])
         feed.commit()
         position = feed.position()
@@ -181,7 +181,7 @@ def test_going_back_and_putting_again_gives_the_same(tmp_path, seed) -> None:
             feed.commit()
         if draw.random() < 0.7:
             feed.close()
-            feed = IndexWriter(str(folder), fmt.Shape(slots, most), lambda: 10)
+            feed = TierIndexWriter(str(folder), fmt.Shape(slots, most), lambda: 10)
         here = feed.position()
         assert not feed.rewind(here[0], here[1] + 1)
         assert not feed.rewind(9, 0)
@@ -213,10 +213,10 @@ class Story:
         self.expected = [bytes(one.data) for one in model.files]
         self.progress: tuple[int, tuple[int, int]] | None = None
 
-    def open(self) -> IndexWriter:
-        return IndexWriter(str(self.folder), self.shape, lambda: 10)
+    def open(self) -> TierIndexWriter:
+        return TierIndexWriter(str(self.folder), self.shape, lambda: 10)
 
-    def run(self, feed: IndexWriter, start: int = 0) -> None:
+    def run(self, feed: TierIndexWriter, start: int = 0) -> None:
         for number in range(start, len(self.blocks)):
             feed_all(feed, self.blocks[number])
             feed.commit()
@@ -345,7 +345,7 @@ def test_power_failures(tmp_path, monkeypatch, seed) -> None:
     states = set()
     for run in range(20):
         folder = tmp_path / str(run)
-        feed = IndexWriter(str(folder), shape, lambda: 10)
+        feed = TierIndexWriter(str(folder), shape, lambda: 10)
         feed_all(feed, some(draw, 60))
         feed.commit()
         old = feed.position()[1]
@@ -368,7 +368,7 @@ def test_power_failures(tmp_path, monkeypatch, seed) -> None:
             place.mkdir()
             (place / "10").write_bytes(image)
             _old_ways_lead(image, shape, old)
-            with IndexWriter(str(place), shape, lambda: 10) as again:
+            with TierIndexWriter(str(place), shape, lambda: 10) as again:
                 assert again.position()[1] in (old, new)
                 repaired = (place / "10").read_bytes() != image
                 states.add((again.position()[1] == new, repaired))
@@ -390,7 +390,7 @@ def _old_ways_lead(raw: bytes, shape: fmt.Shape, old: int) -> None:
 
 def test_a_broker_that_went_on_after_lost_slots_is_repaired(tmp_path) -> None:
     shape = fmt.Shape(8, 100)
-    with IndexWriter(str(tmp_path), shape, lambda: 10) as feed:
+    with TierIndexWriter(str(tmp_path), shape, lambda: 10) as feed:
         feed_all(feed, [([n * 3], n, 9, 9) for n in range(40)])
         feed.commit()
     path = tmp_path / "10"
@@ -401,13 +401,13 @@ def test_a_broker_that_went_on_after_lost_slots_is_repaired(tmp_path) -> None:
     raw[shape.slot_position(0):shape.slot_position(0) + 4] = (41).to_bytes(4, "big")
     raw[24:28] = (41).to_bytes(4, "big")
     path.write_bytes(raw)
-    IndexWriter(str(tmp_path), shape, lambda: 10).close()
+    TierIndexWriter(str(tmp_path), shape, lambda: 10).close()
     all_ways_lead(tmp_path, shape)
 
 
 def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(open_file, "MAX_PENDING", 50)
-    with IndexWriter(str(tmp_path), fmt.Shape(16, 1000), lambda: 10) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.Shape(16, 1000), lambda: 10) as feed:
         def counted() -> int:
             return fmt.HEADER.decode((tmp_path / "10").read_bytes()).item_count
 
@@ -429,7 +429,7 @@ def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
 def test_any_stream(tmp_path_factory, slots, most, blocks) -> None:
     folder = tmp_path_factory.mktemp("feed")
     model = Feed(slots, most, Clock())
-    with IndexWriter(str(folder), fmt.Shape(slots, most), Clock()) as feed:
+    with TierIndexWriter(str(folder), fmt.Shape(slots, most), Clock()) as feed:
         for block in blocks:
             messages = [(hashes, at, 100, 5) for at, hashes in enumerate(block)]
             model_all(model, messages)
@@ -441,7 +441,7 @@ def test_any_stream(tmp_path_factory, slots, most, blocks) -> None:
 def test_any_damage_is_repaired_or_refused(tmp_path, seed) -> None:
     draw = random.Random(seed)
     shape = fmt.Shape(8, 60)
-    with IndexWriter(str(tmp_path / "whole"), shape, lambda: 10) as feed:
+    with TierIndexWriter(str(tmp_path / "whole"), shape, lambda: 10) as feed:
         feed_all(feed, some(draw, 25))
         feed.commit()
     whole = (tmp_path / "whole" / "10").read_bytes()
@@ -456,7 +456,7 @@ def test_any_damage_is_repaired_or_refused(tmp_path, seed) -> None:
             raw[at] = draw.randrange(256)
         (place / "10").write_bytes(raw)
         try:
-            with IndexWriter(str(place), shape, lambda: 10) as feed:
+            with TierIndexWriter(str(place), shape, lambda: 10) as feed:
                 repaired += (place / "10").read_bytes() != raw
                 feed_all(feed, some(draw, 10))
                 feed.commit()
@@ -471,11 +471,11 @@ def test_any_damage_is_repaired_or_refused(tmp_path, seed) -> None:
 
 def test_more_than_a_broker_can_map_is_refused(tmp_path) -> None:
     with pytest.raises(RefusedError, match="2 GiB"):
-        IndexWriter(str(tmp_path), fmt.Shape(1 << 40, 10), Clock())
+        TierIndexWriter(str(tmp_path), fmt.Shape(1 << 40, 10), Clock())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_of_the_folder(tmp_path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreIOError):
-        IndexWriter(str(tmp_path / "file"), fmt.Shape(3, 3), Clock())
+        TierIndexWriter(str(tmp_path / "file"), fmt.Shape(3, 3), Clock())

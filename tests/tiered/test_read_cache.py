@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.ext.tiered.as_broker import get_message
-from rmqctl.ext.tiered.as_broker.get_message import Fetched, Limits, Matching, ReadAhead
+from rmqctl.ext.tiered.as_broker.get_message import Fetched, Matching, PullLimits, ReadAhead
 from rmqctl.ext.tiered.flat_file import FlatQueue, QueueName
 from rmqctl.ext.tiered.tier import Tier
 from tests.tiered.made import TOPIC, Queue
@@ -43,9 +43,9 @@ def queue(tmp_path: Path) -> FlatQueue:
 
 
 @pytest.mark.parametrize("count", [1, 7, 32])
-@pytest.mark.parametrize("limits", [Limits(), Limits(count=10), Limits(size=700),
-                                    Limits(transfer=300), Limits(single=3)])
-def test_pulls_are_right_however_little_is_read(count: int, limits: Limits,
+@pytest.mark.parametrize("limits", [PullLimits(), PullLimits(count=10), PullLimits(size=700),
+                                    PullLimits(transfer=300), PullLimits(single=3)])
+def test_pulls_are_right_however_little_is_read(count: int, limits: PullLimits,
                                                 queue: FlatQueue) -> None:
     cache = ReadAhead()
     at, seen = 0, []

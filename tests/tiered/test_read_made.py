@@ -36,7 +36,7 @@ def flip(path: Path, at: int, bits: int = 0xFF) -> None:
 
 
 def pulled(queue: FlatQueue, count: int, *, cached: bool = False,
-           limits: get_message.Limits = get_message.DEFAULT_LIMITS) -> list[int]:
+           limits: get_message.PullLimits = get_message.DEFAULT_LIMITS) -> list[int]:
     cache = ReadAhead() if cached else None
     seen: list[int] = []
     at = queue.min_offset
@@ -123,7 +123,7 @@ def test_limits_of_one_read(tmp_path: Path) -> None:
     tier, queue = opened(made, tmp_path)
     with tier:
         def ends(**limits: int) -> tuple[int, int]:
-            found = get_message.get(queue, 0, 32, limits=get_message.Limits(**limits))
+            found = get_message.get(queue, 0, 32, limits=get_message.PullLimits(**limits))
             return len(found.messages), found.next_offset
 
         assert ends(count=5) == (5, 5)
@@ -132,9 +132,10 @@ def test_limits_of_one_read(tmp_path: Path) -> None:
         assert ends(size=1) == (1, 1)
         cache = ReadAhead()
         found = get_message.get(queue, 0, 32, cache=cache,
-                                limits=get_message.Limits(transfer=2 * size + 1))
+                                limits=get_message.PullLimits(transfer=2 * size + 1))
         assert len(found.messages) == 3
-        assert pulled(queue, 32, cached=True, limits=get_message.Limits(count=2)) == list(range(12))
+        limits = get_message.PullLimits(count=2)
+        assert pulled(queue, 32, cached=True, limits=limits) == list(range(12))
 
 
 def test_expired_messages_are_passed_over(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from rmqctl.ext.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.ext.tiered.index.index_file import TierIndexFile, uploaded
 from rmqctl.ext.tiered.read import by_key
 from rmqctl.ext.tiered.read.by_key import IndexFiles
 from rmqctl.ext.tiered.recover.index import LOST, IndexedItems, build_files, mixed
@@ -29,7 +29,7 @@ def items(root: Path) -> set[tuple[int, ...]]:
     with Tier.open(str(root / "tieredstore")) as tier:
         for _, flat in tier.indexes():
             for one in uploaded(flat):
-                assert isinstance(one, IndexFile)
+                assert isinstance(one, TierIndexFile)
                 for _, block in one.blocks():
                     found.update(row[:5] for row in block.tolist())
     return found

@@ -14,7 +14,7 @@ import pytest
 from rmqctl.ext.tiered.dispatch import blocks as dispatch_blocks
 from rmqctl.ext.tiered.dispatch import blocks as sweep
 from rmqctl.ext.tiered.dispatch.blocks import Block, Sweep
-from rmqctl.ext.tiered.dispatch.buffer_pool import BufferPool
+from rmqctl.ext.tiered.dispatch.buffer_pool import WindowBuffers
 from rmqctl.ext.tiered.dispatch.local import LocalQueue
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
@@ -126,14 +126,14 @@ def test_rows_that_claim_more_than_a_window(local, tmp_path, monkeypatch):
         data[8:12] = (100 << 20).to_bytes(4)
         path.write_bytes(data)
     taken = []
-    monkeypatch.setattr(sweep, "BufferPool", lambda: Noting(taken))
+    monkeypatch.setattr(sweep, "WindowBuffers", lambda: Noting(taken))
     blocks, faults = swept(root, 1 << 20, monkeypatch, together=True)
     assert blocks
     assert sum(fault is not None for _, _, fault in faults) >= len(rows) - 1
     assert max(taken) <= (1 << 20) + sweep.MAX_RECORD
 
 
-class Noting(BufferPool):
+class Noting(WindowBuffers):
     def __init__(self, taken: list[int]) -> None:
         super().__init__()
         self._taken = taken

@@ -15,7 +15,7 @@ from rmqctl.actions import Action
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.ext.tiered.files.metadata_file import load
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, Segment
-from rmqctl.ext.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.ext.tiered.index.index_file import TierIndexFile, uploaded
 from rmqctl.ext.tiered.recover.index import end_of
 from rmqctl.ext.tiered.recover.scope import Scope
 from rmqctl.ext.tiered.tier import Tier
@@ -217,7 +217,7 @@ class _Expiring:
             if isinstance(file, StoreIOError):
                 raise file
             try:
-                newest = end_of(file) if isinstance(file, IndexFile) else None
+                newest = end_of(file) if isinstance(file, TierIndexFile) else None
             except FormatError:
                 newest = None
             if newest is None:

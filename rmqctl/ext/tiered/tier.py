@@ -25,7 +25,7 @@ from rmqctl.ext.tiered.files.metadata_file import (
 from rmqctl.ext.tiered.files.opening import open_reader
 from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName
-from rmqctl.ext.tiered.index.index_file import COMPACTED, IndexFile, uploaded
+from rmqctl.ext.tiered.index.index_file import COMPACTED, TierIndexFile, uploaded
 from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import read as read_metadata
@@ -173,7 +173,7 @@ class Tier(Closing):
         """Return the hash slots of the uploaded files, for files that do not contain them."""
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
-                if isinstance(file, IndexFile) and file.form == COMPACTED:
+                if isinstance(file, TierIndexFile) and file.form == COMPACTED:
                     return file.shape.slots
         return None
 

@@ -16,7 +16,7 @@ from rmqctl.damage.index_keys import IndexedKey
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.files.reader import TierReader, close_source
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
-from rmqctl.ext.tiered.index.index_file import IndexFile, LocalIndex, uploaded
+from rmqctl.ext.tiered.index.index_file import LocalIndex, TierIndexFile, uploaded
 from rmqctl.ext.tiered.verify.items import LONG_AGO, time_difference
 from rmqctl.ext.tiered.verify.units import TierUnits
 from rmqctl.formats.local import message
@@ -49,7 +49,7 @@ class KnownItems:
     def __init__(self, reader: TierReader, folder: str, local_folder: str | None) -> None:
         self._reader, self._folder, self._local_folder = reader, folder, local_folder
         self._local: LocalIndex | None = None
-        self._pages: list[tuple[IndexFile, Callable[[], Array], Array]] | None = None
+        self._pages: list[tuple[TierIndexFile, Callable[[], Array], Array]] | None = None
         """Layout of the items in each page of a file, and the queue ids in it."""
 
     def of(self, queue_id: int) -> Pages:
@@ -91,7 +91,7 @@ class KnownItems:
                 yield (int(item["topic_id"]), int(item["key_hash"]),
                        int(item["commit_log_offset"]), int(item["size"]))
 
-    def _of(self, queue_id: int) -> Iterator[tuple[IndexFile, Callable[[], Array]]]:
+    def _of(self, queue_id: int) -> Iterator[tuple[TierIndexFile, Callable[[], Array]]]:
         if self._pages is None:
             self._pages = [(file, read, np.unique(read()["queue_id"])) for file in self._files()
                            for read in _blocks(file)]
@@ -99,13 +99,13 @@ class KnownItems:
             if queue_id in queue_ids:
                 yield file, read
 
-    def _files(self) -> Iterator[IndexFile]:
+    def _files(self) -> Iterator[TierIndexFile]:
         try:
             files = list(uploaded(FlatFile.open(self._reader, self._folder)))
             self._local = LocalIndex(self._local_folder)
         except StoreIOError:
             return
-        yield from (file for file in files if isinstance(file, IndexFile))
+        yield from (file for file in files if isinstance(file, TierIndexFile))
         yield from self._local.files
 
     def close(self) -> None:
@@ -115,12 +115,12 @@ class KnownItems:
         self._pages = None
 
 
-def _blocks(file: IndexFile) -> Iterator[Callable[[], Array]]:
+def _blocks(file: TierIndexFile) -> Iterator[Callable[[], Array]]:
     for first in range(0, file.items, _PAGE):
         yield partial(_block, file, first)
 
 
-def _block(file: IndexFile, first: int) -> Array:
+def _block(file: TierIndexFile, first: int) -> Array:
     try:
         return file.block(first, _PAGE)
     except StoreIOError:

@@ -80,7 +80,7 @@ class Matching:
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class PullLimits:
     """A broker's settings: units and bytes of a read (``readAheadMessageCountThreshold`` and
     ``…SizeThreshold``), bytes of an answer (``maxTransferBytesOnMessageInMemory``), and units of
     the read-ahead for a single message (pop).
@@ -92,11 +92,11 @@ class Limits:
     single: int = 32
 
 
-DEFAULT_LIMITS = Limits()
+DEFAULT_LIMITS = PullLimits()
 
 
 def get(queue: FlatQueue | None, offset: int, count: int, *, matching: Matching | None = None,
-        cache: ReadAhead | None = None, limits: Limits = DEFAULT_LIMITS) -> GetResult:
+        cache: ReadAhead | None = None, limits: PullLimits = DEFAULT_LIMITS) -> GetResult:
     """Answer a pull of up to ``count`` messages. Damage never raises."""
     if queue is None:
         return GetResult(NO_QUEUE, offset)
@@ -161,7 +161,7 @@ class ReadAhead:
 # -- with read-ahead ------------------------------------------------------------------------------
 
 def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
-            cache: ReadAhead, limits: Limits) -> GetResult:
+            cache: ReadAhead, limits: PullLimits) -> GetResult:
     result = _walk(queue, offset, count, matching, cache, limits)
     if result.status == FOUND or result.next_offset > offset:
         return result
@@ -174,7 +174,7 @@ def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None
 
 
 def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
-          cache: ReadAhead, limits: Limits) -> GetResult:
+          cache: ReadAhead, limits: PullLimits) -> GetResult:
     """Return the cached messages from an offset on, up to the first offset that is not cached."""
     messages: list[Fetched] = []
     size, after = 0, offset
@@ -197,7 +197,7 @@ def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
 # -- reading --------------------------------------------------------------------------------------
 
 def _read(queue: FlatQueue, offset: int, count: int,
-          limits: Limits) -> tuple[GetResult, list[Fetched | None]]:
+          limits: PullLimits) -> tuple[GetResult, list[Fetched | None]]:
     """Read units, then the range they span; return (the answer, messages by offset)."""
     least, most = queue.min_offset, queue.commit_offset
     try:
@@ -221,7 +221,7 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
-           limits: Limits) -> Iterator[Fetched | None]:
+           limits: PullLimits) -> Iterator[Fetched | None]:
     """Yield the message of each unit that the read covers; None if it cannot be split out."""
     flat = queue.commit_log
     first = units[0].commit_log_offset

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from rmqctl.ext.tiered.dispatch.buffer_pool import BufferPool
+from rmqctl.ext.tiered.dispatch.buffer_pool import WindowBuffers
 from rmqctl.ext.tiered.dispatch.local import LocalQueue, computed_tags
 from rmqctl.formats import layout
 from rmqctl.formats.local import message
@@ -285,7 +285,7 @@ class Sweep:
                  place: Callable[[LocalQueue], int], window: int = WINDOW) -> None:
         self._log, self._queues, self._place, self._window = log, queues, place, window
         self._buffer = memoryview(b"")
-        self._buffers = BufferPool()
+        self._buffers = WindowBuffers()
 
     def windows(self) -> Iterator[Iterator[Block]]:
         """Yield the blocks of each window. They are built on demand: take all of them before the

@@ -13,7 +13,7 @@ import weakref
 _ROUND = 1 << 20
 
 
-class BufferPool:
+class WindowBuffers:
     """A pool of buffers. A buffer returns when its last view is dropped, in any thread."""
 
     def __init__(self) -> None:

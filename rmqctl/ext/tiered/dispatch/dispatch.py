@@ -217,7 +217,7 @@ class Dispatch:
                       lambda local: by_local[id(local)].next_base)
         commit = Committer(self.metadata, self.metadata_path, self.broker_root, self._now)
 
-        def append(blocks: Blocks) -> Window:
+        def append(blocks: Blocks) -> AppendedWindow:
             if index is not None:
                 index.intend(blocks)
             return self._append_all(blocks)
@@ -247,9 +247,9 @@ class Dispatch:
                 blocks.append((upload, block))
         return blocks
 
-    def _append_all(self, blocks: Blocks) -> Window:
+    def _append_all(self, blocks: Blocks) -> AppendedWindow:
         """Append a window to the commit logs."""
-        window = Window(blocks)
+        window = AppendedWindow(blocks)
         paths: list[str] = []
         for upload, block in blocks:
             self._append(upload, block)
@@ -306,7 +306,7 @@ class Dispatch:
 # -- what was appended is made to last, beside the reading of the next windows --------------------
 
 @dataclass(slots=True)
-class Window:
+class AppendedWindow:
     """Data appended to commit logs: blocks, metadata entries and a function that commits."""
 
     blocks: Blocks
@@ -323,8 +323,8 @@ class Stages:
 
     _AT_ONCE = 1
 
-    def __init__(self, append: Callable[[Blocks], Window], commit: Callable[[Window], None],
-                 index: IndexRun | None) -> None:
+    def __init__(self, append: Callable[[Blocks], AppendedWindow],
+                 commit: Callable[[AppendedWindow], None], index: IndexRun | None) -> None:
         self._append, self._commit, self._index = append, commit, index
         self._pools = [ThreadPoolExecutor(1, name) for name in ("append", "commit", "index")]
         self._last: tuple[Future[Any], ...] = ()
@@ -374,7 +374,7 @@ class Committer:
         self._metadata, self._path, self._broker_root = metadata, metadata_path, broker_root
         self._now = clock
 
-    def __call__(self, window: Window) -> None:
+    def __call__(self, window: AppendedWindow) -> None:
         """Commit a window. Raises: StoreIOError; the tier is then as after a killed run."""
         window.sync()
         entries = window.entries

@@ -14,7 +14,7 @@ import numpy as np
 
 from rmqctl.errors import FormatError, RefusedError
 from rmqctl.ext.tiered.dispatch.plan import Blocks
-from rmqctl.ext.tiered.dispatch.request import Target
+from rmqctl.ext.tiered.dispatch.request import DispatchTarget
 from rmqctl.ext.tiered.files import metadata_file
 from rmqctl.ext.tiered.files.opening import open_reader, open_writer
 from rmqctl.ext.tiered.files.settings import TierSettings
@@ -23,7 +23,7 @@ from rmqctl.ext.tiered.index import compaction
 from rmqctl.ext.tiered.index.index_file import local_names
 from rmqctl.ext.tiered.index.keys import keys_of_all
 from rmqctl.ext.tiered.index.progress import IndexProgress, Key
-from rmqctl.ext.tiered.index.writer import IndexWriter
+from rmqctl.ext.tiered.index.writer import TierIndexWriter
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array, Batch, examine
@@ -37,7 +37,7 @@ _PIECE = 16 << 20
 class IndexFolder:
     """The broker's index files that are not uploaded, and the target of their upload."""
 
-    target: Target
+    target: DispatchTarget
     settings: TierSettings
     metadata: Metadata
     cluster: str
@@ -48,14 +48,14 @@ class IndexFolder:
     def path(self) -> str:
         return os.path.join(self.target.broker_root, names.LOCAL_INDEX_FOLDER)
 
-    def open_writer(self, oldest: int | None = None) -> IndexWriter:
+    def open_writer(self, oldest: int | None = None) -> TierIndexWriter:
         """Open a writer for items of messages from ``oldest`` (store time, ms).
         Raises: RefusedError, StoreIOError.
         """
         newest = max((entry.begin_timestamp
                       for table in self.metadata.segments[names.INDEX].values()
                       for entry in table.values() if entry.size), default=0)
-        return IndexWriter(self.path, self.settings.shape, self.clock, newest, oldest)
+        return TierIndexWriter(self.path, self.settings.shape, self.clock, newest, oldest)
 
     def finish_upload(self) -> int:
         """Remove the newest file if a killed run has uploaded it; return the number of files that
@@ -94,7 +94,7 @@ class IndexRun:
     first, `commit` last.
     """
 
-    def __init__(self, writer: IndexWriter, progress: IndexProgress) -> None:
+    def __init__(self, writer: TierIndexWriter, progress: IndexProgress) -> None:
         self._writer, self._progress = writer, progress
         self._since = 0
         self.items = 0

@@ -66,7 +66,7 @@ class Result:
     notes: list[str] = field(default_factory=list)
     items: int = 0
     index_files: int = 0
-    checked: Checked | None = None
+    checked: ReadBack | None = None
     stopped: bool = False
 
     @property
@@ -100,7 +100,7 @@ class Watch:
 # -- where it writes ------------------------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class DispatchTarget:
     """Target of a dispatch: the tier root, its metadata (existing or not), and the broker's local
     root with the index files that are not uploaded.
     """
@@ -126,7 +126,7 @@ class Target:
         return Tier(reader, path, self.broker_root)
 
 
-def locate(request: Request) -> tuple[Request, Target, list[str]]:
+def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
     """Return (the request with the broker's name if the metadata contains it, the target, notes).
 
     The metadata is the given file, else that of a tier outside the store, else the store's.
@@ -142,8 +142,8 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
     _refuse_inside_store(tier, request)
     # Metadata that the user named always applies; the default is the store's.
     if request.metadata is not None:
-        return request, Target(tier, request.metadata), []
-    target = Target(tier, os.path.join(request.store, "config", names.METADATA_NAME))
+        return request, DispatchTarget(tier, request.metadata), []
+    target = DispatchTarget(tier, os.path.join(request.store, "config", names.METADATA_NAME))
     if is_url(tier):
         return request, target, []
     # A tier outside the store may have its own metadata.
@@ -156,7 +156,7 @@ def locate(request: Request) -> tuple[Request, Target, list[str]]:
             note = (f"{tier} uses the metadata in {path}, and {names.LOCAL_INDEX_FOLDER} beside "
                     f"it: {target.metadata_path} belongs to another tier (pass --metadata to use "
                     "another file)")
-            return replace(request, broker=broker), Target(tier, path), [note]
+            return replace(request, broker=broker), DispatchTarget(tier, path), [note]
     # Do not begin new metadata for a tier that has metadata elsewhere.
     other = find_metadata(tier)
     if other is not None and not os.path.lexists(target.metadata_path) and os.path.realpath(
@@ -212,7 +212,7 @@ _MAX_FINDINGS, _MAX_LISTED = 1_000, 20
 # -- what was uploaded is read back ---------------------------------------------------------------
 
 @dataclass(slots=True)
-class Checked:
+class ReadBack:
     """Result of the check. ``messages``: number of messages that are equal in tier and store.
 
     ``problems``: in words. ``findings``: those of `verify` about the broker's part of the tier,
@@ -226,9 +226,9 @@ class Checked:
 
 
 def read_back(store: Store, reader: TierReader, uploads: Sequence[Upload],
-              advance: Callable[[int], None] = lambda _: None) -> Checked:
+              advance: Callable[[int], None] = lambda _: None) -> ReadBack:
     """Compare the messages of a run and their units with the local ones. Raises: StoreIOError."""
-    view, checked = View(store), Checked()
+    view, checked = View(store), ReadBack()
     # Only queues with uploaded messages are compared, in the range of this run.
     bases: dict[int, int] = {}
     tiered: dict[int, FlatQueue] = {}
@@ -273,7 +273,7 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
     return None
 
 
-def verify_all(checked: Checked, tier: Tier, broker: str, settings: TierSettings,
+def verify_all(checked: ReadBack, tier: Tier, broker: str, settings: TierSettings,
                advance: Callable[[int], None] = lambda _: None) -> None:
     """Add the findings of `verify` about a broker's part of a tier."""
     from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict

@@ -26,10 +26,10 @@ from rmqctl.ext.tiered.dispatch.plan import (
     why_not_continued,
 )
 from rmqctl.ext.tiered.dispatch.request import (
-    Checked,
+    DispatchTarget,
+    ReadBack,
     Request,
     Result,
-    Target,
     Watch,
     locate,
     read_back,
@@ -102,7 +102,7 @@ def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = N
 
 
 @contextmanager
-def _locked(request: Request, target: Target) -> Iterator[None]:
+def _locked(request: Request, target: DispatchTarget) -> Iterator[None]:
     """Create the folders of a dispatch; lock them and the store it reads."""
     if not is_url(target.tier):
         if os.path.lexists(target.tier) and not os.path.isdir(target.tier):
@@ -181,8 +181,8 @@ class _StoppedError(Exception):
     """A request to stop that came after the writing was finished."""
 
 
-def _check(target: Target, store: Store, run: Dispatch, settings: TierSettings,
-           watch: Watch) -> Checked:
+def _check(target: DispatchTarget, store: Store, run: Dispatch, settings: TierSettings,
+           watch: Watch) -> ReadBack:
     """Read back the uploaded messages and verify the tier. Raises: StoreIOError, _StoppedError."""
     def advance(count: int) -> None:
         watch.advance(count)

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from rmqctl.errors import FormatError, RefusedError
-from rmqctl.ext.tiered.index.index_file import COMPACTED, IndexFile, examine
+from rmqctl.ext.tiered.index.index_file import COMPACTED, TierIndexFile, examine
 from rmqctl.ext.tiered.index.open_file import link, raw, slots_of
 from rmqctl.files import durable
 from rmqctl.files.odirect import DirectWriter
@@ -41,7 +41,7 @@ class Compacted:
     and nothing else.
     """
 
-    file: IndexFile
+    file: TierIndexFile
     size: int
     items: int
     sound: bool
@@ -61,7 +61,7 @@ class Compacted:
         yield from _counted_items(self.file, self._counts, self.items)
 
 
-def compact(file: IndexFile) -> Compacted:
+def compact(file: TierIndexFile) -> Compacted:
     """Return the compacted form of an open file of 5.2.0 or newer.
 
     It is identical to a broker's (empty without items). If the chains of the file are damaged,
@@ -79,7 +79,7 @@ def compact(file: IndexFile) -> Compacted:
 
 @contextmanager
 def opened(path: str, slots: int | None = None, max_items: int | None = None) -> Iterator[
-        IndexFile]:
+        TierIndexFile]:
     """Open an index file of the open form. Raises: FormatError (with the file), StoreIOError."""
     with FileSource(path) as source:
         yield examine(source.read, source.size, path, status="UNSEALED", slots=slots,
@@ -125,7 +125,7 @@ def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
         yield raw(part)
 
 
-def _counted_items(file: IndexFile, counts: Array, items: int) -> Iterator[memoryview]:
+def _counted_items(file: TierIndexFile, counts: Array, items: int) -> Iterator[memoryview]:
     ends = np.cumsum(counts, dtype=np.int32)
     room: Array = np.empty(min(PART_ITEMS, items), _ITEM_BYTES)
     for start in range(0, items, PART_ITEMS):
@@ -169,7 +169,7 @@ def _shortened(items: Array) -> Array:
 
 # -- chains: what points where, proven for all items at once (§5.2, §5.3) -------------------------
 
-def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
+def _heads(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
     """Yield (first slot, newest items of it and the following slots), 0 for an empty slot."""
     shape = file.shape
     for first in range(0, shape.slots, AT_ONCE):
@@ -181,7 +181,7 @@ def _heads(file: IndexFile) -> Iterator[tuple[int, Array]]:
         yield first, np.maximum(fmt.SLOT.array(data)["item"], 0)
 
 
-def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
+def blocks_of(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
     """Yield all items in blocks. Raises: FormatError if items are missing."""
     expected = 1
     for number, items in file.blocks():
@@ -192,7 +192,7 @@ def blocks_of(file: IndexFile) -> Iterator[tuple[int, Array]]:
                           file=file.where, offset=file.shape.item_position(expected))
 
 
-def counted(file: IndexFile) -> tuple[Array, bool]:
+def counted(file: TierIndexFile) -> tuple[Array, bool]:
     """Return (numbers of items per slot (int32), by their hashes; whether the chains are sound):
     each link points to the item before it in its slot, each slot to its newest item.
     """

@@ -23,7 +23,7 @@ from rmqctl.ext.tiered.files.settings import recall
 from rmqctl.ext.tiered.files.writer import TierWriter
 from rmqctl.ext.tiered.flat_file import FlatFile
 from rmqctl.ext.tiered.index.compacted_form import Compacted, compact, opened
-from rmqctl.ext.tiered.index.index_file import IndexFile, local_names
+from rmqctl.ext.tiered.index.index_file import TierIndexFile, local_names
 from rmqctl.ext.tiered.index.progress import IndexProgress
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.files.aside import AsideFolder
@@ -38,7 +38,7 @@ Status = Literal["uploaded", "completed", "known", "empty"]
 metadata.
 """
 
-Opening = Callable[[str], AbstractContextManager[IndexFile]]
+Opening = Callable[[str], AbstractContextManager[TierIndexFile]]
 
 _RECOVER = "run `rmqctl tiered recover` first"
 _INDEX = names.KINDS.index(names.INDEX)
@@ -72,7 +72,7 @@ class _SegmentPlace:
     there: int | None
 
 
-def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, file: IndexFile,
+def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, file: TierIndexFile,
            now: int, *, ahead: set[int] | None = None) -> Uploaded:
     """Upload one open file as the next INDEX segment and enter it into ``metadata``.
 
@@ -116,7 +116,7 @@ def _write(writer: TierWriter, place: _SegmentPlace, compacted: Compacted, *,
 
 
 def is_uploaded(reader: TierReader, metadata: Metadata, cluster: str, broker: str,
-                file: IndexFile) -> bool:
+                file: TierIndexFile) -> bool:
     """Return whether a file's segment is complete in the tier: a run was killed before it removed
     the file. Items added to such a file would be uploaded twice.
     Raises: RefusedError, StoreIOError.
@@ -166,7 +166,7 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
 
 
 def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
-                    file: IndexFile) -> Uploaded | None:
+                    file: TierIndexFile) -> Uploaded | None:
     """Return the file's segment in the metadata: a run was killed before it removed the file."""
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
@@ -219,7 +219,7 @@ def _is_there(writer: TierReader, place: _SegmentPlace, compacted: Compacted) ->
     return True
 
 
-def _refuse_foreign(writer: TierReader, place: _SegmentPlace, file: IndexFile) -> None:
+def _refuse_foreign(writer: TierReader, place: _SegmentPlace, file: TierIndexFile) -> None:
     """Raise RefusedError if the segment in this place is of another index file."""
     raw = writer.read(place.path, 0, fmt.HEADER.size)
     if len(raw) < fmt.HEADER.size:
@@ -264,7 +264,7 @@ class LocalFiles:
     max_items: int | None
     notes: list[str] = field(default_factory=list)
 
-    def opening(self, path: str) -> AbstractContextManager[IndexFile]:
+    def opening(self, path: str) -> AbstractContextManager[TierIndexFile]:
         """Open one of the files. Raises: FormatError, StoreIOError."""
         return opened(path, self.slots, self.max_items)
 

@@ -33,7 +33,7 @@ _EMPTY_HEADER = fmt.HeaderRecord(fmt.END_MAGIC, 0, 0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)
-class IndexFile:
+class TierIndexFile:
     """An index file. ``where``: path for messages. ``base``: the segment's, or -1 if local."""
 
     where: str
@@ -157,7 +157,7 @@ class IndexFile:
 
 
 def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = -1,
-            slots: int | None = None, max_items: int | None = None) -> IndexFile:
+            slots: int | None = None, max_items: int | None = None) -> TierIndexFile:
     """Open an index file and detect its form.
 
     ``slots`` and ``max_items``: the configured numbers; an open file without items needs one of
@@ -165,31 +165,31 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
     is empty. Raises: FormatError (with the file) for another file.
     """
     if size == 0:
-        return IndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
+        return TierIndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
     try:
         header = fmt.HEADER.decode(read(0, fmt.HEADER.size))
         if status == "UNSEALED" and not any(header):  # killed before the header was written
-            return IndexFile(where, size, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read)
+            return TierIndexFile(where, size, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read)
         if header.magic not in fmt.MAGICS:
             raise FormatError(f"invalid index magic: {header.magic:08x}", offset=0, path="magic")
         if header.item_count < 0:
             raise FormatError("negative number of items", path="item_count",
                               offset=fmt.HEADER.field("item_count").offset)
         if status == "UPLOADED":
-            return IndexFile(where, size, status, COMPACTED, header,
-                             fmt.compacted_shape(header, size, None), read, base)
+            return TierIndexFile(where, size, status, COMPACTED, header,
+                                 fmt.compacted_shape(header, size, None), read, base)
         shape = open_shape_of(read, size, header, slots, max_items)
         if header.item_count > shape.max_items:
             raise FormatError(f"item count is {header.item_count}, but only {shape.max_items} "
                               "fit", path="item_count",
                               offset=fmt.HEADER.field("item_count").offset)
-        return IndexFile(where, size, status, OPEN, header, shape, read, base)
+        return TierIndexFile(where, size, status, OPEN, header, shape, read, base)
     except FormatError as error:
         error.file = where
         raise
 
 
-def uploaded(flat: FlatFile) -> Iterator[IndexFile | FormatError | StoreIOError]:
+def uploaded(flat: FlatFile) -> Iterator[TierIndexFile | FormatError | StoreIOError]:
     """Yield the uploaded index files of a broker by base offset; for an invalid or unreadable file
     its error.
     """
@@ -211,11 +211,11 @@ class LocalIndex(Closing):
 
     def __init__(self, folder: str | None, slots: int | None = None,
                  max_items: int | None = None) -> None:
-        self.files: list[IndexFile] = []
+        self.files: list[TierIndexFile] = []
         self.errors: list[FormatError | StoreIOError] = []
         self._sources = ExitStack()
         for _, file in local_files(folder, self._sources, slots, max_items):
-            if isinstance(file, IndexFile):
+            if isinstance(file, TierIndexFile):
                 self.files.append(file)
             else:
                 self.errors.append(file)
@@ -226,7 +226,7 @@ class LocalIndex(Closing):
 
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[
-                    tuple[str, IndexFile | FormatError | StoreIOError]]:
+                    tuple[str, TierIndexFile | FormatError | StoreIOError]]:
     """Yield (path, file or error) of the index files in a broker's local folder, oldest first. They
     stay open as long as ``sources``.
     Raises: StoreIOError for the folder.

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rmqctl.ext.tiered.index.index_file import local_names
-from rmqctl.ext.tiered.index.keys import Keys, keys_of
+from rmqctl.ext.tiered.index.keys import IndexKeys, keys_of
 from rmqctl.ext.tiered.index.open_file import LOST_HASH, OpenIndexFile, has_slot
 from rmqctl.files import durable
 from rmqctl.files.aside import AsideFolder
@@ -24,7 +24,7 @@ from rmqctl.scan.source import Closing
 _SECOND = 1000
 
 
-class IndexWriter(Closing):
+class TierIndexWriter(Closing):
     """Writer to the folder ``tiered_index_file`` of a broker's local root. A context manager.
 
     ``shape``: as configured. ``clock`` returns the ms that name new files; names are larger than
@@ -79,7 +79,7 @@ class IndexWriter(Closing):
         return self.put_keys(keys_of(batch, topic), batch.offset, batch.column("total_size"),
                              batch.column("store_timestamp"), topic_id, queue_id)
 
-    def put_keys(self, keys: Keys, offset: Array, size: Array, store_timestamp: Array,
+    def put_keys(self, keys: IndexKeys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
         """Add keys; the other arrays have a value for each message. Return the number of items.
 

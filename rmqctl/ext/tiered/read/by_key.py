@@ -19,8 +19,8 @@ from rmqctl.ext.tiered.index.index_file import (
     COMPACTED,
     EMPTY,
     OPEN,
-    IndexFile,
     LocalIndex,
+    TierIndexFile,
     uploaded,
 )
 from rmqctl.ext.tiered.read.messages import inside_of
@@ -52,7 +52,7 @@ class Keyed:
 
     key: int
     owner: str
-    file: IndexFile
+    file: TierIndexFile
 
 
 @dataclass(slots=True)
@@ -87,7 +87,7 @@ class IndexFiles(Closing):
     def _add_uploaded(self, tier: Tier, owner: str, flat: FlatFile) -> None:
         entries = tier.metadata.segments[INDEX].get(index_path(owner), {})
         for file in uploaded(flat):
-            if not isinstance(file, IndexFile):
+            if not isinstance(file, TierIndexFile):
                 self.errors.append(file)
                 continue
             entry = entries.get(file.base)

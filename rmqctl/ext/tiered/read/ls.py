@@ -15,7 +15,7 @@ from rmqctl.errors import FormatError, NotAStoreError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.index.index_file import (
     EMPTY,
-    IndexFile,
+    TierIndexFile,
     local_files,
     uploaded,
 )
@@ -166,9 +166,9 @@ def index_files(tier: Tier, broker: str | None = None, slots: int | None = None,
         yield _index_row(None, error, folder)
 
 
-def _index_row(broker: str | None, file: IndexFile | FormatError | StoreIOError,
+def _index_row(broker: str | None, file: TierIndexFile | FormatError | StoreIOError,
                path: str | None) -> Row:
-    if not isinstance(file, IndexFile):
+    if not isinstance(file, TierIndexFile):
         return dict.fromkeys(INDEX_COLUMNS) | {"broker": broker, "error": str(file), "path": path}
     empty, header = file.form == EMPTY, file.header
     return {

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
-from rmqctl.ext.tiered.index.index_file import IndexFile, uploaded
+from rmqctl.ext.tiered.index.index_file import TierIndexFile, uploaded
 from rmqctl.ext.tiered.slots import Slots
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.units import TierUnits
@@ -72,7 +72,7 @@ def collect(tier: Tier, query: Query, *, apart: bool = False,
         figures.is_whole = False
     for _, flat in tier.indexes(query.broker):
         for file in uploaded(flat):
-            if isinstance(file, IndexFile):
+            if isinstance(file, TierIndexFile):
                 figures.index_files += 1
                 figures.index_items += file.items
                 figures.index_bytes += file.size

@@ -14,7 +14,7 @@ import numpy as np
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.index.compacted_form import slot_table
-from rmqctl.ext.tiered.index.index_file import EMPTY, IndexFile, LocalIndex, uploaded
+from rmqctl.ext.tiered.index.index_file import EMPTY, LocalIndex, TierIndexFile, uploaded
 from rmqctl.ext.tiered.index.keys import key_set, keys_of
 from rmqctl.ext.tiered.index.open_file import LOST_HASH
 from rmqctl.ext.tiered.recover.index_damage import IndexDamage, messages_with_units
@@ -48,7 +48,7 @@ class RecoveredIndex(Changes):
     with other content. ``gone``: base offsets of files that are moved aside.
     """
 
-    files: list[IndexFile] = field(default_factory=list)
+    files: list[TierIndexFile] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
     broken: list[tuple[str, str]] = field(default_factory=list)
     gone: set[int] = field(default_factory=set)
@@ -91,7 +91,7 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
                                "its newest index file")
         elif isinstance(file, StoreIOError):
             raise file
-        elif isinstance(file, IndexFile):
+        elif isinstance(file, TierIndexFile):
             out.files.append(file)
             if changes and not segment.name_ok:
                 copy_renamed(out, flat, segment,
@@ -120,7 +120,7 @@ def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> 
     return first.end + _OVERLAP
 
 
-def _recovered_segment(file: IndexFile, segment: Segment,
+def _recovered_segment(file: TierIndexFile, segment: Segment,
                        entry: SegmentEntry | None) -> RecoveredSegment:
     """Keep the end time of the entry: a broker uses that of the header, or its own."""
     end, low, high = times_of(file)
@@ -138,7 +138,7 @@ def _damaged(reason: str) -> str:
 
 
 def discard(out: RecoveredIndex, flat: FlatFile | None,
-            damaged: Sequence[tuple[IndexFile, str]]) -> None:
+            damaged: Sequence[tuple[TierIndexFile, str]]) -> None:
     """Plan to move damaged files aside whose layout is valid."""
     segments = {segment.base: segment for segment in split_names(flat)[0].segments} if flat else {}
     for file, reason in damaged:
@@ -322,7 +322,7 @@ def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> A
 class IndexedItems:
     """The items of index files, as sorted runs in ``folder``. Raises: FormatError, StoreIOError."""
 
-    def __init__(self, folder: str, files: Iterable[IndexFile] = ()) -> None:
+    def __init__(self, folder: str, files: Iterable[TierIndexFile] = ()) -> None:
         self._folder = folder
         self._waiting: list[Array] = []
         self._count = 0
@@ -330,7 +330,7 @@ class IndexedItems:
         for file in files:
             self.add(file)
 
-    def add(self, file: IndexFile) -> None:
+    def add(self, file: TierIndexFile) -> None:
         """Add all items of a file. Raises: FormatError, StoreIOError."""
         for _, items in file.blocks():
             self._waiting.append(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
@@ -355,7 +355,7 @@ class IndexedItems:
         return matches
 
 
-def times_of(file: IndexFile) -> tuple[int, int, int]:
+def times_of(file: TierIndexFile) -> tuple[int, int, int]:
     """Return (largest store time of a file's items, its lower and upper bound). The time is the
     header's unless items are later: a broker loses it when it reopens a file (tiered.md §5.1).
     Raises: FormatError, StoreIOError.
@@ -371,7 +371,7 @@ def times_of(file: IndexFile) -> tuple[int, int, int]:
     return (end if end >= low else high), low, high
 
 
-def end_of(file: IndexFile) -> int:
+def end_of(file: TierIndexFile) -> int:
     """Return the largest store time of a file's items. Raises: FormatError, StoreIOError."""
     return times_of(file)[0]
 

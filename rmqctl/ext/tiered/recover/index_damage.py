@@ -18,11 +18,11 @@ import numpy as np
 from rmqctl.checks.findings import INFO, WARNING, Finding
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
-from rmqctl.ext.tiered.index.index_file import IndexFile
+from rmqctl.ext.tiered.index.index_file import TierIndexFile
 from rmqctl.ext.tiered.verify import index
 from rmqctl.ext.tiered.verify.context import Coverage
 from rmqctl.ext.tiered.verify.index import note
-from rmqctl.ext.tiered.verify.items import Items, Tally, code_of
+from rmqctl.ext.tiered.verify.items import Items, ItemTally, code_of
 from rmqctl.ext.tiered.verify.keys import KEY, MessageKeys, folded, marks
 from rmqctl.ext.tiered.verify.queue import ENGINE_TIME
 from rmqctl.formats.tiered import index as fmt
@@ -42,12 +42,12 @@ class IndexDamage(Items):
     future targets of a queue's units, ascending.
     """
 
-    def __init__(self, files: Iterable[IndexFile], queues: Sequence[FlatQueue],
+    def __init__(self, files: Iterable[TierIndexFile], queues: Sequence[FlatQueue],
                  metadata: Metadata, offsets: Callable[[int], Array]) -> None:
         super().__init__(queues, metadata, Coverage())
         self._offsets = cache(offsets)
         self._lacking: Array = np.zeros(0, np.int64)
-        self._by_name: dict[str, IndexFile] = {}
+        self._by_name: dict[str, TierIndexFile] = {}
         self._reasons: dict[str, str] = {}
         for file in files:
             self._by_name[file.where] = file
@@ -55,7 +55,7 @@ class IndexDamage(Items):
             if reason is not None:
                 self._reasons[file.where] = reason
 
-    def _form(self, file: IndexFile) -> str | None:
+    def _form(self, file: TierIndexFile) -> str | None:
         """Return the fault of a file's own structure, or None."""
         name = os.path.basename(file.where)
         if (file.status == "UNSEALED" and name not in OLD_INDEX_NAMES and file.size
@@ -92,7 +92,7 @@ class IndexDamage(Items):
         out["time"] = out["true_time"] = items["store_time"]
         self.keys.add(out)
 
-    def damaged(self, lacking: Array) -> list[tuple[IndexFile, str]]:
+    def damaged(self, lacking: Array) -> list[tuple[TierIndexFile, str]]:
         """Return the damaged files and their faults. ``lacking``: hashes of keys without an item.
         Raises: StoreIOError.
         """
@@ -108,13 +108,13 @@ class IndexDamage(Items):
             if tally.unknown and len(self._lacking) and file.where not in self._reasons:
                 yield from self._astray(file)
 
-    def _astray(self, file: IndexFile) -> Iterator[Finding]:
+    def _astray(self, file: TierIndexFile) -> Iterator[Finding]:
         """Yield the first item of a missing queue that has the hash of a key without an item."""
         for first, items in file.blocks():
             codes = code_of(items["topic_id"].astype(np.int64), items["queue_id"])
             odd = ~np.isin(codes, self._codes) & np.isin(folded(items["key_hash"]), self._lacking)
             for row in np.flatnonzero(odd).tolist():
-                tally = Tally()
+                tally = ItemTally()
                 self._unknown(tally, items["topic_id"][row:row + 1].astype(np.int64),
                               items["queue_id"][row:row + 1].astype(np.int64))
                 for unknown in tally.unknown:

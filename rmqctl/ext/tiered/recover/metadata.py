@@ -15,7 +15,7 @@ import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
-from rmqctl.ext.tiered.index.index_file import EMPTY, IndexFile
+from rmqctl.ext.tiered.index.index_file import EMPTY, TierIndexFile
 from rmqctl.ext.tiered.recover.queue import RecoveredQueue, RecoveredSegment
 from rmqctl.formats.local import message, properties
 from rmqctl.formats.tiered import index as fmt
@@ -152,7 +152,7 @@ def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry 
 
 # -- topic ids from the index ---------------------------------------------------------------------
 
-def count_topic_ids(files: Iterable[IndexFile],
+def count_topic_ids(files: Iterable[TierIndexFile],
                     queues: Iterable[FlatQueue]) -> dict[str, dict[int, int]]:
     """Return {topic: {id: number of items whose message has the key}}. Unreadable items and
     messages do not count.
@@ -183,7 +183,7 @@ def most_likely_ids(counts: dict[str, dict[int, int]]) -> dict[str, int]:
     return chosen
 
 
-def _sample(file: IndexFile, samples: dict[int, list[tuple[int, int, int, int]]]) -> None:
+def _sample(file: TierIndexFile, samples: dict[int, list[tuple[int, int, int, int]]]) -> None:
     if file.form == EMPTY:
         return
     try:

@@ -18,7 +18,7 @@ from rmqctl.errors import FormatError, RmqctlError, StoreIOError, UsageError
 from rmqctl.ext.tiered.files.metadata_file import load
 from rmqctl.ext.tiered.files.settings import recall
 from rmqctl.ext.tiered.flat_file import FlatFile
-from rmqctl.ext.tiered.index.index_file import OPEN, IndexFile, LocalIndex
+from rmqctl.ext.tiered.index.index_file import OPEN, LocalIndex, TierIndexFile
 from rmqctl.ext.tiered.index.progress import IndexProgress
 from rmqctl.ext.tiered.recover import index as recover_index
 from rmqctl.ext.tiered.recover import metadata
@@ -194,7 +194,7 @@ class _Recovery:
                                "such entries are recreated)")
         return readable[0], readable[1] if len(readable) > 1 else None, why
 
-    def _topics(self, files: Sequence[IndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
+    def _topics(self, files: Sequence[TierIndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
             meta.Metadata, metadata.MetadataChanges]:
         """Return (metadata with an id for every topic of the tier, the changes)."""
         oldest: dict[str, int] = {}

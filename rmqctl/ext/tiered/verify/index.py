@@ -12,7 +12,7 @@ import numpy as np
 
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.common import plural
-from rmqctl.ext.tiered.index.index_file import BLOCK_ITEMS, COMPACTED, EMPTY, IndexFile
+from rmqctl.ext.tiered.index.index_file import BLOCK_ITEMS, COMPACTED, EMPTY, TierIndexFile
 from rmqctl.ext.tiered.verify.context import INDEX
 from rmqctl.formats.tiered import index as fmt
 from rmqctl.parse_values import time_text
@@ -40,7 +40,7 @@ class ItemTimes:
         self.least = min(self.least, int(diffs.min()))
         self.most = max(self.most, int(diffs.max()))
 
-    def newest(self, file: IndexFile) -> tuple[int, int]:
+    def newest(self, file: TierIndexFile) -> tuple[int, int]:
         """Return the least and greatest possible store time (ms) of the newest item."""
         step = 1 if file.shape.old else 1000
         newest = file.header.begin_timestamp + self.most * step
@@ -49,7 +49,7 @@ class ItemTimes:
                 newest + (step - 1 if self.most >= 0 else 0))
 
 
-def check(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
+def check(file: TierIndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     """Yield findings about a file; call ``take`` with every block of items.
     Raises: StoreIOError, FormatError.
     """
@@ -72,13 +72,13 @@ def check(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     yield from _end_time(file, times)
 
 
-def note(file: IndexFile, category: str, detail: str, position: int | None = None,
+def note(file: TierIndexFile, category: str, detail: str, position: int | None = None,
          **more: Any) -> Finding:
     """Return a finding about an index file."""
     return Finding(category, INDEX, detail, file.where, position, **more)
 
 
-def _header(file: IndexFile) -> Iterator[Finding]:
+def _header(file: TierIndexFile) -> Iterator[Finding]:
     header, shape = file.header, file.shape
     if header.magic != fmt.END_MAGIC:
         yield note(file, "tiered-index-header", "compacted, but has the magic of an open file",
@@ -89,7 +89,7 @@ def _header(file: IndexFile) -> Iterator[Finding]:
                    "5.1 writes", file.size - fmt.TAIL_SIZE, length=fmt.TAIL_SIZE)
 
 
-def _slots(file: IndexFile) -> Iterator[Finding]:
+def _slots(file: TierIndexFile) -> Iterator[Finding]:
     """Check the slots of the compacted form: their items must be contiguous."""
     shape, unit = file.shape, fmt.COMPACTED_SLOT
     expected, used = shape.items_at, 0
@@ -126,7 +126,7 @@ def _slots(file: IndexFile) -> Iterator[Finding]:
                    f"{used} are used", fmt.HEADER.field("slot_count").offset, length=4)
 
 
-def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, begin: Array,
+def _wrong_slots(file: TierIndexFile, first: int, length: Array, position: Array, begin: Array,
                  wrong: Array, off: Array) -> Iterator[Finding]:
     follows = 0
     for slot in np.flatnonzero(wrong | off).tolist():
@@ -146,7 +146,7 @@ def _wrong_slots(file: IndexFile, first: int, length: Array, position: Array, be
                 follows = shift  # a length before it is wrong, not all positions after it
 
 
-def _compacted_items(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
+def _compacted_items(file: TierIndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     """Check the items of the compacted form: each must be in the range of its hash's slot."""
     unit, slots = fmt.COMPACTED_ITEM, file.shape.slots
     seen = 0
@@ -177,7 +177,7 @@ def _lowest(hashed: Array, slots: int) -> Array:
     return mask
 
 
-def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
+def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
     """Return (positions, lengths) of slots, with a single read if they are near each other."""
     unit = fmt.COMPACTED_SLOT
     least, most = int(own.min()), int(own.max())
@@ -193,7 +193,7 @@ def _slot_places(file: IndexFile, own: Array) -> tuple[Array, Array]:
     return picked["position"].astype(np.int64), picked["length"].astype(np.int64)
 
 
-def _open(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
+def _open(file: TierIndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     """Check the open form: items point to the item before them in a slot, slots to the newest."""
     shape, header = file.shape, file.header
     none = -1 if shape.old else 0
@@ -219,7 +219,7 @@ def _open(file: IndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
     yield from _heads(file, last)
 
 
-def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[Finding]:
+def _links(file: TierIndexFile, first: int, items: Array, last: Array) -> Iterator[Finding]:
     hashed = items["key_hash"].astype(np.int64)
     negative = (hashed < 0) & ~_lowest(hashed, file.shape.slots)
     good = np.flatnonzero(~negative)
@@ -247,7 +247,7 @@ def _links(file: IndexFile, first: int, items: Array, last: Array) -> Iterator[F
                    file.shape.item_position(first + row), length=fmt.ITEM.size)
 
 
-def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
+def _heads(file: TierIndexFile, last: Array) -> Iterator[Finding]:
     unit = fmt.SLOT
     for first in range(0, file.shape.slots, _BLOCK_SLOTS):
         count = min(_BLOCK_SLOTS, file.shape.slots - first)
@@ -268,7 +268,7 @@ def _heads(file: IndexFile, last: Array) -> Iterator[Finding]:
             return
 
 
-def _end_time(file: IndexFile, times: ItemTimes) -> Iterator[Finding]:
+def _end_time(file: TierIndexFile, times: ItemTimes) -> Iterator[Finding]:
     """Compare the header's end time with the newest item; a broker that reopens a file loses it."""
     if not times.items or times.items < file.items:
         return

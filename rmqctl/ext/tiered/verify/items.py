@@ -16,7 +16,7 @@ from rmqctl.checks.findings import INFO, Finding
 from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
-from rmqctl.ext.tiered.index.index_file import COMPACTED, IndexFile
+from rmqctl.ext.tiered.index.index_file import COMPACTED, TierIndexFile
 from rmqctl.ext.tiered.verify.context import Coverage
 from rmqctl.ext.tiered.verify.index import note
 from rmqctl.ext.tiered.verify.keys import ITEM, KEY, Spool, compare, folded, marks
@@ -33,7 +33,7 @@ MAX_EXPLAINED = 10_000
 
 
 @dataclass(slots=True)
-class Tally:
+class ItemTally:
     """Counts of a file's items that are judged without messages."""
 
     expired: int = 0
@@ -54,11 +54,11 @@ class Items:
         self.queues = list(queues)
         self.counted = counted
         self.items, self.keys = Spool(ITEM), Spool(KEY)
-        self.files: list[IndexFile] = []
+        self.files: list[TierIndexFile] = []
         self.held = ExitStack()
         """Files that stay open while items are read."""
         self.has_empty = False
-        self._tallies: list[Tally] = []
+        self._tallies: list[ItemTally] = []
         self._serial = metadata.serial
         self._queues = {_low(topic.topic_id): set(metadata.queues.get(topic.topic, ()))
                         for topic in metadata.topics.values()}
@@ -76,10 +76,10 @@ class Items:
         self._starts = np.array(starts, np.int64)
         self._empties = folded(np.array(empties, np.int64))
 
-    def start(self, file: IndexFile) -> None:
+    def start(self, file: TierIndexFile) -> None:
         """Begin a file: the next items are its items."""
         self.files.append(file)
-        self._tallies.append(Tally())
+        self._tallies.append(ItemTally())
 
     def take(self, first: int, items: Array) -> None:
         """Add a block of items; ``first``: the number of its first item."""
@@ -111,7 +111,7 @@ class Items:
         out["time_diff"] = items["time_diff"][rows]
         self.items.add(out)
 
-    def _unknown(self, tally: Tally, topic: Array, queue_id: Array) -> None:
+    def _unknown(self, tally: ItemTally, topic: Array, queue_id: Array) -> None:
         """Judge items of queues without files: if the queue is in the metadata they are expired; if
         the topic id was assigned and no longer exists, the topic was removed.
         """
@@ -209,7 +209,7 @@ class Items:
                            f"difference {int(difference[row])}, expected {int(proper[row])} for "
                            "its message", place, length=size)
 
-    def _place(self, file: IndexFile, number: int) -> tuple[int, int]:
+    def _place(self, file: TierIndexFile, number: int) -> tuple[int, int]:
         if file.form == COMPACTED:
             unit = fmt.COMPACTED_ITEM
             return file.shape.items_at + number * unit.size, unit.size

@@ -22,7 +22,7 @@ from rmqctl.checks.verify.verdict import IsKnown, VerifyResult, first_findings, 
 from rmqctl.errors import FormatError, StoreIOError, UnsupportedError
 from rmqctl.ext.tiered.files.opening import open_reader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
-from rmqctl.ext.tiered.index.index_file import IndexFile, local_files, uploaded
+from rmqctl.ext.tiered.index.index_file import TierIndexFile, local_files, uploaded
 from rmqctl.ext.tiered.tier import Tier, index_folder, with_witness
 from rmqctl.ext.tiered.verify import files, index
 from rmqctl.ext.tiered.verify.context import (
@@ -189,7 +189,7 @@ class Verification:
         if flat is not None:
             entries = self.tier.metadata.segments[names.INDEX].get(names.index_path(broker), {})
             for file in uploaded(flat):
-                if not isinstance(file, IndexFile):
+                if not isinstance(file, TierIndexFile):
                     yield _unreadable(file)
                     continue
                 times = index.ItemTimes()
@@ -212,7 +212,7 @@ class Verification:
         keys = {file.timestamp for file in items.files if file.size}
         for path, file in local_files(folder, items.held, slots, options.index_max):
             name = os.path.basename(path)
-            if not isinstance(file, IndexFile):
+            if not isinstance(file, TierIndexFile):
                 yield _unreadable(file, path)
                 continue
             if not file.shape.old and file.size and int(name) != file.timestamp:
@@ -226,7 +226,7 @@ class Verification:
             yield from self._index_file(file, items, index.ItemTimes())
         yield from _compacting(folder)
 
-    def _index_file(self, file: IndexFile, items: Items,
+    def _index_file(self, file: TierIndexFile, items: Items,
                     times: index.ItemTimes) -> Iterator[Finding]:
         self.coverage.index_files += 1
         items.start(file)
@@ -235,7 +235,7 @@ class Verification:
             self.progress(file.size)
 
 
-def _index_entry(file: IndexFile, entry: SegmentEntry, times: index.ItemTimes) -> Iterator[
+def _index_entry(file: TierIndexFile, entry: SegmentEntry, times: index.ItemTimes) -> Iterator[
         Finding]:
     """Compare an index segment's times in the metadata with its header and items."""
     header = file.header
