@@ -193,13 +193,13 @@ def test_an_interrupt_within_a_table_is_no_error_of_the_query(
 
 _STOPPED = """
 import os, signal, sys, threading
-from rmqctl.sql.session import Session
+from rmqctl.sql.session import QuerySession
 
 def stop(*_):
     raise KeyboardInterrupt
 
 signal.signal(signal.SIGTERM, stop)
-with Session([sys.argv[1]]) as session:
+with QuerySession([sys.argv[1]]) as session:
     threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
     try:
         list(session.ask("select sum(range) from range(1000000000000)").rows)
