@@ -215,15 +215,18 @@ class Output:
         """Print a warning on stderr; silenced by -qq."""
         if self.quiet < 2:
             said = visible(self._translated(text))
-            prefix = _WARNING if self._language is None else self._language.caption(_WARNING)
-            self._say(f"rmqctl: {prefix}{said}")
+            self._say(f"rmqctl: {self.caption(_WARNING)}{said}")
 
     def debug(self, text: str) -> None:
         """Print a detail on stderr; shown with -v."""
         if self.verbose >= 1:
             self._say(f"rmqctl: debug: {visible(text)}")
 
-    def _translated(self, text: str) -> str:
+    def caption(self, text: str) -> str:
+        """Return a text without data, as a question or a label, in the user's language."""
+        return text if self._language is None else self._language.caption(text)
+
+    def _said(self, text: str) -> str:
         if self._language is None:
             return text
         if not self._has_noted_english and self._language.lacks(text):
@@ -273,12 +276,12 @@ class Output:
 
         around = self._progress
         if isinstance(around, BarProgress) and around.is_running:
-            return Nested(around, visible(self._translated(label)), total,
+            return Nested(around, visible(label), total,
                           unit_bytes=unit == "bytes")
-        bar = BarProgress(visible(self._translated(label)), total, self._stderr,
-                          unit_bytes=unit == "bytes",
+        bar = BarProgress(visible(label), total, self._stderr, unit_bytes=unit == "bytes",
                           width=lambda: terminal_width(self._stderr, self._environ),
-                          unicode=can_encode(self._stderr, "\u2588\u2591"))
+                          unicode=can_encode(self._stderr, "\u2588\u2591"),
+                          caption=self.caption)
         if self._terminal:
             self._sink.before_write = bar.hide  # rows and the bar share one screen
         self._progress = bar

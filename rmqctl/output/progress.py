@@ -62,8 +62,10 @@ class BarProgress(Progress):
 
     def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,
                  delay: float = 0.3, width: Callable[[], int] = lambda: 80, unicode: bool = False,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+                 clock: Callable[[], float] = time.monotonic,
+                 caption: Callable[[str], str] = str) -> None:
         self._label = self.own_label = label
+        self._caption = caption
         self._total = total
         self._stream = stream
         self._unit_bytes = unit_bytes
@@ -155,7 +157,7 @@ class BarProgress(Progress):
         total = self._total
         # Everything is read, but the work continues: a full bar would look finished.
         is_known = bool(total) and self._done < (total or 0)
-        label = f"{_SPINNER[self._ticks % len(_SPINNER)]} {self._label}"
+        label = f"{_SPINNER[self._ticks % len(_SPINNER)]} {self._caption(self._label)}"
         elapsed = _clock_text(now - self._started)
         # Percentage and remaining time need a total that is not reached yet.
         parts: dict[str, str] = {"label": label}

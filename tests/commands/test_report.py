@@ -370,7 +370,7 @@ def test_a_store_without_its_log_is_not_said_to_lose_nothing(golden_copy: Golden
     assert page.charts() == ["wide", "narrow"]  # the time of what is lost; no map
     assert "good" not in page.tones().values()
     page, _ = report(root, "--no-hash", "--lang", "zh", code=1)
-    assert "并删除全部消费队列" in page.text
+    assert "并删除全部 ConsumeQueue" in page.text
 
 
 def test_what_only_the_checkpoint_proves_is_in_the_chart(tmp_path: Path, report) -> None:

@@ -102,7 +102,7 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
     "No" ends the run with exit code 1; Ctrl-C and the end of input end it as interrupted.
     """
-    if yes or not at_a_terminal() or typer.confirm(question, err=True):
+    if yes or not at_a_terminal() or typer.confirm(out.caption(question), err=True):
         return
     out.note("cancelled; nothing was changed")
     raise typer.Exit(int(ExitCode.FINDINGS))
