@@ -13,7 +13,7 @@ from rmqctl.commands.shared.engine_options import EngineOptions
 from rmqctl.commands.shared.options import Out, StoreQueues, Zone
 from rmqctl.errors import ExitCode
 from rmqctl.output.units import count_text, duration_text, size_text, time_text
-from rmqctl.phrases import counted
+from rmqctl.phrases import Phrase, counted
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmqctl.repair.retention import AgedFile, DiskOutlook, Retention
 
 _MAX_SHOWN = 20
-_WHY = {"disk": "deleted: the disk is full", "age": "expired"}
+_WHY = {"disk": Phrase("deleted: the disk is full"), "age": Phrase("expired")}
 _HOUR = 3_600_000
 
 

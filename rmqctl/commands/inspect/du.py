@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from rmqctl.commands.shared.messages import ReadFaults
 from rmqctl.commands.shared.options import Out, StoreQueues, View, Zone
 from rmqctl.output.units import count_text, size_text, time_text
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from datetime import tzinfo
@@ -86,8 +87,9 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
         page.text("growth unknown: no message can be read")
     else:
         page.pairs({
-            "messages from": f"{time_text(growth['first_store_timestamp'], tz)} to "
-            f"{time_text(growth['last_store_timestamp'], tz)}",
+            "messages from": Phrase("{start} to {end}",
+                                    start=time_text(growth["first_store_timestamp"], tz),
+                                    end=time_text(growth["last_store_timestamp"], tz)),
             "log": size_text(growth["log_bytes"]),
             "per day": _per_day(growth["bytes_per_day"]),
             **({} if growth["recent_since"] is None else {
@@ -98,9 +100,9 @@ def _show(page: Human, document: dict[str, Any], not_told: str, tz: tzinfo) -> N
     repairs = document["repairs"]
     page.pairs({
         "kept by repairs": f"{size_text(sum(row['bytes'] for row in repairs))} "
-        f"({len(repairs)}; rmqctl undo STORE --prune 30d)" if repairs else "nothing",
+        f"({len(repairs)}; rmqctl undo STORE --prune 30d)" if repairs else Phrase("nothing"),
         "moved aside when opened": size_text(document["put_aside_bytes"]),
-        "free on the disk": "unknown" if document["disk_free"] is None
+        "free on the disk": Phrase("unknown") if document["disk_free"] is None
         else size_text(document["disk_free"])})
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rmqctl import vfs
 from rmqctl.errors import UsageError
 from rmqctl.output.units import count_text, counted, size_text
+from rmqctl.phrases import Phrase
 
 if TYPE_CHECKING:
     from rmqctl.checks.preflight.missing import MissingMessages
@@ -117,5 +118,5 @@ def _show(page: Human, document: dict[str, Any]) -> None:
         "into": document["out"] if os.path.isfile(document["out"]) else
         f"{counted(document['file_count'], 'file')} in "
         f"{counted(document['partition_count'], 'partition')} of {document['out']}",
-        "complete": "yes" if document["complete"] else "no",
+        "complete": Phrase("yes") if document["complete"] else Phrase("no"),
     })
