@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 ERROR, WARNING, INFO = "error", "warning", "info"
@@ -21,6 +21,7 @@ REBUILT = frozenset({"consumequeue", "index"})
 class Finding:
     """A finding. ``offset`` is the physical offset for the commitlog, otherwise the position in the
     file; ``position`` is always the position in ``file``. ``count``: number of entries or records.
+    ``cause``: what a repair must know of the fault, usually the name of the field; never shown.
     """
 
     category: str
@@ -36,6 +37,7 @@ class Finding:
     count: int = 1
     severity: str = ""
     next: str | None = None
+    cause: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:
         if not self.severity:
@@ -57,7 +59,7 @@ class Finding:
         """
         return Finding(self.category, self.structure, self.detail, self.file, self.offset,
                        self.length, self.topic, self.queue_id, self.queue_offset, self.position,
-                       self.count, self.severity, command)
+                       self.count, self.severity, command, self.cause)
 
     @property
     def is_trouble(self) -> bool:

@@ -52,22 +52,17 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
     if around is not None:
         evidence.append(Evidence("consumequeue", "an entry points to a message of "
                                  f"{around[1]} bytes at {around[0]}, which would contain it"))
-    evidence += _keys(source, record)
-    contradicted = leads is False or any("other keys" in clue.detail for clue in evidence)
+    index_keys = set() if source.witness is None else set(
+        source.witness.keys(start, start + 1)[1].tolist())
+    own = index_keys & key_hashes(record)
+    if index_keys:
+        evidence.append(Evidence("index", f"the index has {len(own)} of its keys" if own else
+                                 "the index has other keys"))
+    contradicted = leads is False or (bool(index_keys) and not own)
     verdict = Verdict.DAMAGED if not is_intact else plan.verdicts.get(
         start, Verdict.CONTRADICTED if contradicted else Verdict.INTACT)
     return Place(start, end, verdict, tuple(evidence),
                  _remedy(plan, start, end))
-
-
-def _keys(source: Source, record: Record) -> Iterator[Evidence]:
-    place = record.physical_offset
-    index_keys = set() if source.witness is None else set(
-        source.witness.keys(place, place + 1)[1].tolist())
-    if index_keys:
-        own = index_keys & key_hashes(record)
-        yield Evidence("index", f"the index has {len(own)} of its keys" if own else
-                       "the index has other keys")
 
 
 def _span(plan: Plan, source: Source, span: Span, offset: int) -> Place:

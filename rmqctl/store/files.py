@@ -56,11 +56,12 @@ class StoreFile:
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A part of the directory that cannot be read, or that does not belong there."""
+    """A part of the directory that cannot be read, does not belong there, or is misnamed."""
 
     path: str
     reason: str
     unreadable: bool = False
+    misnamed: bool = False
 
 
 @dataclass(slots=True)

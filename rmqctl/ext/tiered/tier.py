@@ -229,7 +229,7 @@ def _look(reader: TierReader) -> TierContents:
             continue
         if not parsed[1]:
             contents.problems.append(Trouble(path, "the hash in the cluster folder's name is "
-                                                 "wrong"))
+                                                 "wrong", misnamed=True))
         for broker, below in _folders(reader, path, contents):
             for topic, under in _folders(reader, below, contents):
                 _queues_of(reader, (parsed[0], broker, topic), under, contents)

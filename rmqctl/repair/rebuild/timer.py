@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from rmqctl.broker.timer import LOG, WHEEL, TimerFiles, rebuilt_wheel, wheel_of
 from rmqctl.broker.timer_messages import built_log, restored_progress, timed_messages
 from rmqctl.checks.findings import Finding
-from rmqctl.checks.verify.timer.timer import check
+from rmqctl.checks.verify.timer.timer import BEYOND_END, FLUSHED_BEYOND_END, check
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.properties import TIMER_TOPIC
 from rmqctl.formats.timer import timer_check
@@ -79,8 +79,8 @@ def _without(changes: Changes, name: str) -> None:
 
 def _progress_is_damaged(findings: list[Finding]) -> bool:
     """Return whether timercheck itself is damaged or missing, not only ahead of the timer log."""
-    return any(finding.category == "timer-check" and " is beyond the end: " not in finding.detail
-               for finding in findings)
+    return any(finding.category == "timer-check" and finding.cause not in (
+        BEYOND_END, FLUSHED_BEYOND_END) for finding in findings)
 
 
 def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> bool:
@@ -89,9 +89,8 @@ def _log_is_wrong(files: TimerFiles, findings: list[Finding], log_end: int) -> b
     if beyond.any() and not beyond[beyond.argmax():].all():  # a damaged unit: valid ones follow
         return True
     return files.damaged or any(
-        (finding.category == "timer-log"
-         and "beyond the end of the commitlog" not in finding.detail)
-        or finding.detail.startswith("last_timer_log_flush_pos ") for finding in findings)
+        (finding.category == "timer-log" and finding.cause != BEYOND_END)
+        or finding.cause == FLUSHED_BEYOND_END for finding in findings)
 
 
 def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,

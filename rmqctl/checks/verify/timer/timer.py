@@ -33,6 +33,9 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 _MAGICS = timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL | timer_log.MAGIC_DELETE
+BEYOND_END, FLUSHED_BEYOND_END = "beyond-end", "flushed-beyond-end"
+"""Causes of findings: a position after the end of what it is in; that of the timer log itself."""
+_FLUSHED = "last_timer_log_flush_pos"
 _YEAR_3000 = 32_503_680_000_000
 _NEVER = -1
 _LONG_MAX = (1 << 63) - 1
@@ -136,7 +139,7 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
             yield Finding("timer-check", "timer", "missing, although the timer log has units: a "
                           "broker reads the whole timer log again", file=path, severity=WARNING)
         return
-    limits = {"last_timer_log_flush_pos": (log.end, "the timer log ends")}
+    limits = {_FLUSHED: (log.end, "the timer log ends")}
     queue = store.known_queue(TIMER_TOPIC, 0)
     if queue is not None:
         try:
@@ -149,7 +152,8 @@ def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> I
             place = TIMER_CHECK.field(name)
             yield Finding("timer-check", "timer", f"{name} {value} is beyond the end: "
                           f"{words} at {end}", file=path, offset=place.offset,
-                          length=place.size, next=LOOK)
+                          length=place.size, next=LOOK,
+                          cause=FLUSHED_BEYOND_END if name == _FLUSHED else BEYOND_END)
 
 
 # -- units -----------------------------------------------------------------------------------
@@ -167,10 +171,15 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
         if held:  # the units after it are being written
             good &= page.position < flushed
         asked = good.copy()
-        for name, words, mask in _wrong(log, page, records):
+        for name, words, mask in _wrong(log, page):
             wrong = np.flatnonzero(mask & good)
             good[wrong] = False
             yield from _tell(page, wrong, name, words)
+        beyond = np.flatnonzero(good & (page.units["physical_offset"].astype(np.int64)
+                                        > records.log_end - page.units["message_size"]))
+        good[beyond] = False
+        yield from _tell(page, beyond, "physical_offset", "points beyond the end of the commitlog "
+                         f"({records.log_end})", BEYOND_END)
         for row, name, words in records.check(page.units, np.flatnonzero(good), log.precision):
             good[row] = False
             yield from _tell(page, np.array([row]), name, words)
@@ -185,7 +194,7 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
     yield from chains.judge()
 
 
-def _wrong(log: TimerLog, page: UnitPage, records: TimerRecords) -> list[tuple[str, str, Array]]:
+def _wrong(log: TimerLog, page: UnitPage) -> list[tuple[str, str, Array]]:
     """Return (field, fault, which units), in the order of the reports: each unit once."""
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]
@@ -202,18 +211,18 @@ def _wrong(log: TimerLog, page: UnitPage, records: TimerRecords) -> list[tuple[s
         ("delay_time", "results in an invalid time", slot_time(units) <= 0),
         ("message_size", "is not a valid message size", size < MIN_SIZE),
         ("physical_offset", "is not a valid physical offset", physical < 0),
-        ("physical_offset", f"points beyond the end of the commitlog ({records.log_end})",
-         physical > records.log_end - size),
     ]
 
 
-def _tell(page: UnitPage, rows: Array, name: str, words: str) -> Iterator[Finding]:
+def _tell(page: UnitPage, rows: Array, name: str, words: str,
+          cause: str = "") -> Iterator[Finding]:
     place = timer_log.UNIT.field(name)
     for row in rows.tolist():
         position = int(page.position[row]) - page.file.base
         yield Finding("timer-log", "timer", f"{name} of the unit at {int(page.position[row])}: "
                       f"{int(page.units[row][name])} {words}", file=page.file.path,
-                      offset=position + place.offset, length=place.size, next=LOOK)
+                      offset=position + place.offset, length=place.size, next=LOOK,
+                      cause=cause or name)
 
 
 Wrong = tuple[int, str, str]

@@ -21,14 +21,12 @@ from rmqctl.formats.tiered import metadata as meta
 from rmqctl.formats.tiered import names
 from rmqctl.parse_values import is_url
 
-_HASHES = "the hash in the cluster folder's name is wrong"
-
 
 def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
     """Yield findings about names, folders and gaps between segments. ``broker``: only its files."""
     for problem in tier.problems:
         category = ("file-unreadable" if problem.unreadable else
-                    "tiered-name" if problem.reason == _HASHES else "tiered-stray")
+                    "tiered-name" if problem.misnamed else "tiered-stray")
         yield Finding(category, TIER, problem.reason, tier.reader.where(problem.path))
     for name, flat in flat_files(tier):
         if broker not in (None, name.broker):
