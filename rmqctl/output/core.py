@@ -226,7 +226,7 @@ class Output:
         """Return a text without data, as a question or a label, in the user's language."""
         return text if self._language is None else self._language.caption(text)
 
-    def _said(self, text: str) -> str:
+    def _translated(self, text: str) -> str:
         if self._language is None:
             return text
         if not self._has_noted_english and self._language.lacks(text):
