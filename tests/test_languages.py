@@ -354,4 +354,7 @@ def test_a_text_is_found_by_its_template():
     assert chinese.text("1 entry") == "1 个条目"
     assert chinese.text("order no 7 from anybody") == "order no 7 from anybody", "data"
     assert chinese.value("body", "no message at 7") == "no message at 7", "data of the store"
+    assert chinese.value("property.A", "no message at 7") == "no message at 7"
+    assert chinese.cell("any", "no message at 7") == "no message at 7"
+    assert chinese.cell("reason", "no message at 7") == "7 处没有消息"
     assert language("en").text("no message at 7") == "no message at 7"

@@ -59,7 +59,7 @@ class RowLayout(NamedTuple):
 
     def cell(self, column: str, value: Any) -> Any:
         """Return the value of a cell as it is shown."""
-        return value if self.language is None else self.language.value(column, value)
+        return value if self.language is None else self.language.cell(column, value)
 
 
 _MAX_SENTENCE = 1000

@@ -31,6 +31,10 @@ _DATA = frozenset({"body", "key", "keys", "tags", "properties", "properties_raw"
 """Names whose values come from the store, or are typed: never translated."""
 _SENTENCE = re.compile(r"(?<![\w/.:=@%-])[A-Za-z][a-z']+(?: [(]?[a-z][a-z']+){2,}(?![\w/=-])")
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"")
+_TEXTS = frozenset({"cause", "content", "detail", "error", "fault", "from", "help", "lost",
+                    "meaning", "note", "problem", "reason", "remark", "result", "retries", "target",
+                    "to", "troubles", "what", "where", "why"})
+"""Columns of tables with texts of rmqctl; any other may contain data of a message."""
 IN_ENGLISH = Phrase("This text is not translated yet.")
 _ENTRY = re.compile(r'^("(?:[^"\\]|\\.)*") = ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 
@@ -57,11 +61,15 @@ class Language:
         """Return whether a text for people stays an English sentence in this language."""
         return self.name != ENGLISH and bool(_SENTENCE.search(_QUOTED.sub("", self.text(text))))
 
+    def cell(self, column: str, value: Any) -> Any:
+        """Return the value of a cell in a table: only known columns contain texts."""
+        return self.value(column, value) if column in _TEXTS else self.say(value)
+
     def value(self, name: str, value: Any) -> Any:
         """Return the value of a field: a text that fits a template is translated, unless the field
         contains data of the store.
         """
-        if isinstance(value, str) and name not in _DATA:
+        if isinstance(value, str) and name not in _DATA and "." not in name:
             return self.text(value)
         return self.say(value)
 
