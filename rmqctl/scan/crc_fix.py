@@ -30,11 +30,11 @@ MASKED = 1 << 31
 _ONE, _X = 1 << 31, 1 << 30
 _BEYOND = tuple(reduce(lambda value, _: value >> 1 ^ (POLYNOMIAL if value & 1 else 0), range(4),
                        low) for low in range(16))
-"""What the four highest powers become when four more are multiplied."""
+"""The four highest powers, multiplied by four more."""
 _CHECK_BITS, _BYTE = 32, 8
 _PRIMES = (3, 5, 17, 257, 65537)
 _SHARES = tuple(ORDER // prime * pow(ORDER // prime, -1, prime) for prime in _PRIMES)
-"""What one power in each subgroup is among all."""
+"""The share of each subgroup in a logarithm."""
 _BABY_STEPS = 1024
 _NIBBLE = 4
 _FEW_BYTES = 1 << 16

@@ -68,7 +68,7 @@ def on_pool(pool: Pool, store: Path, settings: Settings, scratch: Scratch, kind:
 def figures(rebuilt: Rebuilt) -> dict[str, Any]:
     """Everything it tells, without the scratch folder's place."""
     return {name: getattr(rebuilt, name) for name in Rebuilt.__slots__ if name not in (
-        "scratch", "made")}
+        "scratch", "scratch_store")}
 
 
 def outcome(rebuilt: Rebuilt) -> tuple[dict[str, bytes], dict[str, Any]]:

@@ -73,7 +73,7 @@ def test_a_tier_in_the_stores_own_folders_is_refused(rmqctl: Runner, store: Path
 def test_a_broker_that_is_not_there_is_said(rmqctl: Runner, store: Path,
                                             command: list[str]) -> None:
     report = rmqctl("tiered", *command, str(store), "--broker", "nope").expect(2)
-    assert "brokers in it: broker-a" in report.err
+    assert "its brokers: broker-a" in report.err
 
 
 def test_the_kinds_of_bytes_add_up_as_in_verify(rmqctl: Runner, store: Path) -> None:

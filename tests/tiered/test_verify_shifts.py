@@ -13,10 +13,10 @@ from rmqctl.formats.local import message
 from tests.support.share import every
 from tests.tiered import made
 from tests.tiered.made import T0, Queue
-from tests.tiered.verifying import Verdict, verified
+from tests.tiered.verifying import VerifyResult, verified
 
 
-def found_in(queue: Queue, home: Path) -> Verdict:
+def found_in(queue: Queue, home: Path) -> VerifyResult:
     queue.write(home / "tieredstore")
     made.write_metadata(home, {made.TOPIC: 0}, [queue])
     return verified(home)
@@ -36,12 +36,12 @@ def several(count: int) -> Queue:
     return queue
 
 
-def shifts(found: Verdict) -> list[tuple[int | None, int | None]]:
+def shifts(found: VerifyResult) -> list[tuple[int | None, int | None]]:
     return [(one.queue_offset, one.count) for one in found.findings
             if one.category == "tiered-shifted"]
 
 
-def wrong_units(found: Verdict) -> list[int | None]:
+def wrong_units(found: VerifyResult) -> list[int | None]:
     return [one.queue_offset for one in found.findings if one.category == "tiered-cq-unit"]
 
 
