@@ -123,10 +123,9 @@ def columns(stores: list[str], pool: Any, names: tuple[str, ...]) -> object:
 def _columns(names: tuple[str, ...], part: Any) -> int:
     from rmqctl.scan.columns import message_columns
     from rmqctl.scan.source import FileSource
-    from rmqctl.store.log import ranges
 
     with FileSource(part.file.path, part.file.base) as source:
-        return sum(message_columns(batch, names).num_rows for batch in ranges.walk(part, source))
+        return sum(message_columns(batch, names).num_rows for batch in part.walk(source))
 
 
 def source(spark: Any, stores: list[str], names: tuple[str, ...]) -> object:

@@ -44,12 +44,12 @@ from rmqctl.store.store import Sizes, Store
 
 _BLOCK = 4 << 20
 _AGAIN = "index-again"
+"""The note in ``.rmqctl`` of the start of a new indexing, during a recovery."""
 WRITTEN = ("consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config", "timerlog",
            "timerwheel")
 """Paths in a store that a broker with incoming messages writes, except the log and the small files.
 None of them may be a link.
 """
-"""The note in ``.rmqctl`` of the start of a new indexing, during a recovery."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,8 +175,9 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
             wrong = np.flatnonzero(mask & good)
             good[wrong] = False
             yield from _tell(page, wrong, name, words)
+        size = page.units["message_size"].astype(np.int64)
         beyond = np.flatnonzero(good & (page.units["physical_offset"].astype(np.int64)
-                                        > records.log_end - page.units["message_size"]))
+                                        > records.log_end - size))
         good[beyond] = False
         yield from _tell(page, beyond, "physical_offset", "points beyond the end of the commitlog "
                          f"({records.log_end})", BEYOND_END)
