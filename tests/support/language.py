@@ -29,7 +29,7 @@ FORBIDDEN = {
     r"\bis no (?!longer|more\b|later|earlier|larger|reason|way)": "is not a",
     r"\bset right\b|\bput right\b|\bheal(?:s|ed)?\b": "repair, fix, restore",
     r"\bnothing tells\b|\bcannot be told\b|\bis not told\b": "unknown, cannot be determined",
-    r"\bleads? to (?:it|them|a message|the message|no message|a record)\b": "points to",
+    r"\bleads? to\b": "points to",
     r"\blies? (?:in|at|behind|beyond|before|after|inside|outside|elsewhere|there)\b":
         "is in, is at",
     r"\bstands? (?:in|at|behind|beyond|before|after|there|for)\b": "is in, is at, means",
