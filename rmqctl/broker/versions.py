@@ -166,7 +166,8 @@ DIFFERENCES = (
     Difference("5.0.0", "5.3.1", "an end-of-file record longer than the rest of its file ends the "
                "file",
                {"blank_must_fit": False}),
-    Difference("5.3.4", "5.4.0", "rmqctl does not know the changes of this release since 5.3.3"),
+    Difference("5.3.4", "5.4.0",
+               "rmqctl does not know what changed between 5.3.3 and this release"),
 )
 
 

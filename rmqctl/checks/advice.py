@@ -282,7 +282,7 @@ def into_a_folder(root: str) -> tuple[str, list[NextStep]]:
     """
     copy = vfs.stem(root) + _RESTORED
     return copy, [NextStep(f"rmqctl restore {shlex.quote(root)} {shlex.quote(copy)}", Phrase(
-        "copies the store into a folder of this machine: repairs need one"))]
+        "copies the store into a local folder: only local stores can be repaired"))]
 
 
 def with_next(start: Prediction, root: str) -> dict[str, Any]:
@@ -455,6 +455,6 @@ def _beside(damaged: Sequence[tuple[str, int]], start: Prediction,
         remaining.insert(0, Remaining("refused", 1, outlook.refused))
     if not remaining and (lost := start.account.known_lost):
         remaining.append(Remaining("messages", lost, Phrase(
-            "this store cannot restore them: use a replica or a backup (`rmqctl recover --from "
-            "COPY`), or start the broker without them")))
+            "this store cannot restore the messages: use a replica or a backup (`rmqctl recover "
+            "--from COPY`), or start the broker without them")))
     return remaining

@@ -125,7 +125,7 @@ class _ConfCheck:
     def _twice(self) -> Iterator[ConfFinding]:
         for name, lines in self._conf.repeated.items():
             yield self._finding("conf-value", name, Phrase(
-                "{name} is in lines {lines}: the last line counts", name=name,
+                "{name} is set on lines {lines}: the last one takes effect", name=name,
                 lines=", ".join(map(str, lines))))
 
     # -- folders, and the store -------------------------------------------------------------------

@@ -134,4 +134,4 @@ FINDING_COLUMNS = _columns(
     ("detail", TEXT, "description of the finding"),
     ("next", TEXT, "command that shows more or repairs it", "none"),
     ("position", LONG, "its offset in its file, in bytes", "unknown"),
-    ("count", LONG, "number of findings of the same kind that it represents"))
+    ("count", LONG, "number of findings of the same kind that this row represents"))

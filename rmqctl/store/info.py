@@ -259,8 +259,8 @@ def _files(top: str, seen: set[tuple[int, int]], troubles: list[Trouble],
     """Yield (entry, stat, its folder) of the regular files below ``top``.
 
     No folder is entered twice. Only links to folders of a store are followed, and below a link no
-    folder deeper than a store's own: a link may point to an entire disk. ``note`` is called with the
-    entries of each folder.
+    folder deeper than a store's own: a link may point to an entire disk. ``note`` is called with
+    the entries of each folder.
     """
     stack: list[tuple[str, int, int, os.stat_result | None]] = [(top, 0, _MAX_DEPTH, None)]
     while stack:

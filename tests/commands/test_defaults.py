@@ -138,9 +138,9 @@ def test_general_options_mean_one_thing() -> None:
 def test_verbose_says_where_a_value_is_from(config: Config, tiny_base: Tiny) -> None:
     words = ("read", tiny_base.root, "--limit", "1", "-o", "json")
     done = config.run(*words, "-v", text="[read]\nbody = 'none'\n", RMQCTL_TZ="+08:00").expect(0)
-    assert "rmqctl: --tz is from RMQCTL_TZ\n" in done.err
-    assert f"rmqctl: --body is from {config.path}:2\n" in done.err
-    assert "--limit is from" not in done.err
+    assert "rmqctl: --tz is set in RMQCTL_TZ\n" in done.err
+    assert f"rmqctl: --body is set in {config.path}:2\n" in done.err
+    assert "--limit is set in" not in done.err
     assert "is from" not in config.run(*words, RMQCTL_TZ="+08:00").err
 
 

@@ -24,7 +24,8 @@ def writer() -> Writer:
 
 
 LEFT = COUNT - HIT - 1
-SAID = f"{LEFT} records not shown: undecided (messages, or part of a damaged message's body)"
+SAID = (f"{LEFT} records not shown: it is not certain whether they are messages or part of a "
+        "damaged body")
 
 
 @pytest.mark.parametrize("words", [

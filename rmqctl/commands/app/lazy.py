@@ -129,7 +129,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
 
             for param in self.params:
                 if ctx.get_parameter_source(param.name).name == "DEFAULT_MAP":
-                    say(f"rmqctl: --{key_of(param)} is from {self._defaults[param.name].origin}",
+                    say(f"rmqctl: --{key_of(param)} is set in {self._defaults[param.name].origin}",
                         sys.stderr)
         if not gc.isenabled():  # see rmqctl.__main__
             gc.freeze()

@@ -121,7 +121,7 @@ def _show(out: Output, consumers: Consumers, predicted: Prediction, *, all_queue
     if repaired is not None and not out.is_value:
         out.note(repaired)
     if not consumers.complete:
-        out.warn(Phrase("more messages are lost than these figures count"))
+        out.warn(Phrase("these figures do not include all lost messages"))
     if not predicted.starts:
         out.warn(Phrase("a {version} broker would not start on this store (see `rmqctl "
                         "preflight`): messages at risk are counted as if nothing were truncated",

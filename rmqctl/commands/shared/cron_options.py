@@ -37,8 +37,8 @@ class CronOptions(OptionGroup):
         help="Lowest severity that makes the exit code 1.")] = "warning"
     baseline: Annotated[str | None, typer.Option(
         "--baseline", metavar="FILE", rich_help_panel=_CRON,
-        help="Baseline file: findings listed in it are counted, but not listed and not a "
-             "failure.")] = None
+        help="Baseline file: findings listed in it are counted, but not printed, "
+             "and cause no failure.")] = None
     update_baseline: Annotated[bool, typer.Option(
         "--update-baseline", rich_help_panel=_CRON,
         help="Write the findings to the --baseline file, so that later runs accept them.")] = False

@@ -98,8 +98,8 @@ def not_found(out: Output, faults: ReadFaults, *reasons: str) -> None:
 
 def undecided_text(count: int) -> str:
     """Return the note on records that may be messages and are not shown."""
-    return (f"{counted(count, 'record')} not shown: undecided (messages, or part of a damaged "
-            "message's body)")
+    return (f"{counted(count, 'record')} not shown: it is not certain whether they are "
+            "messages or part of a damaged body")
 
 
 class ReadFaults:

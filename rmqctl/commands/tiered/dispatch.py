@@ -200,7 +200,8 @@ def _page(page: Human, result: Result) -> None:
         "size": size_text(sum(outcome.bytes for outcome in result.outcomes)),
         "index": f"{count_text(result.items)} items, {plural(result.index_files, 'file')} uploaded",
         **({} if result.checked is None else
-           {"read back": f"{count_text(result.checked.messages)} messages equal to the store",
+           {"read back": f"{count_text(result.checked.messages)} messages identical to those "
+                         "in the store",
             "verified": "no findings" if not result.checked.findings else "see the warnings"}),
     })
     rows = [blank_for_none(outcome.as_dict()) for outcome in result.outcomes]

@@ -138,7 +138,7 @@ class Lag:
         queues = self._queues(topic)
         counted = self._counted(topic)
         if counted is None:
-            reason = f"the topic is not in {self._topics_in}: brokers omit it"
+            reason = f"the topic is not in {self._topics_in}, so brokers omit its offsets"
             counted = 0
         else:
             reason = f"the topic has only {counted} read queues: brokers omit this queue"

@@ -27,8 +27,9 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 MAX_SINGLE = 20_000
 """Left-over entries of one queue that are examined singly; the rest is counted."""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
-_OR_LOST = ("or the entries are lost; unknown which. In the first case pass --broker-conf FILE "
-            "with enableMultiDispatch=false; recover --multi-dispatch creates the entries")
+_OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, pass "
+            "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
+            "the entries")
 _MAX_GAP = 1 << 20
 """Gap before a queue's last message from which on its queue offset counts as damaged."""
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE

@@ -185,7 +185,7 @@ class _Recovery:
             elif name == path:
                 why = f"{name} is missing"
         if why is not None and readable:
-            self._notes.append(f"{why}; valid data of its backup is used")
+            self._notes.append(f"{why}; valid data from its backup is used")
         if not readable:
             return meta.Metadata(), None, why
         if readable[0].faults:
