@@ -44,8 +44,8 @@ _VARIABLES = {
     "RMQCTL_COMMAND_OPTION": "the default of an option ([defaults](defaults.md)): "
     "`RMQCTL_VERIFY_FAIL_ON`, or for all commands `RMQCTL_TZ`",
     "XDG_CONFIG_HOME": "where `rmqctl/config.toml` is, instead of `~/.config`",
-    "RMQCTL_LANG": "the language of screens, help and errors, `en` or `zh`, if `--lang` is left "
-                   "out",
+    "RMQCTL_LANG": "the language of screens, help and errors, `en` or `zh`, if `--lang` is "
+                   "omitted",
     "RMQCTL_DEBUG": "`1` shows the full traceback when rmqctl itself fails (as `-vv` does)",
     "NO_COLOR": "no colours",
     "FORCE_COLOR": "colours in the `table` format although stdout is not a terminal",

@@ -111,7 +111,7 @@ def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Da
 
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:
-    """Return records of ``[start, end)`` where they are few and nothing leads to any of them."""
+    """Return records of ``[start, end)`` where they are few and nothing points to any of them."""
     if source.witness is None or is_led(source, source.witness, start, end):
         return []
     records = records_between(source, start, end)

@@ -334,7 +334,7 @@ def _early(queue: ConsumeQueue, hole: Hole) -> int:
 
 def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
                   before: bool) -> bool:
-    """Return whether ``row`` leads to a run's first message because all rows of the run are too
+    """Return whether ``row`` points to a run's first message because all rows of the run are too
     early.
 
     Where the run is that message alone, its queue offset may as well be damaged. Then the row of

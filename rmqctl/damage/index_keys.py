@@ -1,4 +1,4 @@
-"""The keys that the index holds of messages, by the places it leads to."""
+"""The keys that the index holds of messages, by the places it points to."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[i
     its place was flipped; None without a sign of it.
 
     ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consume queues
-    and entries of the index lead to. The log is intact up to ``end`` and has files up to
+    and entries of the index point to. The log is intact up to ``end`` and has files up to
     ``files_end``. That message is the newest of which anything is known, and no other row has its
     place; its own one leads after the last file, or farther than any message reaches.
     """

@@ -94,7 +94,7 @@ class Contradictions:
         message.
 
         A queue of which the log has no message at all is believed only for a single row that is
-        one bit off. A message that its own queue's row leads to needs no other row of that queue,
+        one bit off. A message that its own queue's row points to needs no other row of that queue,
         nor does a batch whose properties say its queue offset, too. One whose queue offset follows
         that of the message before it, or is followed, needs no row of its size that says another
         queue, but for a light one, or another queue offset.

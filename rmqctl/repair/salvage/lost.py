@@ -103,7 +103,7 @@ class Collector:
     # -- rows -------------------------------------------------------------------------------------
 
     def _by_rows(self, rows: Sequence[FoundRow]) -> list[tuple[int, int]]:
-        """Messages which consumequeue rows lead to; returns the bytes they took."""
+        """Messages which consumequeue rows point to; returns the bytes they took."""
         # Entries by place; at each the size that most of them say.
         by_place: dict[int, list[FoundRow]] = {}
         for row in rows:
@@ -148,7 +148,7 @@ class Collector:
     # -- damaged records --------------------------------------------------------------------------
 
     def _by_records(self, placed: list[tuple[int, int]]) -> None:
-        """Damaged records of known extent which no row leads to, but which say what they are."""
+        """Damaged records of known extent which no row points to, but which say what they are."""
         # What an entry leads to has been taken already.
         starts = [start for start, _ in placed]
         for region in self._survey.regions:

@@ -244,7 +244,7 @@ def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
 def mend_flags(flags: Flags, survey: Survey, records: Records,
                rows: Mapping[int, Sequence[FoundRow]]) -> None:
     """Put intact messages into ``records`` whose header shows that their flags are damaged, as far
-    as these are known. ``rows`` by the place that they lead to. StoreIOError.
+    as these are known. ``rows`` by the place that they point to. StoreIOError.
     """
     def time_at(place: int | None) -> int | None:
         _, record, _ = (0, None, b"") if place is None else records.read(place, None)

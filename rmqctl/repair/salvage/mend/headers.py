@@ -249,7 +249,7 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 
 
 def _prepared(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
-    """Return the one that it leads to without one flipped bit, or the only one of the same unique
+    """Return the one that it points to without one flipped bit, or the only one of the same unique
     key.
     """
     stored = record.prepared_transaction_offset

@@ -443,7 +443,7 @@ class _Round:
             self._records.replace(place, correction.after)
 
     def _is_led_elsewhere(self, record: Record, said: int) -> bool:
-        """Return whether the entry of a record's queue offset leads to the place that it says."""
+        """Return whether the entry of a record's queue offset points to the place that it says."""
         witness = self._parts[0].witness
         return witness is not None and sysflag.has_consume_queue_row(record.sys_flag) and (
             witness.entry_of(record) == (said, record.total_size))

@@ -198,7 +198,7 @@ class Times:
             return  # what cannot be read proves nothing
 
     def _tags_code(self, key: tuple[str, int], queue_offset: int, physical: int) -> int | None:
-        """That of the row which leads to a place."""
+        """That of the row which points to a place."""
         queue = self._store.queues.get(key)
         if queue is None or queue_offset < 0:
             return None

@@ -304,7 +304,7 @@ def _turned(topic: bytes) -> Iterator[bytes]:
 def mend_topics(topics: Topics, records: Records,
                 rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
     """Put intact messages with their topics into ``records``; why others stay that cannot be
-    right, by place. ``rows`` by the place that they lead to. StoreIOError.
+    right, by place. ``rows`` by the place that they point to. StoreIOError.
     """
     left = {}
     for suspect in topics.suspects():
