@@ -89,11 +89,11 @@ def _runs(places: Array) -> list[Array]:
 def _zeroed(data: Array) -> Array:
     """Return which bytes are in a run of zeros (bool)."""
     bounds = np.flatnonzero(np.diff(np.concatenate([[False], data == 0, [False]]).astype(np.int8)))
-    found: Array = np.zeros(len(data), bool)
+    is_zero_run: Array = np.zeros(len(data), bool)
     for start, end in bounds.reshape(-1, 2).tolist():
         if end - start >= _ZEROS:
-            found[start:end] = True
-    return found
+            is_zero_run[start:end] = True
+    return is_zero_run
 
 
 def _is_dense(differs: Array) -> bool:
@@ -128,24 +128,24 @@ def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source],
     which other sources have different ones, no fewer than have the same, where ours does not tell.
     ``replaced``: what an earlier repair has put into ours, ascending. StoreIOError.
     """
-    found = []
+    ranges = []
     ends = [end for _, end in replaced]
     for start, theirs in records_of(source, item):
         head, end = _head(parts, start), start + len(theirs)
         if len(theirs) < (head or MIN_SIZE):
             continue
         near = bisect_right(ends, start)
-        told = None if near < len(replaced) and replaced[near][0] < end else agrees(
+        is_agreed = None if near < len(replaced) and replaced[near][0] < end else agrees(
             _without_foreign(parts, start, len(theirs)), theirs, head)
-        if told is None:
+        if is_agreed is None:
             copies = [_raw(other, start) for other in others]
             votes = [vote for vote in copies if vote is not None
                      and vote != theirs and _counts(parts, vote, head)]
             same = sum(vote == theirs for vote in copies)
-            told = not votes or (_counts(parts, theirs, head) and 1 + same > len(votes))
-        if told is False:
-            found.append((start, end))
-    return found
+            is_agreed = not votes or (_counts(parts, theirs, head) and 1 + same > len(votes))
+        if is_agreed is False:
+            ranges.append((start, end))
+    return ranges
 
 
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
@@ -207,8 +207,8 @@ def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
         return False
     witness = parts[0].witness
     place = record.physical_offset
-    known = set() if witness is None else set(witness.keys(place, place + 1)[1].tolist())
-    return not known or bool(known & key_hashes(record))
+    hashes = set() if witness is None else set(witness.keys(place, place + 1)[1].tolist())
+    return not hashes or bool(hashes & key_hashes(record))
 
 
 def _part(parts: Sequence[LogPart], start: int) -> LogPart | None:

@@ -142,17 +142,17 @@ class _Side(Side):
 
 
 class _Pass(PhysicalPass):
-    def __init__(self, a: _Side, b: _Side, found: Comparison, sealed: bool,
+    def __init__(self, a: _Side, b: _Side, comparison: Comparison, sealed: bool,
                  witness: Witness | None, progress: Callable[[int], None] | None) -> None:
         super().__init__(a, b, Differences(0), progress)
-        self._found, self._sealed, self._witness = found, sealed, witness
+        self._found, self._sealed, self._witness = comparison, sealed, witness
         self._asked = 0
         last = a.store.checkpoint
         self._times = [] if last is None else [time for time in (
             last.physic_msg_timestamp, last.logics_msg_timestamp, last.index_msg_timestamp)
             if time > 0]
-        self._starts = np.array([one.start for one in found.stretches], np.int64)
-        self._ends = np.array([one.end for one in found.stretches], np.int64)
+        self._starts = np.array([stretch.start for stretch in comparison.stretches], np.int64)
+        self._ends = np.array([stretch.end for stretch in comparison.stretches], np.int64)
 
     def same(self, batch: Batch, rows: Array) -> None:
         super().same(batch, rows)
@@ -170,15 +170,16 @@ class _Pass(PhysicalPass):
         sizes = batch.column("total_size")[rows], their_batch.column("total_size")[other]
         alike = (sizes[0] == sizes[1]) & ~self._inside(batch.offset[rows], sizes[0])[0]
         alike &= ~fillers(batch)[rows] & ~kept_damaged(batch)[rows] & their_batch.crc_ok()[other]
-        for one in np.flatnonzero(alike)[:max(0, _MOST_NAMED - len(self._found.fields))].tolist():
-            ours = decode(batch.bytes_at(int(rows[one])))
-            theirs = decode(their_batch.bytes_at(int(other[one])))
+        for index in np.flatnonzero(alike)[:max(0, _MOST_NAMED - len(self._found.fields))].tolist():
+            ours = decode(batch.bytes_at(int(rows[index])))
+            theirs = decode(their_batch.bytes_at(int(other[index])))
             place = ours.physical_offset
             differing = differences_of(ours, theirs)
             self._found.fields[place] = tuple(differing)
             if _OF_ONE.isdisjoint(differing):
                 self._found.hit.add(place)
-            raw, their_raw = batch.bytes_at(int(rows[one])), their_batch.bytes_at(int(other[one]))
+            raw = batch.bytes_at(int(rows[index]))
+            their_raw = their_batch.bytes_at(int(other[index]))
             self._found.verdicts[place] = (
                 self._known(theirs) - self._known(ours) + self._timed(ours, theirs)
                 + is_impossible(ours.topic) - is_impossible(theirs.topic)
@@ -198,9 +199,9 @@ class _Pass(PhysicalPass):
 
     def _kept(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
         """Messages that an earlier repair kept with a damaged body, and the source's has whole."""
-        for one in np.flatnonzero(kept_damaged(batch)[rows]).tolist():
-            ours = decode(batch.bytes_at(int(rows[one])))
-            if kept_from(ours, decode(their_batch.bytes_at(int(other[one])))):
+        for index in np.flatnonzero(kept_damaged(batch)[rows]).tolist():
+            ours = decode(batch.bytes_at(int(rows[index])))
+            if kept_from(ours, decode(their_batch.bytes_at(int(other[index])))):
                 place = ours.physical_offset
                 self._found.fillers.append(np.array([[place, place + ours.total_size]]))
 
@@ -241,14 +242,15 @@ class _Pass(PhysicalPass):
         if not len(taken):
             return
         self._found.offered.add(offset[taken], size[taken])
-        for one in np.unique(number[taken]).tolist():
-            self._weigh(self._found.stretches[one], batch, taken[number[taken] == one])
+        for stretch_number in np.unique(number[taken]).tolist():
+            self._weigh(self._found.stretches[stretch_number], batch,
+                        taken[number[taken] == stretch_number])
 
     def _conflict(self, batch: Batch, rows: Array) -> None:
-        offset, size, found = batch.offset, batch.column("total_size"), self._found
-        found.conflicts.add(offset[rows], size[rows])
-        for row in rows[:max(0, _MOST_NAMED - len(found.topics))].tolist():
-            found.topics.append((int(offset[row]), decode(batch.bytes_at(row)).topic.decode(
+        offset, size, comparison = batch.offset, batch.column("total_size"), self._found
+        comparison.conflicts.add(offset[rows], size[rows])
+        for row in rows[:max(0, _MOST_NAMED - len(comparison.topics))].tolist():
+            comparison.topics.append((int(offset[row]), decode(batch.bytes_at(row)).topic.decode(
                 "utf-8", "replace")))
 
     # -- what our consumequeues and index say of them ---------------------------------------------
@@ -269,28 +271,28 @@ class _Pass(PhysicalPass):
             agreeing[which[right]] = True
             against.update(np.unique(which[here & ~right]).tolist())
         # A row that is damaged itself leads anywhere: that of the record's queue offset decides.
-        against = {one for one in against if not self._confirmed(stretch, batch, rows[one])}
+        against = {index for index in against if not self._confirmed(stretch, batch, rows[index])}
         # Keys of the index, of some of the records.
-        known, hashes = self._witness.keys(low, high)
-        keyed = np.flatnonzero(np.isin(offset, known))
+        key_places, hashes = self._witness.keys(low, high)
+        keyed = np.flatnonzero(np.isin(offset, key_places))
         keys = 0
         step = max(1, len(keyed) // _KEYS_OF_BATCH)
-        for one in sorted({*keyed[::step].tolist(), *keyed[-1:].tolist()}):
-            theirs = key_hashes(decode(batch.bytes_at(int(rows[one]))))
-            if theirs.issuperset(hashes[known == offset[one]].tolist()):
+        for index in sorted({*keyed[::step].tolist(), *keyed[-1:].tolist()}):
+            theirs = key_hashes(decode(batch.bytes_at(int(rows[index]))))
+            if theirs.issuperset(hashes[key_places == offset[index]].tolist()):
                 keys += 1
-                agreeing[one] = True
-                stretch.agree(int(offset[one]), int(offset[one] + size[one]))
+                agreeing[index] = True
+                stretch.agree(int(offset[index]), int(offset[index] + size[index]))
             else:
-                against.add(one)
+                against.add(index)
         # What is contradicted does not agree; the latest record whose time the log knows ends what
         # is.
-        for one in sorted(against):
-            agreeing[one] = False
-            stretch.against.append((int(offset[one]), int(offset[one] + size[one])))
+        for index in sorted(against):
+            agreeing[index] = False
+            stretch.against.append((int(offset[index]), int(offset[index] + size[index])))
         timed = agreeing & np.isin(batch.column("store_timestamp")[rows], self._times)
-        for one in np.flatnonzero(timed)[-1:].tolist():
-            stretch.timed_end = max(stretch.timed_end, int(offset[one] + size[one]))
+        for index in np.flatnonzero(timed)[-1:].tolist():
+            stretch.timed_end = max(stretch.timed_end, int(offset[index] + size[index]))
         stretch.rows += int(agreeing.sum())
         stretch.keys += keys
 
@@ -330,7 +332,7 @@ def _is_torn(raw: bytes, other: bytes) -> bool:
     return length < len(raw) and raw[:length] == other[:length] and any(other[length:])
 
 
-def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Comparison) -> None:
+def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, comparison: Comparison) -> None:
     """Return whether the source has what may be a record of ours; where it has nothing, that says
     nothing.
     """
@@ -338,20 +340,20 @@ def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, found: Compariso
         if theirs.holds(place, np.frombuffer(log.bytes_at(place, size), np.uint8)):
             gone.alike += 1
             gone.agree(place, place + size)
-        elif next(found.offered.within(place, place + size), None) is not None:
+        elif next(comparison.offered.within(place, place + size), None) is not None:
             gone.against.append((place, place + size))
     gone.against.sort()
 
 
-def _unknown(log: _PartsLog, found: Comparison, blank: Range) -> list[int]:
+def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
     """Places of records of ours where the source's file has ended, if the records are in a stale
     page: what is on both sides is equal, and neither rows nor index know of them.
     """
-    before, behind = found.equal.before(blank.start), found.equal.behind(blank.end)
+    before, behind = comparison.equal.before(blank.start), comparison.equal.behind(blank.end)
     place = log.locate(blank.start)
     witness = None if place is None else place[0].witness
     if before is None or behind is None or place is None or witness is None or (
-            found.conflicts.has_any(before.end, behind.start)):
+            comparison.conflicts.has_any(before.end, behind.start)):
         return []
     source = place[0]
     records = records_between(source, blank.start, source.base + source.size)
@@ -372,38 +374,39 @@ def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Surve
     with closing(_PartsLog(parts)) as log:
         a = _Side("a", ours, log, log.end)
         b = _Side("b", ours, source.log, source.end)
-        found = Comparison(Ranges(), Ranges(), Ranges(), gone, b.end)
-        _Pass(a, b, found, survey.has_crcs, parts[0].witness, progress).whole()
-        for ranges in (found.equal, found.offered, found.conflicts):
+        comparison = Comparison(Ranges(), Ranges(), Ranges(), gone, b.end)
+        _Pass(a, b, comparison, survey.has_crcs, parts[0].witness, progress).whole()
+        for ranges in (comparison.equal, comparison.offered, comparison.conflicts):
             ranges.settle()
-        for one in gone:
-            _ask_doubtful(one, log, b, found)
+        for stretch in gone:
+            _ask_doubtful(stretch, log, b, comparison)
         # Blanks that close a file: equal, offered, or in the place of messages of ours.
         ended: list[Range] = []
         for start, length in b.blanks.items():
             blank = Range(start, start + length)
             if a.blanks.get(start) == length:
-                found.equal.put(blank)
-            elif any(one.start <= start and blank.end <= one.end for one in gone):
-                found.offered.put(blank)
-            elif not any(one.start <= start < one.end for one in gone):
+                comparison.equal.put(blank)
+            elif any(stretch.start <= start and blank.end <= stretch.end for stretch in gone):
+                comparison.offered.put(blank)
+            elif not any(stretch.start <= start < stretch.end for stretch in gone):
                 ended.append(blank)  # ours goes on in its file
-        found.equal.settle()
-        found.verdicts.update((place, 1) for blank in ended
-                              for place in _unknown(log, found, blank))
+        comparison.equal.settle()
+        comparison.verdicts.update((place, 1) for blank in ended
+                              for place in _unknown(log, comparison, blank))
     for blank in ended:
-        found.conflicts.put(blank)
-    found.settle()
+        comparison.conflicts.put(blank)
+    comparison.settle()
     # A log of which nothing agrees with ours is another log.
-    found.bare = not survey.messages
-    others = sum(one.messages for one in found.conflicts.items) - sum(
-        next(found.conflicts.within(place, place + 1), None) is not None for place in found.hit)
-    if not any(one.messages for one in found.equal.items) and (others or not any(
-            (one.keys or one.alike) and not one.against for one in gone)):
+    comparison.bare = not survey.messages
+    others = sum(item.messages for item in comparison.conflicts.items) - sum(
+        next(comparison.conflicts.within(place, place + 1), None) is not None
+        for place in comparison.hit)
+    if not any(item.messages for item in comparison.equal.items) and (others or not any(
+            (stretch.keys or stretch.alike) and not stretch.against for stretch in gone)):
         raise RefusedError(
             f"{source.name}: none of its messages equals a message of this store at the same "
             "physical offset"
             + (", and this store has no index with its keys: unknown whether it belongs to this "
-               "log" if found.bare else ": it belongs to another broker or another log")
+               "log" if comparison.bare else ": it belongs to another broker or another log")
             + "; nothing is copied from it")
-    return found
+    return comparison

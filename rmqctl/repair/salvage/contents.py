@@ -118,10 +118,10 @@ def not_text(body: bytes) -> int | None:
     place, or the character before it.
     """
     try:
-        found = _ODD.search(body.decode("utf-8"))
+        match = _ODD.search(body.decode("utf-8"))
     except UnicodeDecodeError as error:
         return _LONG_CODE + error.end - error.start + 1
-    return None if found is None else 1
+    return None if match is None else 1
 
 
 def has_bad_sectors(body: bytes, place: int) -> bool:
@@ -159,7 +159,7 @@ def is_json(body: bytes) -> bool:
     return True
 
 
-def most_json(size: int, seed: int, made: Callable[[Random], bytes]) -> float:
+def most_json(size: int, seed: int, changed_body: Callable[[Random], bytes]) -> float:
     """At most which part of the bodies that ``made`` makes is JSON (with 999 in 1,000 to be right).
 
     ``size``: of one body, in bytes; the larger, the fewer samples. 1 where these would be too few.
@@ -169,5 +169,5 @@ def most_json(size: int, seed: int, made: Callable[[Random], bytes]) -> float:
     if samples < _LEAST_SAMPLES:
         return 1.0
     luck = Random(seed)  # noqa: S311 - samples, no secret
-    hits = sum(is_json(made(luck)) for _ in range(samples))
+    hits = sum(is_json(changed_body(luck)) for _ in range(samples))
     return min(1.0, (hits + 3.1 * sqrt(hits) + 7) / samples)

@@ -117,8 +117,8 @@ class Contradictions:
         if own in self._store.queues or sum(
                 astray.key == row.key for astray in self._evidence.astray) != 1:
             return False
-        known = known_topics(self._store) or frozenset()
-        if own[0] in known and row.key[0] not in known:
+        topics = known_topics(self._store) or frozenset()
+        if own[0] in topics and row.key[0] not in topics:
             return False  # the folder was renamed
         topic = os.fsencode(row.key[0])
         return len(topic) == len(record.topic) and row.queue_offset == record.queue_offset and (
@@ -148,8 +148,8 @@ class Contradictions:
         witness = self._records.parts[0].witness
         if fields < 2 or witness is None:
             return False
-        known, own = {*witness.keys(place, place + 1)[1].tolist()}, key_hashes(corrected)
-        return bool(known - own and own - known)
+        indexed, own = {*witness.keys(place, place + 1)[1].tolist()}, key_hashes(corrected)
+        return bool(indexed - own and own - indexed)
 
     def _must_go(self, record: Record, rows: list[FoundRow]) -> bool:
         """Return whether a record that rows contradict must make room: else their queues

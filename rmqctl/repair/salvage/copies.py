@@ -90,31 +90,31 @@ class Copier:
         self._sources = sources
         for source in sources:
             result.notes += source.notes
-            gone, found = self._compared(result, source, survey)
+            gone, comparison = self._compared(result, source, survey)
             given_up: set[int] = set()
-            if found.disproved:
-                filled = {int(place) for some in found.fillers for place in some[:, 0]}
-                given_up = filled & found.disproved
+            if comparison.disproved:
+                filled = {int(place) for some in comparison.fillers for place in some[:, 0]}
+                given_up = filled & comparison.disproved
                 self._fillers += given_up
-                survey = self._survey_of(result.parts, [], found.disproved)
-                gone, found = self._compared(result, source, survey)
+                survey = self._survey_of(result.parts, [], comparison.disproved)
+                gone, comparison = self._compared(result, source, survey)
             if not source.preferred:  # sources were weighed where one gave the message
-                found.conflicts.items = [item for item in found.conflicts.items
+                comparison.conflicts.items = [item for item in comparison.conflicts.items
                                          if item.messages != 1 or not result.has(item.start)]
-            if found.conflicts.items:
-                spans = self._conflicts(result, source, found)
+            if comparison.conflicts.items:
+                spans = self._conflicts(result, source, comparison)
                 if source.preferred:
                     survey = self._give_way(result, spans)
-                    gone, found = self._compared(result, source, survey)
-            parted = next((one for one in gone if has_parted(source, found, one, survey.runs)),
-                          None) if source.preferred else None
+                    gone, comparison = self._compared(result, source, survey)
+            parted = next((stretch for stretch in gone if has_parted(
+                source, comparison, stretch, survey.runs)), None) if source.preferred else None
             if parted is not None:
                 survey = self._give_way(result, [self._other_way(result, source, parted)])
-                gone, found = self._compared(result, source, survey)
+                gone, comparison = self._compared(result, source, survey)
             before = len(result.places)
             for stretch in gone:
-                if found.offered.has_any(stretch.start, stretch.end):
-                    self._stretch(result, source, found, stretch)
+                if comparison.offered.has_any(stretch.start, stretch.end):
+                    self._stretch(result, source, comparison, stretch)
             # What an earlier repair put there stays, where nothing better has come.
             new = [*result.places[before:], *((place, place + 1) for place in given_up)]
             if new:
@@ -126,18 +126,18 @@ class Copier:
             list[Stretch], Comparison]:
         gone = stretches(survey.regions, result.parts[0].base, result.parts[-1].end)
         for place in self._fillers:
-            gone[bisect_right(gone, place, key=lambda one: one.start) - 1].filled = True
+            gone[bisect_right(gone, place, key=lambda stretch: stretch.start) - 1].filled = True
         return gone, compare(self._store, result.parts, source, survey, gone, self._progress)
 
     # -- split brain ------------------------------------------------------------------------------
 
-    def _conflicts(self, result: Copied, source: Source, found: Comparison) -> list[
+    def _conflicts(self, result: Copied, source: Source, comparison: Comparison) -> list[
             tuple[int, int]]:
         """Tell of what both logs have intact, and not the same; where it lies."""
         spans: dict[tuple[int, int], int] = {}
         # Conflicts between the same equal parts of the logs are one.
-        for item in found.conflicts.items:
-            before, behind = found.equal.before(item.start), found.equal.behind(item.end)
+        for item in comparison.conflicts.items:
+            before, behind = comparison.equal.before(item.start), comparison.equal.behind(item.end)
             span = (0 if before is None else before.end, ENDLESS if behind is None
                     else behind.start)
             spans[span] = spans.get(span, 0) + item.messages
@@ -148,16 +148,16 @@ class Copier:
                  f"this store's copy is kept, unless --prefer {source.name} is given")
         # One action for each, with topics and fields.
         for (low, high), messages in spans.items():
-            start = max(low, min(item.start for item in found.conflicts.within(low, high)))
-            end = min(high, max(found.end, result.parts[-1].end) if high == ENDLESS else high)
+            start = max(low, min(item.start for item in comparison.conflicts.within(low, high)))
+            end = min(high, max(comparison.end, result.parts[-1].end) if high == ENDLESS else high)
             part = next((part for part in result.parts if part.base <= start < part.end),
                         result.parts[-1])
-            topics = Counter(topic for place, topic in found.topics if low <= place < high)
+            topics = Counter(topic for place, topic in comparison.topics if low <= place < high)
             names = sorted(topics, key=lambda topic: (-topics[topic], topic))
             named = ", ".join(names[:_MOST_TOPICS]) + (
                 f" and {len(names) - _MOST_TOPICS} more topics"
                 if len(names) > _MOST_TOPICS else "")
-            differ = sorted({name for place, fields in found.fields.items()
+            differ = sorted({name for place, fields in comparison.fields.items()
                              if low <= place < high for name in fields})
             if messages == 1 and differ:
                 named += f"; {', '.join(differ[:_MOST_TOPICS])}"
@@ -207,10 +207,10 @@ class Copier:
 
     # -- one stretch ------------------------------------------------------------------------------
 
-    def _stretch(self, result: Copied, source: Source, found: Comparison,
+    def _stretch(self, result: Copied, source: Source, comparison: Comparison,
                  stretch: Stretch) -> None:
         # How much of the stretch is proven, or that the source is preferred.
-        proven = proven_part(result.parts, source, found, stretch)
+        proven = proven_part(result.parts, source, comparison, stretch)
         is_head = stretch.start < result.parts[0].base  # what expired stays away all the same
         why = proven if isinstance(proven, str) else "" if (proven.start, proven.end) == (
             stretch.start, stretch.end) else "not all of it is proven"
@@ -218,24 +218,24 @@ class Copier:
             proven = Proven(stretch.start, stretch.end, None, None, f"preferred, although {why}")
             result.yielded.append((stretch.start, stretch.end))
         if isinstance(proven, str):
-            items = list(found.offered.within(stretch.start, stretch.end))
+            items = list(comparison.offered.within(stretch.start, stretch.end))
             result.notes.append(
                 f"{source.name}: {plural(sum(item.messages for item in items), 'message')} from "
                 f"physical offset {max(items[0].start, stretch.start)} on not copied: {proven}")
             return
         # Say what is left out, and why.
-        left = [max(item.start, proven.end) for item in found.offered.within(
+        left = [max(item.start, proven.end) for item in comparison.offered.within(
             proven.end, stretch.end) if item.messages]
         if left:
             result.notes.append(f"{source.name}: its messages from physical offset {left[0]} on "
                                 "are not copied: nothing in this store proves that the log "
                                 "continued like that")
         # What is copied: no record that ours contradicts, none far away.
-        ranges = [one for item in found.offered.within(proven.start, proven.end)
-                  if (one := _clipped(source, item, proven.start, proven.end)) is not None]
+        ranges = [clipped for item in comparison.offered.within(proven.start, proven.end)
+                  if (clipped := _clipped(source, item, proven.start, proven.end)) is not None]
         if not source.preferred:
             ranges = _without(source, ranges, stretch)
-            ranges = self._undisputed(result, source, found, ranges)
+            ranges = self._undisputed(result, source, comparison, ranges)
         ranges, refused = _near(source, ranges, result.parts)
         if refused:
             result.notes.append(f"{source.name}: not all of it is copied: {refused}")
@@ -244,27 +244,29 @@ class Copier:
         # File by file.
         widen(result.parts, ranges[0].start, ranges[-1].end)
         for number, part in enumerate(result.parts):
-            here = [one for item in ranges
-                    if (one := _clipped(source, item, part.base, part.end)) is not None]
+            here = [clipped for item in ranges
+                    if (clipped := _clipped(source, item, part.base, part.end)) is not None]
             if here:
                 self._copy(result, source, number, here, proven, stretch)
 
-    def _undisputed(self, result: Copied, source: Source, found: Comparison,
+    def _undisputed(self, result: Copied, source: Source, comparison: Comparison,
                     ranges: Sequence[Range]) -> list[Range]:
         """Return the ranges without messages that ours, or other sources, contradict; tells of
         those.
         """
         others = [other for other in self._sources if other is not source]
         replaced = sorted([*self._strange, *(
-            (int(place), int(end)) for some in found.fillers for place, end in some)])
+            (int(place), int(end)) for some in comparison.fillers for place, end in some)])
         left: list[Range] = []
         for item in ranges:
             start = item.start
             for low, high in disputed(result.parts, source, others, item, replaced):
-                left += [one for one in [_clipped(source, item, start, low)] if one is not None]
+                clipped = _clipped(source, item, start, low)
+                left += [] if clipped is None else [clipped]
                 start = high
                 self._told(result, source, low, high)
-            left += [one for one in [_clipped(source, item, start, item.end)] if one is not None]
+            clipped = _clipped(source, item, start, item.end)
+            left += [] if clipped is None else [clipped]
         return left
 
     def _told(self, result: Copied, source: Source, low: int, high: int) -> None:

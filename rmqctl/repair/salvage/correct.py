@@ -125,29 +125,29 @@ def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
     if compression(record) is None and has_bad_sectors(
             record.body, record.physical_offset + body_at(record)):
         return None
-    found = _found(raw, record, how, sealed)
+    correction = _found(raw, record, how, sealed)
     if chances is None:
-        return found
+        return correction
     place = record.physical_offset
-    if not isinstance(found, Correction):
+    if not isinstance(correction, Correction):
         chances.allow(place, min(MOST_CHANCE, _CHANGES[how][0] * len(raw) / 2 ** _CRC_BITS),
                       MOST_WRONG / 2)
-        return found
-    if not chances.allow(place, found.chance):
-        return (f"{found.what} explains it, but with that many corrections in this repair, more "
-                f"than {MOST_WRONG:g} false matches would be expected")
-    return found
+        return correction
+    if not chances.allow(place, correction.chance):
+        return (f"{correction.what} explains it, but with that many corrections in this repair, "
+                f"more than {MOST_WRONG:g} false matches would be expected")
+    return correction
 
 
 def _found(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
-    found = _one(raw, record, how, sealed)
-    if sealed and not isinstance(found, Correction):
-        found = _name(raw, record) or _field(raw, record) or found
-    if how == "byte" and not isinstance(found, Correction):
+    correction = _one(raw, record, how, sealed)
+    if sealed and not isinstance(correction, Correction):
+        correction = _name(raw, record) or _field(raw, record) or correction
+    if how == "byte" and not isinstance(correction, Correction):
         run = _run(raw, record, sealed)
-        if found is None or isinstance(run, Correction):
+        if correction is None or isinstance(run, Correction):
             return run
-    return found
+    return correction
 
 
 def explained_by_body(record: Record) -> bool:
@@ -167,11 +167,11 @@ def damaged_crc(record: Record) -> str | None:
             unpacks(record) is False) or has_bad_sectors(
             record.body, record.physical_offset + body_at(record)):
         return None
-    said = f"body CRC {record.body_crc & 0xFFFFFFFF:#010x} is damaged"
+    damage = f"body CRC {record.body_crc & 0xFFFFFFFF:#010x} is damaged"
     if compression(record) == "zlib" and is_zlib(record.body):
-        return f"{said}: the checksum of the zlib stream proves the body"
+        return f"{damage}: the checksum of the zlib stream proves the body"
     if record.body_crc < 0:
-        return (f"{said}: no broker sets its highest bit; the fields between it and the body "
+        return (f"{damage}: no broker sets its highest bit; the fields between it and the body "
                 "are intact")
     return None
 
@@ -228,15 +228,15 @@ def _known(raw: bytes, record: Record, at: int, after: bytes, what: str) -> Corr
 def _one(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
     size = len(record.body) if not record.crc_ok else (
         len(raw) - append_crc.SIZE - len(record.body))
-    found = []
+    matches = []
     for change in {*_candidates(raw, record, how)}:
         after = bytes([raw[change.position] ^ change.xor])
         result = _whole(raw, change.position, after, record, sealed)
         if result is not None:
-            found.append((change, result))
+            matches.append((change, result))
     # A compressed body must be one, too: of several that decides.
-    unpacked = [(change, result) for change, result in found if unpacks(result) is not False]
-    if found and not unpacked:
+    unpacked = [(change, result) for change, result in matches if unpacks(result) is not False]
+    if matches and not unpacked:
         return _UNPACKED
     if len(unpacked) != 1:
         return f"{len(unpacked)} changes explain it" if unpacked else None
@@ -279,9 +279,9 @@ class _Changed:
         position = luck.randrange(len(self._body))
         xor = 1 << luck.randrange(8) if self._bit else luck.randrange(1, 256)
         self._body[position] ^= xor
-        made = bytes(self._body)
+        changed = bytes(self._body)
         self._body[position] ^= xor
-        return made
+        return changed
 
 
 def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
@@ -315,14 +315,14 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
     refused = None
     for start, content, differences in _contents(raw, record):
         for step in torn.runs(content, differences, MOST_CHANCE * 2 ** bits):
-            found = []
+            matches = []
             for run in step:
                 result = _whole(raw, start + run.position, run.after, record, sealed)
                 if result is not None and unpacks(result) is not False:
-                    found.append((run, result))
-            if len(found) > 1:
-                return f"{len(found)} changes explain it"
-            for run, result in found:
+                    matches.append((run, result))
+            if len(matches) > 1:
+                return f"{len(matches)} changes explain it"
+            for run, result in matches:
                 chance = run.weight / 2 ** bits
                 if chance > MOST_CHANCE:
                     refused = (f"{run.place.why}: one of {run.tried:,} candidates matches, but "

@@ -84,9 +84,9 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                 if (record.total_size == len(raw) == size and record.physical_offset == start
                         and (bodies or record.crc_ok) and _deliverable(record, generation)
                         and _expected(record, rows.get(start, []), gatherer)):
-                    made = marked(record, survey.has_crcs)
-                    if made is not None:
-                        kept.append(Kept(start, *made))
+                    marked_record = marked(record, survey.has_crcs)
+                    if marked_record is not None:
+                        kept.append(Kept(start, *marked_record))
                     elif record.crc_ok:
                         full.add(start)
     return kept, full
@@ -133,9 +133,9 @@ def marked(record: Record, sealed: bool,
     properties = lead + _SEPARATOR * spare + lean + bytes(append_crc.SIZE * sealed)
     if len(properties) > _MOST_PROPERTIES:
         return None
-    made = build(replace(record, sys_flag=flags, body=body, body_crc=body_crc(body),
+    raw = build(replace(record, sys_flag=flags, body=body, body_crc=body_crc(body),
                          properties=properties))
-    return append_crc.seal(made) if sealed else made, how
+    return append_crc.seal(raw) if sealed else raw, how
 
 
 def _short(text: bytes, sealed: bool, room: int) -> int:

@@ -228,9 +228,9 @@ class Filling:
             self.end = span.end
 
     def _fillers(self, position: int, size: int) -> Iterator[tuple[int, int, Parts]]:
-        for one in fillers(position, size, self.time, self.style):
+        for record in fillers(position, size, self.time, self.style):
             self.unnamed += 1
-            yield one
+            yield record
 
     def piece(self, base: int) -> Piece:
         """Return all of it as one piece of the file that begins at ``base``."""

@@ -160,9 +160,9 @@ class Collector:
                 if record is None:
                     continue
                 # A whole record that says another place is of another time.
-                said = record.physical_offset
-                foreign = is_foreign_place(said, start, self._parts[region.file].size) or (
-                    said != start and is_displaced(self._parts, start, said, size))
+                stored_at = record.physical_offset
+                foreign = is_foreign_place(stored_at, start, self._parts[region.file].size) or (
+                    stored_at != start and is_displaced(self._parts, start, stored_at, size))
                 if foreign and record.crc_ok and not self._rows_of(record, start, foreign):
                     continue  # a whole record of an earlier use of the file, or from elsewhere
                 if not sysflag.has_consume_queue_row(record.sys_flag):
@@ -313,7 +313,7 @@ class LostMessages(NamedTuple):
     once: int
 
 
-def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Evidence,
+def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: Evidence,
                   end: int) -> LostMessages:
     """Return the lost messages in the order of their places, those of unknown place after them.
 
@@ -326,13 +326,13 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
                               before=survey.last_time))
     starts = [region.start for region in regions]
     lost: list[Lost] = []
-    for message in known.filled:
+    for message in losses.filled:
         own = message.own
         physical, size = (None, None) if message.physical is None else message.told
         from_, to = _times(regions, starts, physical, message.low, message.high)
         lost.append(Lost(own.topic, own.queue_id, own.queue_offset, physical, size, from_, to,
                          by=message.by))
-    for physical, size, record in known.without_row:
+    for physical, size, record in losses.without_row:
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
         lost.append(Lost(record.topic.decode("utf-8", "replace"), record.queue_id,
                          record.queue_offset, physical, size, from_, to, by="record"))
@@ -345,7 +345,7 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     total = len(lost) + evidence.ahead - len(evidence.beyond)
     places = np.array([message.physical_offset for message in lost
                        if message.physical_offset is not None], np.int64)
-    for bulk in known.bulks.values():
+    for bulk in losses.bulks.values():
         total += len(bulk)
         places = np.concatenate([places, bulk.physical])
         lost += [Lost(*row.key, row.queue_offset, row.physical, row.size, bulk.region.before,
@@ -366,7 +366,7 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     lost = [_with_keys(message, keys) for message in lost]
     if evidence.beyond:
         regions.pop()
-    once = _within([(message.low, message.high) for message in known.filled
+    once = _within([(message.low, message.high) for message in losses.filled
                     if message.told[0] is None or message.physical is None], sorted(keys))
     for physical in sorted(keys.keys() - once):
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
@@ -376,14 +376,14 @@ def lost_messages(store: Store, survey: Survey, known: KnownLosses, evidence: Ev
     return LostMessages(tuple(lost[:MOST_LISTED]), total + others - len(once), len(once))
 
 
-def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], known: KnownLosses,
+def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], losses: KnownLosses,
             lost: int, homeless: int, unnamed: int) -> Dropped:
     """Return what of the ``lost`` messages and of the records that are ``left_out`` (place, size)
     no filler represents. ``homeless`` messages found no room; ``unnamed`` fillers represent no
     message that is known, so each represents one of these.
     """
-    filled = known.count - homeless
-    rows = {(row.topic, row.queue_id, row.queue_offset) for message in known.filled
+    filled = losses.count - homeless
+    rows = {(row.topic, row.queue_id, row.queue_offset) for message in losses.filled
             for row in message.filler.rows}
     count, places = 0, list[LostRecord]()
     for place, size in left_out:
@@ -411,7 +411,7 @@ def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:
     range for one.
     """
     bounds.sort(reverse=True)
-    found: set[int] = set()
+    matched: set[int] = set()
     around: list[int] = []
     for place in places:
         while bounds and bounds[-1][0] < place:
@@ -420,8 +420,8 @@ def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:
             heapq.heappop(around)
         if around:
             heapq.heappop(around)
-            found.add(place)
-    return found
+            matched.add(place)
+    return matched
 
 
 def _order(lost: Lost) -> tuple[bool, int, str, int, int]:

@@ -44,37 +44,37 @@ class Proven:
     words: str
 
 
-def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
+def proven_part(parts: Sequence[LogPart], source: Source, comparison: Comparison,
                 stretch: Stretch) -> Proven | str:
     """Return how much of a stretch is proven; why none is."""
     # What is equal right before it and right after it, with nothing that differs between.
-    left = found.equal.before(stretch.start) if stretch.start else None
-    right = found.equal.behind(stretch.end) if stretch.end < ENDLESS else None
-    parted_left = left is not None and found.conflicts.has_any(left.end, stretch.start)
-    parted_right = right is not None and found.conflicts.has_any(stretch.end, right.start)
+    left = comparison.equal.before(stretch.start) if stretch.start else None
+    right = comparison.equal.behind(stretch.end) if stretch.end < ENDLESS else None
+    parted_left = left is not None and comparison.conflicts.has_any(left.end, stretch.start)
+    parted_right = right is not None and comparison.conflicts.has_any(stretch.end, right.start)
     before = None if left is None or parted_left else left.last
     after = None if right is None or parted_right else right.first
     start, end = stretch.start, stretch.end
     against = stretch.against
-    told = _told(stretch)
+    agreement = _told(stretch)
     # Both: all of it, unless more of ours contradicts than agrees.
     if before is not None and after is not None:
         if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
             return (f"the remains of this store's log contradict {plural(len(against), 'message')}"
                     f", the first at {against[0][0]}")
         return Proven(start, end, before, after,
-                      f"the messages at {before} and {after} are equal{told}")
+                      f"the messages at {before} and {after} are equal{agreement}")
     _displaced(parts, source, stretch)
-    told = _told(stretch)
+    agreement = _told(stretch)
     # Only one side: the logs may diverge after the last of ours that agrees.
     if before is not None:
         contradicted = [place for place, _ in against if place >= stretch.agreed_end]
-        end = _far(parts, source, found, stretch, left.end if left else start)
+        end = _far(parts, source, comparison, stretch, left.end if left else start)
         if end <= start:
             return _one_sided(source, contradicted, "may diverge there: the remains of this "
                               "store's log also match messages of another log")
         return Proven(start, end, before, None,
-                      f"the messages up to {before} are equal{told}")
+                      f"the messages up to {before} are equal{agreement}")
     # The other side.
     if after is not None:
         contradicted = [behind for _, behind in against if behind <= stretch.agreed_first
@@ -88,27 +88,27 @@ def proven_part(parts: Sequence[LogPart], source: Source, found: Comparison,
                 source, contradicted, "starts there, or diverges before it" if stretch.start
                 else "starts before this store's log, which has no trace of that part: it expired")
         return Proven(start, end, None, after,
-                      f"the messages from {after} on are equal{told}")
+                      f"the messages from {after} on are equal{agreement}")
     # No side: the index, or what is left of our records, speaks for it.
-    if (stretch.keys or stretch.alike) and not against and not found.conflicts.items:
-        if found.bare:
-            end = _far(parts, source, found, stretch, start)
+    if (stretch.keys or stretch.alike) and not against and not comparison.conflicts.items:
+        if comparison.bare:
+            end = _far(parts, source, comparison, stretch, start)
             return Proven(start or _head(parts), end, None, None,
-                          f"no message of this store is left{told}")
+                          f"no message of this store is left{agreement}")
         return Proven(stretch.agreed_first, stretch.agreed_end, None, None,
-                      f"no message of this store is in it{told}")
+                      f"no message of this store is in it{agreement}")
     return "no equal message before or after it"
 
 
-def has_parted(source: Source, found: Comparison, stretch: Stretch, runs: Runs) -> bool:
+def has_parted(source: Source, comparison: Comparison, stretch: Stretch, runs: Runs) -> bool:
     """Return whether ours after a stretch is of another way than the source's in it: no equal
     message follows, and queue offsets of these are other messages' in ours (``runs``). One alone
     may be a flipped bit, unless what is left of ours contradicts the source there as well.
     """
-    if stretch.end == ENDLESS or found.equal.behind(stretch.end) is not None:
+    if stretch.end == ENDLESS or comparison.equal.behind(stretch.end) is not None:
         return False
     enough = 1 if stretch.against else 2
-    for item in found.offered.within(stretch.start, stretch.end):
+    for item in comparison.offered.within(stretch.start, stretch.end):
         for place, size in _records_of(source, max(item.start, stretch.start),
                                        min(item.end, stretch.end)):
             there = source.log.locate(place)
@@ -121,7 +121,7 @@ def has_parted(source: Source, found: Comparison, stretch: Stretch, runs: Runs) 
     return False
 
 
-def _far(parts: Sequence[LogPart], source: Source, found: Comparison,
+def _far(parts: Sequence[LogPart], source: Source, comparison: Comparison,
          stretch: Stretch, equal_end: int) -> int:
     """Return how far the source's log is proven to be ours, from the start of a stretch on.
 
@@ -129,7 +129,7 @@ def _far(parts: Sequence[LogPart], source: Source, found: Comparison,
     followed as a slave follows its master: if it has the last of ours, too (what is equal
     before the stretch ends at ``equal_end``), and so did not part from it before.
     """
-    _begun(parts, source, found, stretch)
+    _begun(parts, source, comparison, stretch)
     end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)
     if stretch.end < ENDLESS or max(end, equal_end) < stretch.start or any(
             place >= end for place, _ in stretch.against):
@@ -142,12 +142,12 @@ def _far(parts: Sequence[LogPart], source: Source, found: Comparison,
     return end if _holds_anything(parts, low) else ENDLESS
 
 
-def _begun(parts: Sequence[LogPart], source: Source, found: Comparison,
+def _begun(parts: Sequence[LogPart], source: Source, comparison: Comparison,
            stretch: Stretch) -> None:
     """Count the evidence of the heads of torn or damaged records of ours."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
-            for item in found.offered.within(low, high):
+            for item in comparison.offered.within(low, high):
                 for place, size in _records_of(source, max(item.start, low),
                                                min(item.end, high)):
                     ours = opened.read(place - opened.base, size)
@@ -224,10 +224,10 @@ def _head(parts: Sequence[LogPart]) -> int:
         return 0
     rows, _ = witness.rows(0, base)
     keys, _ = witness.keys(0, base)
-    told = [int(places[0]) for places in (rows, keys) if len(places)]
-    if told:
+    first_places = [int(places[0]) for places in (rows, keys) if len(places)]
+    if first_places:
         size = parts[0].size
-        return max(0, base - -(-(base - min(told)) // size) * size)
+        return max(0, base - -(-(base - min(first_places)) // size) * size)
     anything = len(witness.rows(base, ENDLESS)[0]) or len(witness.keys(base, ENDLESS)[0])
     return base if anything else 0
 
@@ -271,13 +271,13 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 
 def _told(stretch: Stretch) -> str:
     """Return what our own structures say of it, in words."""
-    said = [plural(count, *names) for count, *names in (
+    counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),
         (stretch.alike, "unproven record")) if count]
-    if not said:
+    if not counts:
         return ""
-    one = stretch.rows + stretch.keys + stretch.alike == 1
-    return f"; {' and '.join(said)} agree{'s' if one else ''}"
+    is_singular = stretch.rows + stretch.keys + stretch.alike == 1
+    return f"; {' and '.join(counts)} agree{'s' if is_singular else ''}"
 
 
 def _one_sided(source: Source, contradicted: Sequence[int], words: str) -> str:

@@ -278,8 +278,8 @@ class _Job:
         """Return what other stores have of what is damaged or missing."""
         def survey_of(parts: Sequence[LogPart], places: Sequence[tuple[int, int]],
                       disproved: Iterable[int]) -> Survey:
-            self.condemned.acquit([one for one in self.condemned.places
-                                   if any(start <= one < end for start, end in places)])
+            self.condemned.acquit([place for place in self.condemned.places
+                                   if any(start <= place < end for start, end in places)])
             self.condemned.add(disproved)
             return self._survey(parts)
 
@@ -322,14 +322,15 @@ class _Job:
               evidence: Evidence, restored: int) -> Salvage:
         style = self._style(survey)
         # What is lost; records of another time are no losses.
-        known = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
-        self.notes += [*known.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
+        losses = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
+        self.notes += [*losses.notes, *evidence.unreadable, *self._oddities(survey, evidence)]
         aged = self.condemned.of(CONTRADICTED, UNDECIDED)
-        known.filled = filled = [message for message in known.filled if not (
+        losses.filled = filled = [message for message in losses.filled if not (
             message.by == "record" and message.physical in aged)]
-        known.without_row = [one for one in known.without_row if one[0] not in aged]
+        losses.without_row = [(place, size, record) for place, size, record in losses.without_row
+                             if place not in aged]
         # Messages of known place go into their regions, the others wait for room.
-        spans = self._spans(parts, survey, known)
+        spans = self._spans(parts, survey, losses)
         by_place = sorted((message for message in filled if message.physical is not None),
                           key=lambda message: message.physical or 0)
         waiting = sorted((message for message in filled if message.physical is None), key=_by_room)
@@ -349,7 +350,7 @@ class _Job:
             if waiting:
                 waiting = filling.place(waiting)
             fillings.append((region, filling))
-        return self._made(parts, survey, fillings, known, evidence, restored)
+        return self._made(parts, survey, fillings, losses, evidence, restored)
 
     def _oddities(self, survey: Survey, evidence: Evidence) -> list[str]:
         """Intact messages that a broker may stumble over all the same, and rows out of reach."""
@@ -427,21 +428,21 @@ class _Job:
         return Style(survey.has_crcs, survey.host or Style().host)
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
-               known: KnownLosses) -> list[tuple[Region, FillSpan]]:
+               losses: KnownLosses) -> list[tuple[Region, FillSpan]]:
         """Return the regions to fill, with what each must end with; of a file by column its
         gaps.
         """
-        last = max((message.physical for message in known.filled if message.physical is not None),
+        last = max((message.physical for message in losses.filled if message.physical is not None),
                    default=-1)
         used = max(survey.used, bisect_right(parts, last, key=lambda part: part.base) - 1,
-                   *(bulk.region.file for bulk in known.bulks.values()))
+                   *(bulk.region.file for bulk in losses.bulks.values()))
         spans = []
         for region in survey.regions:
             mode: Mode = "exact"
             if region.end == parts[region.file].end:
                 mode = ("zero" if region.file > used else
                         "tail" if region.file == used else "blank")
-            bulk = known.bulks.get(region.start)
+            bulk = losses.bulks.get(region.start)
             if bulk is None or self._is_blank(region, mode):
                 spans.append((region, FillSpan(region.start, region.end, mode, region.time)))
                 continue
@@ -456,12 +457,12 @@ class _Job:
         return self.missing_file == "blank" and mode == "blank" and not region.dirty
 
     def _made(self, parts: Sequence[LogPart], survey: Survey,
-              fillings: Sequence[tuple[Region, Filling]], known: KnownLosses, evidence: Evidence,
+              fillings: Sequence[tuple[Region, Filling]], losses: KnownLosses, evidence: Evidence,
               restored: int) -> Salvage:
         # Missing files by column, unless one blank record is to represent them.
         pieces: dict[int, list[Piece]] = {}
         files = Files(self.store, self.scratch, self.actions, self.copied.files)
-        bulks = {start: bulk for start, bulk in known.bulks.items() if not any(
+        bulks = {start: bulk for start, bulk in losses.bulks.items() if not any(
             self._is_blank(region, filling.span.mode) for region, filling in fillings
             if region is bulk.region)}
         counts = {start: len(bulk) for start, bulk in bulks.items()}
@@ -509,8 +510,8 @@ class _Job:
         written = files.by_column(parts, bulks, counts, self._style(survey))
         # What found no room, the log as it is then, and the steps that make it so.
         placed = {id(item) for _, filling in fillings for item in filling.span.items}
-        homeless = sum(id(message) not in placed for message in known.filled) + sum(
-            len(bulk) for start, bulk in known.bulks.items() if start not in bulks)
+        homeless = sum(id(message) not in placed for message in losses.filled) + sum(
+            len(bulk) for start, bulk in losses.bulks.items() if start not in bulks)
         if homeless:
             self.notes.append(f"no space for fillers of {plural(homeless, 'lost message')}: "
                               "gaps stay in the queues")
@@ -518,7 +519,7 @@ class _Job:
             replace(part, path=written[number]) if number in written else part
             for number, part in enumerate(laid_over(parts, pieces))])
         held = self.store.snapshot  # what the index knows beyond its end came later
-        lost = lost_messages(self.store, survey, known, evidence, parts[-1].end if held is None
+        lost = lost_messages(self.store, survey, losses, evidence, parts[-1].end if held is None
                              else min(parts[-1].end, held.log_end))
         if lost.once:
             self.notes.append(
@@ -534,8 +535,8 @@ class _Job:
                        self.copied.void_from if self.copied.parts else None,
                        len(self.unmarked) + (len(survey.lacking_crc) + len(survey.glued)
                                              if self._crcs_forced else 0),
-                       dropped(self.store, self.left_out, known, lost.total, homeless, unnamed),
-                       self.chances.expected, known.count - homeless + unnamed,
+                       dropped(self.store, self.left_out, losses, lost.total, homeless, unnamed),
+                       self.chances.expected, losses.count - homeless + unnamed,
                        self.condemned.verdicts)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:

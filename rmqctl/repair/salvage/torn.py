@@ -102,18 +102,18 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
         if weight > most and (odd is None or not text):
             return
         # Solutions, those that are JSON before others where the CRC is not proof enough.
-        found = [(candidates, after) for candidates in step for after in candidates.solved(
+        solved = [(candidates, after) for candidates in step for after in candidates.solved(
             syndromes, narrow=narrow)]
         witnesses: tuple[str, ...] = ("the bytes of its text",) if narrow else ()
         counted = weight
-        as_json = [(candidates, after) for candidates, after in found
+        as_json = [(candidates, after) for candidates, after in solved
                    if weight > most and text and is_json(candidates.laid(after))]
         if as_json:
-            found, witnesses = as_json, (*witnesses, AS_JSON)
+            solved, witnesses = as_json, (*witnesses, AS_JSON)
             counted = sum(candidates.weight * candidates.json_share for candidates in before)
-        if found:
+        if solved:
             solutions = (Run(candidates.place, *candidates.changed(after), tried, counted,
-                             witnesses) for candidates, after in found)
+                             witnesses) for candidates, after in solved)
             yield list({(run.position, run.after): run for run in solutions}.values())
 
 
@@ -131,7 +131,7 @@ def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[P
             yield [Place(start, size, why) for start in range(odd.end - size, odd.start + 1)
                    if start >= 0 and start + size <= len(data)]
         return
-    nuls = [] if text else [found.span() for found in _NULS.finditer(data)]
+    nuls = [] if text else [match.span() for match in _NULS.finditer(data)]
     for size in range(2, MOST + 1):
         some = [Place(start, size, f"{size} NULs") for start, end in nuls if end - start == size]
         if some:

@@ -77,10 +77,10 @@ class Twins:
                     or _values(other).get(props.UNIQUE_KEY) != key):
                 continue
             content = build(replace(record, body=other.body))
-            made = whole_record(content, record.physical_offset, sealed)
-            if made is not None and (not sealed or append_crc.verify(raw) is None
+            restored = whole_record(content, record.physical_offset, sealed)
+            if restored is not None and (not sealed or append_crc.verify(raw) is None
                                      or append_crc.verify(content)):
-                return Twin(content, made, place, (
+                return Twin(content, restored, place, (
                     f"body copied from {_name(other)} at {place}, which has the same unique key, "
                     "length and body CRC"))
         return None

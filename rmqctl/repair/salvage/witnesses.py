@@ -61,16 +61,17 @@ class Witnesses:
         fields = tuple(differences_of(before, record)) if before is not None else tuple(
             name for name in _HEAD if len(raw) >= MIN_SIZE
             and field_of(raw, name) != field_of(after, name))
-        found = [*self._rows(record), *self._index(record), *self._crcs(record, after, raw, fields)]
+        witnesses = [*self._rows(record), *self._index(record),
+                     *self._crcs(record, after, raw, fields)]
         if before is not None and (before.body_crc ^ record.body_crc).bit_count() == 1 and (
                 before.body == record.body):
-            found.append("the body's CRC except for one bit")
+            witnesses.append("the body's CRC except for one bit")
         if before is None or _LENGTHS & {*fields} or (
                 len(before.body), len(before.topic)) != (len(record.body), len(record.topic)):
-            found.append("the sum of its lengths")
+            witnesses.append("the sum of its lengths")
             if self._is_followed(place + len(after)):
-                found.append("the message after it")
-        return Told(fields, tuple(found))
+                witnesses.append("the message after it")
+        return Told(fields, tuple(witnesses))
 
     def of_bytes(self, start: int, size: int) -> Told:
         """Of bytes that are put back: how many rows and index entries lead into them."""
@@ -80,27 +81,27 @@ class Witnesses:
         counts = ((len(witness.rows(start, start + size)[0]), "consume queue entry",
                    "consume queue entries"),
                   (len(witness.keys(start, start + size)[0]), "index entry", "index entries"))
-        return Told((), tuple(f"{count} {one if count == 1 else more}"
-                              for count, one, more in counts if count))
+        return Told((), tuple(f"{count} {singular if count == 1 else more}"
+                              for count, singular, more in counts if count))
 
     def _rows(self, record: Record) -> list[str]:
-        witness, found = self._parts[0].witness, []
+        witness, entries = self._parts[0].witness, []
         key = os.fsdecode(record.topic), record.queue_id
         if sysflag.has_consume_queue_row(record.sys_flag) and witness is not None:
             batch = self._store.batch_queues.get(key)
             if batch is not None:
                 row = batch.find(record.queue_offset)
                 if row is not None and row.physical_offset == record.physical_offset:
-                    found.append("its batch queue entry")
+                    entries.append("its batch queue entry")
             elif witness.confirms(record):
-                found.append("its consume queue entry")
+                entries.append("its consume queue entry")
         light, leads, place = self._store.light_queues, self._store.leads, record.physical_offset
         further = []
         for name, offset in sorted(dispatched(record.properties)):
             queue = name, light.id_of(name, record.queue_id, offset, place, leads)
             if leads(queue, np.array([offset]), np.array([place]))[0]:
                 further.append(name)
-        return [*found, *([f"entries of {len(further)} more queues" if len(further) > 1 else
+        return [*entries, *([f"entries of {len(further)} more queues" if len(further) > 1 else
                            f"the entry of {further[0]}"] if further else [])]
 
     def _index(self, record: Record) -> list[str]:
@@ -111,12 +112,12 @@ class Witnesses:
         return ["the index"] if own else []
 
     def _crcs(self, record: Record, raw: bytes, before: bytes, fields: Sequence[str]) -> list[str]:
-        found = []
+        matching = []
         if record.body and record.crc_ok and _CRC not in fields:
-            found.append("the body's CRC")
+            matching.append("the body's CRC")
         if append_crc.verify(raw) and raw[-append_crc.SIZE:] == before[-append_crc.SIZE:]:
-            found.append("the record's CRC")
-        return found
+            matching.append("the record's CRC")
+        return matching
 
     def _stored(self, place: int, size: int) -> bytes:
         part, source = self._records.opened(place)

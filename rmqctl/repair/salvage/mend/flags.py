@@ -118,50 +118,50 @@ class Flags:
             return None
         transaction = transactions.pop()
         packed, style = self._packed(shaped, transaction), self._style(shaped)
-        said = f"system flags {stored & 0xFFFFFFFF:#x} are damaged"
+        damage = f"system flags {stored & 0xFFFFFFFF:#x} are damaged"
         if len(packed) == len(style) == 1:
             flags = hosts | transaction | packed.pop() | style.pop()
-            return _told(raw, flags, f"{said}: only {flags:#x} fits hosts, transaction, body and "
+            return _told(raw, flags, f"{damage}: only {flags:#x} fits hosts, transaction, body and "
                          "the other messages", whole=True)
         flags = stored & ~sysflag.KNOWN | hosts | transaction | _nearest(
             stored & _PACKED, packed) | _nearest(stored & _STYLE, style)
         if not flags & ~sysflag.KNOWN or flags == stored:
             return None
-        return _told(raw, flags, f"{said}: hosts and transaction restored, the others are unknown "
-                     "and stay damaged", whole=False)
+        return _told(raw, flags, f"{damage}: hosts and transaction restored, the others are "
+                     "unknown and stay damaged", whole=False)
 
     # -- the parts of the flags -------------------------------------------------------------------
 
     def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
         """Return the record with the only widths of hosts that fit it; its other flags are 0."""
-        found = [record for bits in _HOSTS
+        fitting = [record for bits in _HOSTS
                  if (record := _with_hosts(raw, place, bits)) is not None and all(
                 0 <= port <= rules.MAX_PORT for port in (
                     record.born_host[1], record.store_host[1])) and (
                     record.store_timestamp >= rules.EARLIEST)]
         before, after = times
-        if len(found) > 1:
-            found = [record for record in found if (before or 0) <= record.store_timestamp and (
+        if len(fitting) > 1:
+            fitting = [record for record in fitting if (before or 0) <= record.store_timestamp and (
                 after is None or record.store_timestamp <= after)]
-        return found[0] if len(found) == 1 else None
+        return fitting[0] if len(fitting) == 1 else None
 
     def _transactions(self, record: Record, rows: Sequence[FoundRow]) -> set[int]:
         """Return the kinds that entries, the half message and the properties allow."""
         values = _values(record)
         if record.topic in _OWN_TOPICS:
-            found = {sysflag.TRANSACTION_NONE}
+            kinds = {sysflag.TRANSACTION_NONE}
         elif record.prepared_transaction_offset:
-            found = {sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK}
+            kinds = {sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK}
         elif props.PREPARED in values:
-            found = {sysflag.TRANSACTION_PREPARED}
+            kinds = {sysflag.TRANSACTION_PREPARED}
         else:
-            found = {sysflag.TRANSACTION_NONE}
+            kinds = {sysflag.TRANSACTION_NONE}
         has_entry = self._has_entry(record, rows)
         if has_entry is None and record.queue_offset:
             has_entry = True  # half messages and rollbacks have the queue offset 0
-        if has_entry is None and sysflag.TRANSACTION_COMMIT in found and self._is_indexed(record):
+        if has_entry is None and sysflag.TRANSACTION_COMMIT in kinds and self._is_indexed(record):
             has_entry = True
-        return {kind for kind in found
+        return {kind for kind in kinds
                 if has_entry is None or sysflag.has_consume_queue_row(kind) == has_entry}
 
     def _has_entry(self, record: Record, rows: Sequence[FoundRow]) -> bool | None:
@@ -187,7 +187,7 @@ class Flags:
 
     def _packed(self, record: Record, transaction: int) -> set[int]:
         """Return what the flags may say of the compression."""
-        found = {0}
+        compressions = {0}
         for number, codec in CODECS.items() if record.body else ():
             try:
                 codec.decompress(record.body)
@@ -196,14 +196,14 @@ class Flags:
                     continue
             except Exception:  # noqa: BLE001, S112 - a decoder may raise anything on foreign bytes
                 continue
-            found.add(sysflag.COMPRESSED | number << sysflag.COMPRESSION_SHIFT)
-        if len(found) > 1 and transaction in (sysflag.TRANSACTION_COMMIT,
+            compressions.add(sysflag.COMPRESSED | number << sysflag.COMPRESSION_SHIFT)
+        if len(compressions) > 1 and transaction in (sysflag.TRANSACTION_COMMIT,
                                               sysflag.TRANSACTION_ROLLBACK):
             _, half, _ = self._records.read(record.prepared_transaction_offset, None)
             if half is not None and not are_odd(half.sys_flag) and half.crc_ok and (
                     half.body == record.body) and _unique(half) == _unique(record) is not None:
                 return {half.sys_flag & _PACKED}
-        return found
+        return compressions
 
     def _style(self, record: Record) -> set[int]:
         """Return what the flags may say of multi tags and inner batches."""
@@ -222,13 +222,13 @@ class Flags:
             return None
         where = fixed_field("sys_flag")
         allowed = self._chances.allow(place, len(_ALL) / 2 ** 31)
-        found = [flags for flags in matching(raw, where.offset, where.size, _ALL).tolist()
+        matches = [flags for flags in matching(raw, where.offset, where.size, _ALL).tolist()
                  if whole_record(with_fields(raw, sys_flag=flags), place, sealed=True) is not None]
-        if len(found) != 1 or not allowed:
+        if len(matches) != 1 or not allowed:
             return None
-        return _told(raw, found[0], f"system flags {stored & 0xFFFFFFFF:#x} are damaged: with "
-                     f"{found[0]:#x} the record matches its own CRC ({len(_ALL)} candidates tried)",
-                     whole=True)
+        return _told(raw, matches[0], f"system flags {stored & 0xFFFFFFFF:#x} are damaged: with "
+                     f"{matches[0]:#x} the record matches its own CRC ({len(_ALL)} candidates "
+                     "tried)", whole=True)
 
 
 def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
@@ -254,10 +254,10 @@ def mend_flags(flags: Flags, survey: Survey, records: Records,
         if not _SHOWS_FLAGS.intersection(fault.categories):
             continue
         _, record, raw = records.read(fault.offset, None)
-        told = None if record is None else flags.of(raw, fault.offset, rows.get(
+        corrected = None if record is None else flags.of(raw, fault.offset, rows.get(
             fault.offset, ()), (time_at(fault.before), time_at(fault.behind)))
-        if told is not None and records.replace(fault.offset, told.raw):
-            records.reasons[fault.offset] = told.reason
+        if corrected is not None and records.replace(fault.offset, corrected.raw):
+            records.reasons[fault.offset] = corrected.reason
 
 
 def _told(raw: bytes, flags: int, reason: str, *, whole: bool) -> ToldFlags | None:

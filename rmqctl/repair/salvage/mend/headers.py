@@ -61,20 +61,20 @@ class _Known:
 
 def mend_headers(store: Store, survey: Survey, records: Records) -> None:
     """Put mended records into ``records``; rejects those that cannot stay as they are."""
-    known = _Known(store, survey, records, Times(store, survey, records))
+    evidence = _Known(store, survey, records, Times(store, survey, records))
     for fault in survey.headers.faults:
         if rules.QUEUE_ID in fault.categories:
             _, record, _ = records.read(fault.offset, None)
             if record is not None:
-                known.homeless[record.topic, record.queue_offset] += 1
+                evidence.homeless[record.topic, record.queue_offset] += 1
     for fault in survey.headers.faults:
         if any(name in _MENDED or name == rules.RECONSUME for name in fault.categories):
-            _mend(known, fault)
-    known.times.mend_astray()
+            _mend(evidence, fault)
+    evidence.times.mend_astray()
 
 
-def _mend(known: _Known, fault: HeaderFault) -> None:
-    records = known.records
+def _mend(evidence: _Known, fault: HeaderFault) -> None:
+    records = evidence.records
     _, record, stored = records.read(fault.offset, None)
     if record is None or records.is_replaced(fault.offset):
         return
@@ -82,7 +82,7 @@ def _mend(known: _Known, fault: HeaderFault) -> None:
     reasons = []
     for name in fault.categories:
         if corrected is not None and name in _MENDED:
-            corrected, reason = _MENDED[name](corrected, fault, known)
+            corrected, reason = _MENDED[name](corrected, fault, evidence)
             reasons += [reason] if reason else []
     raw = stored if corrected == record else (
         None if corrected is None else unless_crc_differs(build(corrected)))
@@ -104,30 +104,31 @@ def _mend(known: _Known, fault: HeaderFault) -> None:
 
 def _born_port(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Record, str]:
     address, port = record.born_host
-    known = _one_bit(port)
-    corrected = replace(record, born_host=(address, known or 0))
-    if known is None:
+    original = _one_bit(port)
+    corrected = replace(record, born_host=(address, original or 0))
+    if original is None:
         return corrected, f"invalid born port {port}: original unknown, set to 0"
-    return corrected, f"invalid born port {port}: corrected to {known} (one flipped bit)"
+    return corrected, f"invalid born port {port}: corrected to {original} (one flipped bit)"
 
 
-def _store_port(record: Record, fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+def _store_port(record: Record, fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
     address, port = record.store_host
-    said = f"invalid store port {port}"
+    damage = f"invalid store port {port}"
     beside = [host for place in (fault.before, fault.behind)
-              if (host := _host_at(known.records, place)) is not None]
-    if not beside and known.survey.host is not None:
-        beside = [known.survey.host]
+              if (host := _host_at(evidence.records, place)) is not None]
+    if not beside and evidence.survey.host is not None:
+        beside = [evidence.survey.host]
     same = [host for host in beside if host[0] == address]
     if len({*beside}) == 1 and len(beside) == 2 and len(beside[0][0]) == len(address):
-        return replace(record, store_host=beside[0]), f"{said}: its neighbours have {beside[0][1]}"
+        return replace(record, store_host=beside[0]), (
+            f"{damage}: its neighbours have {beside[0][1]}")
     if len({*same}) == 1:
-        return replace(record, store_host=same[0]), f"{said}: its neighbours have {same[0][1]}"
+        return replace(record, store_host=same[0]), f"{damage}: its neighbours have {same[0][1]}"
     right = _one_bit(port)
     corrected = replace(record, store_host=(address, right or 0))
     if right is None:
-        return corrected, f"{said}: original unknown, set to 0"
-    return corrected, f"{said}: corrected to {right} (one flipped bit)"
+        return corrected, f"{damage}: original unknown, set to 0"
+    return corrected, f"{damage}: corrected to {right} (one flipped bit)"
 
 
 def _host_at(records: Records, place: int | None) -> Host | None:
@@ -159,29 +160,29 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
 
     No other field proves them, so an appended CRC of the negative number does not, either.
     """
-    said = f"reconsumeTimes {record.reconsume_times}"
+    stored = f"reconsumeTimes {record.reconsume_times}"
     times = _one_bit(record.reconsume_times)
-    reason = f"{said}: corrected to {times} (one flipped bit)"
+    reason = f"{stored}: corrected to {times} (one flipped bit)"
     if times is None and record.reconsume_times >= 0:
         return raw, ""  # clients count on from it, and nothing is known that would be better
     if times is None:
-        times, reason = 0, f"{said}: original unknown, set to 0, as in a first delivery"
+        times, reason = 0, f"{stored}: original unknown, set to 0, as in a first delivery"
     mended = build(replace(record, reconsume_times=times))
     return append_crc.seal(mended) if append_crc.verify(raw) else mended, reason
 
 
-def _number(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record | None, str]:
+def _number(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record | None, str]:
     """Correct the level of a delay (the queue's number and one), and an inner batch's base (its own
     offset).
     """
     raw, reasons = record.properties, []
-    while name := rules.bad_number(_values(raw), record.topic, known.survey.generation):
-        said = _values(raw)[name].encode("utf-8", "surrogateescape")
+    while name := rules.bad_number(_values(raw), record.topic, evidence.survey.generation):
+        stored = _values(raw)[name].encode("utf-8", "surrogateescape")
         proved = {props.DELAY: record.queue_id + 1, props.INNER_BASE: record.queue_offset}
-        numbers = [b"%d" % proved[name]] if name in proved else _digits_one_bit_off(said)
-        if len(numbers) != 1 or len(numbers[0]) != len(said):
+        numbers = [b"%d" % proved[name]] if name in proved else _digits_one_bit_off(stored)
+        if len(numbers) != 1 or len(numbers[0]) != len(stored):
             return None, ""
-        wrong, right = (name.encode() + b"\x01" + value for value in (said, numbers[0]))
+        wrong, right = (name.encode() + b"\x01" + value for value in (stored, numbers[0]))
         raw = b"\x02".join(right if part == wrong else part for part in raw.split(b"\x02"))
         how = "from its queue" if name in proved else "one flipped bit"
         reasons.append(f"{name} was not a number: corrected to {numbers[0].decode()} ({how})")
@@ -192,12 +193,12 @@ def _values(raw: bytes) -> dict[str, str]:
     return props.parse(raw.decode("utf-8", "surrogateescape"))
 
 
-def _digits_one_bit_off(said: bytes) -> list[bytes]:
+def _digits_one_bit_off(number: bytes) -> list[bytes]:
     """Return the numbers that one flipped bit made this of; none for what is too long to be one."""
-    if len(said) > _MOST_DIGITS:
+    if len(number) > _MOST_DIGITS:
         return []
-    turned = (said[:index] + bytes([value ^ 1 << bit]) + said[index + 1:]
-              for index, value in enumerate(said) for bit in range(8))
+    turned = (number[:index] + bytes([byte ^ 1 << bit]) + number[index + 1:]
+              for index, byte in enumerate(number) for bit in range(8))
     return [digits for digits in turned if digits.isdigit()]
 
 
@@ -209,30 +210,30 @@ def _one_bit(number: int) -> int | None:
     return number & rules.MAX_PORT if high.bit_count() == 1 else None
 
 
-def _store_time(record: Record, fault: HeaderFault, known: _Known) -> tuple[Record, str]:
-    return known.times.possible(record, fault)
+def _store_time(record: Record, fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
+    return evidence.times.possible(record, fault)
 
 
-def _queue_id(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+def _queue_id(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
     """Return the one queue of the topic that lacks this very message just here, if no other message
     asks for its place.
     """
-    if known.records.is_replaced(record.physical_offset):  # a row has told
+    if evidence.records.is_replaced(record.physical_offset):  # a row has told
         return record, ""
     topic = os.fsdecode(record.topic)
-    lacking = [queue for name, queue in known.survey.runs.keys if name == topic and queue >= 0
-               and _lacks(known.survey.runs.of((name, queue)), record)]
-    if len(lacking) != 1 or known.homeless[record.topic, record.queue_offset] > 1:
+    lacking = [queue for name, queue in evidence.survey.runs.keys if name == topic and queue >= 0
+               and _lacks(evidence.survey.runs.of((name, queue)), record)]
+    if len(lacking) != 1 or evidence.homeless[record.topic, record.queue_offset] > 1:
         return record, ""
     return replace(record, queue_id=lacking[0]), (
         f"invalid queue {record.queue_id}: corrected to {lacking[0]}, which lacks queue offset "
         f"{record.queue_offset} here")
 
 
-def _queue_offset(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
     """0, unless its queue lacks just this message here: then the transaction bits are wrong."""
     topic = os.fsdecode(record.topic)
-    if _lacks(known.survey.runs.of((topic, record.queue_id)), record):
+    if _lacks(evidence.survey.runs.of((topic, record.queue_id)), record):
         return record, ""
     return replace(record, queue_offset=0), (
         f"queue offset {record.queue_offset}: set to 0, as in every message without a consume "
@@ -241,33 +242,33 @@ def _queue_offset(record: Record, _fault: HeaderFault, known: _Known) -> tuple[R
 
 def _lacks(runs: Sequence[Run], record: Record) -> bool:
     """Return whether a queue has a hole of this one message at its place in the log."""
-    return any(one.end == record.queue_offset and other.first == record.queue_offset + 1
-               and one.high < record.physical_offset < other.low for one, other in pairwise(runs))
+    return any(run.end == record.queue_offset and other.first == record.queue_offset + 1
+               and run.high < record.physical_offset < other.low for run, other in pairwise(runs))
 
 
 # -- the half message that a message ends ----------------------------------------------------------
 
 
-def _prepared(record: Record, _fault: HeaderFault, known: _Known) -> tuple[Record, str]:
+def _prepared(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
     """Return the one that it points to without one flipped bit, or the only one of the same unique
     key.
     """
     stored = record.prepared_transaction_offset
-    said = f"invalid preparedTransactionOffset {stored}"
+    damage = f"invalid preparedTransactionOffset {stored}"
     if record.sys_flag & sysflag.TRANSACTION_MASK in (sysflag.TRANSACTION_NONE,
                                                      sysflag.TRANSACTION_PREPARED):
         return replace(record, prepared_transaction_offset=0), (
-            f"{said}: set to 0, as in every message that ends no transaction")
+            f"{damage}: set to 0, as in every message that ends no transaction")
     turned = [place for bit in range(64) if _is_half(
-        place := (stored & _LONG) ^ 1 << bit, record, known.records)]
+        place := (stored & _LONG) ^ 1 << bit, record, evidence.records)]
     if len(turned) == 1:
         return replace(record, prepared_transaction_offset=turned[0]), (
-            f"{said}: corrected to {turned[0]} (one flipped bit)")
-    indexed = _indexed_halves(record, known)
+            f"{damage}: corrected to {turned[0]} (one flipped bit)")
+    indexed = _indexed_halves(record, evidence)
     if len(indexed) == 1:
         return replace(record, prepared_transaction_offset=indexed[0]), (
-            f"{said}: corrected to {indexed[0]}, by its unique key")
-    return replace(record, prepared_transaction_offset=0), f"{said}: original unknown, set to 0"
+            f"{damage}: corrected to {indexed[0]}, by its unique key")
+    return replace(record, prepared_transaction_offset=0), f"{damage}: original unknown, set to 0"
 
 
 def _is_half(place: int, record: Record, records: Records) -> bool:
@@ -287,18 +288,18 @@ def _is_half(place: int, record: Record, records: Records) -> bool:
         half.topic, half.queue_id) == (record.topic, record.queue_id)
 
 
-def _indexed_halves(record: Record, known: _Known) -> list[int]:
+def _indexed_halves(record: Record, evidence: _Known) -> list[int]:
     key = _values(record.properties).get(props.UNIQUE_KEY)
-    if key is None or not known.lookups:
+    if key is None or not evidence.lookups:
         return []
-    known.lookups -= 1
+    evidence.lookups -= 1
     places: list[int] = []
-    for index in known.store.indexes_newest_first():
+    for index in evidence.store.indexes_newest_first():
         for topic in (props.HALF_TOPIC, os.fsdecode(record.topic)):
             with suppress(StoreIOError):
                 index_files.select(index, index_file.key_hash(topic, key), _MOST_ENTRIES, 0,
                                    ENDLESS, places)
-    return sorted({place for place in places if _is_half(place, record, known.records)})
+    return sorted({place for place in places if _is_half(place, record, evidence.records)})
 
 
 _MENDED: dict[str, Callable[[Record, HeaderFault, _Known], tuple[Record | None, str]]] = {

@@ -134,10 +134,10 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
 
 def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: Evidence) -> Mending:
     """Intact messages with damaged properties: corrected, or marked. StoreIOError."""
-    found = mend_properties(store, parts, survey, evidence)
-    mending = _made(store, parts, found.records.pieces, len(found.corrections), "keep damaged", "",
-                    found.records.reasons, found.corrections)
-    mending.marked, mending.unmarked = found.marked, found.left
+    mended = mend_properties(store, parts, survey, evidence)
+    mending = _made(store, parts, mended.records.pieces, len(mended.corrections), "keep damaged",
+                    "", mended.records.reasons, mended.corrections)
+    mending.marked, mending.unmarked = mended.marked, mended.left
     return mending
 
 
@@ -148,8 +148,8 @@ def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
     are of an ``earlier`` life of the file; ``bodies``: with damaged bodies, too. StoreIOError.
     """
     records = Records(parts)
-    found, full = kept_damaged(parts, survey, gatherer, evidence, generation, bodies=bodies)
-    kept = [record for record in found if record.physical not in earlier]
+    damaged, full = kept_damaged(parts, survey, gatherer, evidence, generation, bodies=bodies)
+    kept = [record for record in damaged if record.physical not in earlier]
     for record in kept:
         if records.read(record.physical, len(record.content))[2] == record.content:
             continue  # kept by an earlier repair
@@ -198,12 +198,12 @@ def _told(witnesses: Witnesses, place: int, piece: Piece, why: str, reason: str 
     """
     content = bytearray(piece.size)
     piece.read_into(memoryview(content), 0)
-    told = None if why else witnesses.of_record(place, bytes(content))
-    if told is None:
-        told = witnesses.of_bytes(place, piece.size)
+    evidence = None if why else witnesses.of_record(place, bytes(content))
+    if evidence is None:
+        evidence = witnesses.of_bytes(place, piece.size)
     if reason is not None:
-        return reason, {**told.proof, "by": reason.split("; ")}
-    return why or told.in_words(), told.proof
+        return reason, {**evidence.proof, "by": reason.split("; ")}
+    return why or evidence.in_words(), evidence.proof
 
 
 class _Round:
@@ -296,22 +296,23 @@ class _Round:
             if isinstance(topic, str):
                 continue
             record = record if topic is None else replace(record, topic=topic.topic)
-            said = field_of(head, "physical_offset")
+            stored_at = field_of(head, "physical_offset")
             # A place that this log has not reached cannot be of another record.
-            displaced = said != start and is_displaced(self._parts, start, said, len(candidate))
+            displaced = stored_at != start and is_displaced(
+                self._parts, start, stored_at, len(candidate))
             # Nor is one that its own entry leads to, or that its neighbours are as far from.
-            if said != start and not rows and (self._is_led_elsewhere(record, said) or (
+            if stored_at != start and not rows and (self._is_led_elsewhere(record, stored_at) or (
                     self._is_shifted(source, region, position, len(candidate)))):
                 continue
-            shifted = displaced or (said != start and self._is_shifted(
+            shifted = displaced or (stored_at != start and self._is_shifted(
                 source, region, position, len(candidate), part.size))
-            near = (said ^ start).bit_count() == 1 or not 0 <= said < self._parts[-1].end
+            near = (stored_at ^ start).bit_count() == 1 or not 0 <= stored_at < self._parts[-1].end
             # Where its neighbours are off by as much, they were moved: no field was damaged.
-            foreign = displaced or (is_foreign_place(said, start, part.size) and (
+            foreign = displaced or (is_foreign_place(stored_at, start, part.size) and (
                 shifted or not near or not _is_timely(region, record)))
             wrong = sum(field_of(head, name) != field_of(candidate, name) for name in _PLACING)
             if not self._supported(record, rows, foreign, shifted=shifted, wrong=wrong,
-                                   moved=self._may_be_of(said)):
+                                   moved=self._may_be_of(stored_at)):
                 continue
             self._confirmed[start] = len(candidate)
             raw = candidate if topic is None else build(record)
@@ -330,11 +331,11 @@ class _Round:
         """Return the size of a record whose system flags alone were damaged; 0 without one."""
         if not raw or not is_magic(magic_at(raw)) or field_of(raw, "physical_offset") != start:
             return 0
-        told = self._flags.of(raw, start, rows, (region.before, region.after))
-        if told is None or not self._supported(told.record, rows, False):
+        corrected_flags = self._flags.of(raw, start, rows, (region.before, region.after))
+        if corrected_flags is None or not self._supported(corrected_flags.record, rows, False):
             return 0
         self._confirmed[start] = len(raw)
-        return self._whole(start, told.raw, told.reason)
+        return self._whole(start, corrected_flags.raw, corrected_flags.reason)
 
     def _may_be_of(self, place: int) -> bool:
         """Return whether a message may have been at a place of this log: no other one is there."""
@@ -426,11 +427,11 @@ class _Round:
 
     def _by_topic(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
         """Return the size of a record whose own CRC is right with another topic; 0 without one."""
-        told = self._topics.by_crc(raw, record)
-        named = None if told is None else replace(record, topic=told.topic)
-        if told is None or named is None or not self._supported(named, rows, False):
+        corrected_topic = self._topics.by_crc(raw, record)
+        named = None if corrected_topic is None else replace(record, topic=corrected_topic.topic)
+        if corrected_topic is None or named is None or not self._supported(named, rows, False):
             return 0
-        return self._whole(record.physical_offset, build(named), told.reason)
+        return self._whole(record.physical_offset, build(named), corrected_topic.reason)
 
     def _name(self, physical: int) -> None:
         """The name of the appended CRC of an intact record, if that is what hides it."""
@@ -442,11 +443,11 @@ class _Round:
             self._corrections[place] = correction
             self._records.replace(place, correction.after)
 
-    def _is_led_elsewhere(self, record: Record, said: int) -> bool:
+    def _is_led_elsewhere(self, record: Record, stored_at: int) -> bool:
         """Return whether the entry of a record's queue offset points to the place that it says."""
         witness = self._parts[0].witness
         return witness is not None and sysflag.has_consume_queue_row(record.sys_flag) and (
-            witness.entry_of(record) == (said, record.total_size))
+            witness.entry_of(record) == (stored_at, record.total_size))
 
     def _is_shifted(self, source: Source, region: Region, position: int, size: int,
                     file_size: int = 0) -> bool:

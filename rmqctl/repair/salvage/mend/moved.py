@@ -62,13 +62,13 @@ def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[i
 
 def _joined(regions: Sequence[Region]) -> list[Stretch]:
     """Return the regions, those that touch each other as one."""
-    found: list[Stretch] = []
+    stretches: list[Stretch] = []
     for region in regions:
-        if found and found[-1][0] == region.file and found[-1][2] == region.start:
-            found[-1] = region.file, found[-1][1], region.end
+        if stretches and stretches[-1][0] == region.file and stretches[-1][2] == region.start:
+            stretches[-1] = region.file, stretches[-1][1], region.end
         else:
-            found.append((region.file, region.start, region.end))
-    return found
+            stretches.append((region.file, region.start, region.end))
+    return stretches
 
 
 def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[Swap]:
@@ -125,20 +125,20 @@ def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequ
     or after the log's end.
     """
     # The log as it would be, and what of it is explained.
-    made = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
+    changed_parts = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
                              for number, some in pieces.items()})
     sound: list[tuple[int, int]] = []
     touched = {bisect_right([start for _, start, _ in stretches], page) - 1
                for low, high, _ in swaps for page in (low, high)}
     for number in sorted(touched):
         file, start, end = stretches[number]
-        base = made[file].base
-        with made[file].open() as source:
+        base = changed_parts[file].base
+        with changed_parts[file].open() as source:
             for batch in Walk(source, start - base, end - base):
                 good = batch.crc_ok() | (batch.column("body_length") <= 0)
                 first = batch.offset - batch.head
                 spans = [(span.offset, span.end) for span in batch.spans if span.kind == BLANK or (
-                    span.kind == ZERO and span.end == made[file].end)]
+                    span.kind == ZERO and span.end == changed_parts[file].end)]
                 for low, high in (*zip(first[good].tolist(), (first + batch.frame_size)[
                         good].tolist(), strict=True), *spans):
                     if sound and sound[-1][1] == low:

@@ -55,27 +55,27 @@ class Mended:
 def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
                     evidence: Evidence) -> Mended:
     """One round over all messages with damaged properties. StoreIOError."""
-    made = Mended(Records(parts))
+    mended = Mended(Records(parts))
     places = survey.unsound
     if len(places) > max(_FEW, survey.messages // _SHARE):
-        made.left = dict.fromkeys(places, "too many messages have such properties to be damage")
-        return made
+        mended.left = dict.fromkeys(places, "too many messages have such properties to be damage")
+        return mended
     entries = StoreEntries(store)
     hashes = entries.keys(places) if places else {}
     rows: dict[int, list[FoundRow]] = {}
     for row in evidence.astray:
         rows.setdefault(row.physical, []).append(row)
     for place in places:
-        _, record, _ = made.records.read(place, None)
+        _, record, _ = mended.records.read(place, None)
         if record is None:
             continue
         code = entries.tags_code(_entry(record)) if sysflag.has_consume_queue_row(
             record.sys_flag) else None
-        known = _Known(code, frozenset(hashes.get(place, ())), rows.get(place, []))
+        own_entries = _Known(code, frozenset(hashes.get(place, ())), rows.get(place, []))
         if code is not None and code != _code(record):
-            known = replace(known, tags=entries.tags(_entry(record), code))
-        _mend(made, record, known, survey.has_crcs)
-    return made
+            own_entries = replace(own_entries, tags=entries.tags(_entry(record), code))
+        _mend(mended, record, own_entries, survey.has_crcs)
+    return mended
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,53 +95,53 @@ class _Known:
     def missing(self, record: Record) -> list[FoundRow]:
         """Return the rows that the message does not account for."""
         own = os.fsdecode(record.topic), record.queue_id
-        said = dispatched(record.properties)
+        named = dispatched(record.properties)
         return [row for row in self.rows if (
             batch_range_of(record.properties) != (row.queue_offset, row.count) if row.batch else
-            row.key != own and (row.key[0], row.queue_offset) not in said)]
+            row.key != own and (row.key[0], row.queue_offset) not in named)]
 
 
-def _mend(made: Mended, record: Record, known: _Known, sealed: bool) -> None:
+def _mend(mended: Mended, record: Record, entries: _Known, sealed: bool) -> None:
     place = record.physical_offset
-    correction = _corrected(record, known)
+    correction = _corrected(record, entries)
     if correction is not None:
-        made.corrections[place + correction.position] = correction
-        made.records.replace(place + correction.position, correction.after)
+        mended.corrections[place + correction.position] = correction
+        mended.records.replace(place + correction.position, correction.after)
         return
-    found = marked(record, sealed, _wanted(record, known))
-    if found is None and known.tags:
-        known = replace(known, tags=None)
-        found = marked(record, sealed, _wanted(record, known))
-    if found is None:
-        made.left[place] = NO_ROOM
+    marked_record = marked(record, sealed, _wanted(record, entries))
+    if marked_record is None and entries.tags:
+        entries = replace(entries, tags=None)
+        marked_record = marked(record, sealed, _wanted(record, entries))
+    if marked_record is None:
+        mended.left[place] = NO_ROOM
         return
-    content, how = found
-    made.marked.add(place)
-    made.records.replace(place, content)
-    made.records.reasons[place] = "; ".join(_told(record, known, how))
+    content, how = marked_record
+    mended.marked.add(place)
+    mended.records.replace(place, content)
+    mended.records.reasons[place] = "; ".join(_told(record, entries, how))
 
 
-def _told(record: Record, known: _Known, how: str) -> Iterator[str]:
+def _told(record: Record, entries: _Known, how: str) -> Iterator[str]:
     """Yield what a mark costs, and what stays."""
     yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
            f"RMQCTL=damaged marks it (space from {how})")
-    if known.code is not None and known.code != _code(record):
-        yield (f"tags {known.tags!r} from a message with the same tags code" if known.tags else
-               f"its consume queue entry keeps the tags code {known.code}")
-    if lost := known.hashes - key_hashes(record):
+    if entries.code is not None and entries.code != _code(record):
+        yield (f"tags {entries.tags!r} from a message with the same tags code" if entries.tags else
+               f"its consume queue entry keeps the tags code {entries.code}")
+    if lost := entries.hashes - key_hashes(record):
         yield f"the index keeps {plural(len(lost), 'key')}"
-    if missing := known.missing(record):
+    if missing := entries.missing(record):
         yield f"{plural(len(missing), 'further entry', 'further entries')} named again"
 
 
-def _wanted(record: Record, known: _Known) -> Mapping[str, str]:
+def _wanted(record: Record, entries: _Known) -> Mapping[str, str]:
     """Properties that a message must have: without them it loses rows, or does harm."""
     values = props.parse(record.properties.decode("utf-8", "replace"))
     wanted = {name: value for name, value in REQUIRED.get(os.fsdecode(record.topic), {}).items()
               if name not in values or not _is_text(values[name])}
-    if known.tags:
-        wanted[props.TAGS] = known.tags
-    missing = known.missing(record)
+    if entries.tags:
+        wanted[props.TAGS] = entries.tags
+    missing = entries.missing(record)
     batch = next((row for row in missing if row.batch), None)
     if batch is not None:
         wanted |= {props.INNER_BASE: str(batch.queue_offset), props.INNER_NUM: str(batch.count)}
@@ -161,11 +161,11 @@ def _is_text(value: str) -> bool:
 # -- one byte -------------------------------------------------------------------------------------
 
 
-def _corrected(record: Record, known: _Known) -> Correction | None:
+def _corrected(record: Record, entries: _Known) -> Correction | None:
     """Return the one byte that is wrong, if entries prove what it was."""
-    if known.agrees(record):
+    if entries.agrees(record):
         return None
-    raw, found, tried = record.properties, [], 0
+    raw, matches, tried = record.properties, [], 0
     for at, values in candidates(raw):
         before = raw[at]
         for value in values:
@@ -173,14 +173,14 @@ def _corrected(record: Record, known: _Known) -> Correction | None:
                 continue
             changed = raw[:at] + bytes([value]) + raw[at + 1:]
             tried += 1
-            if props.fault(changed) is None and known.agrees(replace(record, properties=changed)):
-                found.append((at, before, value, changed))
-    if len(found) != 1:
+            if props.fault(changed) is None and entries.agrees(replace(record, properties=changed)):
+                matches.append((at, before, value, changed))
+    if len(matches) != 1:
         return None
-    at, before, value, changed = found[0]
+    at, before, value, changed = matches[0]
     witnesses = tuple(name for name, there in (
-        ("the consume queue entry", known.code is not None), ("the index", bool(known.hashes)),
-        ("further entries", bool(known.rows))) if there)
+        ("the consume queue entry", entries.code is not None), ("the index", bool(entries.hashes)),
+        ("further entries", bool(entries.rows))) if there)
     return Correction(record.total_size - len(raw) + at, bytes([before]), bytes([value]),
                       replace(record, properties=changed), "one byte of the properties", tried,
                       tried * 2.0 ** -_WORD, witnesses)

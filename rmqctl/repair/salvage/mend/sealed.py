@@ -59,8 +59,8 @@ def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
         delta = (zlib.crc32(covered) ^ crc) & CRC_MASK
         covered[where] = 0
         sums ^= (values >> np.uint64(bit) & np.uint64(1)) * np.uint64(delta)
-    found: Array = values[sums == stored]
-    return found
+    matches: Array = values[sums == stored]
+    return matches
 
 
 def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: Times,
@@ -71,22 +71,22 @@ def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: T
     """
     if not record.crc_ok or append_crc.verify(raw) is not False:
         return None
-    found, tried = [], 0
+    matches, tried = [], 0
     for name, at, width, values in _candidates(record, rows, times, gatherer):
         tried += len(values)
         for value in matching(raw, at, width, values).tolist():
             after = int(value).to_bytes(width, "big")
             if after != raw[at:at + width]:
-                found.append((name, at, after))
+                matches.append((name, at, after))
     for name, at, after in _hosts(record, survey, before):
         tried += 1
         if append_crc.verify(raw[:at] + after + raw[at + len(after):]):
-            found.append((name, at, after))
+            matches.append((name, at, after))
     chance = tried / 2 ** _CRC_BITS
     allowed = chance <= MOST_CHANCE and chances.allow(record.physical_offset, chance)
-    if len(found) != 1 or not allowed:
+    if len(matches) != 1 or not allowed:
         return None
-    name, at, after = found[0]
+    name, at, after = matches[0]
     changed = raw[:at] + after + raw[at + len(after):]
     result = whole_record(changed, record.physical_offset, sealed=True)
     if result is None:

@@ -76,7 +76,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     ``exact``: who else has the time, with whose word it is; ``keys``: the index entries that point
     to it. ``impossible``: the stored time needs no contradiction.
     """
-    said = f"store time {time_text(stored)}"
+    stored_text = f"store time {time_text(stored)}"
     turned = [time for bit in range(64)
               if between.allows(time := (stored & _LONG) ^ 1 << bit)]
     may_be = between.may_be(stored)
@@ -89,7 +89,7 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
     # Who wrote it down to the millisecond.
     for time, by in exact:
         if between.allows(time) and (time in turned or not may_be):
-            return time, f"{said}: corrected to {time_text(time)}, from {by}"
+            return time, f"{stored_text}: corrected to {time_text(time)}, from {by}"
     # One flipped bit: between neighbours on both sides, or in the index's second.
     seconds = [Between(max(between.low, key.time), min(between.high, key.time + _SECOND - 1))
                for key in keys if between.meets(key)]
@@ -97,10 +97,10 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
         turned = [time for time in turned if any(second.allows(time) for second in seconds)]
     if len(turned) == 1 and (seconds or (between.closed and between.by_no_chance(
             turned[0], stored))):
-        return turned[0], f"{said}: corrected to {time_text(turned[0])} (one flipped bit)"
+        return turned[0], f"{stored_text}: corrected to {time_text(turned[0])} (one flipped bit)"
     if seconds and not may_be:
         time = max(second.low for second in seconds)
-        return time, (f"{said}: set to {time_text(time)}, between its neighbours and in the "
+        return time, (f"{stored_text}: set to {time_text(time)}, between its neighbours and in the "
                       "index entry's second; milliseconds unknown")
     return None, ""
 

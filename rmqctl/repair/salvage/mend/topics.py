@@ -86,16 +86,18 @@ class Topics:
 
     def suspects(self) -> list[Suspect]:
         """Messages that stand alone and may have another topic; in log order."""
-        found = []
+        suspects = []
         for key in self._survey.runs.keys:
             if key[0].startswith(props.LMQ_PREFIX):
                 continue
-            found += [Suspect(run.low, key, run.first) for run in self._survey.runs.of(key)
+            suspects += [Suspect(run.low, key, run.first) for run in self._survey.runs.of(key)
                       if run.low == run.high]
-        found.sort()
-        sure = {one for one in found if is_impossible(os.fsencode(one.key[0]))}
-        lacked = {one for one in found if one not in sure and self._rooms(one, _BEHIND)}
-        indexed = {*islice((one for one in found if self._hashes(one.place)), _MOST_ASKED)}
+        suspects.sort()
+        sure = {suspect for suspect in suspects if is_impossible(os.fsencode(suspect.key[0]))}
+        lacked = {suspect for suspect in suspects
+                  if suspect not in sure and self._rooms(suspect, _BEHIND)}
+        indexed = {*islice((suspect for suspect in suspects if self._hashes(suspect.place)),
+                            _MOST_ASKED)}
         self._claims.update(map(_claim, sure | lacked | indexed))
         return sorted([*islice(sorted(sure), _MOST_ASKED), *islice(sorted(
             (lacked | indexed) - sure), _MOST_ASKED)])
@@ -111,46 +113,48 @@ class Topics:
             if not impossible:
                 return None
             hashes = set()  # made from the damaged log
-        one = Suspect(place, (os.fsdecode(own), record.queue_id), record.queue_offset)
-        said = _said(record)
+        suspect = Suspect(place, (os.fsdecode(own), record.queue_id), record.queue_offset)
+        damage = _said(record)
         # The index has other keys: the one topic that makes them.
         if hashes:
             fits = [topic for topic in {*self.others(own), *_turned(own)} if hashes <= key_hashes(
-                replace(record, topic=topic)) and self._room(topic, one)]
+                replace(record, topic=topic)) and self._room(topic, suspect)]
             if len(fits) == 1:
-                said += f": corrected to {os.fsdecode(fits[0])}, which has its keys in the index"
-                return ToldTopic(fits[0], f"{said}, and{self._where(fits[0], one)}" if self._room(
-                    fits[0], one) == _BETWEEN else said)
-            return f"{said}: the index has other keys there" if (
-                impossible or self._rooms(one, _BETWEEN)) else None
+                damage += f": corrected to {os.fsdecode(fits[0])}, which has its keys in the index"
+                if self._room(fits[0], suspect) == _BETWEEN:
+                    damage += f", and{self._where(fits[0], suspect)}"
+                return ToldTopic(fits[0], damage)
+            return f"{damage}: the index has other keys there" if (
+                impossible or self._rooms(suspect, _BETWEEN)) else None
         # No keys: its entry, and the order of its queue.
         if not impossible and self._witness is not None and self._witness.confirms(record):
             return None
-        plain, between = not impossible and own.isascii(), self._rooms(one, _BETWEEN)
-        if not impossible and self._is_known(one):
-            return f"{said}: out of order, and{self._where(between[0], one)}" if between and any(
-                run.low == place for run in self._gatherer.misfits.get(one.key, ())) else None
+        plain, between = not impossible and own.isascii(), self._rooms(suspect, _BETWEEN)
+        if not impossible and self._is_known(suspect):
+            return (f"{damage}: out of order, and{self._where(between[0], suspect)}"
+                    if between and any(run.low == place for run in self._gatherer.misfits.get(
+                        suspect.key, ())) else None)
         # Which topic lacks just this message, if only one does.
-        fits = between or (self._rooms(one, _BEHIND) if self._from_zero and (
-            one.queue_offset or not plain) else [])
+        fits = between or (self._rooms(suspect, _BEHIND) if self._from_zero and (
+            suspect.queue_offset or not plain) else [])
         fits = [topic for topic in fits if _is_like(topic, own, plain)]
-        if len(fits) == 1 and self._claims[_claim(one)] < 2 and (
-                not self._may_be_elsewhere(fits[0], one)):
-            return ToldTopic(fits[0], f"{said}:{self._where(fits[0], one)}")
-        return f"{said}: original unknown" if impossible or fits else None
+        if len(fits) == 1 and self._claims[_claim(suspect)] < 2 and (
+                not self._may_be_elsewhere(fits[0], suspect)):
+            return ToldTopic(fits[0], f"{damage}:{self._where(fits[0], suspect)}")
+        return f"{damage}: original unknown" if impossible or fits else None
 
     def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> ToldTopic | str:
         """Return the topic of a record whose own is invalid. ``rows`` point to it."""
-        told = self.told(record)
-        found = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
+        by_evidence = self.told(record)
+        by_rows = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
             row.key[1], row.queue_offset, row.size) == (
                 record.queue_id, record.queue_offset, record.total_size)}
-        found = {topic for topic in found if len(topic) == len(record.topic)}
-        if len(found) == 1 and found.issuperset({told.topic} if isinstance(
-                told, ToldTopic) else ()):
-            return ToldTopic(topic := found.pop(), f"{_said(record)}: corrected to "
+        by_rows = {topic for topic in by_rows if len(topic) == len(record.topic)}
+        if len(by_rows) == 1 and by_rows.issuperset({by_evidence.topic} if isinstance(
+                by_evidence, ToldTopic) else ()):
+            return ToldTopic(topic := by_rows.pop(), f"{_said(record)}: corrected to "
                              f"{os.fsdecode(topic)}, from the entry that points to it")
-        return told if told and not found else f"{_said(record)}: original unknown"
+        return by_evidence if by_evidence and not by_rows else f"{_said(record)}: original unknown"
 
     def by_crc(self, raw: bytes, record: Record) -> ToldTopic | None:
         """Return the topic with which a record matches the CRC at its end."""
@@ -196,10 +200,10 @@ class Topics:
         return Counter(topic for topic, _ in {
             *self._survey.runs.keys, *self._store.known_queues, *self._store.batch_queues})
 
-    def _is_known(self, one: Suspect) -> bool:
+    def _is_known(self, suspect: Suspect) -> bool:
         """Return whether its topic has other messages, a folder, or is configured."""
-        return one.key[0] in self._configured or self._topics[one.key[0]] > 1 or (
-            one.key in self._store.known_queues or one.key in self._store.batch_queues)
+        return suspect.key[0] in self._configured or self._topics[suspect.key[0]] > 1 or (
+            suspect.key in self._store.known_queues or suspect.key in self._store.batch_queues)
 
     def _is_between(self, hole: Hole) -> bool:
         """Return whether a queue had the messages of a hole: a log that begins at 0 has it from its
@@ -212,7 +216,7 @@ class Topics:
         """Topics with a queue, by their length and its id. One message alone is not proof of its
         topic: that may be damaged, too.
         """
-        found: dict[tuple[int, int], list[bytes]] = {}
+        topics: dict[tuple[int, int], list[bytes]] = {}
         messages: Counter[str] = Counter()
         for key in self._survey.runs.keys:
             messages[key[0]] += sum(run.end - run.first for run in self._survey.runs.of(key))
@@ -220,52 +224,54 @@ class Topics:
             topic = os.fsencode(name)
             if messages[name] > 1 and not is_impossible(topic) and not name.startswith(
                     props.LMQ_PREFIX):
-                found.setdefault((len(topic), queue_id), []).append(topic)
-        return found
+                topics.setdefault((len(topic), queue_id), []).append(topic)
+        return topics
 
-    def _rooms(self, one: Suspect, least: int) -> list[bytes]:
+    def _rooms(self, suspect: Suspect, least: int) -> list[bytes]:
         """Return the topics whose queue lacks a message just there; none once too much was looked
         at.
         """
-        own, found = os.fsencode(one.key[0]), []
-        for topic in self._queues.get((len(own), one.key[1]), ()):
-            self._budget -= len(self._gatherer.holes[os.fsdecode(topic), one.key[1]])
+        own, topics = os.fsencode(suspect.key[0]), []
+        for topic in self._queues.get((len(own), suspect.key[1]), ()):
+            self._budget -= len(self._gatherer.holes[os.fsdecode(topic), suspect.key[1]])
             if self._budget < 0:
                 return []
-            if topic != own and self._room(topic, one) >= least:
-                found.append(topic)
-        return found
+            if topic != own and self._room(topic, suspect) >= least:
+                topics.append(topic)
+        return topics
 
-    def _room(self, topic: bytes, one: Suspect) -> int:
+    def _room(self, topic: bytes, suspect: Suspect) -> int:
         """Return how the queue of a topic lacks a message just there; 0: it does not."""
-        key = os.fsdecode(topic), one.key[1]
+        key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
             return _OPEN
-        hole = holes_with(self._gatherer.holes, key, one.queue_offset)
-        if hole is None or not hole.low < one.place < hole.high or (
-                key, one.queue_offset) in self._lost:
+        hole = holes_with(self._gatherer.holes, key, suspect.queue_offset)
+        if hole is None or not hole.low < suspect.place < hole.high or (
+                key, suspect.queue_offset) in self._lost:
             return 0
         if self._is_between(hole):
             return _BETWEEN
         if hole.low >= 0:
-            return _BEHIND if one.queue_offset == hole.first else 0
-        return _OPEN if hole.high == ENDLESS or one.queue_offset == hole.end - 1 else 0
+            return _BEHIND if suspect.queue_offset == hole.first else 0
+        return _OPEN if hole.high == ENDLESS or suspect.queue_offset == hole.end - 1 else 0
 
-    def _where(self, topic: bytes, one: Suspect) -> str:
-        return f" {os.fsdecode(topic)}/{one.key[1]} lacks queue offset {one.queue_offset} here"
+    def _where(self, topic: bytes, suspect: Suspect) -> str:
+        return (f" {os.fsdecode(topic)}/{suspect.key[1]} lacks queue offset "
+                f"{suspect.queue_offset} here")
 
-    def _may_be_elsewhere(self, topic: bytes, one: Suspect) -> bool:
+    def _may_be_elsewhere(self, topic: bytes, suspect: Suspect) -> bool:
         """Return whether other damaged bytes may have held what the queue lacks, or all else that
         was of the right one.
         """
-        hole = holes_with(self._gatherer.holes, (os.fsdecode(topic), one.key[1]), one.queue_offset)
+        hole = holes_with(self._gatherer.holes, (os.fsdecode(topic), suspect.key[1]),
+                          suspect.queue_offset)
         if hole is None:
             return True
         low, high = (hole.low, hole.high) if self._is_between(hole) else (-1, ENDLESS)
         return any(
             low < region.end and region.start < min(high, self._survey.last_end)
             and region.end - region.start >= MIN_SIZE
-            and not region.start <= one.place < region.end for region in self._survey.regions)
+            and not region.start <= suspect.place < region.end for region in self._survey.regions)
 
     def _hashes(self, place: int) -> set[int]:
         if self._witness is None:
@@ -279,8 +285,8 @@ def _said(record: Record) -> str:
     return f"topic {os.fsdecode(record.topic)!a}"
 
 
-def _claim(one: Suspect) -> tuple[int, int, int]:
-    return len(os.fsencode(one.key[0])), one.key[1], one.queue_offset
+def _claim(suspect: Suspect) -> tuple[int, int, int]:
+    return len(os.fsencode(suspect.key[0])), suspect.key[1], suspect.queue_offset
 
 
 def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
@@ -314,12 +320,12 @@ def mend_topics(topics: Topics, records: Records,
         _, record, _ = records.read(place, None)
         if record is None or not record.crc_ok or os.fsdecode(record.topic) != suspect.key[0]:
             continue
-        told = topics.of_impossible(record, rows.get(place, ())) if is_impossible(
+        verdict = topics.of_impossible(record, rows.get(place, ())) if is_impossible(
             record.topic) else topics.told(record)
-        if isinstance(told, ToldTopic) and records.replace(place, unless_crc_differs(build(
-                replace(record, topic=told.topic)))):
-            records.reasons[place] = told.reason
-        elif told is not None:
-            left[place] = told if isinstance(told, str) else (
-                f"{told.reason}, but the record's own CRC contradicts it")
+        if isinstance(verdict, ToldTopic) and records.replace(place, unless_crc_differs(build(
+                replace(record, topic=verdict.topic)))):
+            records.reasons[place] = verdict.reason
+        elif verdict is not None:
+            left[place] = verdict if isinstance(verdict, str) else (
+                f"{verdict.reason}, but the record's own CRC contradicts it")
     return left
