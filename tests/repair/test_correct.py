@@ -15,8 +15,8 @@ from rmqctl.damage.records import body_at, body_crc_at
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, decode
 from rmqctl.repair.salvage.correct import (
-    MOST_CHANCE,
-    MOST_WRONG,
+    MAX_CHANCE,
+    MAX_WRONG,
     Chances,
     Correct,
     Correction,
@@ -71,7 +71,7 @@ def test_every_bit_of_a_body() -> None:
         assert is_back(raw, correction)
         assert isinstance(correction, Correction)
         assert correction.tried == 8 * len(TEXT) + 31
-        assert correction.chance <= correction.tried / 2 ** 31 < MOST_CHANCE
+        assert correction.chance <= correction.tried / 2 ** 31 < MAX_CHANCE
         assert correction.before[0] ^ correction.after[0] == 1 << bit % 8
 
 
@@ -104,13 +104,13 @@ def test_all_chances_of_a_repair_are_bounded() -> None:
         turned[body_at(record) + 5] ^= 0xFF
         turned[body_at(record) + 300] ^= 0xFF * (number % 2)
         result = corrected(bytes(turned), decode(bytes(turned)), "byte", False, chances)
-        assert chances.expected <= MOST_WRONG
+        assert chances.expected <= MAX_WRONG
         found += isinstance(result, Correction)
     assert 40 < found < 200
     # What nothing explains leaves room for what a bit does.
     chances = Chances()
     for place in range(1000):
-        chances.allow(place, MOST_CHANCE, MOST_WRONG / 2)
+        chances.allow(place, MAX_CHANCE, MAX_WRONG / 2)
     assert all(chances.allow(place, 8e-7) for place in range(1000, 5000))
 
 
@@ -219,7 +219,7 @@ def test_the_engines_own_byte_comes_back(name: str, golden: GoldenFolder,
     plan = run("recover", store, *JSON).expect(0).json()
     (action,) = corrections(plan)
     proof = action["proof"]
-    assert proof["candidates"] / 2 ** 31 == proof["chance"] < MOST_CHANCE
+    assert proof["candidates"] / 2 ** 31 == proof["chance"] < MAX_CHANCE
     log = store / action["target"]
     damaged, position = log.read_bytes(), action["offset"] - int(log.name)
     assert damaged[position] == int(action["from"], 16)

@@ -99,7 +99,7 @@ def test_a_batch_filler_covers_its_queue_offsets_and_is_not_unwrapped() -> None:
 @pytest.mark.parametrize("style", STYLES, ids=["plain", "sealed"])
 def test_fillers_have_no_row_and_no_index_entry(style: Style) -> None:
     least = filler.least_filler(style)
-    for size in [*range(least, least + 50), 4096, filler.MOST]:
+    for size in [*range(least, least + 50), 4096, filler.MAX_FILLER]:
         parts = filler.filler(777, size, 5, style)
         raw = whole(parts, size)
         record = decode(raw)
@@ -111,7 +111,7 @@ def test_fillers_have_no_row_and_no_index_entry(style: Style) -> None:
         assert not sysflag.has_consume_queue_row(record.sys_flag)
         assert not sysflag.is_indexed(record.sys_flag)
         assert append_crc.verify(raw) is (True if style.sealed else None)
-    assert sum(len(data) for _, data in filler.filler(0, filler.MOST, 5, style)) < 400
+    assert sum(len(data) for _, data in filler.filler(0, filler.MAX_FILLER, 5, style)) < 400
     with pytest.raises(ValueError, match="too few"):
         filler.filler(0, least - 1, 1, style)
 

@@ -16,7 +16,7 @@ import pytest
 from rmqctl.damage.records import body_at, body_crc_at
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, decode
-from rmqctl.repair.salvage.correct import MOST_CHANCE, Correct, Correction, corrected
+from rmqctl.repair.salvage.correct import MAX_CHANCE, Correct, Correction, corrected
 from tests.support import tiny
 from tests.support.cli import run
 from tests.support.share import RUN
@@ -84,7 +84,7 @@ def test_nuls_in_a_text(size: int, sealed: bool) -> None:
         assert after(raw, "bit", damage, sealed=sealed) is None or size == 1
         correction = after(raw, "byte", damage, sealed=sealed)
         assert isinstance(correction, Correction)
-        assert correction.chance <= MOST_CHANCE
+        assert correction.chance <= MAX_CHANCE
 
 
 def test_four_nuls_need_more_than_a_text() -> None:
@@ -236,7 +236,7 @@ def test_every_correction_gives_the_very_bytes() -> None:
             right = record if sealed else replace(
                 damaged, body=record.body, body_crc=record.body_crc)
             assert result.record == right, (how, sealed, damage)
-            assert result.chance <= MOST_CHANCE
+            assert result.chance <= MAX_CHANCE
             fixed[result.what.split(" (")[0]] += 1
     assert all(fixed[what] > 2 for what in ("one changed bit", "one changed byte", "a run")), fixed
 

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import NOWHERE
 from rmqctl.formats.local.message import BLANK_SIZE, Record, decode
-from rmqctl.repair.salvage.filler import MOST, Filler, Row, Style, filler, least_filler
+from rmqctl.repair.salvage.filler import MAX_FILLER, Filler, Row, Style, filler, least_filler
 from rmqctl.scan.overlay import Parts
 
 MAX_FILES = 1024
@@ -78,7 +78,7 @@ class Bridge:
             yield base, base + self.file_size - BLANK_SIZE, False
         while at < physical:
             left = physical - at
-            size = left if left <= MOST else MOST - _MIN_SEALED
+            size = left if left <= MAX_FILLER else MAX_FILLER - _MIN_SEALED
             yield at, at + size, True
             at += size
 

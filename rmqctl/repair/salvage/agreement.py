@@ -31,7 +31,7 @@ from rmqctl.scan.walk import Walk
 
 _ZEROS = 8
 """So many zeros are damage, where the other has something else."""
-_MOST_BITS = 8
+_MAX_BITS = 8
 _SECTOR, _PAGE = 512, 4096
 _APART = 16
 """Bytes that agree between two that differ: another run of damage."""
@@ -64,7 +64,7 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
             here[crc.stop:crc.stop + _APART] == there[crc.stop:crc.stop + _APART]).all():
         return False
     # A few flipped bits, or one run of damage, explain another CRC; more do not.
-    if int(np.unpackbits(here[places] ^ there[places]).sum()) <= _MOST_BITS:
+    if int(np.unpackbits(here[places] ^ there[places]).sum()) <= _MAX_BITS:
         return True
     if len(_runs(places)) == 1 and places[0] < crc.stop and (
             places[-1] >= crc.start or places[0] < head):
@@ -79,7 +79,7 @@ def is_one_damage(ours: bytes, theirs: bytes) -> bool:
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))
     return len(_runs(places)) == 1 or int(
-        np.unpackbits(here[places] ^ there[places]).sum()) <= _MOST_BITS
+        np.unpackbits(here[places] ^ there[places]).sum()) <= _MAX_BITS
 
 
 def _runs(places: Array) -> list[Array]:

@@ -180,7 +180,7 @@ def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tup
     """
     keys, queue, offset, physical, size = columns.sorted()
     least = np.array([Filler((Row(*key, 0),)).least(style) for key in keys], np.int64)
-    good = (size >= least[queue]) & (size <= filler.MOST) & (physical + size <= limit)
+    good = (size >= least[queue]) & (size <= filler.MAX_FILLER) & (physical + size <= limit)
     # One that lacks a byte for a body takes it from the message after it: both go together.
     good[1:] &= size[:-1] >= least[queue[:-1]]
     alone = np.ones(len(physical), bool)

@@ -40,9 +40,9 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.objects import text
 from rmqctl.store.store import Store
 
-_MOST_NAMED = 1000
-_MOST_AGAINST = 10_000
-_MOST_ASKED = 100
+_MAX_NAMED = 1000
+_MAX_AGAINST = 10_000
+_MAX_ASKED = 100
 """Messages of which the index is asked when they were stored: each costs a look at all of it."""
 _KEYS_OF_BATCH = 64
 _TORN = 8
@@ -145,7 +145,7 @@ class _Pass(PhysicalPass):
     def __init__(self, a: _Side, b: _Side, comparison: Comparison, sealed: bool,
                  witness: Witness | None, progress: Callable[[int], None] | None) -> None:
         super().__init__(a, b, Differences(0), progress)
-        self._found, self._sealed, self._witness = comparison, sealed, witness
+        self._comparison, self._sealed, self._witness = comparison, sealed, witness
         self._asked = 0
         last = a.store.checkpoint
         self._times = [] if last is None else [time for time in (
@@ -158,7 +158,7 @@ class _Pass(PhysicalPass):
         super().same(batch, rows)
         offset, size = batch.offset[rows], batch.column("total_size")[rows]
         inside, _ = self._inside(offset, size)
-        self._found.equal.add(offset[~inside], size[~inside])  # the others are damaged alike
+        self._comparison.equal.add(offset[~inside], size[~inside])  # the others are damaged alike
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
         if side.name == "a":
@@ -170,17 +170,18 @@ class _Pass(PhysicalPass):
         sizes = batch.column("total_size")[rows], their_batch.column("total_size")[other]
         alike = (sizes[0] == sizes[1]) & ~self._inside(batch.offset[rows], sizes[0])[0]
         alike &= ~fillers(batch)[rows] & ~kept_damaged(batch)[rows] & their_batch.crc_ok()[other]
-        for index in np.flatnonzero(alike)[:max(0, _MOST_NAMED - len(self._found.fields))].tolist():
+        left = max(0, _MAX_NAMED - len(self._comparison.fields))
+        for index in np.flatnonzero(alike)[:left].tolist():
             ours = decode(batch.bytes_at(int(rows[index])))
             theirs = decode(their_batch.bytes_at(int(other[index])))
             place = ours.physical_offset
             differing = differences_of(ours, theirs)
-            self._found.fields[place] = tuple(differing)
+            self._comparison.fields[place] = tuple(differing)
             if _OF_ONE.isdisjoint(differing):
-                self._found.hit.add(place)
+                self._comparison.hit.add(place)
             raw = batch.bytes_at(int(rows[index]))
             their_raw = their_batch.bytes_at(int(other[index]))
-            self._found.verdicts[place] = (
+            self._comparison.verdicts[place] = (
                 self._known(theirs) - self._known(ours) + self._timed(ours, theirs)
                 + is_impossible(ours.topic) - is_impossible(theirs.topic)
                 + _TORN * (_is_torn(raw, their_raw) - _is_torn(their_raw, raw))
@@ -194,7 +195,7 @@ class _Pass(PhysicalPass):
         rows = rows[fillers(batch)[rows]] if len(rows) else rows
         if len(rows):
             offset = batch.offset[rows]
-            self._found.fillers.append(np.stack(
+            self._comparison.fillers.append(np.stack(
                 [offset, offset + batch.column("total_size")[rows]], axis=1))
 
     def _kept(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
@@ -203,7 +204,7 @@ class _Pass(PhysicalPass):
             ours = decode(batch.bytes_at(int(rows[index])))
             if kept_from(ours, decode(their_batch.bytes_at(int(other[index])))):
                 place = ours.physical_offset
-                self._found.fillers.append(np.array([[place, place + ours.total_size]]))
+                self._comparison.fillers.append(np.array([[place, place + ours.total_size]]))
 
     def _known(self, record: Record) -> int:
         return knowledge(self.a.store, self._witness, record)
@@ -212,7 +213,7 @@ class _Pass(PhysicalPass):
         """Return which store time the index confirms: 1 the source's, -1 this store's, 0
         neither.
         """
-        if ours.store_timestamp == theirs.store_timestamp or self._asked >= _MOST_ASKED:
+        if ours.store_timestamp == theirs.store_timestamp or self._asked >= _MAX_ASKED:
             return 0
         self._asked += 1
         keys = keys_of_places(self.a.store, [ours.physical_offset]).get(ours.physical_offset, [])
@@ -241,15 +242,15 @@ class _Pass(PhysicalPass):
         taken = np.flatnonzero(good & inside)
         if not len(taken):
             return
-        self._found.offered.add(offset[taken], size[taken])
+        self._comparison.offered.add(offset[taken], size[taken])
         for stretch_number in np.unique(number[taken]).tolist():
-            self._weigh(self._found.stretches[stretch_number], batch,
+            self._weigh(self._comparison.stretches[stretch_number], batch,
                         taken[number[taken] == stretch_number])
 
     def _conflict(self, batch: Batch, rows: Array) -> None:
-        offset, size, comparison = batch.offset, batch.column("total_size"), self._found
+        offset, size, comparison = batch.offset, batch.column("total_size"), self._comparison
         comparison.conflicts.add(offset[rows], size[rows])
-        for row in rows[:max(0, _MOST_NAMED - len(comparison.topics))].tolist():
+        for row in rows[:max(0, _MAX_NAMED - len(comparison.topics))].tolist():
             comparison.topics.append((int(offset[row]), decode(batch.bytes_at(row)).topic.decode(
                 "utf-8", "replace")))
 
@@ -298,7 +299,7 @@ class _Pass(PhysicalPass):
 
 
     def _confirmed(self, stretch: Stretch, batch: Batch, row: int) -> bool:
-        if len(stretch.against) > _MOST_AGAINST:
+        if len(stretch.against) > _MAX_AGAINST:
             return False
         assert self._witness is not None
         return bool(self._witness.confirms(decode(batch.bytes_at(int(row)))))

@@ -31,8 +31,8 @@ _ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
 _ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
 _SECTOR, _EDGE = 512, 16
 """Random bytes look like text for hardly more than a few bytes at the edge of a sector."""
-_MOST_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
-_LEAST_SAMPLES = 16
+_MAX_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
+_MIN_SAMPLES = 16
 
 
 class Odd(NamedTuple):
@@ -165,8 +165,8 @@ def most_json(size: int, seed: int, changed_body: Callable[[Random], bytes]) -> 
     ``size``: of one body, in bytes; the larger, the fewer samples. 1 where these would be too few.
     ``seed``: the same one gives the same samples.
     """
-    samples = min(_MOST_SAMPLES, _SAMPLED_BYTES // max(1, size))
-    if samples < _LEAST_SAMPLES:
+    samples = min(_MAX_SAMPLES, _SAMPLED_BYTES // max(1, size))
+    if samples < _MIN_SAMPLES:
         return 1.0
     luck = Random(seed)  # noqa: S311 - samples, no secret
     hits = sum(is_json(changed_body(luck)) for _ in range(samples))

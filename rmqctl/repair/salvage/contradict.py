@@ -33,7 +33,7 @@ from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 
-_MOST_QUEUES = 1 << 16
+_MAX_QUEUES = 1 << 16
 """No topic has that many queues."""
 
 
@@ -111,7 +111,7 @@ class Contradictions:
         if any(hole.low >= 0 or hole.high < ENDLESS
                for hole in self._gatherer.holes.get(row.key, ())):
             return True
-        if own not in self._store.queues and not 0 <= record.queue_id < _MOST_QUEUES and (
+        if own not in self._store.queues and not 0 <= record.queue_id < _MAX_QUEUES and (
                 row.key[0], row.queue_offset) == (own[0], record.queue_offset):
             return True  # no queue has such a number, and the entry says all the rest
         if own in self._store.queues or sum(

@@ -30,12 +30,12 @@ from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
-_MOST_TOPICS = 3
+_MAX_TOPICS = 3
 _KEPT = "this store's copy is kept, as preferred"
 
 
 @dataclass(slots=True)
-class Copied:
+class CopyResult:
     """The result of copying from the sources. ``parts`` are the files of the log with what was
     copied; ``files`` (by the file's first physical offset) is the whole content of some.
     ``places``: of copied bytes, ``[start, end)``; ``yielded``: of ours that gave way to a preferred
@@ -84,9 +84,9 @@ class Copier:
         self._contested: list[tuple[int, int, int]] = []
 
     def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[Source]) -> tuple[
-            Copied, Survey]:
+            CopyResult, Survey]:
         """StoreIOError; RefusedError for a source that is of another log."""
-        result = Copied(list(parts))
+        result = CopyResult(list(parts))
         self._sources = sources
         for source in sources:
             result.notes += source.notes
@@ -122,7 +122,7 @@ class Copier:
         self._decided(result)
         return result, survey
 
-    def _compared(self, result: Copied, source: Source, survey: Survey) -> tuple[
+    def _compared(self, result: CopyResult, source: Source, survey: Survey) -> tuple[
             list[Stretch], Comparison]:
         gone = stretches(survey.regions, result.parts[0].base, result.parts[-1].end)
         for place in self._fillers:
@@ -131,7 +131,7 @@ class Copier:
 
     # -- split brain ------------------------------------------------------------------------------
 
-    def _conflicts(self, result: Copied, source: Source, comparison: Comparison) -> list[
+    def _conflicts(self, result: CopyResult, source: Source, comparison: Comparison) -> list[
             tuple[int, int]]:
         """Tell of what both logs have intact, and not the same; where it lies."""
         spans: dict[tuple[int, int], int] = {}
@@ -154,13 +154,13 @@ class Copier:
                         result.parts[-1])
             topics = Counter(topic for place, topic in comparison.topics if low <= place < high)
             names = sorted(topics, key=lambda topic: (-topics[topic], topic))
-            named = ", ".join(names[:_MOST_TOPICS]) + (
-                f" and {len(names) - _MOST_TOPICS} more topics"
-                if len(names) > _MOST_TOPICS else "")
+            named = ", ".join(names[:_MAX_TOPICS]) + (
+                f" and {len(names) - _MAX_TOPICS} more topics"
+                if len(names) > _MAX_TOPICS else "")
             differ = sorted({name for place, fields in comparison.fields.items()
                              if low <= place < high for name in fields})
             if messages == 1 and differ:
-                named += f"; {', '.join(differ[:_MOST_TOPICS])}"
+                named += f"; {', '.join(differ[:_MAX_TOPICS])}"
             what = (f"{plural(messages, 'intact message')} in {source.name}, different from this "
                     f"store ({named})" if messages else f"the end of a file in {source.name}, "
                     "where this store has messages")
@@ -181,7 +181,7 @@ class Copier:
                 f"--prefer {source.name} to copy its messages instead")
         return list(spans)
 
-    def _other_way(self, result: Copied, source: Source, stretch: Stretch) -> tuple[int, int]:
+    def _other_way(self, result: CopyResult, source: Source, stretch: Stretch) -> tuple[int, int]:
         """Tell of what follows a stretch in which both logs part; where it lies."""
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)
@@ -194,7 +194,7 @@ class Copier:
                    "neighbours": {"before": None, "after": None}, "decided": True}))
         return stretch.start, ENDLESS
 
-    def _give_way(self, result: Copied, spans: Sequence[tuple[int, int]]) -> Survey:
+    def _give_way(self, result: CopyResult, spans: Sequence[tuple[int, int]]) -> Survey:
         """Take what is ours out of conflicts."""
         result.yielded += spans
         pieces: dict[int, list[Piece]] = {}
@@ -207,7 +207,7 @@ class Copier:
 
     # -- one stretch ------------------------------------------------------------------------------
 
-    def _stretch(self, result: Copied, source: Source, comparison: Comparison,
+    def _stretch(self, result: CopyResult, source: Source, comparison: Comparison,
                  stretch: Stretch) -> None:
         # How much of the stretch is proven, or that the source is preferred.
         proven = proven_part(result.parts, source, comparison, stretch)
@@ -249,7 +249,7 @@ class Copier:
             if here:
                 self._copy(result, source, number, here, proven, stretch)
 
-    def _undisputed(self, result: Copied, source: Source, comparison: Comparison,
+    def _undisputed(self, result: CopyResult, source: Source, comparison: Comparison,
                     ranges: Sequence[Range]) -> list[Range]:
         """Return the ranges without messages that ours, or other sources, contradict; tells of
         those.
@@ -264,12 +264,12 @@ class Copier:
                 clipped = _clipped(source, item, start, low)
                 left += [] if clipped is None else [clipped]
                 start = high
-                self._told(result, source, low, high)
+                self._add_contested(result, source, low, high)
             clipped = _clipped(source, item, start, item.end)
             left += [] if clipped is None else [clipped]
         return left
 
-    def _told(self, result: Copied, source: Source, low: int, high: int) -> None:
+    def _add_contested(self, result: CopyResult, source: Source, low: int, high: int) -> None:
         part = next(part for part in result.parts if part.base <= low < part.end)
         self._contested.append((len(result.actions), low, high))
         result.actions.append(Action(
@@ -281,7 +281,7 @@ class Copier:
                 "source": source.name, "messages": 1, "topics": {}, "fields": [],
                 "neighbours": {"before": None, "after": None}, "decided": self._keep_ours}))
 
-    def _decided(self, result: Copied) -> None:
+    def _decided(self, result: CopyResult) -> None:
         """A copy that was contested is not a conflict where another source gave the message."""
         for number, low, high in self._contested:
             if any(start < high and end > low for start, end in result.places):
@@ -296,7 +296,7 @@ class Copier:
 
     # -- the bytes --------------------------------------------------------------------------------
 
-    def _copy(self, result: Copied, source: Source, number: int, ranges: Sequence[Range],
+    def _copy(self, result: CopyResult, source: Source, number: int, ranges: Sequence[Range],
               proven: Proven, stretch: Stretch) -> None:
         part = result.parts[number]
         self._bytes.copy(result.parts, result.files, source, number, ranges)

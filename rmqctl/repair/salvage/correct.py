@@ -3,7 +3,7 @@
 A body that does not match its CRC, and a record that does not match its appended CRC (5.2.0+,
 commitlog.md §5.4), are corrected where exactly one change makes them match, and a wrong one would
 hardly do so: n changes are tried, each has 1 chance in 2^31 to fit bytes that were damaged in
-another way (a record stores 31 bits of a CRC). More than `MOST_CHANCE` in all is refused, unless
+another way (a record stores 31 bits of a CRC). More than `MAX_CHANCE` in all is refused, unless
 more speaks for it (`rmqctl.repair.salvage.contents`):
 
 * the bytes are text only with it: then just the changes around the place count where they are not;
@@ -11,7 +11,7 @@ more speaks for it (`rmqctl.repair.salvage.contents`):
 * a zlib stream ends with a checksum of its own, which must be right then, too.
 
 A text with whole sectors that are not text is damaged there, and no other change is looked for. All
-chances of one repair, of records that nothing explains too, add up to `MOST_WRONG` at most
+chances of one repair, of records that nothing explains too, add up to `MAX_WRONG` at most
 (`Chances`).
 
 Yield (benchmarks/stage_yields.py): 60 of 60 with one changed bit of a body, 51 of 60 with one
@@ -49,14 +49,14 @@ from rmqctl.repair.salvage.contents import (
 from rmqctl.scan.crc_fix import Change, one_bit, one_byte, syndromes
 
 Correct = Literal["bit", "byte", "off"]
-MOST_CHANCE = 1e-4
-MOST_WRONG = 0.01
+MAX_CHANCE = 1e-4
+MAX_WRONG = 0.01
 """Of the expected number of wrong corrections of one repair."""
 _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
 """Number of changes tried for each byte, and of the CRC, which may be what is damaged."""
 _CRC_NAME = append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1]
-_MOST_OF_NAME = len(_CRC_NAME) - 3
+_MIN_OF_NAME = len(_CRC_NAME) - 3
 _BODY, _RECORD, _WITH_RECORD = "the body's CRC", "the record's CRC", "the record's"
 _UNPACKED = "the corrected body cannot be decompressed"
 
@@ -99,7 +99,7 @@ class Chances:
         self._by_place: dict[int, float] = {}
         self.expected = 0.0
 
-    def allow(self, place: int, chance: float, most: float = MOST_WRONG) -> bool:
+    def allow(self, place: int, chance: float, most: float = MAX_WRONG) -> bool:
         """Count the record at a place, unless the sum would be above ``most`` then."""
         more = chance - self._by_place.get(place, 0.0)
         if more > 0 and self.expected + more > most:
@@ -125,21 +125,21 @@ def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
     if compression(record) is None and has_bad_sectors(
             record.body, record.physical_offset + body_at(record)):
         return None
-    correction = _found(raw, record, how, sealed)
+    correction = _correction(raw, record, how, sealed)
     if chances is None:
         return correction
     place = record.physical_offset
     if not isinstance(correction, Correction):
-        chances.allow(place, min(MOST_CHANCE, _CHANGES[how][0] * len(raw) / 2 ** _CRC_BITS),
-                      MOST_WRONG / 2)
+        chances.allow(place, min(MAX_CHANCE, _CHANGES[how][0] * len(raw) / 2 ** _CRC_BITS),
+                      MAX_WRONG / 2)
         return correction
     if not chances.allow(place, correction.chance):
         return (f"{correction.what} explains it, but with that many corrections in this repair, "
-                f"more than {MOST_WRONG:g} false matches would be expected")
+                f"more than {MAX_WRONG:g} false matches would be expected")
     return correction
 
 
-def _found(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
+def _correction(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
     correction = _one(raw, record, how, sealed)
     if sealed and not isinstance(correction, Correction):
         correction = _name(raw, record) or _field(raw, record) or correction
@@ -192,7 +192,7 @@ def _is_sealed(raw: bytes) -> bool:
     is damage. A message that was stored while the feature was off has nothing like it.
     """
     alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
-    return alike >= _MOST_OF_NAME
+    return alike >= _MIN_OF_NAME
 
 
 def _name(raw: bytes, record: Record) -> Correction | None:
@@ -258,10 +258,10 @@ def _judged(raw: bytes, record: Record, change: Change, result: Record, size: in
     elif (near := not_text(record.body)) is not None and not_text(result.body) is None:
         chance = per_byte * near / 2 ** bits
         witnesses.append("that it was not text")
-    elif chance > MOST_CHANCE and result.body != record.body and is_json(result.body):
+    elif chance > MAX_CHANCE and result.body != record.body and is_json(result.body):
         chance *= most_json(len(record.body), record.body_crc, _Changed(record.body, what))
         witnesses.append(torn.AS_JSON)
-    if chance > MOST_CHANCE:
+    if chance > MAX_CHANCE:
         return (f"one of {tried:,} candidates matches, but with a chance of {_odds(chance)} of "
                 "being a false match")
     return Correction(change.position, raw[change.position:change.position + 1],
@@ -314,7 +314,7 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
     bits = _CRC_BITS + (sealed and not record.crc_ok)
     refused = None
     for start, content, differences in _contents(raw, record):
-        for step in torn.runs(content, differences, MOST_CHANCE * 2 ** bits):
+        for step in torn.runs(content, differences, MAX_CHANCE * 2 ** bits):
             matches = []
             for run in step:
                 result = _whole(raw, start + run.position, run.after, record, sealed)
@@ -324,7 +324,7 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
                 return f"{len(matches)} changes explain it"
             for run, result in matches:
                 chance = run.weight / 2 ** bits
-                if chance > MOST_CHANCE:
+                if chance > MAX_CHANCE:
                     refused = (f"{run.place.why}: one of {run.tried:,} candidates matches, but "
                                f"with a chance of {_odds(chance)} of being a false match")
                     break

@@ -53,12 +53,12 @@ from rmqctl.formats.local.message import (
 from rmqctl.scan.frames import Array, shape
 from rmqctl.scan.overlay import Parts
 
-MOST = 4 << 20
+MAX_FILLER = 4 << 20
 """The largest filler: a broker's default limit of a message."""
 _ZEROS = 1 << 16
 _PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
-_LEAST_BODY = 1
+_MIN_BODY = 1
 """No filler has an empty body: the push consumer of 4.9 asks for one again and again, for ever, and
 mqadmin's printMsg stops at it."""
 REQUIRED: dict[str, dict[str, str]] = {
@@ -121,7 +121,7 @@ class Filler:
 
     def least(self, style: Style) -> int:
         """Bytes of the smallest record that can say it."""
-        return self.tight(style) + _LEAST_BODY
+        return self.tight(style) + _MIN_BODY
 
     def tight(self, style: Style) -> int:
         """Return the same with an empty body: the size of a lost message that itself had neither
@@ -132,7 +132,7 @@ class Filler:
     def wanted(self, style: Style) -> int:
         """Bytes of the smallest record that says it with the mark."""
         text = _text(self.required | {MARK: LOST}, style)
-        return size_of(0, self._magic, _LEAST_BODY, len(self.topic), len(text))
+        return size_of(0, self._magic, _MIN_BODY, len(self.topic), len(text))
 
     @property
     def _magic(self) -> int:
@@ -195,9 +195,9 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
     if size < least_filler(style):
         raise ValueError(f"{size} bytes are too few for a record")
     topic, text = _raw(TOPIC), _text({MARK: LOST}, style)
-    if size < size_of(0, MAGIC_V1, _LEAST_BODY, len(topic), len(text)):
+    if size < size_of(0, MAGIC_V1, _MIN_BODY, len(topic), len(text)):
         text = _text({}, style)
-    if size < size_of(0, MAGIC_V1, _LEAST_BODY, len(topic), len(text)):
+    if size < size_of(0, MAGIC_V1, _MIN_BODY, len(topic), len(text)):
         topic = b""
     template = _template(MAGIC_V1, topic, text, sysflag.TRANSACTION_ROLLBACK, style.host)
     return _record(template, MAGIC_V1, physical, size, style, born_timestamp=time,
@@ -206,7 +206,7 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
 
 def least_filler(style: Style) -> int:
     """Bytes of the smallest filler."""
-    return MIN_SIZE + _LEAST_BODY + (append_crc.SIZE if style.sealed else 0)
+    return MIN_SIZE + _MIN_BODY + (append_crc.SIZE if style.sealed else 0)
 
 
 def blank(size: int) -> Parts:

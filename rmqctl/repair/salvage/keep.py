@@ -40,10 +40,10 @@ from rmqctl.scan.overlay import LogPart
 
 _SEPARATOR = props.PROPERTY_SEPARATOR.encode()
 _OF_BROKERS = ("CLUSTER", "WAIT")
-_MOST_PROPERTIES = (1 << 15) - 1
+_MAX_PROPERTIES = (1 << 15) - 1
 
 
-class Kept(NamedTuple):
+class KeptRecord(NamedTuple):
     """A record that is delivered with its damage. ``how``: where the mark's bytes came from."""
 
     physical: int
@@ -53,7 +53,7 @@ class Kept(NamedTuple):
 
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  evidence: Evidence, generation: int, *, bodies: bool) -> tuple[
-                     list[Kept], set[int]]:
+                     list[KeptRecord], set[int]]:
     """Return (the damaged records that can be delivered as they are, places of those with an intact
     body that have no room for the mark). StoreIOError.
 
@@ -65,7 +65,7 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
     rows: dict[int, list[FoundRow]] = {}
     for row in evidence.rows:
         rows.setdefault(row.physical, []).append(row)
-    kept: list[Kept] = []
+    kept: list[KeptRecord] = []
     full: set[int] = set()
     # Each damaged record of a sure extent, as it stands.
     for region in survey.regions:
@@ -86,7 +86,7 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                         and _expected(record, rows.get(start, []), gatherer)):
                     marked_record = marked(record, survey.has_crcs)
                     if marked_record is not None:
-                        kept.append(Kept(start, *marked_record))
+                        kept.append(KeptRecord(start, *marked_record))
                     elif record.crc_ok:
                         full.add(start)
     return kept, full
@@ -131,7 +131,7 @@ def marked(record: Record, sealed: bool,
         lean += _SEPARATOR
     spare = room + len(record.body) - len(body) - len(lean)
     properties = lead + _SEPARATOR * spare + lean + bytes(append_crc.SIZE * sealed)
-    if len(properties) > _MOST_PROPERTIES:
+    if len(properties) > _MAX_PROPERTIES:
         return None
     raw = build(replace(record, sys_flag=flags, body=body, body_crc=body_crc(body),
                          properties=properties))

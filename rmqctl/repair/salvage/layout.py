@@ -24,8 +24,9 @@ _SHARE = 64 << 10
 class FilledMessage:
     """A lost message that a filler represents.
 
-    ``physical`` and ``size`` None: not known; then it lies somewhere in ``(low, high)``. They are
-    the filler's, which may have a byte more than the message had; ``told`` are those known of it.
+    ``physical`` and ``size`` of the filler are None when unknown; the message is then somewhere in
+    ``(low, high)``. A filler may be a byte larger than its message; ``lost_extent`` is the
+    message's own (physical offset, size).
     """
 
     filler: Filler
@@ -35,10 +36,10 @@ class FilledMessage:
     low: int = -1
     high: int = 1 << 62
     time: int | None = None
-    told: tuple[int | None, int | None] = field(init=False)
+    lost_extent: tuple[int | None, int | None] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.told = self.physical, self.size
+        self.lost_extent = self.physical, self.size
 
     @property
     def own(self) -> Row:
@@ -245,7 +246,7 @@ def fillers(position: int, size: int, time: int, style: Style) -> Iterator[tuple
     """Fillers of ``size`` bytes in all, each no larger than a broker's default limit."""
     least = filler.least_filler(style)
     while size:
-        step = min(size, filler.MOST)
+        step = min(size, filler.MAX_FILLER)
         if 0 < size - step < least:
             step -= least
         yield position, step, filler.filler(position, step, time, style)

@@ -23,8 +23,8 @@ from rmqctl.repair.targets import part_target
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.store.store import Store
 
-_MOST_PROPERTIES = 32767
-_LEAST_FILE = 4096
+_MAX_PROPERTIES = 32767
+_MIN_FILE = 4096
 """No broker's files are smaller; cut files may be."""
 _COPIED = "copied"
 _BLOCK = 1 << 20
@@ -45,7 +45,7 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
         room = append_crc.SIZE if style.sealed else 0
         text = record.properties
         text = text[:len(text) - room] + b"\2" * short + text[len(text) - room:]
-        if len(text) <= _MOST_PROPERTIES and (not style.sealed or len(record.properties) >= room):
+        if len(text) <= _MAX_PROPERTIES and (not style.sealed or len(record.properties) >= room):
             raw = build(replace(record, total_size=record.total_size + short, properties=text))
             return Piece.of(position, append_crc.seal(raw) if style.sealed else raw)
     raise RefusedError(f"{part.path}: {short} damaged bytes at physical offset {region.start} are "
@@ -111,9 +111,9 @@ def file_size(store: Store) -> int:
     if store.sizes.commitlog_file is not None or not steps:
         return size
     longest = max(file.size for file in log.files)
-    if longest >= _LEAST_FILE and all(base % longest == 0 for base in steps):
+    if longest >= _MIN_FILE and all(base % longest == 0 for base in steps):
         return longest
-    if size >= _LEAST_FILE and longest <= size and all(base % size == 0 for base in steps):
+    if size >= _MIN_FILE and longest <= size and all(base % size == 0 for base in steps):
         return size
     common = gcd(*steps)
     return common if longest <= common else size

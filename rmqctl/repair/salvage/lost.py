@@ -42,7 +42,7 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.store.repair_losses import MAX_PLACES, LostRecord
 from rmqctl.store.store import Store
 
-_MOST_BATCH = (1 << 15) - 1
+_MAX_BATCH = (1 << 15) - 1
 
 
 @dataclass(slots=True)
@@ -75,7 +75,7 @@ class Collector:
         self._starts = [region.start for region in survey.regions]
         self._taken: dict[QueueKey, list[tuple[int, int, int, int]]] = {}
         self._batches: set[QueueKey] = set()
-        self.known = KnownLosses()
+        self.losses = KnownLosses()
 
     def collect(self, evidence: Evidence) -> KnownLosses:
         """Return what the rows that lead into damaged regions tell, and the rest. StoreIOError."""
@@ -86,7 +86,7 @@ class Collector:
                 bulk, others = parted(region, columns, region.end - BLANK_SIZE, self._style)
                 rows += others
                 if bulk is not None:
-                    self.known.bulks[region.start] = bulk
+                    self.losses.bulks[region.start] = bulk
                     for key, run in bulk.runs():
                         self._taken.setdefault(key, []).append(run)
         # A message whose damaged properties no longer say so is still that of its further entries.
@@ -98,7 +98,7 @@ class Collector:
         placed = self._by_rows(rows)
         self._by_records(placed)
         self._by_gaps()
-        return self.known
+        return self.losses
 
     # -- rows -------------------------------------------------------------------------------------
 
@@ -129,7 +129,7 @@ class Collector:
             bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in rows_here]
             filler = Filler(tuple(Row(*row.key, row.queue_offset) for row in rows_here), batch)
             # The message may be between the nearest known ones of all its queues.
-            self.known.filled.append(FilledMessage(
+            self.losses.filled.append(FilledMessage(
                 filler, physical, size, "consumequeue",
                 max((hole.low for hole in bounds if hole), default=-1),
                 min((hole.high for hole in bounds if hole), default=ENDLESS),
@@ -166,14 +166,14 @@ class Collector:
                 if foreign and record.crc_ok and not self._rows_of(record, start, foreign):
                     continue  # a whole record of an earlier use of the file, or from elsewhere
                 if not sysflag.has_consume_queue_row(record.sys_flag):
-                    self.known.without_row.append((start, size, record))
+                    self.losses.without_row.append((start, size, record))
                     continue
                 # Else it tells its queues itself.
                 rows = self._rows_of(record, start, foreign)
                 if not rows:
-                    self.known.without_row.append((start, size, record))
+                    self.losses.without_row.append((start, size, record))
                 else:
-                    self.known.filled.append(FilledMessage(Filler(tuple(rows)), start, size,
+                    self.losses.filled.append(FilledMessage(Filler(tuple(rows)), start, size,
                                                       "record"))
                     for row in rows:
                         self._take((row.topic, row.queue_id), row.queue_offset, 1, start,
@@ -229,19 +229,19 @@ class Collector:
             offset, low = max(offset, end), behind - 1
 
     def _gap(self, key: QueueKey, first: int, end: int, low: int, high: int, batch: bool) -> None:
-        if batch and end - first <= _MOST_BATCH:
-            self.known.filled.append(FilledMessage(
+        if batch and end - first <= _MAX_BATCH:
+            self.losses.filled.append(FilledMessage(
                 Filler((Row(*key, first),), end - first), None, None, "gap", low, high))
             return
         room = self._room(low, high)
         if end - first > room // MIN_SIZE:
-            self.known.notes.append(
+            self.losses.notes.append(
                 f"{key[0]}/{key[1]}: the log lacks queue offsets {first} to {end - 1}, and the "
                 f"damage between physical offsets {low} and {high}, if any, is too small to have "
                 "contained them: the queue has a gap")
             return
         for offset in range(first, end):
-            self.known.filled.append(FilledMessage(Filler((Row(*key, offset),)), None, None, "gap",
+            self.losses.filled.append(FilledMessage(Filler((Row(*key, offset),)), None, None, "gap",
                                               low, high))
 
     def _room(self, low: int, high: int) -> int:
@@ -328,7 +328,7 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: E
     lost: list[Lost] = []
     for message in losses.filled:
         own = message.own
-        physical, size = (None, None) if message.physical is None else message.told
+        physical, size = (None, None) if message.physical is None else message.lost_extent
         from_, to = _times(regions, starts, physical, message.low, message.high)
         lost.append(Lost(own.topic, own.queue_id, own.queue_offset, physical, size, from_, to,
                          by=message.by))
@@ -367,7 +367,7 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: E
     if evidence.beyond:
         regions.pop()
     once = _within([(message.low, message.high) for message in losses.filled
-                    if message.told[0] is None or message.physical is None], sorted(keys))
+                    if message.lost_extent[0] is None or message.physical is None], sorted(keys))
     for physical in sorted(keys.keys() - once):
         from_, to = _times(regions, starts, physical, -1, 1 << 62)
         lost.append(_with_keys(Lost(None, None, None, physical, None, from_, to, by="index"),

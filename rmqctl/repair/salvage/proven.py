@@ -26,7 +26,7 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.walk import Walk
 
 _BLOCK = 1 << 20
-_MOST_HEADS = 10_000
+_MAX_HEADS = 10_000
 _NEAR = 64 << 10
 _PLACED = ("magic", "physical_offset")
 _TELLING = ("total_size", "body_crc", "queue_offset", "store_timestamp")
@@ -56,7 +56,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, comparison: Comparison
     after = None if right is None or parted_right else right.first
     start, end = stretch.start, stretch.end
     against = stretch.against
-    agreement = _told(stretch)
+    agreement = _agreement(stretch)
     # Both: all of it, unless more of ours contradicts than agrees.
     if before is not None and after is not None:
         if len(against) > max(stretch.rows, stretch.keys, stretch.alike):
@@ -65,7 +65,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, comparison: Comparison
         return Proven(start, end, before, after,
                       f"the messages at {before} and {after} are equal{agreement}")
     _displaced(parts, source, stretch)
-    agreement = _told(stretch)
+    agreement = _agreement(stretch)
     # Only one side: the logs may diverge after the last of ours that agrees.
     if before is not None:
         contradicted = [place for place, _ in against if place >= stretch.agreed_end]
@@ -236,7 +236,7 @@ def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int
     """Yield (place, size) of the first records of a source in ``[start, end)``, its frames'
     borders.
     """
-    position, left = start, _MOST_HEADS
+    position, left = start, _MAX_HEADS
     while position < end and left > 0 and (
             place := source.log.locate(position)) is not None:
         walk = Walk(place[0], place[1], min(place[0].size, end - place[0].base))
@@ -269,7 +269,7 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
             yield number, low, high
 
 
-def _told(stretch: Stretch) -> str:
+def _agreement(stretch: Stretch) -> str:
     """Return what our own structures say of it, in words."""
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),

@@ -28,7 +28,7 @@ from rmqctl.formats.local.header_rules import FLAG_BITS, STORE_HOST
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.repair.plan import Action, Dropped, Lost, Step
 from rmqctl.repair.salvage import filler
-from rmqctl.repair.salvage.copies import Copied, Copier
+from rmqctl.repair.salvage.copies import Copier, CopyResult
 from rmqctl.repair.salvage.correct import Chances, Correct
 from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import FilledMessage, Filling, FillSpan, Mode
@@ -164,7 +164,7 @@ class _Job:
     """Places of messages that contradict their appended CRC and stay, as the body is intact."""
     settled: set[int] = field(default_factory=set)
     """Places of messages that are kept damaged, whatever contradicts them."""
-    copied: Copied = field(default_factory=lambda: Copied([]))
+    copied: CopyResult = field(default_factory=lambda: CopyResult([]))
     surveyor: Surveyor = field(init=False)
 
     def __post_init__(self) -> None:

@@ -30,10 +30,10 @@ from rmqctl.scan.crc_fix import burst
 from rmqctl.scan.frames import Array
 
 AS_JSON = "that it is JSON"
-MOST = 4
+MAX_RUN = 4
 """Bytes of a run; with them the 31 bits of a CRC are used up."""
 _BORDERS = (4096, 512)
-_MOST_PLACES = 64
+_MAX_PLACES = 64
 _VALUES, _BITS = 256, 8
 _NULS = re.compile(rb"(?<!\0)\0{2,4}(?!\0)")
 
@@ -85,12 +85,12 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
     """
     # Text has odd bytes where it was hit; other bytes have not.
     odd = odd_bytes(content.data, properties=content.properties)
-    text = odd is None or odd.end - odd.start <= MOST
+    text = odd is None or odd.end - odd.start <= MAX_RUN
     counts = np.bincount(np.frombuffer(content.data, np.uint8), minlength=_VALUES)
     before: list[_Candidates] = []
     # Place after place, until so many were tried that a solution proves nothing.
     for places in _places(content, odd, text=text):
-        if len(before) + len(places) > _MOST_PLACES:
+        if len(before) + len(places) > _MAX_PLACES:
             return
         step = [_Candidates(content, place, counts if text else None) for place in places]
         before += step
@@ -126,13 +126,13 @@ def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[P
             name = "a NUL" if length == 1 else f"{length} NULs"
             yield [Place(odd.start, length, f"{name} in a text")]
             return
-        for size in range(length, MOST + 1):
+        for size in range(length, MAX_RUN + 1):
             why = f"{size} bytes that are not all text" if size > 1 else "a byte that is not text"
             yield [Place(start, size, why) for start in range(odd.end - size, odd.start + 1)
                    if start >= 0 and start + size <= len(data)]
         return
     nuls = [] if text else [match.span() for match in _NULS.finditer(data)]
-    for size in range(2, MOST + 1):
+    for size in range(2, MAX_RUN + 1):
         some = [Place(start, size, f"{size} NULs") for start, end in nuls if end - start == size]
         if some:
             yield some

@@ -35,7 +35,7 @@ from rmqctl.repair.salvage.agreement import is_one_damage
 from rmqctl.store.index import files as index_files
 from rmqctl.store.store import Store
 
-_MOST_LOOKUPS, _MOST_ENTRIES = 1000, 64
+_MAX_LOOKUPS, _MAX_ENTRIES = 1000, 64
 
 
 class Twin(NamedTuple):
@@ -52,7 +52,7 @@ class Twins:
 
     def __init__(self, store: Store, records: Records) -> None:
         self._store, self._records = store, records
-        self._lookups = _MOST_LOOKUPS
+        self._lookups = _MAX_LOOKUPS
 
     def of(self, raw: bytes, record: Record, *, sealed: bool) -> Twin | None:
         """Return the damaged ``record`` (its bytes: ``raw``) with another one's body. StoreIOError.
@@ -102,7 +102,7 @@ class Twins:
         places: list[int] = []
         for index in self._store.indexes_newest_first():
             with suppress(StoreIOError):
-                index_files.select(index, index_file.key_hash(topic, key), _MOST_ENTRIES, 0,
+                index_files.select(index, index_file.key_hash(topic, key), _MAX_ENTRIES, 0,
                                    ENDLESS, places)
         return places
 

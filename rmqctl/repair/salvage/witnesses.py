@@ -24,10 +24,10 @@ from rmqctl.store.store import Store
 _LENGTHS = frozenset({"total_size", "magic", "sys_flag"})
 _CRC = "body_crc"
 _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
-"""Told of a record that was none, so that its lengths were wrong where none of them was."""
+"""Fields to report for bytes that were no record; without one of them, its lengths were wrong."""
 
 
-class Told(NamedTuple):
+class RecordEvidence(NamedTuple):
     """``fields`` that are corrected, and ``witnesses`` of the record with them."""
 
     fields: tuple[str, ...]
@@ -49,7 +49,7 @@ class Witnesses:
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
         self._store, self._parts, self._records = store, parts, Records(parts)
 
-    def of_record(self, place: int, after: bytes) -> Told | None:
+    def of_record(self, place: int, after: bytes) -> RecordEvidence | None:
         """Return the evidence for the record that is put at a place; None if it is not a record.
         StoreIOError.
         """
@@ -71,17 +71,17 @@ class Witnesses:
             witnesses.append("the sum of its lengths")
             if self._is_followed(place + len(after)):
                 witnesses.append("the message after it")
-        return Told(fields, tuple(witnesses))
+        return RecordEvidence(fields, tuple(witnesses))
 
-    def of_bytes(self, start: int, size: int) -> Told:
+    def of_bytes(self, start: int, size: int) -> RecordEvidence:
         """Of bytes that are put back: how many rows and index entries lead into them."""
         witness = self._parts[0].witness
         if witness is None:
-            return Told((), ())
+            return RecordEvidence((), ())
         counts = ((len(witness.rows(start, start + size)[0]), "consume queue entry",
                    "consume queue entries"),
                   (len(witness.keys(start, start + size)[0]), "index entry", "index entries"))
-        return Told((), tuple(f"{count} {singular if count == 1 else more}"
+        return RecordEvidence((), tuple(f"{count} {singular if count == 1 else more}"
                               for count, singular, more in counts if count))
 
     def _rows(self, record: Record) -> list[str]:

@@ -30,7 +30,7 @@ from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.files.durable import failed
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, GUESSED, is_coda
-from rmqctl.repair.salvage.filler import MOST
+from rmqctl.repair.salvage.filler import MAX_FILLER
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart, OverlaidSource, Piece
 from rmqctl.scan.source import BytesSource, Source
@@ -328,7 +328,7 @@ def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, in
     rows = surveyed.rows
     behind = min(int(np.searchsorted(rows["position"], stop)), len(rows) - 1)
     for number, (place, length) in enumerate(places):
-        size = min(length, MOST)
+        size = min(length, MAX_FILLER)
         head = surveyed.log.read(place, CODA_SIZE + message.START_SIZE)
         if message.magic_at(head) == CODA_MAGIC:  # a broker reads the record after it
             head = head[CODA_SIZE:]

@@ -66,7 +66,7 @@ _SHOWS_FLAGS = {rules.FLAG_BITS, rules.SYS_FLAG, rules.BORN_PORT, rules.STORE_PO
                 rules.STORE_TIME}
 
 
-class ToldFlags(NamedTuple):
+class CorrectedFlags(NamedTuple):
     """The record with its flags, and how they are known. ``whole``: nothing of them is unknown."""
 
     raw: bytes
@@ -90,7 +90,7 @@ class Flags:
         self._gatherer, self._records, self._chances = gatherer, records, chances
 
     def of(self, raw: bytes, place: int, rows: Sequence[FoundRow], times: Times) -> (
-            ToldFlags | None):
+            CorrectedFlags | None):
         """Return the record at a place with the flags that it must have had; None where they are
         right, or nothing shows. ``rows`` point to it. StoreIOError.
         """
@@ -107,7 +107,7 @@ class Flags:
         if shaped is None:
             return None
         if not is_odd:
-            return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _told(
+            return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _rebuilt(
                 raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
                 "hosts: ports and store time fit the other way", whole=True)
         if not stored & ~sysflag.KNOWN and odd_bytes(shaped.body) is not None:
@@ -121,13 +121,13 @@ class Flags:
         damage = f"system flags {stored & 0xFFFFFFFF:#x} are damaged"
         if len(packed) == len(style) == 1:
             flags = hosts | transaction | packed.pop() | style.pop()
-            return _told(raw, flags, f"{damage}: only {flags:#x} fits hosts, transaction, body and "
-                         "the other messages", whole=True)
+            return _rebuilt(raw, flags, f"{damage}: only {flags:#x} fits hosts, transaction, body "
+                            "and the other messages", whole=True)
         flags = stored & ~sysflag.KNOWN | hosts | transaction | _nearest(
             stored & _PACKED, packed) | _nearest(stored & _STYLE, style)
         if not flags & ~sysflag.KNOWN or flags == stored:
             return None
-        return _told(raw, flags, f"{damage}: hosts and transaction restored, the others are "
+        return _rebuilt(raw, flags, f"{damage}: hosts and transaction restored, the others are "
                      "unknown and stay damaged", whole=False)
 
     # -- the parts of the flags -------------------------------------------------------------------
@@ -214,7 +214,7 @@ class Flags:
 
     # -- with an appended CRC ---------------------------------------------------------------------
 
-    def _by_seal(self, raw: bytes, place: int, stored: int) -> ToldFlags | None:
+    def _by_seal(self, raw: bytes, place: int, stored: int) -> CorrectedFlags | None:
         """Return the only flags with which the record matches its CRC: all combinations are
         tried.
         """
@@ -226,7 +226,7 @@ class Flags:
                  if whole_record(with_fields(raw, sys_flag=flags), place, sealed=True) is not None]
         if len(matches) != 1 or not allowed:
             return None
-        return _told(raw, matches[0], f"system flags {stored & 0xFFFFFFFF:#x} are damaged: with "
+        return _rebuilt(raw, matches[0], f"system flags {stored & 0xFFFFFFFF:#x} are damaged: with "
                      f"{matches[0]:#x} the record matches its own CRC ({len(_ALL)} candidates "
                      "tried)", whole=True)
 
@@ -260,10 +260,10 @@ def mend_flags(flags: Flags, survey: Survey, records: Records,
             records.reasons[fault.offset] = corrected.reason
 
 
-def _told(raw: bytes, flags: int, reason: str, *, whole: bool) -> ToldFlags | None:
+def _rebuilt(raw: bytes, flags: int, reason: str, *, whole: bool) -> CorrectedFlags | None:
     changed = with_fields(raw, sys_flag=flags)
     try:
-        return ToldFlags(changed, decode(changed), reason, whole)
+        return CorrectedFlags(changed, decode(changed), reason, whole)
     except FormatError:
         return None
 

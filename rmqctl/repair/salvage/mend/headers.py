@@ -41,27 +41,27 @@ from rmqctl.store.index import files as index_files
 from rmqctl.store.store import Store
 
 Host = tuple[bytes, int]
-_MOST_DIGITS = len(str(-(1 << 63)))
-_MOST_LOOKUPS, _MOST_ENTRIES = 1000, 64
+_MAX_DIGITS = len(str(-(1 << 63)))
+_MAX_LOOKUPS, _MAX_ENTRIES = 1000, 64
 _LONG = (1 << 64) - 1
 
 
 @dataclass(slots=True)
-class _Known:
+class _Evidence:
     """The evidence for headers. ``lookups``: how often the index may still be asked for a key."""
 
     store: Store
     survey: Survey
     records: Records
     times: Times
-    lookups: int = _MOST_LOOKUPS
+    lookups: int = _MAX_LOOKUPS
     homeless: Counter[tuple[bytes, int]] = field(default_factory=Counter)
     """Number of messages with an invalid queue, by topic and queue offset."""
 
 
 def mend_headers(store: Store, survey: Survey, records: Records) -> None:
     """Put mended records into ``records``; rejects those that cannot stay as they are."""
-    evidence = _Known(store, survey, records, Times(store, survey, records))
+    evidence = _Evidence(store, survey, records, Times(store, survey, records))
     for fault in survey.headers.faults:
         if rules.QUEUE_ID in fault.categories:
             _, record, _ = records.read(fault.offset, None)
@@ -73,7 +73,7 @@ def mend_headers(store: Store, survey: Survey, records: Records) -> None:
     evidence.times.mend_astray()
 
 
-def _mend(evidence: _Known, fault: HeaderFault) -> None:
+def _mend(evidence: _Evidence, fault: HeaderFault) -> None:
     records = evidence.records
     _, record, stored = records.read(fault.offset, None)
     if record is None or records.is_replaced(fault.offset):
@@ -102,7 +102,7 @@ def _mend(evidence: _Known, fault: HeaderFault) -> None:
 # -- one field each: (the record, None for what needs a filler; the reason, "" if it stays) --------
 
 
-def _born_port(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Record, str]:
+def _born_port(record: Record, _fault: HeaderFault, _evidence: _Evidence) -> tuple[Record, str]:
     address, port = record.born_host
     original = _one_bit(port)
     corrected = replace(record, born_host=(address, original or 0))
@@ -111,7 +111,7 @@ def _born_port(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Rec
     return corrected, f"invalid born port {port}: corrected to {original} (one flipped bit)"
 
 
-def _store_port(record: Record, fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
+def _store_port(record: Record, fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     address, port = record.store_host
     damage = f"invalid store port {port}"
     beside = [host for place in (fault.before, fault.behind)
@@ -141,7 +141,8 @@ def _host_at(records: Records, place: int | None) -> Host | None:
     return record.store_host
 
 
-def _sys_flag(record: Record, _fault: HeaderFault, _known: _Known) -> tuple[Record | None, str]:
+def _sys_flag(record: Record, _fault: HeaderFault, _evidence: _Evidence) -> tuple[
+        Record | None, str]:
     rest = record.sys_flag & ~sysflag.COMPRESSION_MASK
     for number in sorted(CODECS, reverse=True):
         try:
@@ -171,7 +172,7 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
     return append_crc.seal(mended) if append_crc.verify(raw) else mended, reason
 
 
-def _number(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record | None, str]:
+def _number(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record | None, str]:
     """Correct the level of a delay (the queue's number and one), and an inner batch's base (its own
     offset).
     """
@@ -195,7 +196,7 @@ def _values(raw: bytes) -> dict[str, str]:
 
 def _digits_one_bit_off(number: bytes) -> list[bytes]:
     """Return the numbers that one flipped bit made this of; none for what is too long to be one."""
-    if len(number) > _MOST_DIGITS:
+    if len(number) > _MAX_DIGITS:
         return []
     turned = (number[:index] + bytes([byte ^ 1 << bit]) + number[index + 1:]
               for index, byte in enumerate(number) for bit in range(8))
@@ -210,11 +211,11 @@ def _one_bit(number: int) -> int | None:
     return number & rules.MAX_PORT if high.bit_count() == 1 else None
 
 
-def _store_time(record: Record, fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
+def _store_time(record: Record, fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     return evidence.times.possible(record, fault)
 
 
-def _queue_id(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
+def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     """Return the one queue of the topic that lacks this very message just here, if no other message
     asks for its place.
     """
@@ -230,7 +231,7 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Re
         f"{record.queue_offset} here")
 
 
-def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
+def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     """0, unless its queue lacks just this message here: then the transaction bits are wrong."""
     topic = os.fsdecode(record.topic)
     if _lacks(evidence.survey.runs.of((topic, record.queue_id)), record):
@@ -249,7 +250,7 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 # -- the half message that a message ends ----------------------------------------------------------
 
 
-def _prepared(record: Record, _fault: HeaderFault, evidence: _Known) -> tuple[Record, str]:
+def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
     """Return the one that it points to without one flipped bit, or the only one of the same unique
     key.
     """
@@ -288,7 +289,7 @@ def _is_half(place: int, record: Record, records: Records) -> bool:
         half.topic, half.queue_id) == (record.topic, record.queue_id)
 
 
-def _indexed_halves(record: Record, evidence: _Known) -> list[int]:
+def _indexed_halves(record: Record, evidence: _Evidence) -> list[int]:
     key = _values(record.properties).get(props.UNIQUE_KEY)
     if key is None or not evidence.lookups:
         return []
@@ -297,12 +298,12 @@ def _indexed_halves(record: Record, evidence: _Known) -> list[int]:
     for index in evidence.store.indexes_newest_first():
         for topic in (props.HALF_TOPIC, os.fsdecode(record.topic)):
             with suppress(StoreIOError):
-                index_files.select(index, index_file.key_hash(topic, key), _MOST_ENTRIES, 0,
+                index_files.select(index, index_file.key_hash(topic, key), _MAX_ENTRIES, 0,
                                    ENDLESS, places)
     return sorted({place for place in places if _is_half(place, record, evidence.records)})
 
 
-_MENDED: dict[str, Callable[[Record, HeaderFault, _Known], tuple[Record | None, str]]] = {
+_MENDED: dict[str, Callable[[Record, HeaderFault, _Evidence], tuple[Record | None, str]]] = {
     rules.BORN_PORT: _born_port, rules.STORE_PORT: _store_port, rules.SYS_FLAG: _sys_flag,
     rules.NUMBER: _number, rules.STORE_TIME: _store_time,
     rules.PREPARED: _prepared, rules.QUEUE_ID: _queue_id, rules.QUEUE_OFFSET: _queue_offset}

@@ -185,14 +185,14 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
                     f"0x{correction.after.hex()}", correction.in_words(), offset=place,
                     length=piece.size, proof=correction.proof))
                 continue
-            reason, proof = _told(witnesses, place, piece, why, (reasons or {}).get(place))
+            reason, proof = _reasoned(witnesses, place, piece, why, (reasons or {}).get(place))
             mending.actions.append(Action(verb, target, None, None, reason, offset=place,
                                           length=piece.size, proof=proof))
     return mending
 
 
-def _told(witnesses: Witnesses, place: int, piece: Piece, why: str, reason: str | None) -> tuple[
-        str, Mapping[str, Any]]:
+def _reasoned(witnesses: Witnesses, place: int, piece: Piece, why: str,
+              reason: str | None) -> tuple[str, Mapping[str, Any]]:
     """Return (why a piece is put there, what speaks for it as data). ``reason``: what is said of
     it.
     """

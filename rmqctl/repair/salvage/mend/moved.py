@@ -38,8 +38,8 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
 _PAGES = (4096, 512)
-_MOST_RECORD = 8 << 20
-_MOST_TRIES = 8
+_MAX_RECORD = 8 << 20
+_MAX_TRIES = 8
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
 Swap = tuple[int, int, int]
 """The physical offsets of two pages, and their size."""
@@ -51,7 +51,7 @@ def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[i
     """Pieces by number of the part, all inside of damaged regions. StoreIOError."""
     stretches = _joined(regions)
     swaps = _candidates(parts, stretches)
-    for _ in range(_MOST_TRIES):
+    for _ in range(_MAX_TRIES):
         pieces = _pieces(parts, swaps)
         fitting = _fitting(parts, stretches, swaps, pieces)
         if len(fitting) == len(swaps):
@@ -178,7 +178,7 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
         total, _, physical = _LOCATED.unpack_from(head)
         if physical < 0 or physical == source.base + position or total < MIN_SIZE:
             continue
-        if total <= min(_MOST_RECORD, end - position):
+        if total <= min(_MAX_RECORD, end - position):
             try:
                 record = decode(source.read(position, total))
             except FormatError:

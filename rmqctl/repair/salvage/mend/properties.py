@@ -71,7 +71,7 @@ def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
             continue
         code = entries.tags_code(_entry(record)) if sysflag.has_consume_queue_row(
             record.sys_flag) else None
-        own_entries = _Known(code, frozenset(hashes.get(place, ())), rows.get(place, []))
+        own_entries = _Entries(code, frozenset(hashes.get(place, ())), rows.get(place, []))
         if code is not None and code != _code(record):
             own_entries = replace(own_entries, tags=entries.tags(_entry(record), code))
         _mend(mended, record, own_entries, survey.has_crcs)
@@ -79,7 +79,7 @@ def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _Entries:
     """The entries of a message; ``rows``: those that the message itself does not name."""
 
     code: int | None
@@ -101,7 +101,7 @@ class _Known:
             row.key != own and (row.key[0], row.queue_offset) not in named)]
 
 
-def _mend(mended: Mended, record: Record, entries: _Known, sealed: bool) -> None:
+def _mend(mended: Mended, record: Record, entries: _Entries, sealed: bool) -> None:
     place = record.physical_offset
     correction = _corrected(record, entries)
     if correction is not None:
@@ -118,10 +118,10 @@ def _mend(mended: Mended, record: Record, entries: _Known, sealed: bool) -> None
     content, how = marked_record
     mended.marked.add(place)
     mended.records.replace(place, content)
-    mended.records.reasons[place] = "; ".join(_told(record, entries, how))
+    mended.records.reasons[place] = "; ".join(_mark_reasons(record, entries, how))
 
 
-def _told(record: Record, entries: _Known, how: str) -> Iterator[str]:
+def _mark_reasons(record: Record, entries: _Entries, how: str) -> Iterator[str]:
     """Yield what a mark costs, and what stays."""
     yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
            f"RMQCTL=damaged marks it (space from {how})")
@@ -134,7 +134,7 @@ def _told(record: Record, entries: _Known, how: str) -> Iterator[str]:
         yield f"{plural(len(missing), 'further entry', 'further entries')} named again"
 
 
-def _wanted(record: Record, entries: _Known) -> Mapping[str, str]:
+def _wanted(record: Record, entries: _Entries) -> Mapping[str, str]:
     """Properties that a message must have: without them it loses rows, or does harm."""
     values = props.parse(record.properties.decode("utf-8", "replace"))
     wanted = {name: value for name, value in REQUIRED.get(os.fsdecode(record.topic), {}).items()
@@ -161,7 +161,7 @@ def _is_text(value: str) -> bool:
 # -- one byte -------------------------------------------------------------------------------------
 
 
-def _corrected(record: Record, entries: _Known) -> Correction | None:
+def _corrected(record: Record, entries: _Entries) -> Correction | None:
     """Return the one byte that is wrong, if entries prove what it was."""
     if entries.agrees(record):
         return None

@@ -3,7 +3,7 @@
 The appended CRC covers the whole record, so it decides between values that something else suggests:
 those of consume queue entries, of the messages around, and the few that a field usually has. Each
 value that is tried has 1 chance in 2^31 to fit by accident, so all fields together may have
-`MOST_CHANCE` * 2^31 values (214,748).
+`MAX_CHANCE` * 2^31 values (214,748).
 
 A CRC is linear: it is computed once for the record and once for each bit of a field, and the CRC
 of every value follows from these.
@@ -26,11 +26,11 @@ from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, fixed_field
-from rmqctl.repair.salvage.correct import MOST_CHANCE, Chances, Correction
+from rmqctl.repair.salvage.correct import MAX_CHANCE, Chances, Correction
 from rmqctl.scan.frames import Array
 
 _CRC_BITS = 31
-_MOST_COVERED = 1 << 20
+_MAX_COVERED = 1 << 20
 """Bytes of a record for which that is computed."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
 """Values from 0 on that are tried of a flag, a queue id and reconsume times; queue offsets that a
@@ -48,7 +48,7 @@ def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
     appended CRC.
     """
     covered, stored = bytearray(raw[:len(raw) - append_crc.SIZE]), append_crc.stored(raw)
-    if stored is None or len(covered) > _MOST_COVERED or at + width > len(covered):
+    if stored is None or len(covered) > _MAX_COVERED or at + width > len(covered):
         return values[:0]
     covered[at:at + width] = bytes(width)
     crc = zlib.crc32(covered)
@@ -83,7 +83,7 @@ def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: T
         if append_crc.verify(raw[:at] + after + raw[at + len(after):]):
             matches.append((name, at, after))
     chance = tried / 2 ** _CRC_BITS
-    allowed = chance <= MOST_CHANCE and chances.allow(record.physical_offset, chance)
+    allowed = chance <= MAX_CHANCE and chances.allow(record.physical_offset, chance)
     if len(matches) != 1 or not allowed:
         return None
     name, at, after = matches[0]

@@ -42,7 +42,7 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
 _OF_BROKERS = (props.SCHEDULE_TOPIC, props.HALF_TOPIC, props.OP_HALF_TOPIC, props.TIMER_TOPIC)
-_MOST_ASKED, _MOST_HOLES = 1000, 1 << 20
+_MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
 """Suspects that are looked at, and topics of a length that are tried; holes that are looked at."""
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
@@ -57,7 +57,7 @@ class Suspect(NamedTuple):
     queue_offset: int
 
 
-class ToldTopic(NamedTuple):
+class CorrectedTopic(NamedTuple):
     """The topic of a message, and how it is known."""
 
     topic: bytes
@@ -80,7 +80,7 @@ class Topics:
         self._store, self._survey, self._gatherer = store, survey, gatherer
         self._witness, self._from_zero = parts[0].witness, parts[0].base == 0
         self._lost = {(row.key, row.queue_offset) for row in evidence.rows}
-        self._budget = _MOST_HOLES
+        self._budget = _MAX_HOLES
         self._claims: Counter[tuple[int, int, int]] = Counter()
         """Number of suspects that would take the same place in a queue."""
 
@@ -97,12 +97,12 @@ class Topics:
         lacked = {suspect for suspect in suspects
                   if suspect not in sure and self._rooms(suspect, _BEHIND)}
         indexed = {*islice((suspect for suspect in suspects if self._hashes(suspect.place)),
-                            _MOST_ASKED)}
+                            _MAX_ASKED)}
         self._claims.update(map(_claim, sure | lacked | indexed))
-        return sorted([*islice(sorted(sure), _MOST_ASKED), *islice(sorted(
-            (lacked | indexed) - sure), _MOST_ASKED)])
+        return sorted([*islice(sorted(sure), _MAX_ASKED), *islice(sorted(
+            (lacked | indexed) - sure), _MAX_ASKED)])
 
-    def told(self, record: Record) -> ToldTopic | str | None:
+    def correction_of(self, record: Record) -> CorrectedTopic | str | None:
         """Return the topic of a record; why that cannot be determined of a wrong one; None where
         nothing shows that it is wrong.
         """
@@ -114,7 +114,7 @@ class Topics:
                 return None
             hashes = set()  # made from the damaged log
         suspect = Suspect(place, (os.fsdecode(own), record.queue_id), record.queue_offset)
-        damage = _said(record)
+        damage = _named(record)
         # The index has other keys: the one topic that makes them.
         if hashes:
             fits = [topic for topic in {*self.others(own), *_turned(own)} if hashes <= key_hashes(
@@ -123,7 +123,7 @@ class Topics:
                 damage += f": corrected to {os.fsdecode(fits[0])}, which has its keys in the index"
                 if self._room(fits[0], suspect) == _BETWEEN:
                     damage += f", and{self._where(fits[0], suspect)}"
-                return ToldTopic(fits[0], damage)
+                return CorrectedTopic(fits[0], damage)
             return f"{damage}: the index has other keys there" if (
                 impossible or self._rooms(suspect, _BETWEEN)) else None
         # No keys: its entry, and the order of its queue.
@@ -140,34 +140,34 @@ class Topics:
         fits = [topic for topic in fits if _is_like(topic, own, plain)]
         if len(fits) == 1 and self._claims[_claim(suspect)] < 2 and (
                 not self._may_be_elsewhere(fits[0], suspect)):
-            return ToldTopic(fits[0], f"{damage}:{self._where(fits[0], suspect)}")
+            return CorrectedTopic(fits[0], f"{damage}:{self._where(fits[0], suspect)}")
         return f"{damage}: original unknown" if impossible or fits else None
 
-    def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> ToldTopic | str:
+    def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> CorrectedTopic | str:
         """Return the topic of a record whose own is invalid. ``rows`` point to it."""
-        by_evidence = self.told(record)
+        by_evidence = self.correction_of(record)
         by_rows = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
             row.key[1], row.queue_offset, row.size) == (
                 record.queue_id, record.queue_offset, record.total_size)}
         by_rows = {topic for topic in by_rows if len(topic) == len(record.topic)}
         if len(by_rows) == 1 and by_rows.issuperset({by_evidence.topic} if isinstance(
-                by_evidence, ToldTopic) else ()):
-            return ToldTopic(topic := by_rows.pop(), f"{_said(record)}: corrected to "
+                by_evidence, CorrectedTopic) else ()):
+            return CorrectedTopic(topic := by_rows.pop(), f"{_named(record)}: corrected to "
                              f"{os.fsdecode(topic)}, from the entry that points to it")
-        return by_evidence if by_evidence and not by_rows else f"{_said(record)}: original unknown"
+        return by_evidence if by_evidence and not by_rows else f"{_named(record)}: original unknown"
 
-    def by_crc(self, raw: bytes, record: Record) -> ToldTopic | None:
+    def by_crc(self, raw: bytes, record: Record) -> CorrectedTopic | None:
         """Return the topic with which a record matches the CRC at its end."""
         if record.crc_ok and append_crc.stored(raw) is not None:
             for topic in self.others(record.topic):
                 if append_crc.verify(build(replace(record, topic=topic))):
-                    return ToldTopic(topic, f"{_said(record)}: with {os.fsdecode(topic)} the "
+                    return CorrectedTopic(topic, f"{_named(record)}: with {os.fsdecode(topic)} the "
                                             "record matches its own CRC")
         return None
 
     def others(self, topic: bytes) -> list[bytes]:
-        """Topics of the same length that the store knows (the first `_MOST_ASKED`)."""
-        return [name for name in self._names.get(len(topic), ()) if name != topic][:_MOST_ASKED]
+        """Topics of the same length that the store knows (the first `_MAX_ASKED`)."""
+        return [name for name in self._names.get(len(topic), ()) if name != topic][:_MAX_ASKED]
 
     def is_known(self, topic: bytes) -> bool:
         """Return whether other messages of the store have a topic, a queue, or its
@@ -281,7 +281,7 @@ class Topics:
         return {*hashes[places.searchsorted(place):places.searchsorted(place + 1)].tolist()}
 
 
-def _said(record: Record) -> str:
+def _named(record: Record) -> str:
     return f"topic {os.fsdecode(record.topic)!a}"
 
 
@@ -321,8 +321,8 @@ def mend_topics(topics: Topics, records: Records,
         if record is None or not record.crc_ok or os.fsdecode(record.topic) != suspect.key[0]:
             continue
         verdict = topics.of_impossible(record, rows.get(place, ())) if is_impossible(
-            record.topic) else topics.told(record)
-        if isinstance(verdict, ToldTopic) and records.replace(place, unless_crc_differs(build(
+            record.topic) else topics.correction_of(record)
+        if isinstance(verdict, CorrectedTopic) and records.replace(place, unless_crc_differs(build(
                 replace(record, topic=verdict.topic)))):
             records.reasons[place] = verdict.reason
         elif verdict is not None:
