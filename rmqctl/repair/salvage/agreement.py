@@ -30,19 +30,19 @@ from rmqctl.scan.source import Source as AnySource
 from rmqctl.scan.walk import Walk
 
 _ZEROS = 8
-"""So many zeros are damage, where the other has something else."""
+"""Length of a run of zeros that counts as damage where the other record has other bytes."""
 _MAX_BITS = 8
 _SECTOR, _PAGE = 512, 4096
 _APART = 16
-"""Bytes that agree between two that differ: another run of damage."""
+"""Equal bytes between two different ones that separate two runs of damage."""
 
 
 def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
-    """Return whether what is left of ours is of that message; None where nothing is left that
-    tells.
+    """Return whether the remains of ``ours`` belong to the message ``theirs``; None if too few are
+    left.
 
-    ``head``: bytes of the entry header before the message. A message with the CRC of theirs may
-    still be in an entry of another index or term.
+    ``head``: bytes of the entry header before the message. A message with the same CRC may still
+    be in an entry with another index or term.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     if len(here) != len(there) or not here.any():
@@ -73,8 +73,8 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
 
 
 def is_one_damage(ours: bytes, theirs: bytes) -> bool:
-    """Return whether damage of one place, zeros or a few flipped bits made ours of theirs: every
-    byte that survived is the same.
+    """Return whether one damaged place, zeros or a few flipped bits explain how ``ours`` differs
+    from ``theirs``.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))
@@ -87,7 +87,7 @@ def _runs(places: Array) -> list[Array]:
 
 
 def _zeroed(data: Array) -> Array:
-    """Return which bytes are in a run of zeros (bool)."""
+    """Return a mask of the bytes in runs of at least `_ZEROS` zeros."""
     bounds = np.flatnonzero(np.diff(np.concatenate([[False], data == 0, [False]]).astype(np.int8)))
     is_zero_run: Array = np.zeros(len(data), bool)
     for start, end in bounds.reshape(-1, 2).tolist():
@@ -97,14 +97,16 @@ def _zeroed(data: Array) -> Array:
 
 
 def _is_dense(differs: Array) -> bool:
-    """Return whether so much differs, everywhere, that nothing is left of the record."""
+    """Return whether all quarters differ so much that nothing of the record is left."""
     quarters = np.array_split(differs, 4)
     return all(float(part.mean()) > 0.85 for part in quarters)
 
 
 def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
-    """Yield (physical offset, bytes) of the messages that a source has in a range, in a DLedger log
-    of its entries. StoreIOError.
+    """Yield (physical offset, bytes) of a source's messages in a range; of its entries in a DLedger
+    log.
+
+    Raises: StoreIOError.
     """
     position = item.start
     while position < item.end and (place := source.log.locate(position)) is not None:
@@ -124,9 +126,10 @@ def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
 
 def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source], item: Range,
              replaced: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """``[start, end)`` of the messages in a range that what is left of ours contradicts, or of
-    which other sources have different ones, no fewer than have the same, where ours does not tell.
-    ``replaced``: what an earlier repair has put into ours, ascending. StoreIOError.
+    """Return ``[start, end)`` of the source's messages that the remains of ours contradict. Where
+    nothing is left of ours, the other sources vote.
+
+    ``replaced``: ranges that an earlier repair wrote into ours, ascending. Raises: StoreIOError.
     """
     ranges = []
     ends = [end for _, end in replaced]
@@ -149,8 +152,8 @@ def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source],
 
 
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
-    """Ours at a place, with zeros for the sectors in which a record says that it belongs to another
-    one: they are of another page, and no evidence of the message that was here.
+    """Return our bytes at a place, with zeros for sectors whose records name another place: they
+    belong to another page and are no evidence of the message that was here.
     """
     ours = bytearray(_ours(parts, start, size))
     part = _part(parts, start)
@@ -166,7 +169,7 @@ def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
 
 
 def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Positions ``[start, end)``, whole sectors, of records which all belong equally far away."""
+    """Yield ``[start, end)`` of whole sectors whose records are all displaced equally."""
     start = end = distance = 0
     for position, record in misplaced(source, low, high):
         place = record if isinstance(record, int) else record.physical_offset
@@ -185,7 +188,7 @@ def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]
 
 
 def _raw(source: Source, start: int) -> bytes | None:
-    """Return the message at a place of a source's log, in a DLedger log the entry. StoreIOError."""
+    """Return the message at a place of a source's log; the entry in a DLedger log."""
     place = source.log.locate(start)
     if place is None or not place[0].head:
         return source.log.raw_at(start)
@@ -194,8 +197,8 @@ def _raw(source: Source, start: int) -> bytes | None:
 
 
 def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
-    """Return whether a message is one: whole, with properties that are some, and with a key that
-    our index has for its place, if that has any. An entry without a message counts as well.
+    """Return whether a message is intact, with valid properties and, if our index has keys for its
+    place, with one of them. A DLedger control entry counts too.
     """
     if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
         return True
@@ -216,7 +219,7 @@ def _part(parts: Sequence[LogPart], start: int) -> LogPart | None:
 
 
 def _head(parts: Sequence[LogPart], start: int) -> int:
-    """Return the bytes before a message that are of its entry: none outside of DLedger's files."""
+    """Return the size of the DLedger entry header before a message; 0 in a plain log."""
     return (_part(parts, start) or parts[-1]).head
 
 

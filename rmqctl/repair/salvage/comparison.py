@@ -1,7 +1,7 @@
-"""Our log beside a source's: what of that is ours, and what it has beyond that.
+"""Compare our log with a source's: what both have, and what only the source has.
 
 Both logs are compared by physical offset, as `diff` does it. A record counts on either side when
-it is intact: as a broker would take it, and no filler of an earlier repair.
+it is intact: a broker accepts it, and it is not a filler of an earlier repair.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from rmqctl.store.store import Store
 _MAX_NAMED = 1000
 _MAX_AGAINST = 10_000
 _MAX_ASKED = 100
-"""Messages of which the index is asked when they were stored: each costs a look at all of it."""
+"""Messages whose store time is looked up in the index: each lookup reads all of it."""
 _KEYS_OF_BATCH = 64
 _TORN = 8
-"""More than consumequeues and index can weigh."""
+"""More than consume queues and index can outweigh."""
 _OF_ONE = frozenset(field.name for field in fields(Record)) - {
     "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "properties"}
-"""Fields that two brokers' messages at one physical offset do not all share: hosts, both times."""
+"""Fields that are not all equal in messages of two brokers at one physical offset."""
 
 
 @dataclass(slots=True)
@@ -82,9 +82,9 @@ class Comparison:
     bare: bool = False
 
     def settle(self) -> None:
-        """Once both logs are compared. Ours is damaged where our own consumequeues and index know
-        theirs better. Where one record alone differs, between equal ones, it is not a split brain:
-        then the source's is damaged if they know ours better.
+        """Settle the conflicts once both logs are compared. Ours is damaged where our own consume
+        queues and index match the source's record better. A single different record between equal
+        ones is not a split brain: the source's is damaged if they match ours better.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()
@@ -103,7 +103,7 @@ class Comparison:
 
 
 class _PartsLog(CommitLog):
-    """A log as it would be: missing parts have no file."""
+    """The log with its pieces applied; missing parts have no file."""
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
         there = [part for part in parts if part.path is not None or part.pieces]
@@ -128,7 +128,7 @@ class _PartsLog(CommitLog):
 
 
 class _Side(Side):
-    """Remembers where files are closed by a blank. ``log``: instead of that of ``store``."""
+    """A side that remembers the end-of-file records. ``log`` replaces the log of ``store``."""
 
     def __init__(self, name: Name, store: Store, log: CommitLog, end: int) -> None:
         super().__init__(name, View(store, lambda: end))
@@ -191,7 +191,7 @@ class _Pass(PhysicalPass):
         self._theirs(their_batch, other)
 
     def _ours(self, batch: Batch, rows: Array) -> None:
-        """Records of ours that are not the source's: what an earlier repair put there?"""
+        """Note the fillers among our records that the source does not have."""
         rows = rows[fillers(batch)[rows]] if len(rows) else rows
         if len(rows):
             offset = batch.offset[rows]
@@ -199,7 +199,7 @@ class _Pass(PhysicalPass):
                 [offset, offset + batch.column("total_size")[rows]], axis=1))
 
     def _kept(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
-        """Messages that an earlier repair kept with a damaged body, and the source's has whole."""
+        """Note messages that an earlier repair kept damaged and that are intact in the source."""
         for index in np.flatnonzero(kept_damaged(batch)[rows]).tolist():
             ours = decode(batch.bytes_at(int(rows[index])))
             if kept_from(ours, decode(their_batch.bytes_at(int(other[index])))):
@@ -228,7 +228,7 @@ class _Pass(PhysicalPass):
         return inside, number
 
     def _theirs(self, batch: Batch, rows: Array) -> None:
-        """Records of the source that are not ours."""
+        """Sort the source's records that we do not have into offered ones and conflicts."""
         if not len(rows):
             return
         batch = batch.select(rows)
@@ -254,12 +254,12 @@ class _Pass(PhysicalPass):
             comparison.topics.append((int(offset[row]), decode(batch.bytes_at(row)).topic.decode(
                 "utf-8", "replace")))
 
-    # -- what our consumequeues and index say of them ---------------------------------------------
+    # -- check against our consume queues and index -----------------------------------------------
 
     def _weigh(self, stretch: Stretch, batch: Batch, rows: Array) -> None:
         if self._witness is None or stretch.filled:
             return
-        # Entries of queues in the stretch: which lead just to a record, and which contradict one.
+        # Consume queue entries in the stretch: some point to a record, others contradict one.
         offset, size = batch.offset[rows], batch.column("total_size")[rows]
         low, high = int(offset[0]), int(offset[-1] + size[-1])
         places, sizes = self._witness.rows(low, high)
@@ -271,7 +271,7 @@ class _Pass(PhysicalPass):
             right = here & (places == offset[which]) & (sizes == size[which])
             agreeing[which[right]] = True
             against.update(np.unique(which[here & ~right]).tolist())
-        # A row that is damaged itself leads anywhere: that of the record's queue offset decides.
+        # A damaged entry may point anywhere: the entry of the record's queue offset decides.
         against = {index for index in against if not self._confirmed(stretch, batch, rows[index])}
         # Keys of the index, of some of the records.
         key_places, hashes = self._witness.keys(low, high)
@@ -306,7 +306,7 @@ class _Pass(PhysicalPass):
 
 
 def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
-    """Return how many structures of a store know a record as it is: row, keys, tags."""
+    """Return how many structures of a store confirm a record: entry, index keys, tags code."""
     if witness is None:
         return 0
     place = record.physical_offset
@@ -316,7 +316,7 @@ def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
 
 
 def _has_its_tags(store: Store, record: Record) -> bool:
-    """Return whether the row of a record's queue offset has the code of its tags."""
+    """Return whether the entry at a record's queue offset has the record's tags code."""
     queue = store.known_queues.get((text(record.topic), record.queue_id))
     try:
         unit = None if queue is None else queue.unit(record.queue_offset)
@@ -328,14 +328,14 @@ def _has_its_tags(store: Store, record: Record) -> bool:
 
 
 def _is_torn(raw: bytes, other: bytes) -> bool:
-    """Return whether this is the other record without its last bytes, which were never written."""
+    """Return whether ``raw`` is ``other`` with zeros instead of its last bytes (a torn write)."""
     length = len(raw.rstrip(b"\0"))
     return length < len(raw) and raw[:length] == other[:length] and any(other[length:])
 
 
 def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, comparison: Comparison) -> None:
-    """Return whether the source has what may be a record of ours; where it has nothing, that says
-    nothing.
+    """Count which doubtful records of ours the source confirms and which it contradicts; a place
+    where it has nothing decides nothing.
     """
     for place, size in gone.doubtful:
         if theirs.holds(place, np.frombuffer(log.bytes_at(place, size), np.uint8)):
@@ -347,8 +347,8 @@ def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, comparison: Comp
 
 
 def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
-    """Places of records of ours where the source's file has ended, if the records are in a stale
-    page: what is on both sides is equal, and neither rows nor index know of them.
+    """Return the places of our records after the end of the source's file, if they are in a stale
+    page: both sides of it are equal, and no entry or index key points to them.
     """
     before, behind = comparison.equal.before(blank.start), comparison.equal.behind(blank.end)
     place = log.locate(blank.start)
@@ -367,11 +367,10 @@ def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
 
 def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Survey,
             gone: Sequence[Stretch], progress: Callable[[int], None] | None = None) -> Comparison:
-    """Walk both logs, ours as its ``parts``. ``gone``: where ours has nothing, by its ``survey``.
+    """Compare both logs. ``parts``: our log; ``gone``: where it has nothing, by its ``survey``.
 
-    StoreIOError; RefusedError where nothing of the source is of our log.
+    Raises: StoreIOError; RefusedError if no message of the source belongs to our log.
     """
-    # Walk both logs side by side.
     with closing(_PartsLog(parts)) as log:
         a = _Side("a", ours, log, log.end)
         b = _Side("b", ours, source.log, source.end)

@@ -1,4 +1,4 @@
-"""Lost bytes copied from another store, where it proves to hold the same log.
+"""Copy lost bytes from another store that proves to have the same log.
 
 A log only grows at its end, and a slave's follows it byte for byte. So what is between two
 records that both logs have at the same places is the same in both, as far as it is intact in
@@ -52,12 +52,14 @@ class CopyResult:
     conflicts: int = 0
 
     def has(self, place: int) -> bool:
-        """Return whether a byte was copied."""
+        """Return whether the byte at a physical offset was copied."""
         return any(start <= place < end for start, end in self.places)
 
     @property
     def void_from(self) -> int | None:
-        """From where on all of ours gave way: rows that lead there are of no message."""
+        """Return the physical offset from which all of ours gave way; entries that point there are
+        stale.
+        """
         end = self.parts[-1].end
         return min((low for low, high in self.yielded if high >= end), default=None)
 
@@ -85,7 +87,10 @@ class Copier:
 
     def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[Source]) -> tuple[
             CopyResult, Survey]:
-        """StoreIOError; RefusedError for a source that is of another log."""
+        """Return what was copied and the survey after it.
+
+        Raises: StoreIOError; RefusedError for a source with another log.
+        """
         result = CopyResult(list(parts))
         self._sources = sources
         for source in sources:
@@ -133,15 +138,15 @@ class Copier:
 
     def _conflicts(self, result: CopyResult, source: Source, comparison: Comparison) -> list[
             tuple[int, int]]:
-        """Tell of what both logs have intact, and not the same; where it lies."""
+        """Report where both logs have different intact messages; return these spans."""
         spans: dict[tuple[int, int], int] = {}
-        # Conflicts between the same equal parts of the logs are one.
+        # Conflicts between the same two equal parts of the logs count as one.
         for item in comparison.conflicts.items:
             before, behind = comparison.equal.before(item.start), comparison.equal.behind(item.end)
             span = (0 if before is None else before.end, ENDLESS if behind is None
                     else behind.start)
             spans[span] = spans.get(span, 0) + item.messages
-        # Who decides, in words.
+        # The decision, in words.
         decided = source.preferred or self._keep_ours
         words = (f"{source.name} is preferred" if source.preferred else _KEPT
                  if self._keep_ours else
@@ -182,7 +187,7 @@ class Copier:
         return list(spans)
 
     def _other_way(self, result: CopyResult, source: Source, stretch: Stretch) -> tuple[int, int]:
-        """Tell of what follows a stretch in which both logs part; where it lies."""
+        """Report the rest of the log after a stretch where both logs diverge; return its span."""
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)
         result.actions.append(Action(
@@ -195,7 +200,7 @@ class Copier:
         return stretch.start, ENDLESS
 
     def _give_way(self, result: CopyResult, spans: Sequence[tuple[int, int]]) -> Survey:
-        """Take what is ours out of conflicts."""
+        """Zero our bytes in conflicts, so that the preferred source's are copied."""
         result.yielded += spans
         pieces: dict[int, list[Piece]] = {}
         for low, high in spans:
@@ -251,8 +256,8 @@ class Copier:
 
     def _undisputed(self, result: CopyResult, source: Source, comparison: Comparison,
                     ranges: Sequence[Range]) -> list[Range]:
-        """Return the ranges without messages that ours, or other sources, contradict; tells of
-        those.
+        """Return the ranges without messages that ours or other sources contradict, and report
+        those messages.
         """
         others = [other for other in self._sources if other is not source]
         replaced = sorted([*self._strange, *(
@@ -282,7 +287,7 @@ class Copier:
                 "neighbours": {"before": None, "after": None}, "decided": self._keep_ours}))
 
     def _decided(self, result: CopyResult) -> None:
-        """A copy that was contested is not a conflict where another source gave the message."""
+        """Mark contested messages as decided where another source's message was copied."""
         for number, low, high in self._contested:
             if any(start < high and end > low for start, end in result.places):
                 action = result.actions[number]
@@ -316,7 +321,7 @@ class Copier:
 
 
 def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
-    """Return the part of a range between two places, which are borders of its frames."""
+    """Return the part of a range between two places, both at frame boundaries; None if empty."""
     low, high = max(item.start, start), min(item.end, end)
     if low >= high:
         return None
@@ -332,8 +337,8 @@ def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
 
 
 def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[Range]:
-    """Return the ranges without places where what may be our own record is another one: what is
-    copied around it proves it, and else the source's would take its place.
+    """Return the ranges without the places of our doubtful records that differ from the source's:
+    the bytes copied around them may prove ours.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:
@@ -351,7 +356,7 @@ def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[
 
 def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> tuple[
         list[Range], str]:
-    """Return (the ranges that can be of this log's files, why others cannot)."""
+    """Return (the ranges that can belong to this log's files, why others cannot)."""
     size, (low, high) = parts[0].size, (parts[0].base, parts[-1].end)
     near, why = [], ""
     behind = [item for item in ranges if item.end > low]

@@ -51,7 +51,7 @@ from rmqctl.scan.crc_fix import Change, one_bit, one_byte, syndromes
 Correct = Literal["bit", "byte", "off"]
 MAX_CHANCE = 1e-4
 MAX_WRONG = 0.01
-"""Of the expected number of wrong corrections of one repair."""
+"""Limit of the expected number of wrong corrections in one repair."""
 _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
 """Number of changes tried for each byte, and of the CRC, which may be what is damaged."""
@@ -111,8 +111,8 @@ class Chances:
 
 def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
               chances: Chances | None = None) -> Correction | str | None:
-    """Return the correction of a record which stands where it says; the reason if it is not sure;
-    None if nothing explains it.
+    """Return the correction of a record at the place it names; a reason if none is certain;
+    None if nothing explains the damage.
 
     ``raw``: its bytes, of which ``record`` was read. ``sealed``: its store's messages carry
     appended CRCs. ``chances``: of the repair that it is of.
@@ -157,8 +157,7 @@ def explained_by_body(record: Record) -> bool:
 
 
 def damaged_crc(record: Record) -> str | None:
-    """Return how it is known that the CRC of a body is damaged, and not the body; None: it is not
-    known.
+    """Return the proof that the body CRC is damaged and not the body; None without one.
 
     No broker sets the highest bit. Between this field and the body are the place of the record and
     its lengths: where they are intact, one run of damage reaches only one of the two.
@@ -196,7 +195,7 @@ def _is_sealed(raw: bytes) -> bool:
 
 
 def _name(raw: bytes, record: Record) -> Correction | None:
-    """Return the name of the appended CRC, if that is right with it."""
+    """Return a corrected name of the appended CRC, if the CRC matches then."""
     at = len(raw) - append_crc.SIZE
     if raw[at:].startswith(_CRC_NAME):
         return None
@@ -204,9 +203,7 @@ def _name(raw: bytes, record: Record) -> Correction | None:
 
 
 def _field(raw: bytes, record: Record) -> Correction | None:
-    """Return the CRC of a body as it is, whatever its field says, if the record's own CRC wants
-    that.
-    """
+    """Return the body CRC computed from the body, if the record's own CRC matches then."""
     if record.crc_ok:
         return None
     return _known(raw, record, body_crc_at(), (zlib.crc32(record.body) & CRC_MASK).to_bytes(
@@ -214,7 +211,7 @@ def _field(raw: bytes, record: Record) -> Correction | None:
 
 
 def _known(raw: bytes, record: Record, at: int, after: bytes, what: str) -> Correction | None:
-    """Return what must be at a place, if the record's own CRC wants that: a single candidate."""
+    """Return the only candidate for the bytes at ``at``, if the record's own CRC matches then."""
     result = _whole(raw, at, after, record, sealed=True)
     if result is None or unpacks(result) is False:
         return None
@@ -246,7 +243,7 @@ def _one(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction |
 
 def _judged(raw: bytes, record: Record, change: Change, result: Record, size: int,
             sealed: bool) -> Correction | str:
-    """Return whether that is proof enough. ``size``: the bytes whose changes were tried."""
+    """Return the correction, or why it is not proof enough. ``size``: bytes tried."""
     what = "bit" if change.xor.bit_count() == 1 else "byte"
     per_byte, of_crc = _CHANGES[what]
     tried = per_byte * size + of_crc
@@ -270,7 +267,7 @@ def _judged(raw: bytes, record: Record, change: Change, result: Record, size: in
 
 
 class _Changed:
-    """Makes bodies of one with a random bit, or byte, changed."""
+    """A generator of copies of a body with one random bit or byte changed."""
 
     def __init__(self, body: bytes, what: str) -> None:
         self._body, self._bit = bytearray(body), what == "bit"
@@ -285,7 +282,7 @@ class _Changed:
 
 
 def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
-    """Changes that may explain a record: of what a CRC covers, or of the CRC itself."""
+    """Yield changes of the covered bytes, or of the CRC itself, that may explain a record."""
     by = one_bit if how == "bit" else one_byte
     if not record.crc_ok:
         start = body_at(record)
@@ -310,7 +307,7 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
 
 
 def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
-    """Return what bytes of a known place must have been."""
+    """Return the bytes that a run at a known place must have been; a reason if not certain."""
     bits = _CRC_BITS + (sealed and not record.crc_ok)
     refused = None
     for start, content, differences in _contents(raw, record):
@@ -337,7 +334,7 @@ def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
 
 
 def _contents(raw: bytes, record: Record) -> Iterator[tuple[int, torn.Content, tuple[int, ...]]]:
-    """Yield (where it begins in the record, bytes that runs are looked for in, the differences)."""
+    """Yield (position in the record, bytes to search for runs, CRC differences)."""
     place, body = record.physical_offset, body_at(record)
     if not record.crc_ok:
         share = ZLIB_CHANCE if compression(record) == "zlib" else 1.0

@@ -48,7 +48,7 @@ class FilledMessage:
 
 @dataclass(slots=True)
 class FillSpan:
-    """A region ``[start, end)`` to fill, with what it must hold, places and sizes settled."""
+    """A region ``[start, end)`` to fill, and the messages it must contain."""
 
     start: int
     end: int
@@ -58,7 +58,7 @@ class FillSpan:
 
     @property
     def limit(self) -> int:
-        """Return where a record in it must end: a file keeps room for its blank."""
+        """Return where the last record must end: a file keeps space for its end-of-file record."""
         return self.end if self.mode == "exact" else self.end - BLANK_SIZE
 
 
@@ -168,7 +168,7 @@ class Filling:
         return waiting
 
     def _stretch(self, group: list[FilledMessage], end: int) -> None:
-        """Messages of unknown size share the room of their gap, so that no odd bytes are left."""
+        """Share the space of a gap among messages of unknown size, so that no byte is left over."""
         if not group:
             return
         position = group[0].physical
@@ -243,7 +243,7 @@ class Filling:
 
 
 def fillers(position: int, size: int, time: int, style: Style) -> Iterator[tuple[int, int, Parts]]:
-    """Fillers of ``size`` bytes in all, each no larger than a broker's default limit."""
+    """Yield fillers of ``size`` bytes in total, each at most a broker's default limit."""
     least = filler.least_filler(style)
     while size:
         step = min(size, filler.MAX_FILLER)

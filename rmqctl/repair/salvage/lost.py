@@ -59,7 +59,7 @@ class KnownLosses:
 
     @property
     def count(self) -> int:
-        """Return how many get a filler, if there is room."""
+        """Return how many messages get a filler, if there is space."""
         return len(self.filled) + sum(map(len, self.bulks.values()))
 
 
@@ -78,7 +78,10 @@ class Collector:
         self.losses = KnownLosses()
 
     def collect(self, evidence: Evidence) -> KnownLosses:
-        """Return what the rows that lead into damaged regions tell, and the rest. StoreIOError."""
+        """Return the lost messages known from entries, damaged records and gaps.
+
+        Raises: StoreIOError.
+        """
         rows = list(evidence.rows)
         for region in self._survey.regions:
             columns = evidence.columns.get(region.start)
@@ -103,7 +106,7 @@ class Collector:
     # -- rows -------------------------------------------------------------------------------------
 
     def _by_rows(self, rows: Sequence[FoundRow]) -> list[tuple[int, int]]:
-        """Messages which consumequeue rows point to; returns the bytes they took."""
+        """Add messages that consume queue entries point to; return the ranges they cover."""
         # Entries by place; at each the size that most of them say.
         by_place: dict[int, list[FoundRow]] = {}
         for row in rows:
@@ -148,8 +151,8 @@ class Collector:
     # -- damaged records --------------------------------------------------------------------------
 
     def _by_records(self, placed: list[tuple[int, int]]) -> None:
-        """Damaged records of known extent which no row points to, but which say what they are."""
-        # What an entry leads to has been taken already.
+        """Add damaged records of known size to which no entry points."""
+        # Skip what an entry points to: it is added already.
         starts = [start for start, _ in placed]
         for region in self._survey.regions:
             for start, size in region.extents:
@@ -213,7 +216,7 @@ class Collector:
 
     def _gaps_of(self, key: QueueKey, hole: Hole, taken: list[tuple[int, int, int, int]],
                  batch: bool) -> None:
-        """The queue offsets of a hole of which nothing but the gap tells."""
+        """Add the queue offsets of a hole that only the gap shows to be lost."""
         offset = hole.first if hole.low >= 0 else taken[0][0] if taken else hole.end
         begin = taken[0][2] if taken else hole.high
         if hole.low < 0 and self._from_zero and (
@@ -245,7 +248,7 @@ class Collector:
                                               low, high))
 
     def _room(self, low: int, high: int) -> int:
-        """Damaged bytes between two places."""
+        """Return the number of damaged bytes between two places."""
         return sum(max(0, min(region.end, high) - max(region.start, low + 1))
                    for region in self._survey.regions[
                        max(0, bisect_right(self._starts, low) - 1):
@@ -259,7 +262,7 @@ class Collector:
         return region if region is not None and physical < region.end else None
 
     def _record(self, physical: int, size: int, region: Region) -> Record | None:
-        """Return what the fields of a damaged record say, if they still make a record."""
+        """Return the decoded fields of a damaged record; None if it cannot be decoded."""
         part = self._parts[region.file]
         if part.path is None:
             return None
@@ -285,14 +288,14 @@ def _turned_size(physical: int, size: int, region: Region, following: int) -> in
 
 
 def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
-    """Return the record's own queue first, then ordinary queues, light queues last."""
+    """Return a sort key: the record's own queue first, ordinary queues, then light queues."""
     if record is not None and (os.fsdecode(record.topic), record.queue_id) == row.key:
         return 0, *row.key
     return 2 if row.key[0].startswith(props.LMQ_PREFIX) else 1, *row.key
 
 
 def _between(time: int | None, region: Region) -> int | None:
-    """Return a row's own store time, if it fits between those of the neighbours."""
+    """Return an entry's own store time, if it is between those of the neighbours."""
     if time is None or time <= 0:
         return None
     if region.before is not None and time < region.before:
@@ -407,8 +410,8 @@ def _own_row(raw: bytes) -> tuple[str, int, int] | None:
 
 
 def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:
-    """As many of the places (ascending) as there are ranges ``(low, high)`` around them, each
-    range for one.
+    """Return the places (ascending) that can each be matched to one range ``(low, high)`` around
+    it.
     """
     bounds.sort(reverse=True)
     matched: set[int] = set()
@@ -445,7 +448,7 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
 
 def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | None, low: int,
            high: int) -> tuple[int | None, int | None]:
-    """Store times of the intact messages around a place, or around a range of places."""
+    """Return the store times of the intact messages around a place or a range of places."""
     if physical is not None:
         number = bisect_right(starts, physical) - 1
         if number >= 0 and physical < regions[number].end:

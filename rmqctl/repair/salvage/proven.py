@@ -46,7 +46,7 @@ class Proven:
 
 def proven_part(parts: Sequence[LogPart], source: Source, comparison: Comparison,
                 stretch: Stretch) -> Proven | str:
-    """Return how much of a stretch is proven; why none is."""
+    """Return the proven part of a stretch, or why nothing is proven."""
     # What is equal right before it and right after it, with nothing that differs between.
     left = comparison.equal.before(stretch.start) if stretch.start else None
     right = comparison.equal.behind(stretch.end) if stretch.end < ENDLESS else None
@@ -218,7 +218,7 @@ def _displaced(parts: Sequence[LogPart], source: Source, stretch: Stretch) -> No
 
 
 def _head(parts: Sequence[LogPart]) -> int:
-    """From where on our log has a head that it lost; what expired is not fetched back."""
+    """Return the physical offset where our lost head starts; expired files are not restored."""
     base, witness = parts[0].base, parts[0].witness
     if witness is None:
         return 0
@@ -270,7 +270,7 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 
 
 def _agreement(stretch: Stretch) -> str:
-    """Return what our own structures say of it, in words."""
+    """Return in words how many of our entries, keys and records agree."""
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),
         (stretch.alike, "unproven record")) if count]

@@ -31,7 +31,7 @@ from rmqctl.scan.frames import Array
 
 AS_JSON = "that it is JSON"
 MAX_RUN = 4
-"""Bytes of a run; with them the 31 bits of a CRC are used up."""
+"""Longest run in bytes: a longer one has more bits than a CRC."""
 _BORDERS = (4096, 512)
 _MAX_PLACES = 64
 _VALUES, _BITS = 256, 8
@@ -64,8 +64,8 @@ class Content:
 
 
 class Run(NamedTuple):
-    """``after`` stood at ``position``, which ``place`` holds. ``tried`` candidates came up to it,
-    of which ``weight`` count: the others are ruled out by what ``witnesses`` say.
+    """Original bytes ``after`` at ``position`` in ``place``. ``weight`` of ``tried`` candidates
+    count; ``witnesses`` rule out the others.
     """
 
     place: Place
@@ -118,7 +118,7 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
 
 
 def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[Place]]:
-    """Places by how few candidates they are."""
+    """Yield lists of places, those with the fewest candidates first."""
     data = content.data
     if odd is not None and text:
         length = odd.end - odd.start
@@ -163,7 +163,7 @@ class _Candidates:
 
     @property
     def json_share(self) -> float:
-        """At most which part of these is JSON."""
+        """Return an upper bound of the share of candidates that make JSON."""
         values, size = self._values, self.place.size
         if not values:
             return 0.0

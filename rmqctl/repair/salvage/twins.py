@@ -48,7 +48,7 @@ class Twin(NamedTuple):
 
 
 class Twins:
-    """Looks for them in a store's log. One object bounds how often its index is asked."""
+    """A search for twins in a store's log, with a limited number of index lookups."""
 
     def __init__(self, store: Store, records: Records) -> None:
         self._store, self._records = store, records

@@ -44,7 +44,7 @@ class RecordEvidence(NamedTuple):
 
 
 class Witnesses:
-    """Asks those of a store about records of the log's ``parts``."""
+    """The structures of a store that confirm records of the log's ``parts``."""
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
         self._store, self._parts, self._records = store, parts, Records(parts)
@@ -74,7 +74,7 @@ class Witnesses:
         return RecordEvidence(fields, tuple(witnesses))
 
     def of_bytes(self, start: int, size: int) -> RecordEvidence:
-        """Of bytes that are put back: how many rows and index entries lead into them."""
+        """Return how many entries and index entries point into bytes that are put back."""
         witness = self._parts[0].witness
         if witness is None:
             return RecordEvidence((), ())

@@ -112,7 +112,7 @@ def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
 
 
 class Times:
-    """The store times of a log's records that may not be theirs."""
+    """Corrections of store times that may be damaged."""
 
     def __init__(self, store: Store, survey: Survey, records: Records) -> None:
         self._store, self._survey, self._records = store, survey, records
@@ -121,7 +121,7 @@ class Times:
         self._indexed: dict[int, list[IndexedKey]] | None = None
 
     def mend_astray(self) -> None:
-        """Single times out of order, where something proves that they were others."""
+        """Correct single times out of order where another structure proves the original."""
         for physical, low, high in self._survey.astray:
             _, record, _ = self._records.read(physical, None)
             if record is None or physical in self._impossible or (
@@ -198,7 +198,7 @@ class Times:
             return  # what cannot be read proves nothing
 
     def _tags_code(self, key: tuple[str, int], queue_offset: int, physical: int) -> int | None:
-        """That of the row which points to a place."""
+        """Return the tags code of the entry that points to a place; None without one."""
         queue = self._store.queues.get(key)
         if queue is None or queue_offset < 0:
             return None

@@ -50,7 +50,7 @@ _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
 
 
 class Suspect(NamedTuple):
-    """The one message of a run."""
+    """The only message of a run of queue offsets."""
 
     place: int
     key: QueueKey
@@ -85,7 +85,7 @@ class Topics:
         """Number of suspects that would take the same place in a queue."""
 
     def suspects(self) -> list[Suspect]:
-        """Messages that stand alone and may have another topic; in log order."""
+        """Return single messages that may have another topic, in log order."""
         suspects = []
         for key in self._survey.runs.keys:
             if key[0].startswith(props.LMQ_PREFIX):
@@ -103,8 +103,8 @@ class Topics:
             (lacked | indexed) - sure), _MAX_ASKED)])
 
     def correction_of(self, record: Record) -> CorrectedTopic | str | None:
-        """Return the topic of a record; why that cannot be determined of a wrong one; None where
-        nothing shows that it is wrong.
+        """Return the corrected topic of a record; a reason if a wrong topic cannot be corrected;
+        None if nothing shows that it is wrong.
         """
         # The index has its keys: nothing is wrong, but for a topic that cannot be.
         place, own = record.physical_offset, record.topic
@@ -166,7 +166,7 @@ class Topics:
         return None
 
     def others(self, topic: bytes) -> list[bytes]:
-        """Topics of the same length that the store knows (the first `_MAX_ASKED`)."""
+        """Return known topics of the same length (the first `_MAX_ASKED`)."""
         return [name for name in self._names.get(len(topic), ()) if name != topic][:_MAX_ASKED]
 
     def is_known(self, topic: bytes) -> bool:
@@ -201,7 +201,7 @@ class Topics:
             *self._survey.runs.keys, *self._store.known_queues, *self._store.batch_queues})
 
     def _is_known(self, suspect: Suspect) -> bool:
-        """Return whether its topic has other messages, a folder, or is configured."""
+        """Return whether the topic of a suspect has other messages, a folder or a configuration."""
         return suspect.key[0] in self._configured or self._topics[suspect.key[0]] > 1 or (
             suspect.key in self._store.known_queues or suspect.key in self._store.batch_queues)
 
@@ -213,8 +213,8 @@ class Topics:
 
     @cached_property
     def _queues(self) -> dict[tuple[int, int], list[bytes]]:
-        """Topics with a queue, by their length and its id. One message alone is not proof of its
-        topic: that may be damaged, too.
+        """Return topics by (length, queue id). A topic with a single message is left out, as it may
+        be damaged itself.
         """
         topics: dict[tuple[int, int], list[bytes]] = {}
         messages: Counter[str] = Counter()
@@ -228,8 +228,8 @@ class Topics:
         return topics
 
     def _rooms(self, suspect: Suspect, least: int) -> list[bytes]:
-        """Return the topics whose queue lacks a message just there; none once too much was looked
-        at.
+        """Return the topics whose queue lacks the suspect's message; empty once the budget is used
+        up.
         """
         own, topics = os.fsencode(suspect.key[0]), []
         for topic in self._queues.get((len(own), suspect.key[1]), ()):
@@ -241,7 +241,7 @@ class Topics:
         return topics
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
-        """Return how the queue of a topic lacks a message just there; 0: it does not."""
+        """Return how the queue of a topic lacks the suspect's message; 0 if it does not."""
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
             return _OPEN
@@ -260,8 +260,8 @@ class Topics:
                 f"{suspect.queue_offset} here")
 
     def _may_be_elsewhere(self, topic: bytes, suspect: Suspect) -> bool:
-        """Return whether other damaged bytes may have held what the queue lacks, or all else that
-        was of the right one.
+        """Return whether other damaged regions may have contained the message that the queue
+        lacks.
         """
         hole = holes_with(self._gatherer.holes, (os.fsdecode(topic), suspect.key[1]),
                           suspect.queue_offset)
@@ -309,8 +309,9 @@ def _turned(topic: bytes) -> Iterator[bytes]:
 
 def mend_topics(topics: Topics, records: Records,
                 rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
-    """Put intact messages with their topics into ``records``; why others stay that cannot be
-    right, by place. ``rows`` by the place that they point to. StoreIOError.
+    """Correct topics of intact messages in ``records``; return why others stay, by place.
+
+    ``rows``: entries by the place they point to. Raises: StoreIOError.
     """
     left = {}
     for suspect in topics.suspects():
