@@ -21,7 +21,7 @@ from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record
 
 ZLIB_CHANCE = 2.0 ** -32
-"""Of a foreign stream to have the checksum that ends it."""
+"""Chance that a wrong stream matches the checksum at its end."""
 _LONG_CODE = 4
 """The most bytes of a character in UTF-8."""
 _CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f"
@@ -44,7 +44,7 @@ class Odd(NamedTuple):
 
 
 def compression(record: Record) -> str | None:
-    """By what the record says that its body is compressed; None: not at all."""
+    """Return the compression type that a record names; None if it is not compressed."""
     return sysflag.compression(record.sys_flag)
 
 

@@ -34,7 +34,7 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 
 _MAX_QUEUES = 1 << 16
-"""No topic has that many queues."""
+"""Limit of a valid queue id: no topic has as many queues."""
 
 
 class Contradictions:
@@ -218,7 +218,7 @@ class Contradictions:
         return self._bent_properties(record, raw, rows)
 
     def _leads(self, key: QueueKey, offset: int, physical: int) -> bool:
-        """Return whether the row for that queue offset points to that place."""
+        """Return whether the entry at queue offset ``offset`` points to ``physical``."""
         queue = self._store.queues.get(key)
         if queue is None:
             batch = self._store.batch_queues.get(key)

@@ -71,7 +71,7 @@ REQUIRED: dict[str, dict[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row of a queue which a filler gives again."""
+    """A consume queue entry that a filler restores."""
 
     topic: str
     queue_id: int
@@ -107,7 +107,7 @@ class Filler:
 
     @property
     def required(self) -> dict[str, str]:
-        """Properties without which it does harm or does not give its rows."""
+        """Return the properties that the filler needs to be harmless and to get its entries."""
         own = self.rows[0]
         properties = dict(REQUIRED.get(own.topic, {}))
         if self.batch:
@@ -120,7 +120,7 @@ class Filler:
         return properties
 
     def least(self, style: Style) -> int:
-        """Bytes of the smallest record that can say it."""
+        """Return the size of the smallest record with this content."""
         return self.tight(style) + _MIN_BODY
 
     def tight(self, style: Style) -> int:
@@ -130,7 +130,7 @@ class Filler:
         return size_of(0, self._magic, 0, len(self.topic), len(_text(self.required, style)))
 
     def wanted(self, style: Style) -> int:
-        """Bytes of the smallest record that says it with the mark."""
+        """Return the size of the smallest record that also has the mark."""
         text = _text(self.required | {MARK: LOST}, style)
         return size_of(0, self._magic, _MIN_BODY, len(self.topic), len(text))
 
@@ -205,7 +205,7 @@ def filler(physical: int, size: int, time: int, style: Style) -> Parts:
 
 
 def least_filler(style: Style) -> int:
-    """Bytes of the smallest filler."""
+    """Return the size of the smallest filler."""
     return MIN_SIZE + _MIN_BODY + (append_crc.SIZE if style.sealed else 0)
 
 

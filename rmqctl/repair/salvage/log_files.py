@@ -25,7 +25,7 @@ from rmqctl.store.store import Store
 
 _MAX_PROPERTIES = 32767
 _MIN_FILE = 4096
-"""No broker's files are smaller; cut files may be."""
+"""Smallest commitlog file of a broker; truncated files may be smaller."""
 _COPIED = "copied"
 _BLOCK = 1 << 20
 FAR = 64
@@ -218,12 +218,12 @@ class Files:
         self._own = {file.base for file in store.log.files}
 
     def filled(self, part: LogPart, region: Region, filling: Filling) -> None:
-        """Tell what a region is filled with."""
+        """Report the filling of a region."""
         self._actions.append(_action(self._target(part), region, filling))
 
     def by_column(self, parts: Sequence[LogPart], bulks: Mapping[int, Bulk],
                   counts: Mapping[int, int], style: Style) -> dict[int, str]:
-        """Number of the part -> the file that was made for it."""
+        """Write the missing files by column; return their paths by part number."""
         written = {}
         for start, bulk in bulks.items():
             assert self._scratch is not None
@@ -237,7 +237,7 @@ class Files:
         return written
 
     def emptied(self, parts: Sequence[LogPart]) -> Iterator[Step]:
-        """Files without a byte at the log's end: 5.1.3+ brokers delete the last one."""
+        """Yield steps that move aside empty files at the end of the log."""
         for part in parts:
             if part.path is not None:
                 target = self._target(part)

@@ -304,7 +304,7 @@ class _Job:
         return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
-        """Missing files: nothing is there but what the consumequeues tell."""
+        """Return the regions of missing files: only consume queues know their messages."""
         if self.scratch is None:
             return []
         return [region for region in survey.regions if (region.start, region.end) == (
@@ -353,7 +353,7 @@ class _Job:
         return self._made(parts, survey, fillings, losses, evidence, restored)
 
     def _oddities(self, survey: Survey, evidence: Evidence) -> list[str]:
-        """Intact messages that a broker may stumble over all the same, and rows out of reach."""
+        """Return notes about intact messages that some brokers reject, and unusable entries."""
         # What another version stumbles over.
         oddities = []
         if self.generation < 5 and survey.newer:
@@ -540,7 +540,7 @@ class _Job:
                        self.condemned.verdicts)
 
     def _end(self, parts: Sequence[LogPart], survey: Survey, end: int) -> int:
-        """After the last message; after its file's blank if the next file is there."""
+        """Return the end of the last message, or of its file if a next file exists."""
         for number, part in enumerate(parts):
             if part.base < end <= part.end and number in survey.closed and number + 1 < len(parts):
                 return part.end
