@@ -211,6 +211,13 @@ def with_fields(raw: bytes, **values: int) -> bytes:
     return bytes(changed)
 
 
+def has_room_for_body(raw: bytes, host_bits: int) -> bool:
+    """Return whether the body's length, where it is with hosts of these widths, fits the record."""
+    head = variant(host_bits, magic_at(raw)).head_size
+    length = int.from_bytes(raw[head - _LENGTH:head], "big", signed=True)
+    return 0 <= length <= len(raw) - head
+
+
 def body_at(record: Record) -> int:
     """Return the offset of the body of a record from the record's start."""
     return variant(record.sys_flag & HOST_BITS, record.magic).head_size

@@ -31,7 +31,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.damage.evidence import FoundRow, Gatherer, holes_with
-from rmqctl.damage.records import Records, field_of, whole_record, with_fields
+from rmqctl.damage.records import Records, field_of, has_room_for_body, whole_record, with_fields
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import FormatError
 from rmqctl.formats.bodies import CODECS
@@ -235,6 +235,8 @@ def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
     """Return the record with hosts of these widths, if it is whole and its hosts and store time are
     possible; its other flags are 0.
     """
+    if not has_room_for_body(raw, bits):
+        return None  # as nearly always
     record = whole_record(with_fields(raw, sys_flag=bits), place, sealed=False)
     return record if record is not None and record.store_timestamp >= rules.EARLIEST and all(
         0 <= port <= rules.MAX_PORT for port in (
