@@ -45,7 +45,7 @@ def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[R
         if before is not None and after is not None and last is not None and (
                 last < before <= after):
             records = _without_proof(source, here.end, behind.start)
-            if records and all(one.store_timestamp < before for one in records):
+            if records and all(record.store_timestamp < before for record in records):
                 yield records
                 continue
         before = last

@@ -63,7 +63,7 @@ def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places
     Keys of the ``wanted`` places, and of the first ones that are none of ``places`` (ascending).
     What it alone knows from ``end`` on, beyond the files of the log, may be of another log.
     """
-    known = np.array(sorted(wanted), np.int64)
+    wanted_places = np.array(sorted(wanted), np.int64)
     seen: list[Array] = []
 
     def chosen(physical: Array) -> Array:
@@ -72,7 +72,7 @@ def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places
         if len(fresh):
             seen.append(fresh)
             others &= sum(map(len, seen)) <= MOST_LISTED
-        return others | _among(physical, known)
+        return others | _among(physical, wanted_places)
 
     by_place: dict[int, list[IndexedKey]] = {}
     for physical, key in _keys(store, regions, chosen):

@@ -113,15 +113,15 @@ class Stretch:
 
 def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[Stretch]:
     """From the damaged regions of a log; what is before and after the log is of it, too."""
-    found = [Stretch(0, log_start)] if log_start > 0 else []
+    ranges = [Stretch(0, log_start)] if log_start > 0 else []
     for region in regions:
-        if found and found[-1].end == region.start:
-            found[-1].end = region.end
+        if ranges and ranges[-1].end == region.start:
+            ranges[-1].end = region.end
         else:
-            found.append(Stretch(region.start, region.end))
-        found[-1].doubtful += region.doubtful
-    if found and found[-1].end == log_end:
-        found[-1].end = ENDLESS
+            ranges.append(Stretch(region.start, region.end))
+        ranges[-1].doubtful += region.doubtful
+    if ranges and ranges[-1].end == log_end:
+        ranges[-1].end = ENDLESS
     else:
-        found.append(Stretch(log_end, ENDLESS))
-    return found
+        ranges.append(Stretch(log_end, ENDLESS))
+    return ranges

@@ -150,16 +150,17 @@ def whole_record(raw: bytes, start: int, sealed: bool,
     return record if good else None
 
 
-def is_foreign_place(said: int, start: int, file_size: int) -> bool:
+def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
     """Return whether a record's physicalOffset is more likely its own than a damaged one.
 
     Damage to the field alone is believed where it is one bit. Stale records of an earlier use of a
     file have a place some files away, which may be one bit too.
     """
-    return said != start and ((said ^ start).bit_count() > 1 or (said - start) % file_size == 0)
+    return stored != start and (
+        (stored ^ start).bit_count() > 1 or (stored - start) % file_size == 0)
 
 
-def is_displaced(parts: Sequence[LogPart], start: int, said: int, size: int) -> bool:
+def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -> bool:
     """Return whether a record of ``size`` bytes at ``start`` lies where a page of its own place was
     put.
 
@@ -168,7 +169,7 @@ def is_displaced(parts: Sequence[LogPart], start: int, said: int, size: int) -> 
     differ in one bit.
     """
     read = []
-    for place, length in ((start, size + START_SIZE), (said, size)):
+    for place, length in ((start, size + START_SIZE), (stored, size)):
         number = bisect_right(parts, place, key=attrgetter("base")) - 1
         part = parts[number]
         if number < 0 or place + size > part.end or (part.path is None and not part.pieces):
@@ -177,7 +178,7 @@ def is_displaced(parts: Sequence[LogPart], start: int, said: int, size: int) -> 
             read.append(source.read(place - part.base, length))
     follows = read[0][size:]
     return read[0][:size] == read[1] or (
-        start % _SECTOR == said % _SECTOR == 0 and not (
+        start % _SECTOR == stored % _SECTOR == 0 and not (
             len(follows) == START_SIZE and is_magic(magic_at(follows))
             and field_of(follows, "physical_offset") == start + size))
 

@@ -32,7 +32,7 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
         return survey.runs.has((os.fsdecode(record.topic), record.queue_id), record.queue_offset,
                                twice=True)
 
-    found: set[int] = set()
+    places: set[int] = set()
     unclear: set[int] = set()
     begins, ends = _with_entries(parts, survey)
     for part, regions in _damaged(parts, survey):
@@ -42,9 +42,9 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
                     continue  # as nearly always: entries point to both borders
                 stale = beside(source, start - part.base, end - part.base, before=before,
                                taken=taken)
-                found.update(record.physical_offset for record in stale.found)
+                places.update(record.physical_offset for record in stale.found)
                 unclear.update(record.physical_offset for record in stale.unclear)
-    return found, unclear - found
+    return places, unclear - places
 
 
 def _with_entries(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
@@ -93,7 +93,7 @@ def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
     contradict: near where queue offsets do not go on, and no damage between explains that.
     StoreIOError.
     """
-    found: set[int] = set()
+    contradicted: set[int] = set()
     odd: set[int] = set()
     starts = [region.start for region in survey.regions]
     for before, behind, is_gap in survey.runs.breaks:
@@ -103,20 +103,20 @@ def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
         with part.open() as source:
             for records in amid(source, (place for place in sorted(odd)[:MOST_PLACES]
                                          if part.base <= place < part.end)):
-                found.update(record.physical_offset for record in records)
-    return found
+                contradicted.update(record.physical_offset for record in records)
+    return contradicted
 
 
 def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
     """Return physical offsets of records of which only their times tell. StoreIOError."""
-    found: set[int] = set()
+    unclear: set[int] = set()
     for part, regions in _damaged(parts, survey):
         with part.open() as source:
             for records in of_unclear_age(source, [
                     Damaged(region.start, region.end, region.before, region.after)
                     for region in regions]):
-                found.update(record.physical_offset for record in records)
-    return found
+                unclear.update(record.physical_offset for record in records)
+    return unclear
 
 
 def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart, list[Region]]]:

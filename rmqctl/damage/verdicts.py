@@ -64,7 +64,8 @@ class Place:
     def as_dict(self) -> dict[str, Any]:
         return {"start": self.start, "end": self.end, "verdict": self.verdict.value,
                 "remedy": self.remedy.value, "evidence": [
-                    {"source": one.source, "detail": one.detail} for one in self.evidence]}
+                    {"source": evidence.source, "detail": evidence.detail}
+                    for evidence in self.evidence]}
 
 
 class Condemned:

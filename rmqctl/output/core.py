@@ -214,8 +214,8 @@ class Output:
     def warn(self, text: str) -> None:
         """Print a warning on stderr; silenced by -qq."""
         if self.quiet < 2:
-            said = visible(self._translated(text))
-            self._say(f"rmqctl: {self.caption(_WARNING)}{said}")
+            translated = visible(self._translated(text))
+            self._say(f"rmqctl: {self.caption(_WARNING)}{translated}")
 
     def debug(self, text: str) -> None:
         """Print a detail on stderr; shown with -v."""

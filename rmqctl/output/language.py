@@ -112,5 +112,5 @@ def language(name: str) -> Language:
 
     text = files("rmqctl.output").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     # Its lines are also JSON, which Python reads 30 times faster than TOML.
-    entries = ",".join(f"{key}:{said}" for key, said in _ENTRY.findall(text))
+    entries = ",".join(f"{key}:{translation}" for key, translation in _ENTRY.findall(text))
     return Language(name, Texts(json.loads(f"{{{entries}}}")))

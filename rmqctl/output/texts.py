@@ -78,41 +78,41 @@ class Texts(Catalog):
             return constant
         for template in self._templates:
             if template.anchor in text and (
-                    found := _compiled(template.pattern).fullmatch(text)):
+                    match := _compiled(template.pattern).fullmatch(text)):
                 values = {name[1:]: self.text(value or "")
-                          for name, value in found.groupdict().items()}
+                          for name, value in match.groupdict().items()}
                 if template.is_long or not any(map(_PROSE.search, values.values())):
                     return self.tidy(filled(self[template.key], values))
         return self._single(text) or self._by_parts(text)
 
     def _single(self, text: str) -> str | None:
         """Translate ``1 entry``: only ``{count:,} entries`` is in the catalog."""
-        found = _ONE.fullmatch(text)
-        if found is None:
+        match = _ONE.fullmatch(text)
+        if match is None:
             return None
-        noun = found[1]
+        noun = match[1]
         plurals = [f"{noun}s", f"{noun[:-1]}ies"] if noun.endswith("y") else [
             f"{noun}s", f"{noun}es"]
         for plural in plurals:
-            said = self.get(f"{{count:,}} {plural}")
-            if said is not None:
-                return filled(said, {"count": "1"})
+            translation = self.get(f"{{count:,}} {plural}")
+            if translation is not None:
+                return filled(translation, {"count": "1"})
         return None
 
     def _by_parts(self, text: str) -> str | None:
         """Translate a text that was joined of others, if all or the end of it has templates."""
         for joint in _JOINTS:
-            first, found, rest = text.partition(joint)
-            if not found or not first or not rest:
+            first, between_parts, rest = text.partition(joint)
+            if not between_parts or not first or not rest:
                 continue
             closed = joint == " (" and rest.endswith(")")
             if joint == " (" and not closed:
                 continue
             rest = rest.removesuffix(")") if closed else rest
-            said, said_rest = self.text(first), self.text(rest)
-            if (said, said_rest) != (first, rest):
+            translated, said_rest = self.text(first), self.text(rest)
+            if (translated, said_rest) != (first, rest):
                 between = self.get(joint, joint)
-                return said + between + said_rest + (self.get(")", ")") if closed else "")
+                return translated + between + said_rest + (self.get(")", ")") if closed else "")
         return None
 
     @cached_property
@@ -120,7 +120,7 @@ class Texts(Catalog):
         """Return the templates with values, those first that are most specific: with most text of
         their own, and not beginning with a value.
         """
-        found = []
+        templates = []
         for key in self:
             parts = list(pieces(key))
             own = "".join(text for text, _, _ in parts)
@@ -128,10 +128,10 @@ class Texts(Catalog):
                     map(str.isalpha, own)) < _LETTERS:
                 continue
             start = _START if len(parts[0][0]) >= _LETTERS else 0
-            found.append((len(own) + start, _Template(
+            templates.append((len(own) + start, _Template(
                 max((text for text, _, _ in parts), key=len), _pattern(parts), key,
                 len(own) >= _SPECIFIC or len(parts[0][0]) >= _BEGINNING)))
-        return [template for _, template in sorted(found, key=lambda each: -each[0])]
+        return [template for _, template in sorted(templates, key=lambda ranked: -ranked[0])]
 
 
 @cache

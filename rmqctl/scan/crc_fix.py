@@ -78,14 +78,14 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
     last = _logarithm(syndrome) - _BYTE
     first = last - _BYTE * (length - 1)
     logarithms, values = _byte_logarithms()
-    found = []
+    changes = []
     for turn in (0, ORDER):
         for at in range(bisect_left(logarithms, first + turn),
                         bisect_right(logarithms, last + turn)):
             behind, rest = divmod(last + turn - logarithms[at], _BYTE)
             if not rest:
-                found.append(Change(length - 1 - behind, values[at]))
-    return sorted(found)
+                changes.append(Change(length - 1 - behind, values[at]))
+    return sorted(changes)
 
 
 def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
@@ -168,13 +168,13 @@ def _squared(value: int, number: int) -> int:
 def _squares() -> list[tuple[list[int], ...]]:
     """Return the tables of `_squared` for each prime."""
     images = [1 << bit for bit in range(_CHECK_BITS)]
-    found = []
+    tables = []
     for prime in _PRIMES:
         times = (prime - 1).bit_length() - 1  # how often it is squared, of which half is done
         for _ in range(max(1, times // 2)):
             images = [_times(image, image) for image in images]
-        found.append(_tables(images))
-    return found
+        tables.append(_tables(images))
+    return tables
 
 
 def _tables(images: Sequence[int]) -> tuple[list[int], ...]:
@@ -222,8 +222,8 @@ def _byte_logarithms() -> tuple[list[int], list[int]]:
     """Return the logarithms of the values 1 to 255, ascending, and these values; doubling a value
     subtracts one.
     """
-    known = [0] * (1 << _BYTE)
+    logarithms = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):
-        known[value] = (_logarithm(value) if value & 1 else known[value >> 1] - 1) % ORDER
-    pairs = sorted((logarithm, value) for value, logarithm in enumerate(known) if value)
+        logarithms[value] = (_logarithm(value) if value & 1 else logarithms[value >> 1] - 1) % ORDER
+    pairs = sorted((logarithm, value) for value, logarithm in enumerate(logarithms) if value)
     return [logarithm for logarithm, _ in pairs], [value for _, value in pairs]

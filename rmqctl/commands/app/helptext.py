@@ -153,16 +153,16 @@ def formatter_of(ctx: Any) -> Any:
     """Return what help is written on: typer's formatter, or one for another language."""
     from rmqctl.output.language import ENGLISH, requested
 
-    made = ctx.make_formatter()
+    formatter = ctx.make_formatter()
     request = ctx.find_root().obj
     if not isinstance(request, HelpRequest):  # no user's command line
-        return made
+        return formatter
     spoken = requested(request.words, os.environ)
     if spoken.name == ENGLISH:
-        return made
+        return formatter
     from rmqctl.commands.app.spoken_help import SpokenHelp
 
-    return SpokenHelp(spoken, made.width)
+    return SpokenHelp(spoken, formatter.width)
 
 
 def is_common(described: Parameter) -> bool:

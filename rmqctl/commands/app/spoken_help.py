@@ -66,13 +66,13 @@ class SpokenHelp:
     def _explained(self, text: str) -> str:
         """Return help with the remarks in brackets after it."""
         whole = self._language.catalog.get(" ".join(text.split()))
-        help_text, found, remarks = text.partition(_REMARKS)
-        said = self._language.text(help_text)
-        if whole is not None or not found:
-            return whole or said
+        help_text, joint, remarks = text.partition(_REMARKS)
+        translated = self._language.text(help_text)
+        if whole is not None or not joint:
+            return whole or translated
         parts = remarks.removesuffix("]").split("; ")
         between = self._language.caption("; ")
-        return f"{said}{_REMARKS}{between.join(map(self._language.caption, parts))}]".lstrip()
+        return f"{translated}{_REMARKS}{between.join(map(self._language.caption, parts))}]".lstrip()
 
     @contextlib.contextmanager
     def section(self, name: str) -> Iterator[None]:

@@ -91,17 +91,18 @@ class Stretches:
 
     def known(self, number: int, position: int, at: Passed) -> Stretch | None:
         """Return the stretch of file ``number`` that begins there and would give the same again."""
-        known = self._known.get(number, [])
-        index = bisect_left(known, position, key=lambda stretch: stretch.start)
-        if index < len(known) and (known[index].start, known[index].before) == (position, at):
-            return known[index]
+        stretches = self._known.get(number, [])
+        index = bisect_left(stretches, position, key=lambda stretch: stretch.start)
+        stretch = stretches[index] if index < len(stretches) else None
+        if stretch is not None and (stretch.start, stretch.before) == (position, at):
+            return stretch
         return None
 
     def border(self, number: int, position: int) -> int | None:
         """Return where the next one after a position begins."""
-        known = self._known.get(number, [])
-        index = bisect_right(known, position, key=lambda stretch: stretch.start)
-        return known[index].start if index < len(known) else None
+        stretches = self._known.get(number, [])
+        index = bisect_right(stretches, position, key=lambda stretch: stretch.start)
+        return stretches[index].start if index < len(stretches) else None
 
     def keep(self, number: int, stretch: Stretch) -> None:
         self._room -= stretch.rows.shape[1]
@@ -132,6 +133,6 @@ class Asked:
         return self._source.read(position, length)
 
     def next_data(self, position: int) -> int:
-        found = self._source.next_data(position)
-        self.reach = max(self.reach, found + 1)
-        return found
+        start = self._source.next_data(position)
+        self.reach = max(self.reach, start + 1)
+        return start

@@ -139,8 +139,8 @@ class Region:
     @property
     def time(self) -> int:
         """Return a store time for what is put here: not after that of the next message, never 0."""
-        known = [time for time in (self.before, self.after) if time is not None and time > 0]
-        return min(known, default=1)
+        times = [time for time in (self.before, self.after) if time is not None and time > 0]
+        return min(times, default=1)
 
 
 @dataclass(slots=True)

@@ -121,10 +121,10 @@ class Surveyor:
                 # A stretch that is known from an earlier survey is not walked again.
                 if not self._goes_on(number, part.base + position):
                     self._end(number, source, position)
-                    known = self._stretches.known(number, position, self._passed)
-                    if known is not None:
-                        position = known.end
-                        self._take(number, known)
+                    stretch = self._stretches.known(number, position, self._passed)
+                    if stretch is not None:
+                        position = stretch.end
+                        self._take(number, stretch)
                         self._begin(source, position)
                         continue
                 # Walk up to the next known stretch; what is walked is kept in stretches, too.
@@ -191,28 +191,28 @@ class Surveyor:
         """End the stretch here. No damage continues after it."""
         if end == self._start:
             return
-        found, first = self._found, self._first
+        survey, first = self._found, self._first
         self._join()
-        self._add(found, self._rows)
+        self._add(survey, self._rows)
         self._stretches.keep(number, Stretch(
-            self._start, end, max(end, source.reach), self._before, self._passed, found,
-            self._rows, first, len(found.regions if first is None else self._waiting)))
+            self._start, end, max(end, source.reach), self._before, self._passed, survey,
+            self._rows, first, len(survey.regions if first is None else self._waiting)))
         self._begin(source, end)
 
-    def _take(self, number: int, known: Stretch) -> None:
+    def _take(self, number: int, stretch: Stretch) -> None:
         """Repeat the results of a stretch, except a message after its last damage."""
-        found = known.found
-        if known.first is not None:
-            self._settle(known.first)
-        at = len(found.regions) - known.waiting
-        ends = [replace(region, after=None) for region in found.regions[at:]]
+        survey = stretch.found
+        if stretch.first is not None:
+            self._settle(stretch.first)
+        at = len(survey.regions) - stretch.waiting
+        ends = [replace(region, after=None) for region in survey.regions[at:]]
         self._waiting += ends
-        self._add(replace(found, regions=[*found.regions[:at], *ends]), known.rows)
-        self._passed = known.behind
-        self._stretches.keep(number, known)
+        self._add(replace(survey, regions=[*survey.regions[:at], *ends]), stretch.rows)
+        self._passed = stretch.behind
+        self._stretches.keep(number, stretch)
 
-    def _add(self, found: Survey, rows: Array) -> None:
-        self._survey.add(found)
+    def _add(self, survey: Survey, rows: Array) -> None:
+        self._survey.add(survey)
         self._survey.runs.add(rows)
 
     def _join(self) -> None:
@@ -272,7 +272,7 @@ class Surveyor:
                 tell()
             return
         # Damaged bodies, rejected records and wrong appended CRCs are damage, in the log's order.
-        found = self._found
+        survey = self._found
         bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
         if len(self._rejected):
             bad |= np.isin(batch.offset, self._rejected)
@@ -284,10 +284,10 @@ class Surveyor:
         if not len(good):
             return
         # The intact ones: counts, headers, oddities, times and queue offsets.
-        found.messages += len(good)
-        found.used, found.last_end = number, int(offset[good[-1]] + size[good[-1]])
+        survey.messages += len(good)
+        survey.used, survey.last_end = number, int(offset[good[-1]] + size[good[-1]])
         properties = text.Properties(batch)
-        found.headers.add(batch, ~bad if bad.any() else None,
+        survey.headers.add(batch, ~bad if bad.any() else None,
                           bad_numbers(batch, self._generation, properties))
         self._oddities(batch, good)
         self._times(offset[good], when[good])
@@ -297,23 +297,23 @@ class Surveyor:
         self._queue_offsets(batch, properties)
 
     def _appended_crcs(self, batch: Batch, bad: Array) -> None:
-        found, offset = self._found, batch.offset
+        survey, offset = self._found, batch.offset
         with_crc, wrong = appended_crcs(batch)
         good = with_crc & ~wrong
         unsound = ~good & ~bad & unsound_texts(text.properties(batch))
-        if len(found.unsound) < MOST_LISTED:
-            found.unsound += offset[unsound].tolist()
-        found.with_crc += int(np.count_nonzero(good))
-        if len(found.wrong_crcs) < MOST_LISTED:
-            found.wrong_crcs += offset[wrong & ~bad].tolist()
-        if good.any() and len(found.glued) < MOST_ODD:
-            found.glued += offset[good & ~bad & glued(batch)].tolist()
+        if len(survey.unsound) < MOST_LISTED:
+            survey.unsound += offset[unsound].tolist()
+        survey.with_crc += int(np.count_nonzero(good))
+        if len(survey.wrong_crcs) < MOST_LISTED:
+            survey.wrong_crcs += offset[wrong & ~bad].tolist()
+        if good.any() and len(survey.glued) < MOST_ODD:
+            survey.glued += offset[good & ~bad & glued(batch)].tolist()
         first = 0 if self._passed.sealed else int(good.argmax())
         if not self._passed.sealed and not good[first]:
             return
         self._passed = self._passed._replace(sealed=True)
-        if len(found.lacking_crc) < MOST_ODD:
-            found.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
+        if len(survey.lacking_crc) < MOST_ODD:
+            survey.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
 
     def _in_order(self, number: int, batch: Batch, bad: Array,
                   between: Sequence[Event]) -> None:
@@ -330,7 +330,7 @@ class Surveyor:
         for row, (place, tell) in zip([*rows.tolist(), len(offset)], [*events, (0, _nothing)],
                                       strict=True):
             if row > first:
-                self._pass(*(int(one) for one in (when[first], when[row - 1], offset[row - 1],
+                self._pass(*(int(value) for value in (when[first], when[row - 1], offset[row - 1],
                                                   size[row - 1])))
             if tell is not None:
                 tell()
@@ -368,44 +368,44 @@ class Surveyor:
         self._waiting.clear()
 
     def _oddities(self, batch: Batch, good: Array) -> None:
-        found, offset = self._found, batch.offset
+        survey, offset = self._found, batch.offset
         for which, offsets in (
-                (batch.column("magic") == MAGIC_V2, found.newer),
-                (batch.column("store_timestamp") == 0, found.undated),
+                (batch.column("magic") == MAGIC_V2, survey.newer),
+                (batch.column("store_timestamp") == 0, survey.undated),
                 ((batch.column("body_length") == 0) & (batch.column("body_crc") != 0),
-                 found.unchecked)):
+                 survey.unchecked)):
             if which[good].any() and len(offsets) < MOST_ODD:
                 offsets.extend(offset[good][which[good]].tolist())
         flags = batch.column("sys_flag")[good]
-        found.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN == 0]).tolist()})
+        survey.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN == 0]).tolist()})
         odd = flags[flags & ~sysflag.KNOWN != 0] & ~sysflag.KNOWN
         if len(odd):
-            found.count_unknown_bits(Counter(odd.tolist()))
-        if found.host is None:
+            survey.count_unknown_bits(Counter(odd.tolist()))
+        if survey.host is None:
             port = batch.column("store_host.port")[good]
             plain = np.flatnonzero((flags & (sysflag.BORN_HOST_V6 | sysflag.STORE_HOST_V6) == 0)
                                    & (port >= 0) & (port <= MAX_PORT))
             if len(plain):
-                found.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
+                survey.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
 
     def _times(self, offset: Array, when: Array) -> None:
         """Look for single store times out of order; the last two messages wait for the next."""
         when = np.clip(when, -_FAR, _FAR)
-        found, last = self._found, self._passed.times
+        survey, last = self._found, self._passed.times
         is_start = len(last) < 2
         offset = np.concatenate([np.array([physical for physical, _ in last], np.int64), offset])
         when = np.concatenate([np.array([stamp for _, stamp in last], np.int64), when])
         self._passed = self._passed._replace(
             times=tuple(zip(offset[-2:].tolist(), when[-2:].tolist(), strict=True)))
         if len(when) > 1:
-            found.newest_before_last = max(found.newest_before_last, int(when[:-1].max()))
+            survey.newest_before_last = max(survey.newest_before_last, int(when[:-1].max()))
         if is_start and len(when) > 1 and not (
                 when[1] - _LONG_PAUSE <= when[0] <= when[1] + _SLACK):
-            found.astray.append((int(offset[0]), -1, int(when[1])))
+            survey.astray.append((int(offset[0]), -1, int(when[1])))
         before, own_times, behind = when[:-2], when[1:-1], when[2:]
         out = (before <= behind) & ((own_times < before - _SLACK) | (own_times > behind + _SLACK))
-        if out.any() and len(found.astray) < MOST_ODD:
-            found.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
+        if out.any() and len(survey.astray) < MOST_ODD:
+            survey.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
                                      behind[out].tolist(), strict=True))
 
     def _queue_offsets(self, batch: Batch, properties: text.Properties) -> None:
@@ -480,6 +480,6 @@ def _region(number: int, start: int, end: int, spans: Iterable[Span]) -> Region:
     """Return the part ``[start, end)`` of spans as a damaged region."""
     return Region(
         number, start, end, doubtful=[
-            one for span in spans for one in span.doubtful if start <= one[0] < end],
+            frame for span in spans for frame in span.doubtful if start <= frame[0] < end],
         dirty=any(span.kind == DAMAGED and span.offset < end and start < span.end
                   for span in spans))

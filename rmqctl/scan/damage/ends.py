@@ -174,14 +174,14 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
     """
     position = start + 1
     for _ in range(_MOST_INSIDE):
-        found = next_provable(source, position, end)
-        if found is None:
+        start_inside = next_provable(source, position, end)
+        if start_inside is None:
             break
-        size = located_size(source, found)
-        behind = found + (size or 0)
+        size = located_size(source, start_inside)
+        behind = start_inside + (size or 0)
         if behind > end and (is_blank(source, behind) or located_size(source, behind) is not None):
-            return found
-        position = found + 1
+            return start_inside
+        position = start_inside + 1
     return None
 
 

@@ -97,37 +97,37 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
 
     Nothing begins before ``search``; ``passed``: the messages before. StoreIOError.
     """
-    known = Known(source)
-    own = own_extent(source, at, known)
+    references = Known(source)
+    own = own_extent(source, at, references)
     if own is None:
-        return _searched(source, at, search, source.size, known, passed)
+        return _searched(source, at, search, source.size, references, passed)
     if own.by_row:
-        return _behind_rows(source, at, own, known, passed)
+        return _behind_rows(source, at, own, references, passed)
     if own.firm:
         return Verdict(own.end, located=True)
     if own.proven:
-        inside = known.first(search, own.end)
+        inside = references.first(search, own.end)
         # A record of another place shows nothing of this one: an entry may point into its bytes.
-        begun = None if is_placed(source, at) else known.begins(at + 1, own.end)
+        begun = None if is_placed(source, at) else references.begins(at + 1, own.end)
         if begun is not None and (inside is None or begun < inside):
             return Verdict(begun)
         return Verdict(own.end if inside is None else inside, located=inside is None)
     # It is torn, or its body was hit: inside, only what is proven to be of the log.
     if source.witness is None:
         return Verdict(own.end, located=True)
-    inside = known.first(search, own.end)
+    inside = references.first(search, own.end)
     less = _says_less(source, at, own.end)
     end = own.end if less is None else less
-    found = _searched(source, at, search, end, known, passed)
+    verdict = _searched(source, at, search, end, references, passed)
     if inside is not None:
-        return found
+        return verdict
     # Its size may be right, and the length of its body what was hit: or the other way round, where
     # frames are after the body.
     magic = _START.unpack_from(source.read(at, START_SIZE))[1]
     body = source.base + at + max(_least_size(source, at, version) for version in (
         (magic,) if is_magic(magic) else VERSIONS))
-    return Verdict(end, located=True, doubtful=found.doubtful if less is not None or any(
-        place >= body for place, _ in found.doubtful) else ())
+    return Verdict(end, located=True, doubtful=verdict.doubtful if less is not None or any(
+        place >= body for place, _ in verdict.doubtful) else ())
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
@@ -144,11 +144,12 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
     return max(place, end)
 
 
-def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Passed) -> Verdict:
+def _behind_rows(source: Source, at: int, own: Extent, references: Known,
+                 passed: Passed) -> Verdict:
     """Return the verdict on a record that a row points to, and on following records of which only
     rows are left.
     """
-    inside = None if own.firm else known.first(at + 1, own.end)
+    inside = None if own.firm else references.first(at + 1, own.end)
     if inside is not None:
         return Verdict(inside)
     end = own.end
@@ -157,26 +158,26 @@ def _behind_rows(source: Source, at: int, own: Extent, known: Known, passed: Pas
             (is_whole or is_placed(source, at)) and not any(source.read(end, START_SIZE)))):
         return Verdict(end, located=own.firm)
     while end < source.size and located_size(source, end) is None:
-        sizes = [size for size in known.sizes(end) if size > 0]
+        sizes = [size for size in references.sizes(end) if size > 0]
         if not sizes:
             break
         if end + max(sizes) > source.size:
             # It is torn, or its row is damaged: what is after counts if more than itself says so.
-            return Verdict(known.first(end, source.size))
+            return Verdict(references.first(end, source.size))
         end += max(sizes)
     if end < source.size and provable(source, end):
         return Verdict(end)
-    return _searched(source, at, end, source.size, known, passed)
+    return _searched(source, at, end, source.size, references, passed)
 
 
-def _searched(source: Source, at: int, search: int, limit: int, known: Known,
+def _searched(source: Source, at: int, search: int, limit: int, references: Known,
               passed: Passed) -> Verdict:
     """Return the first record of the log in positions ``[search, limit)``, and the undecided frames
     before it.
     """
     if source.witness is None and not passed.by_itself:
         return _claimed(source, at, search, limit)
-    stop = known.first(search, limit)
+    stop = references.first(search, limit)
     if stop is None and limit < source.size:
         stop = limit
     first = next_provable(source, search, limit if stop is None else stop)
@@ -186,13 +187,13 @@ def _searched(source: Source, at: int, search: int, limit: int, known: Known,
     if first is None:
         bare = _with_bare(source, search, limit if stop is None else stop, ())
         return Verdict(stop, doubtful=tuple(
-            one for one in bare if not known.denies(one[0] - source.base, one[1])))
-    found = resumed(source, at, first, stop, passed,
-                    lambda place: _proven_end(source, place, known))
-    upto = limit if found.resume is None else found.resume
-    frames = _with_bare(source, search, upto, found.undecided)
-    return Verdict(found.resume, doubtful=tuple(
-        one for one in frames if not known.denies(one[0] - source.base, one[1])))
+            frame for frame in bare if not references.denies(frame[0] - source.base, frame[1])))
+    resumption = resumed(source, at, first, stop, passed,
+                    lambda place: _proven_end(source, place, references))
+    upto = limit if resumption.resume is None else resumption.resume
+    frames = _with_bare(source, search, upto, resumption.undecided)
+    return Verdict(resumption.resume, doubtful=tuple(
+        frame for frame in frames if not references.denies(frame[0] - source.base, frame[1])))
 
 
 def _with_bare(source: Source, start: int, end: int, frames: Doubtful) -> Doubtful:
@@ -302,52 +303,52 @@ def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
         source, at + shape.head_size + length, version) else None
 
 
-def _proven_end(source: Source, at: int, known: Known) -> int | None:
-    found = own_extent(source, at, known)
-    return found.end if found is not None and found.proven else None
+def _proven_end(source: Source, at: int, references: Known) -> int | None:
+    own = own_extent(source, at, references)
+    return own.end if own is not None and own.proven else None
 
 
 # -- the damaged record's own extent --------------------------------------------------------------
 
 
-def own_extent(source: Source, at: int, known: Known) -> Extent | None:
+def own_extent(source: Source, at: int, references: Known) -> Extent | None:
     """Return the end of the damaged record at a position, if its fields or its row show it.
     StoreIOError.
     """
-    own = _told_extent(source, at, known)
+    own = _told_extent(source, at, references)
     return None if own is not None and not own.by_row and _is_overrun(
-        source, at, own.end, known) else own
+        source, at, own.end, references) else own
 
 
-def _is_overrun(source: Source, at: int, end: int, known: Known) -> bool:
+def _is_overrun(source: Source, at: int, end: int, references: Known) -> bool:
     """Return whether nothing begins where a record is to end, and a record from inside reaches over
     it.
     """
-    place = None if _is_begun(source, end, known) else next_provable(source, at + 1, end)
+    place = None if _is_begun(source, end, references) else next_provable(source, at + 1, end)
     while place is not None and place < end:
         behind = place + (located_size(source, place) or source.size)
         if behind > end:
-            return behind <= source.size and _is_begun(source, behind, known)
+            return behind <= source.size and _is_begun(source, behind, references)
         place = behind if provable(source, behind) else next_provable(source, behind, end)
     return False
 
 
-def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
+def _told_extent(source: Source, at: int, references: Known) -> Extent | None:
     if source.head:
-        return _entry_extent(source, at, known)
+        return _entry_extent(source, at, references)
     room = source.size - at
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:
         return None
     total, magic, _, physical, sys_flag = _START.unpack_from(head)
-    rows = {size for size in known.sizes(at) if MIN_SIZE <= size <= room}
+    rows = {size for size in references.sizes(at) if MIN_SIZE <= size <= room}
     versions = (magic,) if is_magic(magic) else tuple(VERSIONS)
     sums = {size for version in versions
             if (size := extent(source, at, version)) is not None and size >= MIN_SIZE}
     is_sized = MIN_SIZE <= total <= min(MAX_RECORD, room)
     # Its row, and what the record itself says.
-    said = sums | ({total} if is_sized else set())
-    agreed = rows & said
+    claimed = sums | ({total} if is_sized else set())
+    agreed = rows & claimed
     if agreed:
         return Extent(at + max(agreed), firm=True, by_row=True)
     is_there = bool(physical == source.base + at)
@@ -370,13 +371,13 @@ def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
     ends = set()
     for version in versions:
         ends |= _whole(source, at, version, total if is_sized else None)
-    landed = _landing(source, at, ends | rows, known)
-    if len(ends) > 1 and not any(_is_begun(source, at + size, known) for size in landed):
+    landed = _landing(source, at, ends | rows, references)
+    if len(ends) > 1 and not any(_is_begun(source, at + size, references) for size in landed):
         # Zeros show nothing where another size would do as well: they may be in a body.
         landed = {size for size in landed if not any(source.read(at + size, _UNUSED))}
     ends = landed or (ends if is_magic(magic) else set())
     if rows & ends:
-        return Extent(at + max(rows & ends), firm=len(ends & said) == len(ends))
+        return Extent(at + max(rows & ends), firm=len(ends & claimed) == len(ends))
     if ends:
         # Where none points anywhere the least will do: after the body is text, without frames.
         end = max(landed) if landed else min(ends)
@@ -389,16 +390,16 @@ def _told_extent(source: Source, at: int, known: Known) -> Extent | None:
         least = _least_size(source, at, version)
         if least:
             bodies.add(least)
-            claims |= {one for one in (total, least) if max(least, MIN_SIZE) <= one <= room}
-    landed = _landing(source, at, {max(claims)}, known) if claims else set()
+            claims |= {size for size in (total, least) if max(least, MIN_SIZE) <= size <= room}
+    landed = _landing(source, at, {max(claims)}, references) if claims else set()
     if not is_there:  # it may be of another place, and end with its page: only a record tells
         landed = {size for size in landed if is_placed(source, at + size)}
     if claims and not landed and is_there:
-        landed = {one for one in bodies & claims if _is_torn_tail(source, at + one)}
+        landed = {size for size in bodies & claims if _is_torn_tail(source, at + size)}
     return Extent(at + max(landed), firm=False, proven=False) if landed else None
 
 
-def _entry_extent(source: Source, at: int, known: Known) -> Extent | None:
+def _entry_extent(source: Source, at: int, references: Known) -> Extent | None:
     """Return the same of an entry of DLedger's: by its head, by two fields of it and of its record
     that agree, by its unit of the index or its row, by one field that points to another entry.
     """
@@ -406,7 +407,7 @@ def _entry_extent(source: Source, at: int, known: Known) -> Extent | None:
     if entry is not None:
         return Extent(at + entry.size, firm=True)
     claims = entries.claimed_sizes(source, at)
-    rows = set(known.sizes(at))
+    rows = set(references.sizes(at))
     agreed = [size for size, times in claims.items() if size in rows or (
         times > 1 and entries.is_proven(source, at, size))]
     if agreed:
@@ -447,12 +448,12 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
             source.read(at + start, length)) == crc:
         # The body is as long as it says: its size is wrong, or one of the lengths after it.
         size = extent(source, at, magic)
-        found = {size} if size is not None and _has_topic(
+        sizes = {size} if size is not None and _has_topic(
             source, at + start + length, magic) else set()
         if total is not None and start + length + 3 < total <= (
                 start + length + LONGEST_TAIL):
-            found.add(total)
-        return found
+            sizes.add(total)
+        return sizes
     if total is None or total > _MOST_BODY:
         return set()
     # The length of the body is wrong: it ends before a topic and properties that end with all.
@@ -490,12 +491,12 @@ def _crc(body: bytes) -> int:
     return crc32(body) & CRC_MASK
 
 
-def _landing(source: Source, at: int, sizes: set[int], known: Known) -> set[int]:
+def _landing(source: Source, at: int, sizes: set[int], references: Known) -> set[int]:
     """Return the sizes after which something begins: a record or a blank, else unused space."""
-    return {size for size in sizes if _is_begun(source, at + size, known)} or {
+    return {size for size in sizes if _is_begun(source, at + size, references)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}
 
 
-def _is_begun(source: Source, at: int, known: Known) -> bool:
+def _is_begun(source: Source, at: int, references: Known) -> bool:
     """Return whether a record or a blank begins at a position."""
-    return provable(source, at) or is_placed(source, at) or bool(known.sizes(at))
+    return provable(source, at) or is_placed(source, at) or bool(references.sizes(at))

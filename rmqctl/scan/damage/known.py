@@ -31,7 +31,7 @@ class Known:
         physical, size = self._rows(at)
         place = self._base + at
         low, high = np.searchsorted(physical, (place, place + 1)).tolist()
-        return [int(one) + self._source.head for one in size[low:high] if one > 0]
+        return [int(length) + self._source.head for length in size[low:high] if length > 0]
 
     def _rows(self, at: int) -> tuple[Array, Array]:
         assert self._witness is not None
@@ -54,9 +54,9 @@ class Known:
             # It is near, mostly, so little is examined first.
             step = _FIRST_STEP
             while at < upto:
-                found = self._first_of(rows, keys, at, min(at + step, upto))
-                if found is not None:
-                    return found
+                position = self._first_of(rows, keys, at, min(at + step, upto))
+                if position is not None:
+                    return position
                 at, step = min(at + step, upto), step * 4
         return None
 
@@ -73,8 +73,8 @@ class Known:
         (physical, size), (places, hashes) = rows, keys
         low, high = np.searchsorted(physical, (base + start, base + end)).tolist()
         sizes: dict[int, set[int]] = {}
-        for place, one in zip(physical[low:high].tolist(), size[low:high].tolist(), strict=True):
-            sizes.setdefault(place, set()).add(one)
+        for place, length in zip(physical[low:high].tolist(), size[low:high].tolist(), strict=True):
+            sizes.setdefault(place, set()).add(length)
         low, high = np.searchsorted(places, (base + start, base + end)).tolist()
         for place in sorted({*sizes, *places[low:high].tolist()}):
             if self._is_record(place - base, sizes.get(place, set()), places, hashes):

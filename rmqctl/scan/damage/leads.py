@@ -54,12 +54,12 @@ class Leads:
     @cached_property
     def keys(self) -> dict[int, set[int]]:
         """By place the hashes of all index entries that point into the records."""
-        found: dict[int, set[int]] = {}
+        hashes_by_place: dict[int, set[int]] = {}
         if self._records:
             places, hashes = self.witness.keys(*self._span)
             for place, key in zip(places.tolist(), hashes.tolist(), strict=True):
-                found.setdefault(place, set()).add(key)
-        return found
+                hashes_by_place.setdefault(place, set()).add(key)
+        return hashes_by_place
 
     @cached_property
     def _span(self) -> tuple[int, int]:

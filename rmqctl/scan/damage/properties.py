@@ -60,25 +60,25 @@ def unproven(batch: Batch) -> Array:
     (bool).
     """
     sealed, wrong = appended_crcs(batch)
-    found: Array = ~sealed | wrong
-    found |= ~found & glued(batch)
+    is_unproven: Array = ~sealed | wrong
+    is_unproven |= ~is_unproven & glued(batch)
     length = append_crc.SIZE
-    rows = np.flatnonzero(~found)
+    rows = np.flatnonzero(~is_unproven)
     end = (batch.start + batch.column("total_size"))[rows]
-    found[rows] = gather(batch.data, end - length, length) == np.void(append_crc.build(0))
-    return found
+    is_unproven[rows] = gather(batch.data, end - length, length) == np.void(append_crc.build(0))
+    return is_unproven
 
 
 def glued(batch: Batch) -> Array:
     """Return which of the records that end with an appended CRC have no separator before it
     (bool).
     """
-    found: Array = np.zeros(len(batch), bool)
+    is_glued: Array = np.zeros(len(batch), bool)
     length = append_crc.SIZE
     rows = np.flatnonzero(batch.column("properties_length") > length)
     end = (batch.start + batch.column("total_size"))[rows]
-    found[rows] = gather(batch.data, end - length - 1, 1) != np.void(_SEPARATOR)
-    return found
+    is_glued[rows] = gather(batch.data, end - length - 1, 1) != np.void(_SEPARATOR)
+    return is_glued
 
 
 def appended_crcs(batch: Batch) -> tuple[Array, Array]:

@@ -78,14 +78,14 @@ class Passed:
         """Return the last ones, ascending."""
         look_back, self._look_back = self._look_back, None
         if look_back is not None:
-            known = list(self._stretches)
+            added = list(self._stretches)
             self._stretches.clear()
             for stretch in look_back():
-                if known and stretch[1] == known[0][0]:
-                    known[0] = stretch[0], known[0][1]
+                if added and stretch[1] == added[0][0]:
+                    added[0] = stretch[0], added[0][1]
                 else:
                     self._stretches.append(stretch)
-            self._stretches += known
+            self._stretches += added
         return list(self._stretches)
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
@@ -93,7 +93,7 @@ class Passed:
         """Yield (the offsets of each queue in messages before a position, how many more may be
         missing after them), with more and more of the log. StoreIOError.
         """
-        known: dict[Queue, Ends | None] = {}
+        ends: dict[Queue, Ends | None] = {}
         edge, extra = at, 0
         for start, stop in reversed(self.stretches() if self.is_dense else []):
             if stop > edge:
@@ -101,33 +101,33 @@ class Passed:
             if stop < edge:
                 # What is lost in between, and what nobody knows to be a message, takes offsets.
                 extra += records_in(edge - stop) + 1
-            _merge(known, self._offsets(source, start, stop))
-            yield known, extra
+            _merge(ends, self._offsets(source, start, stop))
+            yield ends, extra
             edge = start
         if self.is_dense and source.witness is not None and edge > 0:
             extra += records_in(edge) + 1
         before = source.witness.offsets_before(source.base) if (
             self.is_dense and source.witness is not None) else None
         if before is not None:
-            _merge(known, before.ends)
-            yield known, extra + before.lost
+            _merge(ends, before.ends)
+            yield ends, extra + before.lost
 
     def _offsets(self, source: Source, start: int, stop: int) -> dict[Queue, Ends | None]:
-        found = self._last.get((start, stop))
-        if found is None:
+        ends = self._last.get((start, stop))
+        if ends is None:
             if len(self._last) >= 2 * _SEGMENTS:
                 self._last.clear()
-            found = self._last[start, stop] = queues(source, start, stop, -_BEFORE)
-        return found
+            ends = self._last[start, stop] = queues(source, start, stop, -_BEFORE)
+        return ends
 
 
-def _merge(known: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
+def _merge(later: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
     """Add the offsets of messages before the known ones."""
     for queue, ends in earlier.items():
-        if ends is None or known.get(queue, ends) is None:
-            known[queue] = None
+        if ends is None or later.get(queue, ends) is None:
+            later[queue] = None
         else:
-            known.setdefault(queue, ends)
+            later.setdefault(queue, ends)
 
 
 @dataclass(slots=True)
@@ -161,9 +161,9 @@ def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
         ends[:_MOST_RUNS])]
     if len(ends) > 1:
         runs.append((0, len(frames.start)))
-    for known, extra in passed.known_before(source, at):
+    for ends_before, extra in passed.known_before(source, at):
         last: Array = np.full(len(frames.numbers) + 1, -2, np.int64)  # the last one is for -1
-        for queue, bounds in known.items():
+        for queue, bounds in ends_before.items():
             number = frames.numbers.get(queue)
             if number is not None and bounds is not None and queue[0] not in frames.batched:
                 last[number] = bounds[1]
@@ -210,11 +210,11 @@ def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | N
     ``behind``. StoreIOError.
     """
     most = -lost
-    for known, extra in passed.known_before(source, at):
+    for ends_before, extra in passed.known_before(source, at):
         room = records_in(end - at) + extra + 1
         missing = sum(
             after[0] - ends[1] - 1 for queue, after in behind.items()
-            if after is not None and (ends := known.get(queue)) is not None
+            if after is not None and (ends := ends_before.get(queue)) is not None
             and 0 < after[0] - ends[1] <= room + 1)
         most = max(most, missing - lost - extra)
     return most
@@ -267,15 +267,15 @@ def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends 
         rows.extend(_rows(batch))
     chosen = list(rows)[:most] if most > 0 else list(rows)[most:]
     # A queue counts while its offsets go up by one.
-    found: dict[Queue, Ends | None] = {}
+    ends: dict[Queue, Ends | None] = {}
     batched = {queue[0] for queue, _, flags in chosen if flags & INNER_BATCH}
     for queue, offset, flags in chosen:
         if flags & TRANSACTION_MASK not in (0, TRANSACTION_COMMIT) or queue[0].startswith(_LIGHT):
             continue
-        known = found.get(queue, (offset, offset - 1))
-        found[queue] = ((known[0], offset) if known is not None and offset == known[1] + 1
+        bounds = ends.get(queue, (offset, offset - 1))
+        ends[queue] = ((bounds[0], offset) if bounds is not None and offset == bounds[1] + 1
                         and queue[0] not in batched else None)
-    return found
+    return ends
 
 
 def _rows(batch: Batch) -> list[tuple[Queue, int, int]]:

@@ -68,7 +68,7 @@ class Stale:
                                     for record in (*self.found, *self.unclear)), (-1, 0)]:
             if run and place != sum(run[-1]):
                 yield Span(DAMAGED, run[0][0], sum(run[-1]) - run[0][0], REASON,
-                           doubtful=tuple(one for one in run if one[0] in unclear))
+                           doubtful=tuple(frame for frame in run if frame[0] in unclear))
                 run.clear()
             run.append((place, size))
 
@@ -235,7 +235,7 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
     something is odd: an entry that points elsewhere, queue offsets that do not continue. None of
     DLedger's data, whose entries are chained. StoreIOError.
     """
-    witness, reach, told = source.witness, -1, -1
+    witness, reach, last_yielded = source.witness, -1, -1
     if witness is None or source.head:
         return
     for place, chain in _around(source, places):
@@ -245,13 +245,13 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
         leads = Leads(witness, chain)
         groups = [(is_led, list(some)) for is_led, some in groupby(chain, leads.only_to)]
         for number, (is_led, some) in enumerate(groups):
-            if is_led or len(some) > MOST or some[0].physical_offset <= told:
+            if is_led or len(some) > MOST or some[0].physical_offset <= last_yielded:
                 continue
             if leads.contradict(some) and leads.by_two(some) and (
                     number > 0 or leads.agree_before(source, some[0])) and (
                     number < len(groups) - 1 or leads.agree_behind(source, some[-1])
                     or leads.are_older(source, some, groups[number - 1][1] if number else ())):
-                told = some[-1].physical_offset
+                last_yielded = some[-1].physical_offset
                 yield some
 
 
@@ -270,7 +270,8 @@ def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequen
         for place in near:
             position = place - source.base
             run = runs[max(0, bisect_right(begins, position) - 1)] if runs else ()
-            yield place, _Records(source, [one for one in run if abs(one[0] - position) <= WINDOW])
+            yield place, _Records(source, [
+                frame for frame in run if abs(frame[0] - position) <= WINDOW])
 
 
 def _near(places: Iterable[int]) -> Iterator[list[int]]:
@@ -348,10 +349,10 @@ class _Records(Sequence[Record]):
         if isinstance(wanted, slice):
             return [self[number] for number in range(*wanted.indices(len(self)))]
         number = range(len(self))[wanted]
-        found = self._known.get(number)
-        if found is None:
-            found = self._known[number] = decode(self._source.read(*self._places[number]))
-        return found
+        record = self._known.get(number)
+        if record is None:
+            record = self._known[number] = decode(self._source.read(*self._places[number]))
+        return record
 
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:

@@ -57,9 +57,9 @@ def _topics(data: Array, end: int) -> set[int]:
     window = data[low:end].astype(np.int32)
     left = len(window) - 1 - np.arange(len(window))
     short = (window == left) & (left > 0) & (left <= _SHORT_TOPIC)
-    found = set((np.flatnonzero(short) + low + 1).tolist())
+    starts = set((np.flatnonzero(short) + low + 1).tolist())
     if len(window) > 1:
         wide = ((window[:-1] << 8) | window[1:]) == left[1:]
-        found |= set((np.flatnonzero(wide & (left[1:] > _SHORT_TOPIC)) + low + 2).tolist())
-    return {topic for topic in found
+        starts |= set((np.flatnonzero(wide & (left[1:] > _SHORT_TOPIC)) + low + 2).tolist())
+    return {topic for topic in starts
             if bool(((data[topic:end] > 32) & (data[topic:end] < 127)).all())}
