@@ -93,10 +93,10 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
             now = clock()
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
-                known = _known(view, backup, before, end) if before or not begun else (
+                copied_end = _known(view, backup, before, end) if before or not begun else (
                     _reached(view, backup, begun, end))
                 points.begin(backup, root)
-                point = _grown(store, view, known, end, backup, before, now, version, pace,
+                point = _grown(store, view, copied_end, end, backup, before, now, version, pace,
                                list(map(str, bad)), unfinished=begun is not None)
             points.end(backup)
             if keep is None:
@@ -106,7 +106,7 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
                     0, 0)
 
 
-def _grown(store: Store, view: Store, known: int, end: int, backup: str,
+def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
            before: Sequence[Point], now: int, version: str, pace: Pace, bad: Sequence[str], *,
            unfinished: bool) -> Point:
     # What a run that did not end left, and what a repair changed, is compared.
@@ -115,18 +115,18 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     repaired = last is not None and repairs != last.repairs
     copies = Copies(backup, pace, older=None if last is None else points.older_of(backup, last))
     if last is None and unfinished:
-        _remove_logs(view, copies, known)
+        _remove_logs(view, copies, copied_end)
     # The log first, then what leads into it, then the configuration with the offsets.
-    again, is_same = mend_log(view, copies, known, [
+    again, is_same = mend_log(view, copies, copied_end, [
         hole for point in before for hole in point.damaged]) if repaired else (False, True)
     compare = (repaired or unfinished) and is_same
-    gaps = _put_back(view, copies, known) if before else []
+    gaps = _put_back(view, copies, copied_end) if before else []
     parts, damaged, count, newest = _copied_log(
-        view, copies, known, end, view.log.min_offset if again or last is None else known,
+        view, copies, copied_end, end, view.log.min_offset if again or last is None else copied_end,
         None if last else lambda reached: points.note_reached(backup, Begun(
             os.path.abspath(store.root), reached)))
     if last is None:  # what a run before this one had copied
-        parts = [*_summed_before(view, copies, known), *parts]
+        parts = [*_summed_before(view, copies, copied_end), *parts]
     if again:
         parts = [sum_of_copy(view, copies, file, min(end - file.base, file.size))
                  for file in view.log.files if file.base < end]
@@ -143,7 +143,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     notes += copy_rest(view, copies)
     damaged += copies.unread
     copies.sync()
-    missing = lacking(view, known if before else view.log.min_offset, end, notes)
+    missing = lacking(view, copied_end if before else view.log.min_offset, end, notes)
     # What a running broker writes meanwhile is ahead; what else is ahead tells of lost messages.
     lowered = finish(backup, end, view.generation, is_plain=not view.nodes) if (
         view.snapshot is not None) else 0
@@ -155,7 +155,7 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
                   count, max(min(newest, now + _DAY), last.last_time if last else 0),
                   tuple(view.log_folders) if len(view.log_folders) > 1 else (),
                   tuple(parts), tuple(damaged), small, lowered, tuple(notes),
-                  max(min(find_end(view).offset, end), known), missing, repairs,
+                  max(min(find_end(view).offset, end), copied_end), missing, repairs,
                   others or repaired, again, own, tuple(appended_files(backup)),
                   topics_without_configuration(view))
     if last is not None and last.id >= point.id:  # a clock that was set back
@@ -164,12 +164,12 @@ def _grown(store: Store, view: Store, known: int, end: int, backup: str,
     return point
 
 
-def _put_back(view: Store, copies: Copies, known: int) -> list[str]:
+def _put_back(view: Store, copies: Copies, copied_end: int) -> list[str]:
     """Copy log files again that the backup had and no longer has. Return notes. StoreIOError."""
     notes = []
     for file in view.log.files:
         name = relative(view, file)
-        end = min(known - file.base, file.size)
+        end = min(copied_end - file.base, file.size)
         if end > 0 and not os.path.exists(copies.path(name)):
             with file.open() as source:
                 copies.grow(source, name, 0, end)
@@ -194,30 +194,30 @@ def refuse_unreadable(store: Store) -> None:
                            "(--commitlog-dir)?")
 
 
-def lacking(view: Store, known: int, end: int, notes: list[str]) -> int:
-    """Return the bytes of the log from ``known`` to ``end`` that the store does not have."""
-    if (missing := max(view.log.min_offset - known, 0)) > 0:
-        notes.append(f"the log from {known:,} to {view.log.min_offset:,} was deleted before it "
-                     "was copied")
+def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
+    """Return the bytes of the log from ``copied_end`` to ``end`` that the store does not have."""
+    if (missing := max(view.log.min_offset - copied_end, 0)) > 0:
+        notes.append(f"the log from {copied_end:,} to {view.log.min_offset:,} was deleted before "
+                     "it was copied")
     for file, later in pairwise(view.log.files):
-        if file.end < later.base and known < later.base <= end:
+        if file.end < later.base and copied_end < later.base <= end:
             notes.append(f"the log from {file.end:,} to {later.base:,} is missing in the store")
-            missing += later.base - max(file.end, known)
+            missing += later.base - max(file.end, copied_end)
     return missing
 
 
-def _summed_before(view: Store, copies: Copies, known: int) -> Iterator[Part]:
+def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Part]:
     """Yield the parts of the log before ``known``, with their sums."""
     for file in view.log.files:
-        end = min(known - file.base, file.size)
+        end = min(copied_end - file.base, file.size)
         for first in range(0, max(end, 0), PART):
             yield summed(view, copies, file, first, min(first + PART, end))
 
 
-def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int,
+def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
                 note: Callable[[int], None] | None) -> tuple[list[Part], list[Hole], int, int]:
-    """Copy the log from ``known`` to ``end``: (its parts with their sums, and from ``start`` on the
-    damaged bytes, the intact messages, the newest store time).
+    """Copy the log from ``copied_end`` to ``end``: (its parts with their sums, and from ``start``
+    on the damaged bytes, the intact messages, the newest store time).
 
     What was copied is summed, forced to the device and checked while the next part is copied.
     ``note`` receives the physical offset up to which all is on the device.
@@ -231,19 +231,19 @@ def _copied_log(view: Store, copies: Copies, known: int, end: int, start: int,
     with (ThreadPoolExecutor(_SUMMING, "rmqctl-sums") as summing, ThreadPoolExecutor(
             1, "rmqctl-sync") as forcing, ThreadPoolExecutor(1, "rmqctl-check") as checking):
         try:
-            found = checking.submit(damage_in, view, start, end, copied)
+            check = checking.submit(damage_in, view, start, end, copied)
             sums, forced = [], []
-            for part in copy_log(view, copies, known, end):
+            for part in copy_log(view, copies, copied_end, end):
                 file, _, stop = part
                 sums.append(summing.submit(summed, view, copies, *part))
                 forced.append(forcing.submit(force, relative(view, file), file.base + stop))
                 copied.set(file.base + stop)
         finally:
             copied.set(end)
-        for each in forced:
-            each.result()
-        damaged, count, newest = found.result()
-        return [each.result() for each in sums], damaged, count, newest
+        for future in forced:
+            future.result()
+        damaged, count, newest = check.result()
+        return [future.result() for future in sums], damaged, count, newest
 
 
 def _names(folder: str) -> list[str]:
@@ -257,24 +257,24 @@ def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
     """Return how far an unfinished first run has copied the log; the start of the log where the
     copy is not of this log. StoreIOError.
     """
-    known, first = min(begun.reached, end), view.log.min_offset
-    files = [file for file in view.log.files if file.base < known]
-    if known <= first or not all(
+    copied_end, first = min(begun.reached, end), view.log.min_offset
+    files = [file for file in view.log.files if file.base < copied_end]
+    if copied_end <= first or not all(
             os.path.exists(os.path.join(backup, relative(view, file))) for file in files):
         return first
     file = files[-1]
-    at, length = known - file.base, min(_COMPARED, known - file.base)
+    at, length = copied_end - file.base, min(_COMPARED, copied_end - file.base)
     with file.open() as ours, FileSource(os.path.join(backup, relative(view, file))) as theirs:
         same = at <= file.size and (
             ours.read(at - length, length) == theirs.read(at - length, length))
-    return known if same else first
+    return copied_end if same else first
 
 
-def _remove_logs(view: Store, copies: Copies, known: int) -> None:
-    """Remove log files of a first run that did not end, but those of the log before ``known``: the
-    store may have deleted or replaced files since.
+def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
+    """Remove log files of a first run that did not end, but those of the log before
+    ``copied_end``: the store may have deleted or replaced files since.
     """
-    kept = {relative(view, file) for file in view.log.files if file.base < known}
+    kept = {relative(view, file) for file in view.log.files if file.base < copied_end}
     for name in _names(copies.path(LOG)):
         if name.isdigit() and os.path.join(LOG, name) not in kept:
             copies.remove(os.path.join(LOG, name))
@@ -287,28 +287,30 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
     """
     if not before:
         return view.log.min_offset
-    known = before[-1].whole_end
-    if end < known:
-        raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {backup} at {known:,}: "
-                           "the end of the log is damaged (`rmqctl doctor STORE --backup DEST`) "
+    copied_end = before[-1].whole_end
+    if end < copied_end:
+        raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {backup} at "
+                           f"{copied_end:,}: the end of the log is damaged (`rmqctl doctor STORE "
+                           "--backup DEST`) "
                            "or was truncated, or this is another store: choose a new folder for "
                            "its backup")
-    file = view.log.file_of(known - 1) if known else None
+    file = view.log.file_of(copied_end - 1) if copied_end else None
     if file is None:
-        return known
-    length = min(_COMPARED, known - file.base)
+        return copied_end
+    length = min(_COMPARED, copied_end - file.base)
     copy = os.path.join(backup, relative(view, file))
-    at = known - file.base - length
+    at = copied_end - file.base - length
     try:
         with file.open() as ours, FileSource(copy) as theirs:
             copied = theirs.read(at, length)
             same = ours.read(at, length) == copied
     except StoreIOError:
-        return known  # what cannot be read was copied before
+        return copied_end  # what cannot be read was copied before
     if not same and not (_was_repaired(view, before[-1]) and goes_on(
             view, copied, file.base + at)):
-        raise RefusedError(OTHER_LOG.format(store=view.root, backup=backup, place=f"{known:,}"))
-    return known
+        raise RefusedError(OTHER_LOG.format(store=view.root, backup=backup,
+                                            place=f"{copied_end:,}"))
+    return copied_end
 
 
 def goes_on(view: Store, theirs: bytes, at: int) -> bool:
@@ -362,15 +364,15 @@ def _keep_small(backup: str, staged: str, last: Point | None) -> dict[str, str]:
 
 
 def _small_files(backup: str) -> list[str]:
-    found = []
+    paths = []
     for top in _SMALL:
         path = os.path.join(backup, top)
         if os.path.isfile(path):
-            found.append(top)
+            paths.append(top)
         for folder, _folders, names in os.walk(path):
-            found += [os.path.relpath(os.path.join(folder, name), backup) for name in names
+            paths += [os.path.relpath(os.path.join(folder, name), backup) for name in names
                       if not name.endswith(".part")]
-    return sorted(found)
+    return sorted(paths)
 
 
 def _written(path: str, data: bytes) -> None:

@@ -47,13 +47,13 @@ def relative(view: Store, file: StoreFile) -> str:
     return os.path.join(LOG, file.name)
 
 
-def copy_log(view: Store, copies: Copies, known: int, end: int) -> Iterator[
+def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator[
         tuple[StoreFile, int, int]]:
-    """Copy the log from the physical offset ``known`` to ``end``: (file, start, end) of each part
-    of at most `PART` bytes that was copied. StoreIOError.
+    """Copy the log from the physical offset ``copied_end`` to ``end``: (file, start, end) of each
+    part of at most `PART` bytes that was copied. StoreIOError.
     """
     for file in view.log.files:
-        start, stop = max(known - file.base, 0), min(end - file.base, file.size)
+        start, stop = max(copied_end - file.base, 0), min(end - file.base, file.size)
         name = relative(view, file)
         if start >= stop:
             # Without it the blank that closes the file before would be the end of the log.
@@ -113,9 +113,9 @@ class Reached:
             self._changed.wait_for(lambda: self._place >= place)
 
 
-def damage_in(view: Store, known: int, end: int, copied: Reached | None = None) -> tuple[
+def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) -> tuple[
         list[Hole], int, int]:
-    """Return (damaged bytes, intact messages, newest store time) of the log in ``[known, end)``;
+    """Return (damaged bytes, intact messages, newest store time) of the log in ``[start, end)``;
     none of it is looked at before it is ``copied``, but for what a walk reads at once.
     """
     holes: list[Hole] = []
@@ -126,7 +126,7 @@ def damage_in(view: Store, known: int, end: int, copied: Reached | None = None) 
         if file is not None:
             holes.append(Hole(relative(view, file), physical - file.base, length))
 
-    for batch in view.log.walk(known, end) if known < end else ():
+    for batch in view.log.walk(start, end) if start < end else ():
         if copied is not None and len(batch):
             copied.wait(int(batch.offset[-1]))
         sound = batch.crc_ok()
@@ -142,11 +142,11 @@ def damage_in(view: Store, known: int, end: int, copied: Reached | None = None) 
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
 
 
-def mend_log(view: Store, copies: Copies, known: int, damaged: Sequence[Hole]) -> tuple[
+def mend_log(view: Store, copies: Copies, copied_end: int, damaged: Sequence[Hole]) -> tuple[
         bool, bool]:
     """Of a store that was repaired in place: copy what was ``damaged`` when it was copied. Nothing
     else is overwritten: what a repair filled may be intact here. (whether anything was copied,
-    whether the log of the copy is the store's up to ``known``). StoreIOError.
+    whether the log of the copy is the store's up to ``copied_end``). StoreIOError.
     """
     before = copies.written
     files = {relative(view, file): file for file in view.log.files}
@@ -154,9 +154,9 @@ def mend_log(view: Store, copies: Copies, known: int, damaged: Sequence[Hole]) -
         if (file := files.get(hole.file)) is not None:
             with file.open() as source:
                 copies.grow(source, hole.file, hole.offset, min(
-                    hole.offset + hole.length, known - file.base), compare=True)
+                    hole.offset + hole.length, copied_end - file.base), compare=True)
     return copies.written > before, all(
-        _is_same(file, copies.path(name), min(known - file.base, file.size))
+        _is_same(file, copies.path(name), min(copied_end - file.base, file.size))
         for name, file in files.items())
 
 
@@ -233,8 +233,8 @@ def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit
             if not _agree(file, copies.path(name), used):
                 end = _lost_end(file, copies, name, used, unit)
                 if not end:  # a whole file of zeros: is the one before it the same queue's?
-                    older = max((one for one in files if one.base < file.base), default=None,
-                                key=lambda one: one.base)
+                    older = max((other for other in files if other.base < file.base), default=None,
+                                key=lambda other: other.base)
                     before = "" if older is None else copies.path(os.path.join(folder, older.name))
                     if older is None or not os.path.exists(before) or not _agree(
                             older, before, older.size):
@@ -328,13 +328,13 @@ def _copy_index_file(view: Store, copies: Copies, file: StoreFile, raw: bytes, *
     with index.source:
         first, entries = index.shape.slot_position(0), index.shape.entry_position(0)
         before = HEADER.decode(copied) if copied else None
-        known = 0
+        copied_count = 0
         if before is not None and before.begin_phy_offset == index.header.begin_phy_offset and (
                 before.index_count <= index.count):
-            known = before.index_count
-        start = index.shape.entry_position(known)
+            copied_count = before.index_count
+        start = index.shape.entry_position(copied_count)
         copies.wipe_after(name, start)
-        if compare and known:
+        if compare and copied_count:
             copies.grow(index.source, name, entries, start, compare=True)
         copies.grow(index.source, name, start, index.shape.entry_position(index.count))
         copies.grow(index.source, name, first, entries, compare=True)
@@ -502,8 +502,8 @@ def _appended(path: str, name: str, copies: Copies) -> bool:
     return True
 
 
-def refuse_inside(one: str, other: str, what: str) -> None:
+def refuse_inside(folder: str, other: str, what: str) -> None:
     """Raise RefusedError where one folder contains the other, or is the same."""
-    first, second = os.path.realpath(one), os.path.realpath(other)
+    first, second = os.path.realpath(folder), os.path.realpath(other)
     if os.path.commonpath([first, second]) in (first, second):
-        raise RefusedError(f"{other}: is inside {one}, or contains it; {what}")
+        raise RefusedError(f"{other}: is inside {folder}, or contains it; {what}")

@@ -46,9 +46,9 @@ def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
     """Return the topics that have queues and no configuration; None where that cannot be read, and
     for queues in RocksDB, which a broker removes by itself.
     """
-    known = _configured(store)
-    return None if known is None else tuple(sorted({
-        topic for topic, _ in store.known_queues if _is_unknown(topic, known)}))
+    configured = _configured(store)
+    return None if configured is None else tuple(sorted({
+        topic for topic, _ in store.known_queues if _is_unknown(topic, configured)}))
 
 
 def without_deleted(root: str, point: Point, end: int) -> list[str]:
@@ -72,10 +72,10 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
 def deleted_topics(store: Store, point: Point) -> list[str]:
     """Return the topics with queues that had been deleted from the store before a point."""
     gone: list[str] = []
-    known = None if point.unconfigured is None else _configured(store)
-    for (topic, _), queue in store.known_queues.items() if known is not None else ():
+    configured = None if point.unconfigured is None else _configured(store)
+    for (topic, _), queue in store.known_queues.items() if configured is not None else ():
         if topic not in gone and topic not in (point.unconfigured or ()) and (
-                _is_unknown(topic, known or frozenset())) and (
+                _is_unknown(topic, configured or frozenset())) and (
                 len(units := queue.units(queue.first_index, 1))) and (
                 int(units["physical_offset"][0]) < point.log_end):
             gone.append(topic)
@@ -91,8 +91,8 @@ def _configured(store: Store) -> frozenset[str] | None:
     return frozenset(table) if isinstance(table, dict) and table else None
 
 
-def _is_unknown(topic: str, known: frozenset[str]) -> bool:
-    return deleted(topic, known) and not topic.startswith(LMQ_PREFIX)
+def _is_unknown(topic: str, configured: frozenset[str]) -> bool:
+    return deleted(topic, configured) and not topic.startswith(LMQ_PREFIX)
 
 
 def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:
@@ -104,7 +104,7 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
     nothing = Plan("restore", store.root)
     if not store.layout.reads("config"):
         return nothing, 0
-    known = _configured(store) or frozenset()
+    configured = _configured(store) or frozenset()
     with ExitStack() as stack:
         for name in _OFFSETS:
             file = load_one(store, name)
@@ -112,7 +112,7 @@ def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -
                 continue
             for row in file.rows():
                 rows = queue_rows(store, view, row["topic"], row["queue_id"], stack)
-                end = rows.end if rows is not None else 0 if row["topic"] in known else None
+                end = rows.end if rows is not None else 0 if row["topic"] in configured else None
                 if end is not None and row["offset"] > end:
                     ahead.append(moved_to(store, rows, (
                         row["group"], row["topic"], row["queue_id"]), row["offset"], end))

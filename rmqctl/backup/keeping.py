@@ -13,12 +13,12 @@ from rmqctl.files.durable import remove_folder, sync_folder
 from rmqctl.store.store import Store
 
 
-def take_away(backup: str, known: Sequence[Point], before: int) -> tuple[int, int]:
+def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, int]:
     """Remove the restore points older than a time (epoch ms), but never the newest, then the files
     that the store had deleted before the oldest one left. (points, bytes) removed. StoreIOError.
     """
-    gone = [point for point in known[:-1] if point.time < before]
-    left = known[len(gone)] if len(gone) < len(known) else known[-1]
+    gone = [point for point in points[:-1] if point.time < before]
+    left = points[len(gone)] if len(gone) < len(points) else points[-1]
     if gone:
         _take_over(backup, gone, left)
     for point in gone:

@@ -89,16 +89,16 @@ def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
     """Return (whether the index has all entries of the message at `place`, the physical offset of
     its last entry); (True, `place`) without an index.
     """
-    ends, found = [], 0
+    ends, count = [], 0
     for file in store.index_listing.files[-_NEWEST:]:
         with suppress(FormatError, StoreIOError), closing(store.open_index(file)) as index:
             ends.append(index.header.end_phy_offset)
             first = max(index.header.entries + 1 - keys, 1)
             entries = ENTRY.array(index.source.read(index.shape.entry_position(first), max(
                 index.header.entries + 1 - first, 0) * ENTRY.size))
-            found += int(np.count_nonzero(entries["physical_offset"] == place))
+            count += int(np.count_nonzero(entries["physical_offset"] == place))
     last = max(ends, default=place)
-    return not ends or last > place or found >= keys, last
+    return not ends or last > place or count >= keys, last
 
 
 def at(store: Store, end: int) -> Store:

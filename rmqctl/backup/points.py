@@ -125,14 +125,14 @@ def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
     """Return the versions of files that were replaced after the first of these points: path in the
     backup, by name in the store.
     """
-    found: dict[str, str] = {}
+    paths: dict[str, str] = {}
     for point in reversed(later):
         older = older_of(backup, point)
         for folder, _folders, names in os.walk(older):
             inner = os.path.relpath(folder, older)
-            found |= {os.path.normpath(os.path.join(inner, name)): os.path.join(folder, name)
+            paths |= {os.path.normpath(os.path.join(inner, name)): os.path.join(folder, name)
                       for name in names}
-    return found
+    return paths
 
 
 def staged(backup: str) -> str:

@@ -210,24 +210,25 @@ def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
         now = clock()
         view, end = moment.fix(store, last.point.log_end if last else 0)
         with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:
-            known = _known(view, objects, last, end)
-            whole_end = max(min(find_end(view).offset, end), known)
+            stored_end = _known(view, objects, last, end)
+            whole_end = max(min(find_end(view).offset, end), stored_end)
             with closing(_Uploads(empty, pace, objects, last, whole_end)) as uploads:
-                note = _grown(view, uploads, known, end, now, version)
+                note = _grown(view, uploads, stored_end, end, now, version)
         objects.publish_point(note, names)
         return note.point, objects.take_away(now - keep) if keep is not None else (0, 0)
 
 
-def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, version: str) -> Note:
+def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
+           version: str) -> Note:
     last = uploads.last
     before = last.point if last.point.id else None
     repairs = _repairs(view)
     repaired = before is not None and repairs != before.repairs
     # The log first, then the configuration with the offsets.
-    again, is_same = _mend(view, uploads, known) if repaired else (False, True)
-    for _part in copy_log(view, uploads, known, end):
+    again, is_same = _mend(view, uploads, stored_end) if repaired else (False, True)
+    for _part in copy_log(view, uploads, stored_end, end):
         pass
-    damaged, count, newest = damage_in(view, view.log.min_offset if again else known, end)
+    damaged, count, newest = damage_in(view, view.log.min_offset if again else stored_end, end)
     entries = Entries(uploads.objects, last, end)
     others, lost = entries.add_all(view, uploads, again=repaired)
     notes = copy_rest(view, uploads, without=("consumequeue_ext",))
@@ -236,7 +237,7 @@ def _grown(view: Store, uploads: _Uploads, known: int, end: int, now: int, versi
     if own:
         notes.append("a repair changed messages that the backup still has in their original "
                      "form; the backup keeps its own, and `rmqctl restore` restores those")
-    missing = lacking(view, known if before else view.log.min_offset, end, notes)
+    missing = lacking(view, stored_end if before else view.log.min_offset, end, notes)
     if before is not None and before.id >= id_of(now):  # a clock that was set back
         now = before.time + 1
     # What earlier runs noted of the log, and is not copied again.
@@ -280,11 +281,11 @@ def _settings(view: Store, last: Note) -> dict[str, Any]:
     shape = {name: last.settings.get(name) for name in ("index_slots", "index_max")
              if view.index_listing.files}
     try:
-        known = configured(view, shape)
+        configuration = configured(view, shape)
     except RmqctlError:  # what the store remembers of it is damaged
         return last.settings
-    values = {name: getattr(known.settings, name) for name in SETTINGS}
-    return {**values, "batch_topics": sorted(known.batch_topics)}
+    values = {name: getattr(configuration.settings, name) for name in SETTINGS}
+    return {**values, "batch_topics": sorted(configuration.batch_topics)}
 
 
 def _repairs(view: Store) -> tuple[str, ...]:
@@ -297,26 +298,26 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
     """
     if last is None:
         return view.log.min_offset
-    known = last.point.whole_end
-    if end < known:
+    stored_end = last.point.whole_end
+    if end < stored_end:
         raise RefusedError(f"{view.root}: its log ends at {end:,}, that in {objects.where('')} at "
-                           f"{known:,}: the end of the log is damaged (see `rmqctl doctor "
+                           f"{stored_end:,}: the end of the log is damaged (see `rmqctl doctor "
                            "STORE`) or was truncated, or this is another store: choose a new "
                            "place for its backup")
-    if _tail(view, known) not in ("", last.tail) and last.tail and (
-            _repairs(view) == last.point.repairs or not _goes_on(view, objects, last, known)):
+    if _tail(view, stored_end) not in ("", last.tail) and last.tail and (
+            _repairs(view) == last.point.repairs or not _goes_on(view, objects, last, stored_end)):
         raise RefusedError(OTHER_LOG.format(store=view.root, backup=objects.where(""),
-                                            place=f"{known:,}"))
-    return known
+                                            place=f"{stored_end:,}"))
+    return stored_end
 
 
-def _goes_on(view: Store, objects: Objects, last: Note, known: int) -> bool:
+def _goes_on(view: Store, objects: Objects, last: Note, stored_end: int) -> bool:
     """Return whether the log has the stored bytes of its end, except for what a repair changes."""
-    file = view.log.file_of(known - 1)
+    file = view.log.file_of(stored_end - 1)
     if file is None:
         return True
     name = relative(view, file)
-    beyond = known - file.base
+    beyond = stored_end - file.base
     at = beyond - min(_COMPARED, beyond)
     theirs = bytearray(beyond - at)
     for piece in objects.pieces_of(last.log[name]) if name in last.log else ():
@@ -337,10 +338,10 @@ def _tail(view: Store, end: int) -> str:
     return ""
 
 
-def _mend(view: Store, uploads: _Uploads, known: int) -> tuple[bool, bool]:
+def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
     """Of a store that was repaired in place: store what was damaged when it was copied. Nothing
     else is replaced: what a repair filled may be intact here. (whether anything was stored,
-    whether the log of the backup is the store's up to ``known``). StoreIOError.
+    whether the log of the backup is the store's up to ``stored_end``). StoreIOError.
     """
     again, is_same = False, True
     for file in view.log.files:
@@ -351,7 +352,7 @@ def _mend(view: Store, uploads: _Uploads, known: int) -> tuple[bool, bool]:
         holes = [hole for hole in uploads.last.holes if hole.file == name]
         mended: list[Piece] = []
         with file.open() as source:
-            for piece in _with_gaps(pieces, min(known - file.base, file.size)):
+            for piece in _with_gaps(pieces, min(stored_end - file.base, file.size)):
                 ours = uploads._read(source, name, piece.start, piece.end - piece.start)
                 if hashlib.sha256(ours).hexdigest() == piece.sha256 or not (
                         piece.sha256 or used_length(ours)):
@@ -405,28 +406,28 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
               point: str | None, pace: Pace, *, seed_slave: bool) -> Restored:
     with Objects(backup) as objects:
         bad: list[RmqctlError] = []
-        found = objects.require_notes(bad)
-        known = [note.point for note in found]
+        point_notes = objects.require_notes(bad)
+        points = [note.point for note in point_notes]
         # The log of the newest point, and all else of one at which the log is long enough.
-        newest = found[-1]
-        last, chosen = newest, point_at(known, until)
+        newest = point_notes[-1]
+        last, chosen = newest, point_at(points, until)
         if point is not None:
-            last = next((note for note in found if note.point.id == point), Note(_NO_POINT))
+            last = next((note for note in point_notes if note.point.id == point), Note(_NO_POINT))
             if not last.point.id:
                 raise UsageError(f"{objects.where('')}: no restore point {point}: it has "
-                                 f"{known[0].id} to {known[-1].id}")
+                                 f"{points[0].id} to {points[-1].id}")
         elif offset is not None:
-            last = next((note for note in found if note.point.log_end >= offset), newest)
+            last = next((note for note in point_notes if note.point.log_end >= offset), newest)
         if until is None:
             chosen = last.point
-        of_chosen = next(note for note in found if note.point is chosen)
+        of_chosen = next(note for note in point_notes if note.point is chosen)
         if seed_slave:
             refuse_other_log(objects.where(""), newest.point, is_dledger=any(
                 os.path.dirname(name) not in ("", "commitlog") for name in newest.log))
         make_folders(part)
         copies = Copies(part, pace)
         for name, held in newest.log.items():
-            if not is_expired(name, held, known[0]) and _base(name) <= last.point.log_end:
+            if not is_expired(name, held, points[0]) and _base(name) <= last.point.log_end:
                 _fetch(objects, copies, LOG, name, held)
         # Where the log is to end, which says of which point the rest is.
         rest = last
@@ -436,7 +437,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
             with Store.open(part) as store, store.up_to(end) as whole:
                 end = end_at(whole, until, end)
             rest = of_chosen if chosen.log_end >= end else next(
-                note for note in found if note.point.log_end >= end)
+                note for note in point_notes if note.point.log_end >= end)
         for note, small in ((rest, False), (of_chosen, True)):
             for name, held in note.others.items():
                 if (name.split("/", 1)[0] in OF_A_POINT) is small and not (
@@ -465,15 +466,16 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     copies.sync()
     bare = {**last.settings, "batch_topics": frozenset(last.settings.get("batch_topics", []))}
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
-                       is_cut=is_cut, bare=bare, has_entries=laid and _only_entries_tell(found))
+                       is_cut=is_cut, bare=bare,
+                       has_entries=laid and _only_entries_tell(point_notes))
     return Restored(chosen, end, len(files), lowered, tuple(notes))
 
 
-def _only_entries_tell(found: Sequence[Note]) -> bool:
+def _only_entries_tell(point_notes: Sequence[Note]) -> bool:
     """Return whether the log alone does not determine the entries of the consume queues."""
-    return not found[-1].point.own and any(
+    return not point_notes[-1].point.own and any(
         note.point.missing or note.point.again or any(is_of_log(hole.file) for hole in note.holes)
-        for note in found)
+        for note in point_notes)
 
 
 def _base(name: str) -> int:

@@ -69,10 +69,10 @@ class Restored:
     faults: int = 0
 
 
-def point_at(known: Sequence[Point], until: int | None) -> Point:
+def point_at(points: Sequence[Point], until: int | None) -> Point:
     """Return the newest point not later than a time (epoch ms); the oldest where all are later."""
-    older = [point for point in known if until is None or point.time <= until]
-    return older[-1] if older else known[0]
+    older = [point for point in points if until is None or point.time <= until]
+    return older[-1] if older else points[0]
 
 
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
@@ -108,23 +108,23 @@ def removed_unless_done(part: str) -> Iterator[None]:
 def _restored(backup: str, target: str, part: str, until: int | None, offset: int | None,
               point: str | None, pace: Pace, *, seed_slave: bool) -> Restored:
     bad: list[RmqctlError] = []
-    known = require_points(backup, bad)
+    points = require_points(backup, bad)
     # The configuration of a point, and where the log is to end.
-    chosen = next((one for one in known if one.id == point), None) if point else (
-        point_at(known, until))
+    chosen = point_at(points, until) if not point else next(
+        (candidate for candidate in points if candidate.id == point), None)
     if chosen is None:
-        raise UsageError(f"{backup}: no restore point {point}: it has {known[0].id} to "
-                         f"{known[-1].id}")
-    newest = known[-1]
+        raise UsageError(f"{backup}: no restore point {point}: it has {points[0].id} to "
+                         f"{points[-1].id}")
+    newest = points[-1]
     with Store.open(backup) as store, store.up_to(newest.log_end) as whole:
         end = end_of(whole, chosen, newest) if point else newest.log_end
         if until is not None:
             end = end_at(whole, until, newest.log_end)
         elif offset is not None:
             end = _border(whole, offset)
-            chosen = next((one for one in known if one.log_end >= end), newest)
+            chosen = next((candidate for candidate in points if candidate.log_end >= end), newest)
         # What the copied bytes should be, and are not.
-        faults = [fault for fault in check(backup, known, pace) if _concerns(fault, chosen, end)]
+        faults = [fault for fault in check(backup, points, pace) if _concerns(fault, chosen, end)]
         notes = [*map(str, bad), *(f"{fault.file}: {fault.reason}" for fault in faults),
                  *notes_of(chosen, until, end), *without_messages(whole, until, end)]
         # What a run that was killed had copied is no restore point yet.
@@ -143,8 +143,8 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
             copy_index(view, copies, compare=False)
             copy_rest(view, copies, without=(*SMALL, *IDENTITY) if seed_slave else SMALL)
             last = chosen if chosen.log_end >= end else next(
-                (one for one in known if one.log_end >= end), newest)
-            _older_files(copies, last, replaced_after(backup, known[known.index(last):]))
+                (candidate for candidate in points if candidate.log_end >= end), newest)
+            _older_files(copies, last, replaced_after(backup, points[points.index(last):]))
             generation, queues = view.generation, view.known_queues.keys()
         _small_of(backup, chosen, copies)
         copies.sync()
@@ -154,9 +154,9 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
     # may be damaged in the copy; of a damaged log, or a topic that was made again, entries may be
     # all that tells.
     entries = is_begun(backup) or newest.own or not (any(
-        one.missing or one.again or any(is_of_log(hole.file) for hole in one.damaged)
-        for one in known) or faults or not is_derived) or any(
-        later.again and (later.log_end > end or later.id > chosen.id) for later in known[1:])
+        other.missing or other.again or any(is_of_log(hole.file) for hole in other.damaged)
+        for other in points) or faults or not is_derived) or any(
+        later.again and (later.log_end > end or later.id > chosen.id) for later in points[1:])
     lowered = complete(part, target, end, generation, notes, chosen, is_plain=is_plain,
                        is_cut=is_cut, entries=entries, queues=queues)
     return Restored(chosen, end, len({file.path for file, _, _ in parts}), lowered, tuple(notes),
@@ -269,17 +269,17 @@ def end_at(store: Store, until: int, end: int) -> int:
     """Return the end of the log that has the messages stored up to a time."""
     log = store.log
     for file in reversed(log.files):
-        found = None
+        offset = None
         for batch in log.walk(file.base, min(file.end, end)):
             later = (batch.column("store_timestamp") > until).nonzero()[0]
             if len(later):
-                found = int(batch.offset[int(later[0])])
+                offset = int(batch.offset[int(later[0])])
                 break
-        if found is None:
+        if offset is None:
             return end
-        if found > file.base or file is log.files[0]:
-            return found
-        end = found
+        if offset > file.base or file is log.files[0]:
+            return offset
+        end = offset
     return end
 
 
@@ -341,9 +341,9 @@ def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
     """Compaction logs end with their queues: they were copied after the end of the log was fixed.
     Of ``queues`` those without a message begin at 0.
     """
-    known = store.known_queues.keys() if queues is None else queues
+    keys = store.known_queues.keys() if queues is None else queues
     ends = {key: queue.disk_end if (queue := store.known_queue(*key)) else 0
-            for key in served_queues(store) if key in known}
+            for key in served_queues(store) if key in keys}
     cut = cut_compaction(store, ends)
     return Plan("restore", store.root, tuple(cut.actions), tuple(cut.steps),
                 notes=tuple(cut.notes))
