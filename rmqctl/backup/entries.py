@@ -42,7 +42,7 @@ _STRETCH, _PIECE = 1 << 20, 4 << 20
 _PIECES = 256
 """Pieces after which a new file is started, so that its entry in a point stays short."""
 _LARGEST = 1 << 31
-_MOST_ENDS = 1 << 28
+_MAX_ENDS = 1 << 28
 
 
 class _End(NamedTuple):
@@ -153,7 +153,7 @@ def _read_ends(objects: Objects, last: Note) -> dict[str, _End]:
         return {}
     raw = b"".join(objects.get(SMALL, _ENDS, piece) for piece in objects.pieces_of(held))
     try:
-        text = zlib.decompressobj().decompress(raw, _MOST_ENDS)
+        text = zlib.decompressobj().decompress(raw, _MAX_ENDS)
         return {folder: _End(int(position), _entry(digits))
                 for folder, (position, digits) in json.loads(text).items()}
     except (zlib.error, ValueError, TypeError, AttributeError, RecursionError) as error:

@@ -25,7 +25,7 @@ from rmqctl.store.store import Store
 
 _PATIENCE, _LOOK = 2.0, 0.01
 """Seconds that a broker gets to write the entries of the last message, and between two looks."""
-_MOST_LAGGING = 64 << 20
+_MAX_LAGGING = 64 << 20
 """Bytes of log without entries; with more of them no process writes entries, and all are copied."""
 _NEWEST = 2
 """Index files that may get the entries of the last message."""
@@ -53,7 +53,7 @@ def fix(store: Store, least: int = 0) -> tuple[Store, int]:
         last = find_end(whole).last
     if last is not None:
         dispatched = _wait_for_entries(store, last)
-        if max(end - _MOST_LAGGING, least) < dispatched < end:
+        if max(end - _MAX_LAGGING, least) < dispatched < end:
             end = dispatched
     with _now(store) as now:
         return at(now, end), end

@@ -30,7 +30,7 @@ from rmqctl.scan.source import FileSource
 FOLDER = os.path.join(".rmqctl", "backup")
 _FILE = "point.json"
 _UNFINISHED = "unfinished"
-_LONGEST = 1 << 16
+_MAX_NOTE = 1 << 16
 _DEEPEST = 16
 """Folders inside each other in a store."""
 _OLDER = "replaced"
@@ -185,7 +185,7 @@ def begun_of(backup: str) -> Begun | None:
     if not is_begun(backup):
         return None
     with FileSource(os.path.join(backup, FOLDER, _UNFINISHED)) as source:
-        raw = source.read(0, _LONGEST)
+        raw = source.read(0, _MAX_NOTE)
     with suppress(ValueError, TypeError, RecursionError):
         store, reached = json.loads(raw)
         return Begun(str(store), int(reached))

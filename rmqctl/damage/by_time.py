@@ -15,14 +15,14 @@ import numpy as np
 
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.damage.leads import WINDOW, Leads
-from rmqctl.scan.damage.stale import MOST, is_led, records_between
+from rmqctl.scan.damage.stale import MAX_PAGE_RECORDS, is_led, records_between
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.commit_log import CommitLog
 
 _FARTHEST = 64 << 10
 """Bytes between two damaged places that pages of an earlier use may have left."""
-_MOST_LOOKS = 1000
+_MAX_LOOKS = 1000
 
 
 class Damaged(NamedTuple):
@@ -54,7 +54,7 @@ def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[R
 def unclear_in_log(log: CommitLog,
                    damage: Iterable[tuple[int, int]]) -> Iterator[list[Record]]:
     """Yield the same in a log, for damaged places ``[start, end)`` in ascending order, of which the
-    first `_MOST_LOOKS` that lie close together are looked at. StoreIOError.
+    first `_MAX_LOOKS` that lie close together are looked at. StoreIOError.
     """
     looks = 0
     for file, places in groupby(damage, lambda place: log.file_of(place[0])):
@@ -65,7 +65,7 @@ def unclear_in_log(log: CommitLog,
         for here, behind in pairwise((*_joined(places), None)):
             assert here is not None
             chain.append(here)
-            if behind is not None and looks < _MOST_LOOKS and (
+            if behind is not None and looks < _MAX_LOOKS and (
                     behind[0] <= here[1] + _FARTHEST):
                 looks += 1
                 if _without_proof(source, here[1], behind[0]):
@@ -115,5 +115,5 @@ def _without_proof(source: Source, start: int, end: int) -> list[Record]:
     if source.witness is None or is_led(source, source.witness, start, end):
         return []
     records = records_between(source, start, end)
-    unled = len(records) <= MOST and Leads(source.witness, records).are_none()
+    unled = len(records) <= MAX_PAGE_RECORDS and Leads(source.witness, records).are_none()
     return list(records) if unled else []

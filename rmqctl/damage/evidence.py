@@ -30,11 +30,11 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
 
 ENDLESS = 1 << 62
-MOST_LISTED = 100_000
+MAX_LISTED = 100_000
 """Lost messages that are named one by one; the others are counted."""
 FEW = 20_000
 """Rows of a missing file that are looked at one by one."""
-_MOST_RUNS = 400
+_MAX_RUNS = 400
 _AHEAD = 512
 """Entries that are read from one hole on: the next one is often near."""
 _BACK = 1 << 12
@@ -132,7 +132,7 @@ def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
         if number and run.first == 0 and (run.end > 1 or number == len(runs) - 1):
             start = number
     runs = runs[start:]
-    if len(runs) < 2 or len(runs) > _MOST_RUNS:
+    if len(runs) < 2 or len(runs) > _MAX_RUNS:
         return list(runs), []
     # For each run the heaviest chain that ends with it: (messages, the run before).
     best: list[tuple[int, int]] = []
@@ -246,7 +246,7 @@ class Gatherer:
                 offset, physical, size = offset[chosen], physical[chosen], size[chosen]
             # Rows after the log are counted, those of missing files kept by column.
             inside = int(np.searchsorted(physical, self._end))
-            most = inside + max(0, MOST_LISTED - len(evidence.beyond))
+            most = inside + max(0, MAX_LISTED - len(evidence.beyond))
             evidence.ahead += len(physical[most:])
             page_start = 0
             for region in self._by_column:
@@ -282,7 +282,7 @@ class Gatherer:
             number = bisect_right(self._starts, row.physical) - 1
             if row.physical >= self._end:
                 evidence.ahead += 1
-                if len(evidence.beyond) < MOST_LISTED:
+                if len(evidence.beyond) < MAX_LISTED:
                     evidence.beyond.append(row)
             elif number >= 0 and row.physical < self._ends[number]:
                 evidence.rows.append(row)

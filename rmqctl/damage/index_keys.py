@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from rmqctl.damage.evidence import MOST_LISTED
+from rmqctl.damage.evidence import MAX_LISTED
 from rmqctl.damage.survey.survey import Region
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, entry_time
@@ -71,7 +71,7 @@ def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places
         fresh = np.unique(physical[others])
         if len(fresh):
             seen.append(fresh)
-            others &= sum(map(len, seen)) <= MOST_LISTED
+            others &= sum(map(len, seen)) <= MAX_LISTED
         return others | _among(physical, wanted_places)
 
     by_place: dict[int, list[IndexedKey]] = {}

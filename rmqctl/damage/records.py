@@ -29,7 +29,7 @@ from rmqctl.formats.local.message import (
     total_size_at,
     variant,
 )
-from rmqctl.scan.damage.tails import LONGEST_TAIL, tails_of
+from rmqctl.scan.damage.tails import MAX_TAIL, tails_of
 from rmqctl.scan.overlay import LogPart, Piece
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
@@ -39,7 +39,7 @@ _HEAD = {name: layout.field(Message, name) for name in (
 _LENGTH = 4
 """Bytes of the length of a body, the last field before it."""
 _SECTOR = 512
-MOST_BODY = 8 << 20
+MAX_BODY = 8 << 20
 """Larger records are not mended: it bounds memory on damaged lengths."""
 
 
@@ -315,7 +315,7 @@ def with_other_lengths(raw: bytes, magic: int,
     body = shape.head.unpack_from(raw)[-1]
     crc = field_of(raw, "body_crc")
     # After the body the length of a topic that ends, with the properties, where the record does.
-    begin = max(first - 1, len(raw) - LONGEST_TAIL)
+    begin = max(first - 1, len(raw) - MAX_TAIL)
     for place in sorted(tails_of(raw[begin:])):
         end = begin + place - width
         if end >= first and end - first != body and body_crc(raw[first:end]) == crc:

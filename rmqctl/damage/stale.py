@@ -16,7 +16,7 @@ import numpy as np
 from rmqctl.damage.by_time import Damaged, of_unclear_age
 from rmqctl.damage.survey.survey import Region, Survey
 from rmqctl.formats.local.message import Record
-from rmqctl.scan.damage.stale import MOST_PLACES, amid, beside
+from rmqctl.scan.damage.stale import MAX_STALE_PLACES, amid, beside
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
@@ -101,7 +101,7 @@ def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
             odd |= {before, behind}
     for part in parts if odd else ():
         with part.open() as source:
-            for records in amid(source, (place for place in sorted(odd)[:MOST_PLACES]
+            for records in amid(source, (place for place in sorted(odd)[:MAX_STALE_PLACES]
                                          if part.base <= place < part.end)):
                 contradicted.update(record.physical_offset for record in records)
     return contradicted

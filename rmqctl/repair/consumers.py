@@ -12,7 +12,7 @@ from typing import NamedTuple
 from rmqctl.checks.consumers import Consumers, QueueKey, QueueLosses, Situation, consumers
 from rmqctl.checks.offset_runs import OffsetRuns
 from rmqctl.checks.preflight.preflight import preflight
-from rmqctl.damage.evidence import MOST_LISTED
+from rmqctl.damage.evidence import MAX_LISTED
 from rmqctl.errors import FormatError, RmqctlError, StoreIOError
 from rmqctl.repair.plan import Lost
 from rmqctl.store.config.config import load_one
@@ -106,7 +106,7 @@ def lost_by_positions(store: Store, lost: Iterable[Lost], total: int, table: Map
         if new.count():
             reached[key] = new
         for first, end in new.runs().tolist():
-            room = unplaced + MOST_LISTED - len(listed)
+            room = unplaced + MAX_LISTED - len(listed)
             listed += [Lost(topic, queue_id, offset, None, None, by="position")
                        for offset in range(first, min(end, first + room))]
     return ByPositions(tuple(listed[unplaced:]), max(0, count - unplaced), reached,

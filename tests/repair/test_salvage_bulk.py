@@ -122,7 +122,7 @@ def test_the_first_of_very_many(golden: GoldenFolder, golden_copy: GoldenFolder,
     with Scratch(str(tmp_path), "scratch") as scratch:
         full, _ = both(case.root, scratch)
         for module in (evidence, lost):
-            monkeypatch.setattr(module, "MOST_LISTED", 5)
+            monkeypatch.setattr(module, "MAX_LISTED", 5)
         _, some = both(case.root, scratch)
     assert some.lost == full.lost[:5]
     assert some.lost_total == full.lost_total

@@ -63,7 +63,7 @@ def test_of_very_many_only_the_first_are_named(golden: GoldenFolder, golden_copy
         full = salvage(store)
     assert len(full.lost) == full.lost_total > 20
     for module in (evidence, lost):
-        monkeypatch.setattr(module, "MOST_LISTED", 20)
+        monkeypatch.setattr(module, "MAX_LISTED", 20)
     with Store.open(case.root) as store:
         some = salvage(store)
     assert some.lost == full.lost[:20]

@@ -56,7 +56,7 @@ class Both(Surveyor):
 @pytest.fixture(params=(64, 1 << 12))
 def short(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stretches of one message, or of some, in small files."""
-    monkeypatch.setattr(stretches, "LEAST_LENGTH", request.param)
+    monkeypatch.setattr(stretches, "MIN_LENGTH", request.param)
     monkeypatch.setattr(stretches, "STRETCHES", 1 << 30)
     monkeypatch.setattr(surveyor, "Walk", partial(Walk, chunk=request.param))
 

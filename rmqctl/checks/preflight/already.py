@@ -46,7 +46,7 @@ from rmqctl.formats.local.index_file import EntryRecord, entry_time
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.phrases import Phrase
-from rmqctl.scan.damage.stale import MOST_PLACES, amid
+from rmqctl.scan.damage.stale import MAX_STALE_PLACES, amid
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.headers import undecodable
 from rmqctl.scan.queue_reach import ENDLESS, telling
@@ -309,7 +309,7 @@ class AlreadyLost:
 
     def _note_contradicted(self, predicted: Prediction, log: CommitLog) -> int:
         """Note the records that consume queues and index contradict; return their number."""
-        odd = self._gaps.odd_places(DamagedBytes(self._starts, self._ends))[:MOST_PLACES]
+        odd = self._gaps.odd_places(DamagedBytes(self._starts, self._ends))[:MAX_STALE_PLACES]
         contradicted: list[Record] = []
         for file, places in groupby(odd, log.file_of):
             located = None if file is None else log.locate(file.base)

@@ -19,9 +19,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
-LEAST_LENGTH, STRETCHES = 1 << 20, 256
+MIN_LENGTH, STRETCHES = 1 << 20, 256
 """Bytes of a stretch at least, and how many a log has about, besides one for each file."""
-_MOST_ROWS = 2 << 20
+_MAX_ROWS = 2 << 20
 """Columns of runs (40 bytes each) that all stretches keep."""
 
 
@@ -65,8 +65,8 @@ class Stretches:
         self._confirmed: set[tuple[int, int]] = set()
         self._known: dict[int, list[Stretch]] = {}
         self._new: dict[int, list[Stretch]] = {}
-        self._room = _MOST_ROWS
-        self.length = LEAST_LENGTH
+        self._room = _MAX_ROWS
+        self.length = MIN_LENGTH
 
     def begin(self, parts: Sequence[LogPart], rejected: Collection[int],
               confirmed: Mapping[int, int]) -> None:
@@ -86,8 +86,8 @@ class Stretches:
                 starts, parts[number].base + stretch.reach)] <= parts[number].base + stretch.start]
             for number in same}
         self._parts, self._rejected = [*parts], {*rejected}
-        self._confirmed, self._new, self._room = {*confirmed.items()}, {}, _MOST_ROWS
-        self.length = max(LEAST_LENGTH, sum(part.size for part in parts) // STRETCHES)
+        self._confirmed, self._new, self._room = {*confirmed.items()}, {}, _MAX_ROWS
+        self.length = max(MIN_LENGTH, sum(part.size for part in parts) // STRETCHES)
 
     def known(self, number: int, position: int, at: Passed) -> Stretch | None:
         """Return the stretch of file ``number`` that begins there and would give the same again."""

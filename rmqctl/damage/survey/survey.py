@@ -16,7 +16,7 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import Headers
 
-MOST_LISTED, MOST_ODD = 1_000_000, 1000
+MAX_LISTED, MAX_ODD = 1_000_000, 1000
 """Number of places of a kind that are kept."""
 
 
@@ -63,7 +63,7 @@ class Runs:
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
         self.breaks: list[tuple[int, int, bool]] = []
-        """Places where a queue's offsets do not continue (the first `MOST_ODD`): physical offsets
+        """Places where a queue's offsets do not continue (the first `MAX_ODD`): physical offsets
         of the message before and of the one after, and whether offsets are just missing there.
         """
 
@@ -105,7 +105,7 @@ class Runs:
         for row in np.flatnonzero(~goes_on).tolist():
             number = int(queue[row])
             if self._open[1, number] >= 0:
-                if len(self.breaks) < MOST_ODD:
+                if len(self.breaks) < MAX_ODD:
                     self.breaks.append((int(self._open[3, number]), int(rows[3, row]),
                                         int(self._open[1, number]) < int(rows[1, row])))
                 self._closed.setdefault(number, []).append(Run(*self._open[:, number].tolist()))
@@ -210,10 +210,10 @@ class Survey:
         for name in ("newer", "undated", "unchecked", "lacking_crc", "glued",
                      "astray"):
             listed = getattr(self, name)
-            listed += getattr(behind, name)[:max(0, MOST_ODD - len(listed))]
+            listed += getattr(behind, name)[:max(0, MAX_ODD - len(listed))]
         for name in ("wrong_crcs", "unsound"):
             listed = getattr(self, name)
-            listed += getattr(behind, name)[:max(0, MOST_LISTED - len(listed))]
+            listed += getattr(behind, name)[:max(0, MAX_LISTED - len(listed))]
         self.newest_before_last = max(self.newest_before_last, behind.newest_before_last)
         self.host = self.host or behind.host
         self.headers.merge(behind.headers)
@@ -225,7 +225,7 @@ class Survey:
     def count_unknown_bits(self, seen: Mapping[int, int]) -> None:
         """Add counts of patterns; new ones only while few are known."""
         for bits, count in seen.items():
-            if bits in self.unknown_bits or len(self.unknown_bits) < MOST_ODD:
+            if bits in self.unknown_bits or len(self.unknown_bits) < MAX_ODD:
                 self.unknown_bits[bits] += count
 
     @property

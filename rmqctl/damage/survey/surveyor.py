@@ -15,8 +15,8 @@ import numpy as np
 
 from rmqctl.damage.survey.stretches import Asked, Passed, Stretch, Stretches
 from rmqctl.damage.survey.survey import (
-    MOST_LISTED,
-    MOST_ODD,
+    MAX_LISTED,
+    MAX_ODD,
     Region,
     Runs,
     Survey,
@@ -301,18 +301,18 @@ class Surveyor:
         with_crc, wrong = appended_crcs(batch)
         good = with_crc & ~wrong
         unsound = ~good & ~bad & unsound_texts(text.properties(batch))
-        if len(survey.unsound) < MOST_LISTED:
+        if len(survey.unsound) < MAX_LISTED:
             survey.unsound += offset[unsound].tolist()
         survey.with_crc += int(np.count_nonzero(good))
-        if len(survey.wrong_crcs) < MOST_LISTED:
+        if len(survey.wrong_crcs) < MAX_LISTED:
             survey.wrong_crcs += offset[wrong & ~bad].tolist()
-        if good.any() and len(survey.glued) < MOST_ODD:
+        if good.any() and len(survey.glued) < MAX_ODD:
             survey.glued += offset[good & ~bad & glued(batch)].tolist()
         first = 0 if self._passed.sealed else int(good.argmax())
         if not self._passed.sealed and not good[first]:
             return
         self._passed = self._passed._replace(sealed=True)
-        if len(survey.lacking_crc) < MOST_ODD:
+        if len(survey.lacking_crc) < MAX_ODD:
             survey.lacking_crc += offset[first:][~with_crc[first:] & ~bad[first:]].tolist()
 
     def _in_order(self, number: int, batch: Batch, bad: Array,
@@ -374,7 +374,7 @@ class Surveyor:
                 (batch.column("store_timestamp") == 0, survey.undated),
                 ((batch.column("body_length") == 0) & (batch.column("body_crc") != 0),
                  survey.unchecked)):
-            if which[good].any() and len(offsets) < MOST_ODD:
+            if which[good].any() and len(offsets) < MAX_ODD:
                 offsets.extend(offset[good][which[good]].tolist())
         flags = batch.column("sys_flag")[good]
         survey.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN == 0]).tolist()})
@@ -404,7 +404,7 @@ class Surveyor:
             survey.astray.append((int(offset[0]), -1, int(when[1])))
         before, own_times, behind = when[:-2], when[1:-1], when[2:]
         out = (before <= behind) & ((own_times < before - _SLACK) | (own_times > behind + _SLACK))
-        if out.any() and len(survey.astray) < MOST_ODD:
+        if out.any() and len(survey.astray) < MAX_ODD:
             survey.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
                                      behind[out].tolist(), strict=True))
 

@@ -28,7 +28,7 @@ from rmqctl.repair.sources.opening import Source
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.damage.leads import Leads
 from rmqctl.scan.damage.properties import appended_crcs
-from rmqctl.scan.damage.stale import MOST, records_between
+from rmqctl.scan.damage.stale import MAX_PAGE_RECORDS, records_between
 from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, Array, Batch
 from rmqctl.scan.overlay import LogPart
@@ -359,7 +359,7 @@ def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
     source = place[0]
     records = records_between(source, blank.start, source.base + source.size)
     leads = Leads(witness, records)
-    if len(records) > MOST or not leads.are_none() or not leads.contradict(
+    if len(records) > MAX_PAGE_RECORDS or not leads.are_none() or not leads.contradict(
             records, besides=1):
         return []
     return [record.physical_offset for record in records]

@@ -26,7 +26,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from rmqctl.damage.evidence import Evidence, FoundRow, Gatherer, holes_with
-from rmqctl.damage.records import MOST_BODY, body_crc
+from rmqctl.damage.records import MAX_BODY, body_crc
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import append_crc, sysflag
@@ -74,7 +74,7 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
             continue
         with part.open() as source:
             for start, size in region.extents:
-                if size > MOST_BODY:
+                if size > MAX_BODY:
                     continue
                 raw = source.read(start - source.base, size)
                 try:

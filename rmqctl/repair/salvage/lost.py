@@ -19,7 +19,7 @@ import numpy as np
 
 from rmqctl.damage.evidence import (
     ENDLESS,
-    MOST_LISTED,
+    MAX_LISTED,
     Evidence,
     FoundRow,
     Gatherer,
@@ -307,7 +307,7 @@ def _between(time: int | None, region: Region) -> int | None:
 
 
 class LostMessages(NamedTuple):
-    """``listed``: the first `MOST_LISTED`; ``total``: how many there are. ``once``: how many more
+    """``listed``: the first `MAX_LISTED`; ``total``: how many there are. ``once``: how many more
     the index tells of, which may be those that only gaps tell of; they are not counted again.
     """
 
@@ -352,10 +352,10 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: E
         total += len(bulk)
         places = np.concatenate([places, bulk.physical])
         lost += [Lost(*row.key, row.queue_offset, row.physical, row.size, bulk.region.before,
-                      bulk.region.after, by="consumequeue") for row in bulk.rows(MOST_LISTED)]
+                      bulk.region.after, by="consumequeue") for row in bulk.rows(MAX_LISTED)]
     places.sort()
     lost.sort(key=_order)
-    del lost[MOST_LISTED:]
+    del lost[MAX_LISTED:]
     # Keys of the index: of what is listed, and of what only the index knows.
     wanted = {message.physical_offset for message in lost if message.physical_offset is not None}
     keys, others = known_keys(store, regions, wanted, places, end)
@@ -376,7 +376,7 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: E
         lost.append(_with_keys(Lost(None, None, None, physical, None, from_, to, by="index"),
                                keys))
     lost.sort(key=_order)
-    return LostMessages(tuple(lost[:MOST_LISTED]), total + others - len(once), len(once))
+    return LostMessages(tuple(lost[:MAX_LISTED]), total + others - len(once), len(once))
 
 
 def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], losses: KnownLosses,

@@ -30,9 +30,9 @@ from rmqctl.scan.frames import Array, Doubtful, records_from
 from rmqctl.scan.resync import is_blank, located_size, next_provable
 from rmqctl.scan.source import LARGEST_RECORD, AtHand, Source
 
-LEAST_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
+MIN_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 _BLOCK, _FIRST_BLOCK = 1 << 20, 64 << 10
-_MOST_INSIDE = 64
+_MAX_INSIDE = 64
 """Records in the last one before damage that are examined: a stranger may send very many."""
 _BEHIND = 1 << 20
 """Bytes after the last possible end in which the queues' next offsets are searched for."""
@@ -119,7 +119,7 @@ def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, pass
     beyond = _excess_beyond(source, at, ahead, int(lost[-1]), passed) if is_open else None
     # Of the damaged one, and of others that may begin in the damage between frames before its end.
     behind = 0
-    for begin in [0, *(np.flatnonzero(gap[1:] >= LEAST_HEAD) + 1).tolist()]:
+    for begin in [0, *(np.flatnonzero(gap[1:] >= MIN_HEAD) + 1).tolist()]:
         if begin > behind:
             break
         far = min((at if begin == 0 else int(ends[begin])) + largest, limit)
@@ -163,8 +163,8 @@ def _room(gap: Array) -> Array:
     continues after them, and others.
     """
     room: Array = gap // MIN_SIZE
-    long = gap >= LEAST_HEAD
-    room[long] = 1 + (gap[long] - LEAST_HEAD) // MIN_SIZE
+    long = gap >= MIN_HEAD
+    room[long] = 1 + (gap[long] - MIN_HEAD) // MIN_SIZE
     return room
 
 
@@ -173,7 +173,7 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
     one.
     """
     position = start + 1
-    for _ in range(_MOST_INSIDE):
+    for _ in range(_MAX_INSIDE):
         start_inside = next_provable(source, position, end)
         if start_inside is None:
             break

@@ -40,10 +40,10 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.scan.damage import entries
-from rmqctl.scan.damage.ends import LEAST_HEAD, resumed
+from rmqctl.scan.damage.ends import MIN_HEAD, resumed
 from rmqctl.scan.damage.known import Known
 from rmqctl.scan.damage.slots import Passed
-from rmqctl.scan.damage.tails import LONGEST_TAIL, ends_record, tails_of
+from rmqctl.scan.damage.tails import MAX_TAIL, ends_record, tails_of
 from rmqctl.scan.frames import Doubtful, used_length
 from rmqctl.scan.resync import (
     MAX_RECORD,
@@ -58,7 +58,7 @@ from rmqctl.scan.resync import (
 )
 from rmqctl.scan.source import Source
 
-_MOST_BODY = 32 << 20
+_MAX_BODY = 32 << 20
 """Bytes of a body whose CRC is examined to prove a size."""
 _UNUSED = 64 << 10
 """Bytes of zeros after the last record of a file: that many are rare in a body."""
@@ -181,7 +181,7 @@ def _searched(source: Source, at: int, search: int, limit: int, references: Know
     if stop is None and limit < source.size:
         stop = limit
     first = next_provable(source, search, limit if stop is None else stop)
-    if first is not None and first - at < LEAST_HEAD and not is_blank(source, first) and (
+    if first is not None and first - at < MIN_HEAD and not is_blank(source, first) and (
             at != passed.moved_end or is_placed(source, at)):
         return Verdict(first)  # no body begins so near to where a record does
     if first is None:
@@ -216,7 +216,7 @@ def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
     while (candidate := next_provable(source, position, limit)) is not None:
         frames, reaches_over = _frames_up_to(source, candidate, claimed)
         if candidate >= claimed or reaches_over or (
-                candidate - at < LEAST_HEAD and not is_blank(source, candidate)):
+                candidate - at < MIN_HEAD and not is_blank(source, candidate)):
             return Verdict(candidate, doubtful=tuple(doubtful))
         doubtful += [(source.base + place, size) for place, size in frames]
         position = max([candidate + 1, *(place + size for place, size in frames)])
@@ -235,7 +235,7 @@ def closes(source: Source, at: int, passed: Passed) -> bool:
     used = at
     for position, data in used_windows(source, at + BLANK_SIZE, source.size):
         used = position + used_length(data)
-    before = max(at, used - LONGEST_TAIL)
+    before = max(at, used - MAX_TAIL)
     tail = source.read(before, used - before)
     return not any(ends_record(tail + bytes(zeros)) for zeros in range(PROPERTIES_LENGTH_SIZE + 1))
 
@@ -275,7 +275,7 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
             not is_placed(source, at + total)):
         return at + int(summed)
     # After the body there is no more than a topic and properties.
-    if strict and not (is_there and 0 <= length < total - start <= length + LONGEST_TAIL):
+    if strict and not (is_there and 0 <= length < total - start <= length + MAX_TAIL):
         return at
     return min(at + int(total), source.size)
 
@@ -444,20 +444,20 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
     crc = _START.unpack_from(source.read(at, START_SIZE))[2]
     start, length = _body(source, at, magic)
     room = source.size - at
-    if 0 < length <= min(_MOST_BODY, room - start) and _crc(
+    if 0 < length <= min(_MAX_BODY, room - start) and _crc(
             source.read(at + start, length)) == crc:
         # The body is as long as it says: its size is wrong, or one of the lengths after it.
         size = extent(source, at, magic)
         sizes = {size} if size is not None and _has_topic(
             source, at + start + length, magic) else set()
         if total is not None and start + length + 3 < total <= (
-                start + length + LONGEST_TAIL):
+                start + length + MAX_TAIL):
             sizes.add(total)
         return sizes
-    if total is None or total > _MOST_BODY:
+    if total is None or total > _MAX_BODY:
         return set()
     # The length of the body is wrong: it ends before a topic and properties that end with all.
-    first = max(start - 1, total - LONGEST_TAIL)  # a topic is searched for after a byte at least
+    first = max(start - 1, total - MAX_TAIL)  # a topic is searched for after a byte at least
     tail = source.read(at + first, total - first)
     width = variant(0, magic).topic_length.size
     for place in sorted(tails_of(tail)):
@@ -479,7 +479,7 @@ def _is_torn_tail(source: Source, at: int) -> bool:
     """Return whether a position holds the first bytes of a topic and properties, and then
     nothing.
     """
-    raw = source.read(at, LONGEST_TAIL + START_SIZE)
+    raw = source.read(at, MAX_TAIL + START_SIZE)
     end = raw.find(bytes(START_SIZE))
     if end <= 0:
         return False

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from rmqctl.formats.local import message
-from rmqctl.scan.damage.tails import LONGEST_TAIL, ends_record
+from rmqctl.scan.damage.tails import MAX_TAIL, ends_record
 
 HEAD = min(message.variant(0, magic).head_size for magic in message.VERSIONS)
 
@@ -47,7 +47,7 @@ class Damaged:
     @property
     def tail(self) -> tuple[int, int]:
         """(place, length) of the bytes passed to `is_one_record`."""
-        first = max(self.end - LONGEST_TAIL, self.frames[-1][0])
+        first = max(self.end - MAX_TAIL, self.frames[-1][0])
         return first, self.end - first
 
     def is_one_record(self, tail: bytes) -> bool:

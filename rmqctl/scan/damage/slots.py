@@ -34,7 +34,7 @@ _FIRST_BLOCK, _BLOCK = 64 << 10, 1 << 20
 _BEFORE, _BEHIND = 8192, 1024
 """Frames right before and right after a range that are examined."""
 _SEGMENTS = 8
-_RUNS_AHEAD, _MOST_RUNS = 3, 64
+_RUNS_AHEAD, _MAX_RUNS = 3, 64
 """Runs of frames after a border that are counted, one after the other; runs that are examined."""
 _LIGHT = LMQ_PREFIX.encode()
 
@@ -158,7 +158,7 @@ def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
     ends = [*(np.flatnonzero(np.diff(frames.lost)) + 1).tolist(), len(frames.start)]
     begins = [0, *ends[:-1]]
     runs = [(begins[max(0, number - _RUNS_AHEAD)], end) for number, end in enumerate(
-        ends[:_MOST_RUNS])]
+        ends[:_MAX_RUNS])]
     if len(ends) > 1:
         runs.append((0, len(frames.start)))
     for ends_before, extra in passed.known_before(source, at):

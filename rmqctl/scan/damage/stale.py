@@ -33,14 +33,14 @@ from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Batch, Span
 from rmqctl.scan.source import Source, Witness
 from rmqctl.scan.walk import CHUNK, Walk, start_of
 
-MOST = 64
+MAX_PAGE_RECORDS = 64
 """Records of a page: 4 KiB hold fewer."""
-_MOST_READ = 1000
-MOST_PLACES = 200
+_MAX_READ = 1000
+MAX_STALE_PLACES = 200
 """Odd places of a store that are examined: where more is odd, no page explains it."""
 _FAR = 1 << 20
 """Bytes beside damage that are read to find a record to which an entry points."""
-_LEAST_CHUNK = 4 << 10
+_MIN_CHUNK = 4 << 10
 REASON = "stale records: consume queues and index contain other messages here"
 
 
@@ -87,7 +87,7 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
     records = _ends_of(source, start, end)
     leads = Leads(source.witness, records, taken)
     first, last = leads.at_borders()
-    if before is None and start == 0 and 0 < len(first) <= MOST:
+    if before is None and start == 0 and 0 < len(first) <= MAX_PAGE_RECORDS:
         before, leads.taken = _past_of(source, taken)
     _judge(leads, first, stale, before)
     _judge(leads, last, stale, None)
@@ -112,7 +112,7 @@ def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | N
 
 def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | None) -> None:
     """Judge records that follow each other, to none of which anything points."""
-    if not 0 < len(some) <= MOST:
+    if not 0 < len(some) <= MAX_PAGE_RECORDS:
         return
     is_older = before is not None and all(record.store_timestamp < before for record in some)
     # Of two messages with one queue offset this may be the right one, unless it is the older one.
@@ -134,11 +134,11 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
     """Return the records of positions without damage; of very many only those near the two ends."""
     if end - start <= 2 * _FAR:
         places = [*_places(source, start, end)]
-        return _Records(source, places if len(places) <= 2 * MOST + 2 else (
-            places[:MOST + 1] + places[-MOST - 1:]))
+        return _Records(source, places if len(places) <= 2 * MAX_PAGE_RECORDS + 2 else (
+            places[:MAX_PAGE_RECORDS + 1] + places[-MAX_PAGE_RECORDS - 1:]))
     behind = start_of(source, end - _FAR)
-    return _Records(source, [*_places(source, start, start + _FAR)][:MOST + 1]
-                    + [*_places(source, behind, end)][-MOST - 1:])
+    return _Records(source, [*_places(source, start, start + _FAR)][:MAX_PAGE_RECORDS + 1]
+                    + [*_places(source, behind, end)][-MAX_PAGE_RECORDS - 1:])
 
 
 class Beside:
@@ -184,7 +184,8 @@ class Beside:
             return
         # Only a few records at the ends of the batch can be of one page.
         positions, sizes = batch.offset - self._source.base, batch.column("total_size")
-        near = np.unique(np.concatenate((sound[:MOST + 1], sound[-MOST - 1:])))
+        near = np.unique(np.concatenate((
+            sound[:MAX_PAGE_RECORDS + 1], sound[-MAX_PAGE_RECORDS - 1:])))
         records = _Records(self._source, [*zip(
             positions[near].tolist(), sizes[near].tolist(), strict=True)])
         # Nearly always entries point to both ends: then there is no page.
@@ -202,7 +203,7 @@ class Beside:
             first = ()
         # What was before them: in this file, or in the file before.
         before = self._before
-        if begins and before is None and 0 < len(first or last) <= MOST:
+        if begins and before is None and 0 < len(first or last) <= MAX_PAGE_RECORDS:
             before, leads.taken = _past_of(self._source, None)
         if begins and before is not None:
             _judge(leads, first, stale, before)
@@ -245,7 +246,7 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
         leads = Leads(witness, chain)
         groups = [(is_led, list(some)) for is_led, some in groupby(chain, leads.only_to)]
         for number, (is_led, some) in enumerate(groups):
-            if is_led or len(some) > MOST or some[0].physical_offset <= last_yielded:
+            if is_led or len(some) > MAX_PAGE_RECORDS or some[0].physical_offset <= last_yielded:
                 continue
             if leads.contradict(some) and leads.by_two(some) and (
                     number > 0 or leads.agree_before(source, some[0])) and (
@@ -309,7 +310,7 @@ def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
     """Return whether the first record of ``[start, end)`` has its own row, as nearly all have: then
     the following ones need not be read.
     """
-    raw = source.read(start - source.base, min(_LEAST_CHUNK, end - start)) if start < end else b""
+    raw = source.read(start - source.base, min(_MIN_CHUNK, end - start)) if start < end else b""
     size = total_size_at(raw) if len(raw) >= START_SIZE else 0
     if not MIN_SIZE <= size <= len(raw):
         return False
@@ -326,7 +327,7 @@ def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -
     """
     if not is_led(source, witness, start, end):
         return False
-    places, sizes = witness.rows(max(start, end - _LEAST_CHUNK), end)
+    places, sizes = witness.rows(max(start, end - _MIN_CHUNK), end)
     return any(is_led(source, witness, place, end)
                for place in places[places + sizes == end].tolist())
 
@@ -356,17 +357,19 @@ class _Records(Sequence[Record]):
 
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
-    """Return the records of a range without damage, of more than twice `MOST` only those near its
-    two ends; none if there are very many. StoreIOError, also on access to a record.
+    """Return the records of a range without damage; of more than twice `MAX_PAGE_RECORDS`, only
+    those near its two ends; none if there are very many.
+
+    Raises: StoreIOError, also on access to a record.
     """
     places: list[tuple[int, int]] = []
     for batch in Walk(source, start - source.base, end - source.base, growing=True,
-                      chunk=min(CHUNK, max(end - start, _LEAST_CHUNK))):
+                      chunk=min(CHUNK, max(end - start, _MIN_CHUNK))):
         places += zip((batch.offset - source.base).tolist(), batch.column("total_size").tolist(),
                       strict=True)
-        if len(places) > _MOST_READ:
+        if len(places) > _MAX_READ:
             return []
-    near = MOST + 1  # that many are no page's, whatever is between
+    near = MAX_PAGE_RECORDS + 1  # that many are no page's, whatever is between
     if len(places) > 2 * near:
         places[near:-near] = []
     return _Records(source, places)

@@ -14,8 +14,8 @@ from rmqctl.scan.frames import Array
 _PAIR = b"\1"
 """Between name and value of a property."""
 _SHORT_TOPIC = longest_topic(MAGIC_V1)
-_LONGEST_TOPIC = 512
-LONGEST_TAIL = (1 << 15) + 1024
+_MAX_TOPIC = 512
+MAX_TAIL = (1 << 15) + 1024
 """Bytes that a topic and properties have at most, with their lengths."""
 
 
@@ -53,7 +53,7 @@ def _topics(data: Array, end: int) -> set[int]:
     """Return where a topic may begin that ends at ``end``, its length before it: names are
     printable.
     """
-    low = max(1, end - _LONGEST_TOPIC)
+    low = max(1, end - _MAX_TOPIC)
     window = data[low:end].astype(np.int32)
     left = len(window) - 1 - np.arange(len(window))
     short = (window == left) & (left > 0) & (left <= _SHORT_TOPIC)

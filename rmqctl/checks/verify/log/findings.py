@@ -20,7 +20,7 @@ from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record, host_text
 from rmqctl.parse_values import time_text
-from rmqctl.scan.damage.stale import MOST_PLACES, REASON, amid
+from rmqctl.scan.damage.stale import MAX_STALE_PLACES, REASON, amid
 from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.store.problems import ambiguity, earlier_life
 from rmqctl.store.problems import contradicted as words_of
@@ -170,7 +170,7 @@ def _contradicted(context: Context) -> Iterator[Finding]:
     store = context.store
     odd = sorted({*context.loose_rows, *(
         claim.physical_offset for tally in context.result.queues.values()
-        for claim in tally.claims if claim.row is not None and any(claim.row))})[:MOST_PLACES]
+        for claim in tally.claims if claim.row is not None and any(claim.row))})[:MAX_STALE_PLACES]
     zeros = {span.offset for span in context.result.spans if span.kind == ZERO}
     damage = [place for place in _damage(context) if place[0] not in zeros] if odd else []
     for file, group in groupby(odd, store.log.file_of):

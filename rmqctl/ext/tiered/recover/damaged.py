@@ -16,7 +16,7 @@ from itertools import chain, pairwise
 import numpy as np
 
 from rmqctl.damage.records import (
-    MOST_BODY,
+    MAX_BODY,
     bent_heads,
     field_of,
     whole_record,
@@ -266,9 +266,9 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
     """
     segment = log.segment_of(start)
     if segment is None or not segment.name_ok or stop - start < message.MIN_SIZE or (
-            stop - start > MOST_BODY and to_end):
+            stop - start > MAX_BODY and to_end):
         return 0
-    raw = log.read(start, min(stop - start, MOST_BODY))
+    raw = log.read(start, min(stop - start, MAX_BODY))
     candidates = _candidates(raw, start, stop - start, name, queue_offset, to_end=to_end)
     # Prefer a candidate that uses all bytes.
     for candidate in sorted(candidates, key=lambda data: len(data) != stop - start):

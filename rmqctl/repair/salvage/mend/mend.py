@@ -24,7 +24,7 @@ from typing import Any
 
 from rmqctl.damage.evidence import Evidence, FoundRow, Gatherer, holes_with
 from rmqctl.damage.records import (
-    MOST_BODY,
+    MAX_BODY,
     Records,
     bent_heads,
     body_crc,
@@ -367,7 +367,7 @@ class _Round:
         ``head``: the first bytes at ``start``.
         """
         size = total_size_at(head)
-        if not MIN_SIZE <= size <= min(room, MOST_BODY):
+        if not MIN_SIZE <= size <= min(room, MAX_BODY):
             return b""
         return head[:size] if size <= len(head) else source.read(start - source.base, size)
 
@@ -512,9 +512,9 @@ class _Round:
             fixed = with_fields(head, physical_offset=source.base + position, magic=magic)
             # All lengths agree with the only size that anything says: no other ones are tried.
             is_whole = sizes == {stored} and fixed == head and stored == extent(
-                source, position, head, magic, min(room, MOST_BODY))
+                source, position, head, magic, min(room, MAX_BODY))
             for bent, size in [(head, stored)] if is_whole else bent_heads(
-                    source, position, fixed, magic, min(room, MOST_BODY), sizes):
+                    source, position, fixed, magic, min(room, MAX_BODY), sizes):
                 # Its size needs a second witness, to be one bit off, or to lead to another record.
                 if size not in sizes and not (
                         (size ^ stored).bit_count() == 1 or is_placed(source, position + size)):
@@ -537,7 +537,7 @@ class _Round:
             # The sizes that are known, with the other lengths made to fit.
             for size in () if is_whole else sizes:
                 self._budget -= size
-                if size > MOST_BODY or self._budget < 0:
+                if size > MAX_BODY or self._budget < 0:
                     continue
                 raw = with_fields(source.read(position, size), total_size=size, magic=magic,
                                   physical_offset=source.base + position)
