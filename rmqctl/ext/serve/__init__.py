@@ -1,6 +1,6 @@
-"""The server behind ``rmqctl serve``: name server and brokers over store directories.
+"""The server of ``rmqctl serve``: a name server and brokers that serve store directories.
 
-`server` has the sockets, `dispatch` finds the handler of each code, `broker` is one store as a
-broker. Handlers are functions in a table of their module, in the rooms `consuming`, `producing` and
-`tools`; none of them writes to a socket or waits.
+`server` owns the sockets, `dispatch` finds the handler of each request code, and `broker` serves
+one store as a broker. Handlers are functions, registered in a table of their module, in the
+packages `consuming`, `producing` and `tools`; no handler writes to a socket or blocks.
 """

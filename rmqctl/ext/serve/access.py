@@ -1,4 +1,5 @@
-"""Access control: with access keys, only clients that sign their requests with one are served.
+"""Access control: if access keys are given, only clients that sign their requests with one of the
+keys are served.
 
 Like a broker's ACL 1.0 with an ``admin`` account, without permissions for single topics and groups.
 Requests to the name server are answered for all clients.
@@ -46,7 +47,7 @@ class Access:
 
     def check_call(self, authorization: str, date_time: str) -> None:
         """Check a call of a 5.x client: ``MQv2-HMAC-SHA1 Credential=KEY/…, Signature=…``, where the
-        text of the date is signed.
+        signed text is the value of the date header.
         Raises: Failed.
         """
         if not self.secrets:
@@ -68,8 +69,8 @@ def _refusal(text: str) -> Failed:
 
 
 def read_keys(paths: Iterable[str]) -> Access:
-    """Return the keys in key files of clients (``rocketmq.client.keyFile``): Java properties with
-    AccessKey and SecretKey.
+    """Return the access keys in client key files (``rocketmq.client.keyFile``): Java properties
+    with AccessKey and SecretKey.
     Raises: UsageError, StoreIOError.
     """
     secrets: dict[str, str] = {}

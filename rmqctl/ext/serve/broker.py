@@ -1,6 +1,6 @@
-"""A store as a broker: its topics and groups, its queues, and the requests that wait for messages.
+"""A store served as a broker: topics, groups, queues, and requests that wait for messages.
 
-Contains what several handlers share; the handlers are in the modules of their subjects.
+Contains what several handlers share; the handlers are in other modules, by subject.
 """
 
 from __future__ import annotations
@@ -38,9 +38,11 @@ if TYPE_CHECKING:
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104 - nothing is bound here
 Buffer = bytes | memoryview
 _TURN_S = 0.02
-"""Seconds for which waiting requests are checked before other clients have their turn."""
+"""Maximum seconds for checking waiting requests before other clients are served."""
 Mode = tuple[str, int]
-"""``PULL`` or ``POP``, and the number of clients whose queues a client shares."""
+"""The request mode (``PULL`` or ``POP``), and the number of clients with which a client shares
+queues.
+"""
 MAX_WAITING = 100_000
 """Maximum number of waiting requests of a broker."""
 ANY_QUEUE = -1
@@ -48,8 +50,8 @@ ANY_QUEUE = -1
 
 
 class Connection(Protocol):
-    """A client's connection, as handlers use it. ``peer``: its address; ``host``: the part of it
-    that identifies the client.
+    """A client's connection, as handlers use it. ``peer``: the client's address; ``host``: the part
+    of the address that identifies the client.
     """
 
     peer: str
@@ -57,17 +59,19 @@ class Connection(Protocol):
     local_host: str
     """The local address that the client connected to."""
     at_end: set[Callable[[], None]]
-    """Called when the connection is closed; each function removes itself when it is not needed any
-    more.
+    """Callbacks for when the connection is closed; a callback that is no longer needed removes
+    itself.
     """
 
     @property
     def is_full(self) -> bool:
-        """Return whether the client does not read what was sent to it."""
+        """Return whether too much sent data is still unread by the client."""
         ...
 
     def send(self, command: Command) -> None:
-        """Send a command that was not requested; drop it if the client does not read."""
+        """Send a command that the client did not request; drop the command if the client does not
+        read.
+        """
         ...
 
     def ask(self, command: Command, then: Callable[[Command | None], None], seconds: float) -> None:
@@ -95,16 +99,16 @@ class Call(msgspec.Struct):
     fields: dict[str, Any]
 
     def reply(self, response: Response) -> None:
-        """Answer later, from a handler that returned None."""
+        """Send the response of a handler that returned None earlier."""
         if not self.command.is_one_way:
             self.connection.reply(self.command, response)
 
 
 class Rounds(Protocol):
-    """A task that a broker runs from time to time, besides its requests."""
+    """A task that a broker runs periodically."""
 
     def begin(self) -> None:
-        """Start a run, if it is time."""
+        """Start the task if it is due."""
 
     def stop(self) -> None:
         """Cancel a running task."""
@@ -150,22 +154,22 @@ class Broker:
     still wait.
     """
     on_event: Callable[..., None] = lambda **_: None
-    """Called with events as keywords."""
+    """Called with the fields of each event as keyword arguments."""
     failed: Callable[[str, Exception], None] = lambda _name, _error: None
     """Called with an unexpected error of a handler."""
     waits: Quota = field(default_factory=lambda: Quota(MAX_WAITING))
-    """Limits waiting requests, with the weights of `pulling`."""
+    """The limit of waiting requests, which `pulling` weights by size."""
     pops: Any = field(init=False)
-    """Messages delivered by POP: a `popping.Pops`, whose module imports this one."""
+    """Messages delivered by POP: a `popping.Pops` (not imported: `popping` imports this module)."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
-    """The request modes of groups, by topic and group, as far as clients have set them."""
+    """Request modes set by clients, by topic and group."""
     _retries: dict[str, Topic] = field(default_factory=dict)
     _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
     _waking: bool = False
     _to_notify: dict[str, Group] = field(default_factory=dict)
 
     is_wiped: bool = False
-    """True if routes do not permit sending."""
+    """True if the routes returned to clients do not permit sending."""
     writer: Writer | None = None
     new_groups: set[str] = field(default_factory=set)
     """Groups that connected since the configuration was last written."""
@@ -173,9 +177,10 @@ class Broker:
     timers: Timers | None = None
     transactions: Transactions | None = None
     pulls: Any = field(init=False)
-    """Answers plain pulls: a `consuming.plain.PlainPulls`, whose module imports this one."""
+    """Answers plain pulls: a `PlainPulls` (not imported: `consuming.plain` imports this module)."""
     sends: Any = None
-    """Stores plain messages: a `producing.plain.PlainSends`, whose module imports this one."""
+    """Stores plain messages: a `PlainSends` (not imported: `producing.plain` imports this module).
+    """
     checks: Rounds | None = None
 
     @property
@@ -189,8 +194,8 @@ class Broker:
         return Counter() if self.writer is None else self.writer.received
 
     def address_for(self, connection: Connection) -> Address:
-        """Return the address for a client to reach the broker: if it listens on all addresses, the
-        one that the client connected to.
+        """Return the address at which a client reaches the broker: if the broker listens on all
+        addresses, the address that the client connected to.
         """
         if self.address.host in _ANY and connection.local_host:
             return replace(self.address, host=connection.local_host)
@@ -200,7 +205,7 @@ class Broker:
 
     @property
     def topics(self) -> dict[str, Topic]:
-        """All topics by name, with what clients may do."""
+        """All topics by name, with the permissions of clients."""
         topics = {**self.source.topics, **self._retries}
         for group in self.groups.consumers:
             name = RETRY_PREFIX + group
@@ -221,8 +226,9 @@ class Broker:
         return None if topic is None else self._served(topic)
 
     def _served(self, topic: Topic) -> Topic:
-        """Return the topic with its queue in memory, after those of the store. A retry topic always
-        has one, so that consumers pull from it before it has messages.
+        """Return the topic with its in-memory queue, if any, added after its stored queues. A retry
+        topic always has an in-memory queue, so that consumers pull from the topic before it has
+        messages.
         """
         is_retry = topic.name.startswith(RETRY_PREFIX)
         extra = int(is_retry or (topic.name, topic.read_queues) in self.memory.queues)
@@ -245,8 +251,8 @@ class Broker:
         return topic
 
     def queue(self, topic: str, queue_id: int) -> Queue:
-        """Return a queue to read, an empty one if it does not exist.
-        Raises: Failed if it cannot be read.
+        """Return a queue to read; an empty queue if it does not exist.
+        Raises: Failed if the queue cannot be read.
         """
         in_memory = self.memory.queues.get((topic, queue_id))
         if in_memory is not None:
@@ -262,7 +268,7 @@ class Broker:
             raise Failed(Status.SYSTEM_ERROR, str(error)) from None
 
     def memory_queue(self, topic: str) -> int:
-        """Return the queue id in memory of a retry or dead-letter topic."""
+        """Return the id of the in-memory queue of a retry or dead-letter topic."""
         retry_topic = self.source.topics.get(topic)
         if retry_topic is None:
             retry_topic = self._retries.setdefault(topic, Topic(topic, 0, 0, READ))
@@ -300,14 +306,16 @@ class Broker:
                 self.wake(look)
 
     def wake(self, waiting: Callable[[bool], None]) -> None:
-        """Let a waiting request look in the next turn."""
+        """Let a waiting request check for messages in the next turn of the event loop."""
         self._woken[waiting] = None
         if not self._waking:
             self._waking = True
             self.later(0, self._wake)
 
     def _wake(self) -> None:
-        """Let some waiting requests look; the others follow when other clients had their turn."""
+        """Let some waiting requests check for messages; the others follow after other clients were
+        served.
+        """
         late = time.monotonic() + _TURN_S
         while self._woken and time.monotonic() < late:
             waiting = next(iter(self._woken))
@@ -321,7 +329,7 @@ class Broker:
             self.later(0, self._wake)
 
     def look_again(self) -> None:
-        """Let all waiting requests look if the store has changed."""
+        """Let all waiting requests check for messages if the store has changed."""
         if self.writer is not None:
             self.writer.settle_in_time()
         elif self.source.refresh():
@@ -339,7 +347,7 @@ class Broker:
             self.checks.begin()
 
     def keep(self) -> None:
-        """Write new groups and the progress of delays into a writable store.
+        """Write new groups and the progress of delayed messages into a writable store.
         Raises: StoreIOError, RefusedError.
         """
         if self.writer is None or self.writer.failure is not None:
@@ -355,7 +363,7 @@ class Broker:
             self.delays.changed = False
 
     def close(self) -> None:
-        """Close the store; leave a writable one as a broker's shutdown does."""
+        """Close the store; leave a writable store in the state that a broker's shutdown leaves."""
         if self.checks is not None:
             self.checks.stop()
         if self.transactions is not None:
@@ -371,7 +379,7 @@ class Broker:
     # -- groups -------------------------------------------------------------------------------
 
     def notify_members(self, group: Group, but: object = None) -> None:
-        """Notify members of a group that others came or went, so that they share queues again,
+        """Notify a group's members that its membership changed, so that they rebalance queues,
         unless the group's settings forbid it.
         """
         if self.source.groups.get(group.name, {}).get("notify_consumer_ids_changed_enable") is (
@@ -383,7 +391,7 @@ class Broker:
                                   flag=2))
 
     def notify_in_turns(self, groups: Iterable[Group]) -> None:
-        """Notify the members of many groups, in turns with other requests."""
+        """Notify the members of many groups, alternating with other requests."""
         waiting = bool(self._to_notify)
         self._to_notify.update((group.name, group) for group in groups)
         if self._to_notify and not waiting:
@@ -402,7 +410,7 @@ class Broker:
         self.groups.drop_producers(peer=connection)
 
     def expire(self) -> None:
-        """Forget clients without a recent heartbeat, and record figures."""
+        """Forget clients without a recent heartbeat, and record statistics."""
         self.sums.note(self.received, self.delivered)
         self.notify_in_turns(self.groups.drop_silent())
         self.locks.expire()
@@ -420,4 +428,4 @@ class Broker:
 
 Handler = Callable[[Broker, Call], Response | None]
 Table = dict[str, Handler]
-"""Handlers by the name of the request that they answer."""
+"""Request handlers by request name."""

@@ -26,14 +26,14 @@ from rmqctl.parse_values import Address
 
 _MAX_BODY = MAX_FRAME - (1 << 20)
 _MAX_ASKED = 64
-"""Maximum number of requests to one client that wait for its response."""
+"""Maximum number of requests sent to one client that await its response."""
 _GATHERED = 320 << 10
-"""Bytes of responses to one client that are collected in a turn before they are sent."""
+"""Maximum bytes of responses to one client that are collected in a turn before they are sent."""
 _FIRST_READ = 64 << 10
-"""Bytes of the first read of a frame: many connections may begin one at the same time."""
+"""Bytes of the first read of a frame; small, since many connections may start a frame at once."""
 _MAX_BUFFERS = 512
-"""Maximum number of parts of waiting responses; the last response may add as many (IOV_MAX is
-1024).
+"""Maximum number of buffers of unsent responses; the last response may add as many again (IOV_MAX
+is 1024).
 """
 
 
@@ -156,7 +156,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._frames.missing
 
     def read_later(self, *, waits: bool) -> None:
-        """Stop or resume reading this connection's frame, while those of others are read."""
+        """Stop or resume reading this connection's frame, while frames of other connections are
+        read.
+        """
         self._reads_later = waits
         if waits and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -166,7 +168,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # -- requests -----------------------------------------------------------------------------
 
     def in_line(self, *, waits: bool) -> None:
-        """Stop or resume reading, while it waits for its turn."""
+        """Stop or resume reading while the connection waits for its turn."""
         self._waits = waits
         if waits and self._transport is not None and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -175,7 +177,7 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     def work(self, late: float) -> bool:
         """Answer received requests until ``late`` (monotonic seconds), as long as the client reads
-        the responses. Return whether there are more.
+        the responses. Return whether requests are left.
         """
         # One turn at a time.
         if self._busy:
@@ -234,8 +236,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         return self._held
 
     def count_unsent(self) -> bool:
-        """Count the bytes of unread responses. Return whether all connections together have too
-        many.
+        """Count the bytes of unread responses. Return whether all connections together exceed the
+        limit.
         """
         unsent = 0 if self._transport is None or self._transport.is_closing() else (
             self._transport.get_write_buffer_size())
@@ -246,11 +248,11 @@ class ClientConnection(asyncio.BufferedProtocol):
 
     @property
     def held_since(self) -> float:
-        """Since when its held bytes did not decrease; monotonic seconds."""
+        """The time since which the held bytes have not decreased (monotonic seconds)."""
         return self._since
 
     def spare_since(self) -> float | None:
-        """Return the time as for `limits.Holder`."""
+        """Return the idle time, see `limits.Holder`."""
         if not self._has_asked:
             return 0.0
         if self._paused:
@@ -291,7 +293,9 @@ class ClientConnection(asyncio.BufferedProtocol):
         self.send(replace(command, opaque=number))
 
     def _on_response(self, number: int, response: Command | None) -> None:
-        """Handle the response to a request to the client, if it is still expected."""
+        """Handle a client's response to a request from the server, if the response is still
+        expected.
+        """
         then, timer = self._asked.pop(number, (None, None))
         if then is not None and timer is not None:
             timer.cancel()
@@ -317,8 +321,8 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write(parts, size)
 
     def _write(self, parts: list[Buffer], size: int) -> None:
-        """Send at the end of this turn, or at once if there is enough; later after a delay by
-        order.
+        """Send at the end of this turn, or at once if enough is collected, or later if an order
+        (`orders`) delays responses.
         """
         slow = self._broker.cluster.faults.slow
         if slow:
@@ -336,7 +340,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self.flush()
 
     def flush(self) -> None:
-        """Write responses to the socket without copying, unless it does not accept all of them."""
+        """Write responses to the socket; copy only what the socket does not accept at once."""
         parts, size, transport = self._out, self._out_size, self._transport
         if not parts:
             return

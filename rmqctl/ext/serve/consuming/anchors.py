@@ -1,8 +1,8 @@
-"""Identify the store that consumer offsets belong to by records of its log, not by name and path.
+"""Identify a store by records of its log, not by name and path, to match saved consumer offsets.
 
 A store that was moved, renamed or is served in another order has the same records at the same
-physical offsets. The first records of its first and last log file are kept: the first one
-disappears when a broker deletes old files, the last one when a log is truncated.
+physical offsets. Two records are saved, the first of the first log file and the first of the last:
+a broker that deletes old files removes the former, truncation the latter.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.end import first_record
 
 ANCHORS = "records"
-"""The field of an entry that holds its records: lists of physical offset, size and digest."""
+"""The field of an entry with the records: lists of physical offset, size and digest."""
 _MAX_READ = 16 << 20
 _MAX_ANCHORS = 4
-"""Maximum number of an entry's records that are checked; two are written."""
+"""Maximum number of records that are checked of an entry; two are written."""
 Anchor = list[int | str]
 
 
@@ -43,8 +43,8 @@ def anchors_of(log: CommitLog, earlier: Sequence[Anchor] = ()) -> list[Anchor]:
 
 
 def _is_of(log: CommitLog, entry: Mapping[str, Any]) -> bool | None:
-    """Return whether the log contains one of an entry's records; None if it contains none of them,
-    but no other record at their offsets either.
+    """Return whether the log contains a record of the entry; None if unknown: the log contains no
+    record at all at the entry's offsets.
     """
     anchors, other = entry.get(ANCHORS), False
     for anchor in anchors[:_MAX_ANCHORS] if isinstance(anchors, list) else ():
@@ -63,10 +63,10 @@ def keys_in(entries: Mapping[str, Any], names: Sequence[str], logs: Sequence[Com
     or None; warnings).
     Raises: UsageError if a store's entry cannot be determined.
 
-    A name consists of a broker's name, a space and a path. An entry without records (written by an
-    older version) belongs to the store at its path. An entry with records belongs to a store whose
-    log contains one of them: the one of the same name, else at the same path, else the only one
-    without another entry.
+    An entry's name consists of a broker's name, a space and a path. An entry without records
+    (written by an older version) belongs to the store at its path. An entry with records belongs to
+    a store whose log contains one of these records: the store with the same name, else the store at
+    the same path, else the only store without another entry.
     """
     # Find the entries that may belong to each store.
     candidates: list[list[str]] = []

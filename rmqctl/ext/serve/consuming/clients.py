@@ -14,7 +14,7 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.remoting.frame import FrameError
 
 _MAX_EVENTS = 50
-"""Maximum number of groups changed by one heartbeat whose members are notified at once."""
+"""If one heartbeat changes up to this number of groups, their members are notified at once."""
 _MAX_SUBSCRIPTIONS = 10_000
 _MAX_TEXT = 64 << 20
 """Maximum bytes of all subscriptions of a broker."""
@@ -127,7 +127,7 @@ def unregister(broker: Broker, call: Call) -> Response:
 
 
 def consumer_list(broker: Broker, call: Call) -> Response:
-    """Return the client ids of a group, by which its members share queues."""
+    """Return the client ids of a group, which its members need to share queues."""
     name = call.fields["consumerGroup"]
     group = broker.groups.consumers.get(name)
     if group is None or not group.members:
@@ -151,7 +151,9 @@ def _queues(value: dict[str, Any]) -> list[tuple[str, int]]:
 
 
 def lock_queues(broker: Broker, call: Call) -> Response:
-    """Lock queues for a member, for orderly consumption. Return the queues that it holds now."""
+    """Lock queues for a member, for orderly consumption. Return the queues that the member now
+    holds.
+    """
     value = body_of(call)
     locked = broker.locks.take(_name(value.get("consumerGroup")), _name(value.get("clientId")),
                                _queues(value))

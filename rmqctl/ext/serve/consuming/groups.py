@@ -21,7 +21,7 @@ _TYPES = ("CONSUME_ACTIVELY", "CONSUME_PASSIVELY")
 _FROM = ("CONSUME_FROM_LAST_OFFSET", "CONSUME_FROM_LAST_OFFSET_AND_FROM_MIN_WHEN_BOOT_FIRST",
          "CONSUME_FROM_MIN_OFFSET", "CONSUME_FROM_MAX_OFFSET", "CONSUME_FROM_FIRST_OFFSET",
          "CONSUME_FROM_TIMESTAMP")
-"""The values that C++ clients send as numbers, by number."""
+"""The names of values that C++ clients send as numbers, by number."""
 
 
 class Peer(Protocol):
@@ -85,7 +85,7 @@ class Group:
         self.from_where = _named(value.get("consumeFromWhere"), _FROM, self.from_where)
 
     def subscribe(self, wanted: list[Subscription]) -> bool:
-        """Replace the subscriptions by those of a member. Return True if a topic was added or
+        """Replace the group's subscriptions by a member's. Return True if a topic was added or
         removed.
         """
         topics = {subscription.topic for subscription in wanted}
@@ -154,7 +154,7 @@ class Groups:
 
     def drop_producers(self, client_id: str | None = None, peer: Peer | None = None,
                        group: str | None = None, heard_by: float = math.inf) -> None:
-        """Do the same for producers."""
+        """Remove producers by connection, client id, group or heartbeat time, see `remove`."""
         is_gone = _selected(client_id, peer, heard_by)
         for name, members in list(self.producers.items()):
             if group not in (None, name):
@@ -189,8 +189,8 @@ class QueueLocks:
 
     def take(self, group: str, client_id: str, queues: list[tuple[str, int]]) -> list[
             tuple[str, int]]:
-        """Lock queues for a client. Return those that it holds now: free ones, its own, and those
-        whose lock has expired.
+        """Lock queues for a client. Return the queues that the client now holds: queues that were
+        free, its own, or whose lock had expired.
         """
         now = time.monotonic()
         room = self.most - sum(map(len, self._held.values()))

@@ -1,4 +1,4 @@
-"""Lines of POP requests that wait for messages, in order of arrival, over both protocols."""
+"""Wait lines (FIFO) of POP requests that wait for messages, shared by both protocols."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from rmqctl.ext.serve.consuming.subscriptions import ALL, TAG
 
 
 class Line(NamedTuple):
-    """The key of a line: requests with the same key wait in one line. ``notice``: whether they ask
-    only for a notification, and not for messages.
+    """The key of a line: requests with the same key wait in one line. ``notice``: whether the
+    requests ask only for a notification, not for messages.
     """
 
     group: str
@@ -25,8 +25,8 @@ class Line(NamedTuple):
 
 
 class WaitingLines:
-    """Waiting requests in order of arrival. The first of a line is notified of new messages; when
-    it leaves, the next one looks.
+    """Waiting requests in order of arrival. The first request of a line is notified of new
+    messages; when it leaves, the next request checks for messages.
     """
 
     def __init__(self, broker: Broker) -> None:
@@ -56,9 +56,7 @@ class WaitingLines:
         self._broker.stop_listening((line.topic, ANY_QUEUE), look)
 
     def is_first(self, line: Line, look: Callable[[bool], None]) -> bool:
-        """Return whether a waiting request is first in its line, and so notified of new
-        messages.
-        """
+        """Return whether a waiting request is first in its line, and so gets notified."""
         return next(iter(self._all[line])) == look
 
     def count(self, group: str, topic: str, queue_id: int) -> int:

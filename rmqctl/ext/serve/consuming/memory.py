@@ -1,7 +1,7 @@
 """Queues in memory for messages that consumers send back to a read-only server.
 
 Their queue ids are above those of the store, and their physical offsets above any log, so that a
-client can send back a message that it got from such a queue.
+client can send back messages that it received from these queues.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, mag
 EACH = 512
 """Bytes of memory that a message takes besides its record."""
 BASE = 1 << 61
-"""The physical offset of the first record; no log of a broker is that long."""
+"""The physical offset of the first record in memory; no broker's log is that long."""
 
 
 @dataclass(slots=True)
 class MemoryQueue:
-    """A queue in memory: records, and the tags code of each."""
+    """An in-memory queue: its records and their tags codes."""
 
     records: list[bytes] = field(default_factory=list)
     tags: list[int] = field(default_factory=list)

@@ -9,7 +9,7 @@ from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.formats.local.message import decode
 
 _V5 = 412
-"""The version of 5.0 clients."""
+"""The version number that 5.0 clients send."""
 
 
 def _offset(value: int) -> Response:
@@ -28,7 +28,7 @@ def min_offset(broker: Broker, call: Call) -> Response:
 
 def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool = False) -> int:
     """Return the queue offset of the first message stored at ``when`` (ms) or later; with
-    ``upper``, that of the last message stored at ``when`` or earlier.
+    ``upper``, of the last message stored at ``when`` or earlier.
     Raises: Failed if the queue cannot be read.
     """
     queue = broker.queue(topic, queue_id)
@@ -46,9 +46,9 @@ def at_time(broker: Broker, topic: str, queue_id: int, when: int, *, upper: bool
 
 
 def search_offset(broker: Broker, call: Call) -> Response:
-    """Return the queue offset at a time, as 5.x brokers do. Java clients before 5.0 get the last
-    message for a time after it, as from 4.x brokers: Dashboard 1.x adds one to the offset, and
-    would show messages twice otherwise.
+    """Return the queue offset at a time, as 5.x brokers do. For a time after the last message, Java
+    clients before 5.0 get the offset of the last message, as from 4.x brokers: Dashboard 1.x adds 1
+    to the offset and would otherwise show messages twice.
     """
     wanted, asked = call.fields, call.command
     upper = (wanted["boundaryType"] or "").upper() == "UPPER"
@@ -70,8 +70,8 @@ def earliest_time(broker: Broker, call: Call) -> Response:
 
 def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: bool = True
              ) -> int | None:
-    """Return a group's consumer offset; if it has none, the offset to start from. Return None if a
-    broker leaves that to the client; without ``zero`` also for queues that start at 0.
+    """Return a group's consumer offset; if it does not exist, the offset to start from. Return None
+    if a broker lets the client choose the start; without ``zero`` also for queues that start at 0.
     Raises: Failed if the queue cannot be read.
     """
     committed = broker.positions.get(group, topic, queue_id)

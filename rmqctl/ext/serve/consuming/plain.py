@@ -1,9 +1,9 @@
-"""Plain pulls: requests that repeat an earlier one except for their numbers, and find messages.
+"""Plain pulls: requests that differ from an earlier request only in numbers, and find messages.
 
-A consumer repeats the same request: the same group, topic, queue and limits, from another offset.
-The first such request is decoded by a library, and its text is kept; of its repetitions only the
-numbers are read. `pulling.pull_message` handles everything else. A test checks that both give the
-same responses.
+A consumer repeats the same request (group, topic, queue and limits) with another offset. The first
+request is decoded by a library, and its text is kept; only the numbers of repeated requests are
+parsed. `pulling.pull_message` handles all other pulls. A test checks that both produce the same
+responses.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _NAMES = b"".join(name.encode() + b"\0" for name in _NUMBERS)
 _MAX_AT_ONCE = 16
 """Maximum number of requests answered in one go."""
 _MAX_KEPT = 2048
-"""Maximum number of requests that are kept; each takes 3 KiB at most."""
+"""Maximum number of decoded requests that are kept; each takes at most 3 KiB."""
 _MARKED = Pulled(FOUND, 1_234_567_891, 1_234_567_892, 1_234_567_893)
 _MARKED_OPAQUE = 1_234_567_894
 
@@ -48,8 +48,8 @@ class Client(Protocol):
 
 
 class _PlainPull(msgspec.Struct, gc=False):
-    """A request that may be repeated. ``fields``: without its numbers. ``accept``: its own filter,
-    if it has one (``says``).
+    """A request that may be repeated. ``fields``: its header fields without the numbers. ``says``:
+    whether the request contains a filter; ``accept``: that filter.
     """
 
     code: int
@@ -68,7 +68,7 @@ class PlainPulls:
 
     def take_all(self, client: Client, frames: FrameReader, late: float) -> bool:
         """Answer plain pulls in ``frames`` until another request follows, or until ``late``
-        (monotonic seconds). Return whether any was answered.
+        (monotonic seconds). Return whether any pull was answered.
         """
         broker = self._broker
         if self._kernel is None or broker.cluster.access.secrets:

@@ -36,7 +36,7 @@ _MAX_MESSAGES = 32
 _MAX_INVISIBLE_MS = 12 * 3_600_000
 """Maximum invisible time of a message (ms)."""
 _IN_ORDER = 999
-"""The queue id of the revive topic that marks ordered messages."""
+"""The revive queue id that a receipt of ordered messages contains."""
 _LATEST = 1
 """The ``initMode`` of a group without consumer offset that starts with new messages."""
 _MIN_WAIT_S = 0.01
@@ -55,9 +55,7 @@ def has_batches(broker: Broker, topic: str) -> bool:
 
 
 def pop_message(broker: Broker, call: Call) -> Response | None:
-    """Return messages of a topic that no other client has at the moment, now or when there are
-    some.
-    """
+    """Return messages of a topic that no other client holds, as soon as there are any."""
     wanted = call.fields
     _judge(broker, call)
     if wanted["maxMsgNums"] > _MAX_MESSAGES:
@@ -73,7 +71,7 @@ def pop_message(broker: Broker, call: Call) -> Response | None:
 
 
 def notification(broker: Broker, call: Call) -> Response | None:
-    """Answer whether there are messages to pop, now or when there are some."""
+    """Answer whether there are messages to pop, as soon as there are any."""
     _judge(broker, call)
     return _WaitingNotice(broker, call, _line(call)._replace(notice=True)).start()
 
@@ -102,7 +100,7 @@ def _judge(broker: Broker, call: Call) -> None:
 
 
 def _check_group(name: str) -> None:
-    """Raise Failed if a group name is too long: the state of groups is kept in memory."""
+    """Raise Failed if a group name is too long to be kept in memory."""
     if len(name) > _MAX_NAME:
         raise Failed(Status.SUBSCRIPTION_GROUP_NOT_EXIST,
                      f"the group name has {len(name)} characters")
@@ -116,7 +114,7 @@ class _WaitingForAny(Waiting):
     """A request that waits for messages of any queue, new or visible again."""
 
     late = 0.0
-    """The time at which it ends (monotonic seconds)."""
+    """The time at which the wait ends (monotonic seconds)."""
 
     @property
     def popped(self) -> GroupDeliveries:
@@ -126,7 +124,7 @@ class _WaitingForAny(Waiting):
         return popped
 
     def start(self) -> Response | None:
-        """Return the response, or None if the request waits for it. Raises: Failed."""
+        """Return the response; None if the request must wait. Raises: Failed."""
         response = self.answer_now()
         if response is not None:
             return response
@@ -147,8 +145,8 @@ class _WaitingForAny(Waiting):
         self.broker.pops.lines.leave(self.key, self.look)
 
     def _wait(self) -> None:
-        """Wait until the request ends; if it is first in line, until a message may become visible
-        again.
+        """Wait until the request expires; if it is first in line, at most until a message may
+        become visible again.
         """
         due = self.late
         if self.broker.pops.lines.is_first(self.key, self.look):
@@ -182,7 +180,9 @@ class _WaitingForAny(Waiting):
 
     @abstractmethod
     def empty_response(self, *, full: bool = False) -> Response:
-        """Return the response without messages; ``full``: because too many requests wait."""
+        """Return a response without messages; ``full``: whether the reason is too many waiting
+        requests.
+        """
 
 
 @dataclass(eq=False)
@@ -231,12 +231,14 @@ class _WaitingNotice(_WaitingForAny):
 
 
 def _mark(name: str) -> str:
-    """Return the mark of a topic: 0 for the requested topic, 1 or 2 for its retry topics."""
+    """Return the number that marks a topic in responses: 0 for the requested topic, 1 or 2 for its
+    retry topics.
+    """
     return "0" if not name.startswith(RETRY_PREFIX) else "2" if "+" in name else "1"
 
 
 def _record(given: DeliveredMessage) -> Buffer:
-    """Return the message as stored, except for its number of deliveries."""
+    """Return the record as stored, except for its number of deliveries."""
     times = min(given.flight.attempt - 1, MAX_ATTEMPTS)
     name, _ = given.receipt.queue
     if not times or name.startswith(LMQ_PREFIX):  # clients look for the latter elsewhere then
