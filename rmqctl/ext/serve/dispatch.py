@@ -1,6 +1,4 @@
-"""Find the handler of each request code, and build the response to errors (spec: remoting.md
-§1.4).
-"""
+"""Find the handler of each request code, and build error responses (spec: remoting.md §1.4)."""
 
 from __future__ import annotations
 

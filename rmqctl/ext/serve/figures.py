@@ -1,4 +1,4 @@
-"""Figures of a server: for the live view, for monitoring, and as events each second.
+"""Statistics of a server: for the live view, for monitoring, and as events each second.
 
 All sizes are bounded, since clients can name as many groups and topics as they like.
 """
@@ -18,11 +18,11 @@ from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.server import Server
 
 MAX_LABELS = 1000
-"""Maximum number of label values of a metric; further groups and topics are summed up."""
+"""Maximum number of label values of a metric; further groups and topics are added up."""
 REST = "*"
-"""The label of that sum, which also counts a group or topic of this name."""
+"""The label of the sum of further groups and topics; a group or topic of this name is included."""
 _MAX_EVENTS = 50
-"""Maximum number of events of one kind in a second; beyond it there is one event with the sum."""
+"""Maximum number of events of one kind per second; the others are summed up in one event."""
 _LAG_S = 0.02
 """Maximum seconds for reading consumer offsets, at most once a second."""
 _MAX_QUEUES = 1000
@@ -30,7 +30,7 @@ _MAX_QUEUES = 1000
 
 @dataclass(frozen=True, slots=True)
 class Second:
-    """Counts since the last look, ``seconds`` ago."""
+    """Counts since the previous sample, ``seconds`` ago."""
 
     seconds: float
     sent: Mapping[tuple[str, str], int]
@@ -39,7 +39,7 @@ class Second:
     """Messages by broker, group and topic."""
     delivered_bytes: int
     committed: Sequence[tuple[str, str, str]]
-    """Broker, group and topic of new consumer offsets."""
+    """Broker, group and topic of each new consumer offset."""
     damaged: Mapping[str, int]
     """Number of skipped damaged messages by broker."""
     connections: Mapping[str, int]
@@ -48,7 +48,7 @@ class Second:
 
 @dataclass(eq=False)
 class CountWatch:
-    """Looks at a server now and then. New consumer offsets are counted from its first look on."""
+    """Samples a server's counts. New consumer offsets are counted from the first sample on."""
 
     server: Server
     _last: float = field(default_factory=time.monotonic)
@@ -60,7 +60,7 @@ class CountWatch:
         ("connections", "accepted", "turned_away", "broken"), 0))
 
     def look(self) -> Second:
-        """Return the counts since the last look."""
+        """Return the counts since the previous sample."""
         brokers, now = self.server.brokers, time.monotonic()
         sent = Counter({(broker.name, topic): count for broker in brokers
                         for topic, count in broker.received.items()})
@@ -83,8 +83,8 @@ class CountWatch:
 
 
 def connections(server: Server) -> dict[str, int]:
-    """Return the number of connections, and how many were accepted, turned away, and closed because
-    of invalid data since the start.
+    """Return the numbers of connections: current, and since the start accepted, turned away, and
+    closed because of invalid data.
     """
     return {"connections": len(server.connections), "accepted": server.accepted,
             "turned_away": server.turned_away, "broken": server.broken}
@@ -122,8 +122,8 @@ def _counted(event: str, names: Sequence[str], counts: Mapping[Any, int]
 
 def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
     """Return the number of messages of a topic that a group has not consumed, in queues with a
-    consumer offset; None without such a queue, or if there are too many to read until ``late``
-    (monotonic seconds).
+    consumer offset; None if there is no such queue, or too many to read until ``late`` (monotonic
+    seconds).
     """
     topic_config = broker.topic(topic)
     if topic_config is None or topic_config.read_queues > _MAX_QUEUES:
@@ -143,7 +143,7 @@ def lag_of(broker: Broker, group: str, topic: str, late: float) -> int | None:
 
 
 def lags(broker: Broker, most: int = MAX_LABELS) -> Iterator[tuple[str, str, int]]:
-    """Yield (group, topic, lag), connected groups first, as many as there is time for."""
+    """Yield (group, topic, lag), connected groups first, as many as the time limit permits."""
     late = time.monotonic() + _LAG_S
     connected = ((group.name, topic) for group in broker.groups.consumers.values()
                  for topic in group.subscriptions)
@@ -180,7 +180,7 @@ def groups_now(server: Server, second: Second, most: int) -> list[dict[str, Any]
 
 
 def topics_now(second: Second, most: int) -> list[dict[str, Any]]:
-    """Return the topics that got the most messages, with their rate per second."""
+    """Return the topics that received the most messages, with messages per second."""
     chosen = nlargest(most, second.sent.items(), key=lambda row: row[1])
     return [{"broker": broker, "topic": topic, "in/s": count / second.seconds}
             for (broker, topic), count in chosen]

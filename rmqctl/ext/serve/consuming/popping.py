@@ -1,9 +1,9 @@
 """POP: messages that are invisible after delivery until they are acknowledged or delivered again.
 
-Both protocols deliver messages here. Consumer offsets are those of `Positions`, so that clients of
-either protocol continue where others stopped. Which messages are delivered and not yet acknowledged
-is kept in memory only; a group's consumer offset is its first unacknowledged message. Times are
-seconds of `time.monotonic`.
+Used by both protocols. Consumer offsets are kept in `Positions`, so that clients of either protocol
+continue where others stopped. The list of unacknowledged messages is kept in memory only; a group's
+consumer offset is the offset of its first unacknowledged message. Times are seconds of
+`time.monotonic`.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
 MAX_FLYING, MAX_OF_GROUP = 100_000, 20_000
-"""Maximum unacknowledged messages of a broker, and of a group in a topic."""
+"""Maximum number of unacknowledged messages of a broker, and of a group in a topic."""
 MAX_QUEUES = 100_000
 """Maximum number of queues, counted per group, whose state a broker keeps."""
 MAX_BYTES = 4 << 20
 """Maximum bytes of messages delivered at once; the first message always fits."""
 RENEWED_S, MAX_RENEWAL_S = 60.0, 3 * 3600.0
-"""Seconds by which the invisible time is renewed while the client is connected, and the maximum."""
+"""Seconds by which a connected client's invisible time is renewed, and the maximum in total."""
 TURN_S = 0.02
-"""Seconds for which queues are searched before other clients have their turn."""
+"""Maximum seconds for searching queues before other clients are served."""
 MAX_ATTEMPTS = (1 << 31) - 1
 """The highest number of deliveries that fits the protocol."""
 _SOON_S = 1.0
@@ -46,7 +46,7 @@ QueueKey = tuple[str, int]
 @dataclass(slots=True)
 class InFlight:
     """A message in flight: delivered, not acknowledged yet. ``number``: see `Receipt`; ``owner``:
-    the client whose connection renews the invisible time, if any.
+    the client for which the invisible time is renewed while it is connected, if any.
     """
 
     offset: int
@@ -60,8 +60,8 @@ class InFlight:
 
 @dataclass(slots=True)
 class _PopQueue:
-    """A queue of a group. ``next``: the queue offset to read from; ``flights``: sorted by offset;
-    ``attempt``: the `PopRequest.attempt` of the latest delivery.
+    """The state of a queue for a group. ``next``: the queue offset to read from; ``flights``:
+    sorted by offset; ``attempt``: the `PopRequest.attempt` of the latest delivery.
     """
 
     next: int
@@ -72,7 +72,7 @@ class _PopQueue:
 
 class Receipt(NamedTuple):
     """The receipt that acknowledges a message: queue, queue offset, and the time (ms) at which the
-    message was delivered or hidden, which increases each time.
+    message was delivered or hidden, which is higher for each later delivery.
     """
 
     queue: QueueKey
@@ -93,8 +93,9 @@ class DeliveredMessage:
 class PopRequest:
     """A client's request for messages. ``invisible``: seconds; ``owner``: see `InFlight`;
     ``queue_id``: the queue to read, or any; ``latest``: start a group without consumer offset at
-    new messages, unless `Broker.start` decides. ``attempt``: a request for ordered messages with
-    the same attempt repeats one whose response was lost, and gets the same messages at once.
+    new messages, unless `Broker.start` decides. ``attempt``: names an attempt to get ordered
+    messages; a request with the same name repeats a request whose response was lost, and gets the
+    same messages at once.
     """
 
     most: int
@@ -113,12 +114,12 @@ def attempt_of(text: str | None) -> str:
 
 
 def _queues(count: int, wanted: int) -> range:
-    """Return the queue ids below ``count``, or only the wanted one."""
+    """Return the queue ids below ``count``, or only ``wanted``."""
     return range(count) if wanted == ANY_QUEUE else range(max(wanted, 0), min(wanted + 1, count))
 
 
 class GroupDeliveries:
-    """The messages of one topic that one group was given by a broker."""
+    """The messages of one topic that a broker delivered to one group."""
 
     def __init__(self, pops: Pops, group: str, topic: str) -> None:
         self._pops, self.broker = pops, pops.broker
@@ -133,7 +134,7 @@ class GroupDeliveries:
         self._number = 0
 
     def keys(self, wanted: int = ANY_QUEUE) -> list[QueueKey]:
-        """Return the queues of the topic, or the wanted one, and the queues of its retry topics."""
+        """Return the queues of the topic (all, or the wanted queue) and of its retry topics."""
         topics = self.broker.source.topics
         return [(name, queue_id) for name in self.names
                 if name == self.topic or name in topics
@@ -144,8 +145,8 @@ class GroupDeliveries:
     # -- giving out ---------------------------------------------------------------------------
 
     def take(self, wish: PopRequest, left: int | None) -> tuple[list[DeliveredMessage], int]:
-        """Return (messages, number of queues not searched yet). Call it again with that number when
-        others had their turn. All receipts have the same number.
+        """Return (messages, number of queues not searched yet). Call it again with that number
+        after other clients were served. All receipts have the same number.
         Raises: Failed.
         """
         keys = self.keys(wish.queue_id)
@@ -205,7 +206,7 @@ class GroupDeliveries:
 
     def _new(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
              ) -> Iterator[DeliveredMessage | None]:
-        """Yield messages that were not delivered yet; None when a filter takes long."""
+        """Yield messages that were not delivered yet; None each time a filter takes long."""
         while True:
             if self.flying >= MAX_OF_GROUP or not self._pops.may_fly(self):
                 raise Failed(Status.SYSTEM_BUSY, "too many unacknowledged messages")
@@ -254,7 +255,7 @@ class GroupDeliveries:
 
     def _in_order(self, key: QueueKey, queue: _PopQueue, wish: PopRequest
                   ) -> Iterator[DeliveredMessage]:
-        """Yield the unacknowledged messages of a queue; none while another client has some of
+        """Yield the unacknowledged messages of a queue; nothing while another client holds any of
         them.
         """
         now = time.monotonic()
@@ -335,7 +336,7 @@ class GroupDeliveries:
             self._again.clear()
 
     def _look_at_clock(self) -> None:
-        """Make messages visible whose time is over, unless a connected client renews it."""
+        """Make messages visible whose invisible time is over; renew it for connected clients."""
         now = time.monotonic()
         while self._due and self._due[0][0] <= now:
             _, key, offset, number = heappop(self._due)
@@ -366,8 +367,8 @@ class GroupDeliveries:
         return Receipt(key, flight.offset, flight.number)
 
     def find(self, receipt: Receipt) -> tuple[_PopQueue, InFlight]:
-        """Return the queue and the delivery of a receipt.
-        Raises: Failed if the message is acknowledged, or was delivered again.
+        """Return the queue and the message in flight that a receipt refers to.
+        Raises: Failed if the message was acknowledged, or delivered again.
         """
         queue = self.queues.get(receipt.queue)
         flight = None if queue is None else queue.flights.get(receipt.offset)
@@ -398,8 +399,8 @@ class GroupDeliveries:
         return changed
 
     def is_over(self) -> bool:
-        """Return whether the invisible time of all messages is over, and no connected client renews
-        it.
+        """Return whether the invisible time of all messages is over, and is not renewed for a
+        connected client.
         """
         now = time.monotonic()
         return all(flight.visible <= now and not (
@@ -434,7 +435,7 @@ class Pops:
         self.is_there: Callable[[str], bool] = lambda _client_id: False
         self.flying = 0
         self._all: OrderedDict[tuple[str, str], GroupDeliveries] = OrderedDict()
-        """The least recently requested one is the first."""
+        """States by group and topic, the least recently requested first."""
         self._kept = 0
 
     def of(self, group: str, topic: str) -> GroupDeliveries:
@@ -452,8 +453,8 @@ class Pops:
         return self._all.get((group, topic))
 
     def may_fly(self, of_this: GroupDeliveries) -> bool:
-        """Return whether one more message may be delivered. If there are too many, forget those of
-        the least recently active groups whose invisible times are over.
+        """Return whether one more message may be delivered. If there are too many, forget messages
+        of the least recently active groups whose invisible times are over.
         """
         while self.flying >= MAX_FLYING:
             first = next(iter(self._all.values()))
@@ -479,7 +480,7 @@ class Pops:
             raise Failed(Status.SYSTEM_BUSY, "too many groups have unacknowledged messages")
 
     def leave(self, client_id: str) -> None:
-        """Forget a client: messages that it renews become visible soon."""
+        """Forget a client: its unacknowledged messages become visible soon."""
         for popped in self._all.values():
             if popped.flying:
                 popped.give_back(lambda flight: flight.owner == client_id)

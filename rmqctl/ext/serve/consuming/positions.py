@@ -1,6 +1,6 @@
-"""Consumer offsets: those of the store, and those that consumers have committed since.
+"""Consumer offsets: stored ones, and offsets that consumers have committed since.
 
-Committed offsets are in memory, or in a file outside the store, which is replaced by rename.
+Committed offsets are kept in memory, or in a file outside the store that is replaced by rename.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.store.log.commit_log import CommitLog
 _MAX_POSITIONS = 1_000_000
 """Maximum number of committed queue offsets."""
 _NAMES = 256
-"""Characters of a group and topic name that count as one more offset."""
+"""Number of characters of group and topic names that counts as one more offset."""
 MAX_SIZE = 256 << 20
 Key = tuple[str, str]
 """Group and topic."""
@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 @dataclass(slots=True)
 class Positions:
-    """Committed queue offsets. ``stored``: those of the store, which are read-only."""
+    """Committed consumer offsets. ``stored``: the store's own consumer offsets (read-only)."""
 
     stored: dict[Key, dict[int, int]]
     committed: dict[Key, dict[int, int]] = field(default_factory=dict)
@@ -38,11 +38,11 @@ class Positions:
     written: int = 0
     """The value of ``changes`` at the last save."""
     touched: set[Key] | None = None
-    """Groups and topics with new offsets; None if nobody collects them."""
+    """Groups and topics with new offsets; None if these are not collected."""
     _count: int = 0
 
     def get(self, group: str, topic: str, queue_id: int) -> int | None:
-        """Return a group's consumer offset; a negative one counts as missing, as for a broker."""
+        """Return a group's consumer offset; like a broker, treat a negative offset as missing."""
         key = group, topic
         offset = self.committed.get(key, {}).get(queue_id)
         if offset is None:
@@ -78,8 +78,8 @@ class Positions:
         return self.written < self.changes
 
     def snapshot(self) -> Positions:
-        """Return a copy for a thread: no group or topic is added to it, but a queue's offset may
-        change.
+        """Return a copy for another thread: no group or topic is added to the copy, but offsets in
+        it may change.
         """
         return Positions(self.stored, dict(self.committed), self.changes)
 
@@ -152,7 +152,7 @@ class PositionsFile:
                 for name, key in zip(names, keys, strict=True)}
 
     def know(self, name: str, log: CommitLog) -> None:
-        """Record the log records that identify a store now."""
+        """Update the log records that identify a store."""
         self._records[name] = anchors.anchors_of(log, self._records.get(name, ()))
 
     def save(self, positions: dict[str, Positions]) -> None:

@@ -29,7 +29,7 @@ MAX_WAIT_S = 300.0
 MAX_WAITING = 1024
 """Maximum number of waiting pulls of one connection."""
 _TEXT = 64
-"""Characters in the fields of a waiting request that count as one more request."""
+"""Number of characters in a waiting request's fields that counts as one more request."""
 _MAX_GROUPS = 10_000
 """Maximum number of groups and topics whose deliveries are counted."""
 _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
@@ -37,9 +37,7 @@ _CODES = {FOUND: Status.SUCCESS, NO_MATCH: Status.PULL_RETRY_IMMEDIATELY,
 
 
 def pull_message(broker: Broker, call: Call) -> Response | None:
-    """Answer a pull with messages from a queue offset on; without any, the pull may wait for
-    them.
-    """
+    """Answer a pull with messages from a queue offset on; if there are none, the pull may wait."""
     wanted = call.fields
     judge(broker, wanted, call.connection.peer)
     accept = wanted_by(broker, wanted)
@@ -59,8 +57,8 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
 
 def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
           illegal: int = Status.SYSTEM_ERROR) -> None:
-    """Check a request before anything is read, in a broker's order. ``lowest``: the lowest valid
-    queue id; ``illegal``: the code for an invalid one.
+    """Check a request before anything is read, with checks in the same order as a broker.
+    ``lowest``: the lowest valid queue id; ``illegal``: the code for an invalid one.
     Raises: Failed.
     """
     if not broker.takes_group(wanted["consumerGroup"]):
@@ -83,7 +81,7 @@ def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
 
 
 def wanted_by(broker: Broker, wanted: dict[str, Any]) -> Accept | None:
-    """Return the filter of the request, or else of its group's subscription. Raises: Failed."""
+    """Return the request's filter, else the filter of the group's subscription. Raises: Failed."""
     name = wanted["topic"]
     if wanted["sysFlag"] & SUBSCRIPTION:
         return Subscription(name, wanted["subscription"] or "*",
@@ -152,7 +150,7 @@ def response_to(pulled: Pulled, offset: int) -> Response:
 
 @dataclass(eq=False)
 class Waiting(ABC):
-    """A request that waits for messages of ``key`` until its time is over."""
+    """A request that waits for messages of the queue ``key`` until it expires."""
 
     broker: Broker
     call: Call
@@ -197,7 +195,7 @@ class Waiting(ABC):
         self.broker.stop_listening(self.key, self.look)
 
     def again_in(self, seconds: float) -> None:
-        """Look again after ``seconds`` instead of at the end of the wait."""
+        """Check again after ``seconds`` instead of at the end of the wait."""
         self._timer.cancel()
         self._timer = self.broker.later(seconds, self._over)
 
@@ -211,7 +209,7 @@ class Waiting(ABC):
 
     @abstractmethod
     def look(self, may_wait: bool) -> None:
-        """Look for messages, and answer unless there are none and the request may still wait."""
+        """Check for messages, and answer, unless there are none and the request may still wait."""
 
 
 @dataclass(eq=False)
@@ -242,8 +240,8 @@ class _WaitingPull(Waiting):
         self.answer(response)
 
     def _not_now(self) -> Response:
-        """Let a client that does not read its responses pull again later, instead of keeping the
-        messages of all its waiting pulls for it.
+        """Make a client that does not read its responses pull again later, instead of keeping the
+        messages of all its waiting pulls in memory.
         """
         offset = str(self.call.fields["queueOffset"])
         return Response({"maxOffset": offset, "minOffset": "0", "nextBeginOffset": offset,

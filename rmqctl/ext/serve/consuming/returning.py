@@ -29,13 +29,13 @@ from rmqctl.store.objects import java_text
 MAX_TIMES = 16
 _FIRST_LEVEL = 3
 _SAYS_TIMES = 121
-"""Brokers accept the maximum number of attempts from clients of this version (3.4.9) or later."""
+"""Minimum client version (3.4.9) from which brokers accept the maximum number of attempts."""
 _HALF = 1 << 31
 
 
 def send_back(broker: Broker, call: Call) -> Response | None:
     """Put a message that a consumer sends back into the group's retry topic after a delay, or into
-    its dead letters.
+    its dead-letter topic.
     """
     # Find the message; ignore it if the group has no retry queues.
     wanted = call.fields
@@ -91,7 +91,7 @@ def most_times(broker: Broker, group: str, call: Call) -> int:
 
 def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
     """Create a retry or dead-letter topic with that many queues if it does not exist. Return the
-    number of its queues to use.
+    number of queues to use.
     Raises: RefusedError, StoreIOError.
     """
     if writer.topics.get(topic) is None:
@@ -100,9 +100,7 @@ def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
 
 
 def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) -> None:
-    """Put a record into a random queue of the topic, of the first ``queues``, or into the
-    schedule.
-    """
+    """Put a record into a random queue (of the topic's first ``queues``), or into the schedule."""
     queue_id = random.randrange(make_topic(writer, topic, queues))  # noqa: S311
     message = Outgoing(topic, record.body, java_text(record.properties), queue_id, record.flag,
                        record.sys_flag, record.born_timestamp, record.born_host,
@@ -130,7 +128,9 @@ def _append(broker: Broker, record: Record, topic: str, tags: int) -> None:
 
 
 def _returned(record: Record, profile: BrokerVersion, level: int | None) -> Record:
-    """Return a copy with the properties that a broker of this version sets, and a delay level."""
+    """Return a copy of a message with the properties that a broker of this version sets, and a
+    delay level.
+    """
     properties = JavaMap.from_properties(java_text(record.properties), profile.map_capacity)
     if props.RETRY_TOPIC not in properties:
         properties.put(props.RETRY_TOPIC, record.topic.decode("utf-8", "replace"))

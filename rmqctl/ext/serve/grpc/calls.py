@@ -68,7 +68,7 @@ class Caller:
 
 @dataclass(eq=False)
 class Endpoint:
-    """The brokers behind one address, and the sessions of their clients."""
+    """The brokers that one gRPC address serves, and the sessions of their clients."""
 
     brokers: Sequence[Broker]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 0))
@@ -81,7 +81,7 @@ class Endpoint:
         self.unsent = Quota(MAX_UNSENT, self.part)
         """Limits the bytes of messages that are being written to clients."""
         self.looking = asyncio.Lock()
-        """Held while queues are searched: other requests are answered before the next search."""
+        """Lock for searching queues: other requests are answered between two searches."""
         self.sessions = Sessions(self.brokers, self._gone)
         self.by_name = {broker.name: broker for broker in self.brokers}
         for broker in self.brokers:

@@ -44,14 +44,14 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
 _MAX_MESSAGES, _MAX_ACKED = 32, 1024
-"""Maximum messages received, and acknowledged, by one request."""
+"""Maximum number of messages that one request can receive, or acknowledge."""
 _MIN_INVISIBLE_MS, _MAX_INVISIBLE_MS = 10_000, 12 * 3_600_000
 """Minimum and maximum invisible time of a message (ms)."""
 _POLL_S = 20.0
 _LOOK_S = 1.0
-"""Seconds for which queues are searched for a client that does not wait."""
+"""Maximum seconds for searching queues for a client that does not wait."""
 _MARGIN_S = 0.5
-"""Seconds before its deadline at which a client gets its response."""
+"""Seconds before a client's deadline at which the response is sent."""
 _COPIES = 3
 """Copies of a body in memory while it is written: the body, the response, and its bytes."""
 _MAX_FILTER = 64 << 10
@@ -61,7 +61,7 @@ _HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
 
 async def receive(endpoint: Endpoint, caller: Caller, request: Any
                   ) -> AsyncGenerator[Any, None]:
-    """Yield messages of a topic; without any, wait for them until the poll time is over."""
+    """Yield messages of a topic; if there are none, wait until the poll time is over."""
     group = name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group")
     topic = name_of(request.message_queue.topic, Code.ILLEGAL_TOPIC, "topic")
     brokers = readable(endpoint.brokers, topic, request.message_queue.broker.name)
@@ -154,7 +154,7 @@ def _poll_s(caller: Caller, request: Any) -> float:
 
 async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], line: Line,
                   wish: PopRequest, seconds: float) -> list[tuple[Broker, DeliveredMessage]]:
-    """Return messages as soon as there are any; empty after ``seconds``."""
+    """Return messages as soon as there are any; an empty list after ``seconds``."""
     async def taken() -> list[tuple[Broker, DeliveredMessage]]:
         for broker in brokers:
             messages = await _taken(endpoint, caller, broker, line.group, line.topic, wish)
@@ -205,7 +205,7 @@ def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitab
 
 async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str, topic: str,
                  wish: PopRequest) -> list[DeliveredMessage]:
-    """Return messages of one broker; move those delivered too often to the dead letters."""
+    """Return messages of one broker; move messages delivered too often to the dead letters."""
     left = None
     most = most_attempts(endpoint.brokers, group)
     while True:
@@ -221,7 +221,9 @@ async def _taken(endpoint: Endpoint, caller: Caller, broker: Broker, group: str,
 
 
 async def _gave_up(caller: Caller, popped: GroupDeliveries, given: DeliveredMessage) -> bool:
-    """Move a message to the dead letters. Return False if that fails, so that it is delivered."""
+    """Move a message to the dead letters. Return False if this fails; the message is then
+    delivered.
+    """
     try:
         await _bury(caller, popped, given.receipt)
     except (Refused, Failed):
@@ -230,7 +232,7 @@ async def _gave_up(caller: Caller, popped: GroupDeliveries, given: DeliveredMess
 
 
 async def _bury(caller: Caller, popped: GroupDeliveries, receipt: Receipt) -> None:
-    """Move a message to the dead letters as if its consumer had sent it back too often.
+    """Move a message to the dead letters, as for a message that its consumer sent back too often.
     Raises: Refused, Failed.
     """
     physical = popped.find(receipt)[1].physical

@@ -1,9 +1,9 @@
-"""The front of gRPC's core: it checks every HTTP/2 frame that a client sends.
+"""A proxy in front of the gRPC library (the core) that checks every HTTP/2 frame from clients.
 
-The core does not limit some of what clients make it hold: header fields before its settings are
-acknowledged, requests that are never complete, calls that come faster than they begin. So clients
-connect to this module, which connects to the core over a socket of its own. Frames are passed on
-unchanged, in turns with the requests of all other clients.
+The core does not limit some of the memory that clients can use: header fields before its settings
+are acknowledged, requests that are never completed, calls that arrive faster than they start. So
+clients connect to this module, which connects to the core over a separate socket for each client.
+Frames are forwarded unchanged, alternating with requests of all other clients.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DATA, _HEADERS, _RESET, _SETTINGS, _WINDOW, _CONTINUATION = 0, 1, 3, 4, 8, 9
 _END_STREAM = _ACK = 1
 _END_HEADERS = 4
 _HEAD, _PREFIX = 9, 5
-"""Bytes before a frame's content, and before a gRPC message."""
+"""Size in bytes of a frame's header, and of the prefix of a gRPC message."""
 MAX_FRAME = 16 << 10
 """Maximum bytes of a frame: HTTP/2's limit unless a server raises it."""
 _MAX_HEADER, _MAX_PARTS = 32 << 10, 8
@@ -40,25 +40,29 @@ _MAX_HEADER, _MAX_PARTS = 32 << 10, 8
 fields.
 """
 _WAITING = 64 << 10
-"""Bytes of frames waiting to be passed on above which nothing is read from the client."""
+"""Maximum bytes of frames to forward; above it nothing more is read from the client."""
 _CALLS_AT_ONCE = 16
-"""Maximum number of calls that are passed on and have not begun."""
+"""Maximum number of calls that are forwarded and have not started."""
 _LOOKS, _LOOK_S = 6, 0.01
-"""Number of checks whether a call has begun, and seconds between them; a reset call never
-begins.
+"""Number of checks whether a call has started, and seconds between two checks; a reset call never
+starts.
 """
 _END_S = 0.02
-"""Seconds between closing two connections to the core that have calls."""
+"""Seconds between closing two connections to the core that have open calls."""
 _IN_CORE = 2
-"""Bytes of memory that the core takes for one byte of an incomplete request."""
+"""Bytes of memory that the core uses for one byte of an incomplete request."""
 _SMALL = 64
-"""Content bytes below which a frame is small: many small frames cost more than they carry."""
+"""Content size in bytes below which a frame is small: many small frames cost more than their
+content.
+"""
 _SMALL_RATE, _MAX_SMALL, _PAUSE_S = 200.0, 2000.0, 0.05
-"""Small frames and resets of a connection: rate per second, burst, and the pause above both."""
+"""Limits of a connection's small frames and resets: rate per second, burst, and seconds of pause if
+both are exceeded.
+"""
 
 
 class Server(connection.Server, Protocol):
-    """The state that clients of all protocols share, and the connections of this one."""
+    """The state that clients of all protocols share, and the connections of the gRPC port."""
 
     pipes: set[Pipe]
 
@@ -67,7 +71,9 @@ class Server(connection.Server, Protocol):
 
 
 class Gate:
-    """Lets a few calls begin at a time; the waiting client with the fewest calls is first."""
+    """Limits the number of calls that start at a time; the waiting client with the fewest calls is
+    first.
+    """
 
     def __init__(self) -> None:
         self._line = Hosts[Pipe]()
@@ -75,9 +81,7 @@ class Gate:
         self._looks = False
 
     def take(self, pipe: Pipe) -> bool:
-        """Return whether a call may begin at once; if not, `Pipe.may_call` is called when it
-        may.
-        """
+        """Return whether a call may start at once; if not, `Pipe.may_call` is called later."""
         if self._line or self._under_way >= _CALLS_AT_ONCE:
             self._line.push(pipe.host, 1.0 + pipe.calls, pipe)
             return False
@@ -85,7 +89,7 @@ class Gate:
         return True
 
     def begun(self) -> None:
-        """Note that a call has begun, or never will."""
+        """Record that a call has started, or never will."""
         self._begun += 1
         self._under_way = max(self._under_way - 1, 0)
         self._next()
@@ -117,7 +121,7 @@ class Gate:
 
 
 class Front:
-    """The port of the service. ``server``: the state that clients of all protocols share."""
+    """The port of the service. ``server``: the state that is shared by clients of all protocols."""
 
     def __init__(self, server: Server, connections: int, part: float) -> None:
         self.server, self.gate = server, Gate()
@@ -125,7 +129,8 @@ class Front:
         self._folder = tempfile.mkdtemp(prefix="rmqctl-grpc-")
         self.core = os.path.join(self._folder, "core")
         self.pipes: dict[str, Pipe] = {}
-        """By the name of their socket, which the core reports as the peer."""
+        """Connections by the name of their socket to the core, which the core reports as the peer.
+        """
         self._ended: deque[asyncio.Transport] = deque()
         self._numbers = count(1)
         self._listens: asyncio.Server | None = None
@@ -184,7 +189,7 @@ class Front:
 
 
 class _Call:
-    """A call that is not over: the bytes received of an incomplete message."""
+    """An open call. Counts the received bytes of an incomplete message."""
 
     __slots__ = ("came", "missing", "prefix")
 
@@ -208,7 +213,7 @@ class _Call:
 
 
 class _CoreResponses(asyncio.Protocol):
-    """The responses of the core, on their way to the client."""
+    """The connection to the core; forwards the core's responses to the client."""
 
     def __init__(self, pipe: Pipe) -> None:
         self._pipe = pipe
@@ -350,7 +355,7 @@ class Pipe(asyncio.Protocol):
             self._transport.write(data)
 
     def over(self, stream: int) -> None:
-        """Note that the core has answered a call."""
+        """Record that the core has answered a call."""
         call = self._calls.pop(stream, None)
         if call is not None:
             self._unfinished -= call.came
@@ -382,7 +387,7 @@ class Pipe(asyncio.Protocol):
         return min((call.missing for call in self._calls.values() if call.missing), default=_HEAD)
 
     def may_call(self) -> None:
-        """Let the call continue that waits at the gate."""
+        """Continue the call that waits at the gate."""
         self._at_gate, self._may_call = False, True
         self._go_on()
 
@@ -401,7 +406,7 @@ class Pipe(asyncio.Protocol):
             self._transport.resume_reading()
 
     def work(self, late: float) -> bool:
-        """Pass frames on until ``late`` (monotonic seconds). Return whether there are more."""
+        """Forward frames until ``late`` (monotonic seconds). Return whether frames are left."""
         if self._busy or self._core is None:
             return False
         self._busy, more, at = True, False, 0
@@ -440,7 +445,7 @@ class Pipe(asyncio.Protocol):
         return end if end <= len(frames) else 0
 
     def _passed(self, at: int) -> int:
-        """Return the end of the frames at ``at`` that may be passed on; ``at`` if there are none.
+        """Return the end of the frames at ``at`` that may be forwarded; ``at`` if there are none.
         Raises: FrameError.
         """
         # The preface of HTTP/2 comes first.
@@ -479,7 +484,8 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _header(self, at: int, end: int, flags: int, stream: int) -> int:
-        """Return the end of a header that is complete and may be passed on; else ``at``.
+        """Return the end of the header at ``at`` if it is complete and may be forwarded; else
+        ``at``.
         Raises: FrameError.
         """
         frames, parts = self._in, 1
@@ -506,9 +512,9 @@ class Pipe(asyncio.Protocol):
         return end
 
     def _acknowledgement(self, at: int, end: int) -> int:
-        """Find the frame after a header that acknowledges the settings, and pass it on before the
-        header: until then the core does not limit headers. Return the end of the frames that may be
-        passed on.
+        """Find the frame after a header that acknowledges the settings, and forward that frame
+        before the header: the core limits headers only afterwards. Return the end of the frames
+        that may be forwarded.
         Raises: FrameError.
         """
         place = max(end, at + self._scanned)
@@ -557,7 +563,7 @@ class Pipe(asyncio.Protocol):
 
     @property
     def calls(self) -> int:
-        """Number of calls that are not over."""
+        """Number of open calls."""
         return len(self._calls)
 
     def spare_since(self) -> float | None:

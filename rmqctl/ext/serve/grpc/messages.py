@@ -1,5 +1,5 @@
-"""Convert stored messages for 5.x clients, and the clients' messages to properties of stored ones
-(spec: remoting.md §7, as the proxy's converter does it).
+"""Convert stored messages for 5.x clients, and messages of clients for the store (spec: remoting.md
+§7), like the proxy's converter.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def body_of(message: Any) -> bytes:
 
 
 def properties_of(message: Any, peer: str) -> dict[str, str]:
-    """Return the properties to store with a message, without those for its delay.
+    """Return the properties to store with a message, without the properties that delay it.
     Raises: Refused.
     """
     # The user's properties, without those that are the broker's own.

@@ -87,8 +87,8 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
 
 def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: str
            ) -> tuple[Broker, int]:
-    """Return the queue for a message: always the same queue for a message group, else the next
-    broker, which picks the queue.
+    """Return the queue for a message: for a message group always the same queue; else any queue of
+    the next broker, which chooses it.
     """
     if not ordered:
         endpoint.turn += 1
@@ -99,8 +99,8 @@ def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: st
 
 
 def _bucket(key: int, buckets: int) -> int:
-    """Return the jump consistent hash (Lamping and Veach), by which a proxy maps a message group to
-    a queue.
+    """Return the jump consistent hash (Lamping and Veach), with which a proxy maps a message group
+    to a queue.
     """
     state, bucket, following = key & _U64, 0, 0
     while following < buckets:
@@ -130,8 +130,8 @@ def _fields(broker: Broker, caller: Caller, message: Any, topic: str, queue_id: 
 
 
 def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
-    """Return the property that delays a message until a time (ms); in a 4.x store that is the first
-    delay level that is long enough.
+    """Return the property that delays a message until a time (ms); for a 4.x store the property
+    with the first delay level that is long enough.
     Raises: Refused.
     """
     assert broker.writer is not None

@@ -1,9 +1,9 @@
 """The messages of ``apache.rocketmq.v2`` as a table, and their classes (spec: remoting.md §7).
 
-A line is a message and its fields: ``name=number`` for a text, ``name:kind=number`` for anything
-else; ``*`` before the kind marks a repeated field, ``?`` an optional value. Enumerations are
-numbers, as on the wire. The classes are in a pool of their own, so that they do not collide with a
-client in the same process.
+A line of the table is a message and its fields: ``name=number`` for a text, ``name:kind=number``
+for anything else; ``*`` before the kind marks a repeated field, ``?`` an optional value.
+Enumerations are numbers, as on the wire. The classes are in a pool of their own, so that they do
+not collide with a client in the same process.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ SyncLiteSubscriptionResponse status:Status=1
 
 
 class Code(IntEnum):
-    """The code of a status."""
+    """The code of a response status."""
 
     OK = 20000
     MULTIPLE_RESULTS = 30000

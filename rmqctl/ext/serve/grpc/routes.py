@@ -31,7 +31,7 @@ def _topic(request: Any) -> str:
 
 
 def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
-    """Return the brokers that have a topic, or would create it on the first message.
+    """Return the brokers that have a topic, or would create the topic on its first message.
     Raises: Refused if there are none.
     """
     candidates = [(broker, topic) for broker in brokers
@@ -46,7 +46,7 @@ def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Top
 
 
 def readable(brokers: Sequence[Broker], name: str, broker_name: str) -> list[Broker]:
-    """Return the brokers that have a topic and may be read, or the one of that name.
+    """Return the brokers from which a topic can be read, or only the broker with a given name.
     Raises: Refused if messages of the topic cannot be received.
     """
     candidates = [(broker, topic) for broker, topic in brokers_with(brokers, name)
@@ -77,8 +77,8 @@ async def query_route(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
 
 
 async def query_assignment(endpoint: Endpoint, _caller: Caller, request: Any) -> Any:
-    """Answer with the queues that a group member reads: any queue of each broker, or each queue by
-    itself for ordered messages.
+    """Answer with the queues that a group member reads: one entry per broker for any of its queues,
+    or for ordered messages one entry per queue.
     """
     name = _topic(request)
     fifo = is_fifo(endpoint.brokers, name_of(request.group, Code.ILLEGAL_CONSUMER_GROUP, "group"))

@@ -1,6 +1,6 @@
 """The gRPC server: methods, error responses and limits (spec: remoting.md §7).
 
-It runs in the event loop of the other ports.
+The server runs in the same event loop as the other ports.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ _IDLE_MS = 120_000
 _END_S = 2.0
 """Seconds given to pending responses at shutdown."""
 _CALLS = 4
-"""Maximum calls at a time, for each possible connection."""
+"""Maximum concurrent calls, per possible connection."""
 _STREAMS = 100
-"""Maximum calls of one connection at a time; its client delays further ones."""
+"""Maximum concurrent calls of one connection; its client delays further calls."""
 _STREAMS_OF_CLIENTS = 8
 """Maximum number of clients that share a connection."""
 _KEEPALIVE_MS, _KEEPALIVE_WAIT_MS = 30_000, 20_000
@@ -66,7 +66,7 @@ class Proxy:
         self._endpoint = Endpoint(brokers, listen, part)
         self._connections = connections
         self._clients = Quota(connections, part)
-        """Limits the streams of clients."""
+        """The limit of client streams."""
         self._calls: set[asyncio.Task[Any] | None] = set()
         self._ends = False
         self._streams: Counter[str] = Counter()
@@ -76,7 +76,7 @@ class Proxy:
 
     @property
     def address(self) -> Address:
-        """The address on which it listens."""
+        """The address on which the server listens."""
         return self._endpoint.address
 
     @property
@@ -308,7 +308,7 @@ class Proxy:
 
 @asynccontextmanager
 async def _in_time(seconds: float | None, problem: str) -> AsyncIterator[None]:
-    """Raise Refused with that text if the block takes longer."""
+    """Raise Refused with the given text if the block takes too long."""
     try:
         async with asyncio.timeout(seconds):
             yield

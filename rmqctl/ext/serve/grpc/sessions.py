@@ -1,7 +1,7 @@
 """Sessions of connected 5.x clients: their settings and streams (spec: remoting.md §7; Telemetry,
 Heartbeat, NotifyClientTermination).
 
-To the brokers, such a client is a member of its group like any other: it sends heartbeats to each.
+The brokers treat such a client as an ordinary group member: it sends heartbeats to each broker.
 """
 
 from __future__ import annotations
@@ -35,11 +35,13 @@ AWAY_S = 30.0
 _TURN_S = 0.02
 _MAX_NAME = 255
 _MAX_ENTRIES, _ENTRY = 10_000, 100
-"""Maximum topics and addresses in a client's settings, and bytes of memory that each takes besides
-its text.
+"""Maximum number of topics and addresses in a client's settings, and bytes of memory that each uses
+besides its text.
 """
 _MAX_UNSENT = 1 << 20
-"""Maximum approximate bytes of commands that wait to be sent to a client; the first always may."""
+"""Maximum approximate bytes of commands that wait to be sent to a client; the first command is
+always accepted.
+"""
 _BATCH, _POLL_MS = 32, 20_000
 _PRODUCER_ATTEMPTS = 3
 _MAX_WAIT_MS = 12 * 3_600_000
@@ -67,7 +69,7 @@ def host_of(peer: str) -> str:
 
 
 class BrokerLink:
-    """A client as one broker sees it: a connection through which its requests are sent."""
+    """A client's virtual connection to one broker, through which its requests are sent."""
 
     _numbers = count(1)
 
@@ -98,9 +100,7 @@ class BrokerLink:
             future.set_result(response)
 
     def send(self, command: Command) -> None:
-        """Send a transaction check to a producer; 5.x clients understand no other command of a
-        broker.
-        """
+        """Send a transaction check to a producer; 5.x clients support no other broker command."""
         if command.code != CHECK_TRANSACTION_STATE or self.commands is None or (
                 self.commands.full()):
             return
@@ -116,13 +116,13 @@ class BrokerLink:
 
     def ask(self, _command: Command, then: Callable[[Command | None], None], _seconds: float
             ) -> None:
-        """Call ``then`` with None at once: 5.x clients cannot be asked."""
+        """Call ``then`` with None at once: 5.x clients accept no requests from brokers."""
         then(None)
 
 
 @dataclass(eq=False)
 class Session:
-    """A connected client. ``settings``: those that it was answered with."""
+    """A connected client. ``settings``: the settings that the server returned to it."""
 
     client_id: str
     links: list[BrokerLink]
@@ -176,7 +176,7 @@ class Sessions:
         return session
 
     async def beat(self, session: Session) -> None:
-        """Note that the client is connected, and send its heartbeat to every broker.
+        """Record that the client is connected, and send its heartbeat to every broker.
         Raises: Refused.
         """
         session.seen = time.monotonic()
@@ -187,7 +187,7 @@ class Sessions:
                 raise Refused(Code.TOO_MANY_REQUESTS, answer.remark or "try again later")
 
     def closed(self, session: Session, commands: asyncio.Queue[Any]) -> None:
-        """Note that a stream of a client was closed; it may open another one."""
+        """Record that a client's stream was closed; the client may open another stream."""
         session.streams -= 1
         session.seen = time.monotonic()
         for link in session.links:
@@ -205,7 +205,7 @@ class Sessions:
         self._gone(client_id)
 
     def expire(self) -> None:
-        """Remove clients without a heartbeat; if they are many, in several turns."""
+        """Remove clients without a heartbeat; many clients are removed in several turns."""
         late = time.monotonic() + _TURN_S
         for client_id in [name for name in self.by_client if not self.is_there(name)]:
             self.leave(client_id)
@@ -233,7 +233,7 @@ def most_attempts(brokers: Iterable[Broker], group: str) -> int:
 
 def backoff(group: dict[str, Any]) -> dict[str, Any]:
     """Return a group's retry policy: the times (ms) between attempts of its ``groupRetryPolicy``,
-    or the defaults if that is missing or invalid.
+    or the default times if the policy is missing or invalid.
     """
     given = group.get("group_retry_policy")
     policy = given if isinstance(given, dict) else {}
@@ -257,7 +257,7 @@ def _is_wait(value: object) -> bool:
 
 
 def completed(brokers: Iterable[Broker], wanted: Any) -> Any:
-    """Return a client's settings, completed with those of the server. Raises: Refused."""
+    """Return a client's settings, completed with the server's. Raises: Refused."""
     settings = MESSAGES["Settings"]()
     settings.CopyFrom(wanted)
     settings.metric.SetInParent()
