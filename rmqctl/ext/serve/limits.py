@@ -1,9 +1,9 @@
 """Limits of clients: bytes, connections, and which connection is closed when a limit is reached.
 
 When all connections together reach a limit, the address that uses the most loses the connection
-that has held its part for the longest time; a client that sends and reads at an ordinary pace is
-never the oldest. So an address may use all that no other wants, as many clients behind one address
-need, and no address can take from others more than is left to itself.
+that has held its bytes for the longest time; this is never a client that sends and reads at an
+ordinary pace. So one address may use everything that other addresses do not need (many clients can
+share an address), but cannot displace others while it uses more than they do.
 """
 
 from __future__ import annotations
@@ -17,26 +17,24 @@ from typing import Protocol
 from rmqctl.ext.serve.remoting.frame import MAX_FRAME
 
 SPARE_S = 0.5
-"""Seconds for which a connection that has its responses and waits for nothing keeps its place."""
+"""Seconds for which an idle connection that expects no response keeps its place."""
 SILENT_S = 40.0
-"""Seconds of silence after which a waiting connection may lose its place: clients send a heartbeat
-every 30 s.
+"""Seconds without data after which a connection with waiting requests may be closed to free its
+place: clients send a heartbeat every 30 s.
 """
 _IPV6_HOST = 64
-"""Bits of an IPv6 address that one client can choose."""
+"""Number of low bits of an IPv6 address that one client can choose freely."""
 _SCARCE = 0.75
 """The used part of a quota above which each address gets only its share."""
 _SOME = 8
-"""When a limit is reached, this fraction of it (one eighth) is freed, not to reach it again at
-once.
-"""
+"""When a limit is reached, one eighth of it is freed, so that it is not reached again at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """The limits of clients, in bytes and seconds. For all connections together, ``held`` limits
     incomplete frames, and ``unsent_in_all`` responses that clients do not read. ``part``: the
-    maximum part of anything, up to 1, that one address may use.
+    maximum part (0 to 1) of each limit that one address may use.
     """
 
     connections: int = 1000
@@ -62,7 +60,9 @@ def network_of(address: str) -> str:
 
 
 class Holder(Protocol):
-    """A connection that holds memory and a place. ``host``: `network_of` its client's address."""
+    """A connection that uses memory and one of the `Places`. ``host``: `network_of` the client's
+    address.
+    """
 
     host: str
     last: float
@@ -70,7 +70,7 @@ class Holder(Protocol):
 
     @property
     def held_since(self) -> float:
-        """Since when its held bytes did not decrease; monotonic seconds."""
+        """The time since which the held bytes have not decreased (monotonic seconds)."""
         ...
 
     def end(self) -> None:
@@ -80,15 +80,15 @@ class Holder(Protocol):
         """Forget the connection, before the event loop reports its loss."""
 
     def spare_since(self) -> float | None:
-        """Return since when it has neither received nor expected a response (monotonic seconds); 0
-        if it has not sent a request yet, None if it waits for a response.
+        """Return the time since which the connection has neither received nor expected a response
+        (monotonic seconds); 0 before its first request, None while it waits for a response.
         """
         ...
 
 
 @dataclass(eq=False)
 class Shared:
-    """Bytes of one kind that all connections hold together. ``part``: see `Limits`."""
+    """The bytes of one kind that all connections hold. ``part``: see `Limits`."""
 
     limit: int
     part: float = 1.0
@@ -100,9 +100,7 @@ class Shared:
     """Bytes by address."""
 
     def change(self, host: str, more: int) -> bool:
-        """Add ``more`` bytes, or remove them if negative. Return whether a limit is exceeded by
-        adding.
-        """
+        """Add ``more`` bytes, or remove them if negative. Return whether adding exceeds a limit."""
         self.held += more
         self.of[host] += more
         if not self.of[host]:
@@ -111,8 +109,8 @@ class Shared:
         return more > 0 and (self.held > self.limit or self.of[host] > self.part * self.limit)
 
     def make_room(self, holders: Iterable[Holder]) -> None:
-        """Close connections until there is space again: of the address that holds the most, the one
-        that has held its bytes for the longest time.
+        """Close connections until there is space again: each time, of the address that holds the
+        most, the connection that has held its bytes for the longest time.
         """
         by_host: dict[str, list[Holder]] = {}
         for holder in sorted(holders, key=lambda holder: -holder.held_since):
@@ -129,7 +127,7 @@ class Shared:
                 del by_host[host]
 
     def freed(self) -> int:
-        """Return how much less is held than at the peak since the last call."""
+        """Return by how many bytes the held bytes are below their peak since the last call."""
         most, self.most = self.most, self.held
         return most - self.held
 
@@ -143,9 +141,10 @@ class Places:
         self._taken = 0
 
     def take(self, newcomer: Holder, now: float) -> bool:
-        """Return whether there is a place for a connection. If all are taken, close an unused
-        connection of the address with the most, unless it has fewer than the newcomer's; else the
-        most silent one of that address, if it has more, or is silent for long.
+        """Return whether there is a place for a connection. If all places are taken, close a
+        connection of the address with the most connections: an unused one, unless that address has
+        fewer connections than the newcomer's; else the connection with the longest silence, if the
+        address has more, or if the silence is long.
         """
         own = self._of.get(newcomer.host, {})
         if self._part < 1 and len(own) >= max(self._part * self._most, 1):
@@ -198,7 +197,9 @@ def _spare(holders: Iterable[Holder], now: float) -> Holder | None:
 
 
 class Quota:
-    """A maximum number of waiting requests or streams; unlike `Places`, none has to give way."""
+    """A maximum number of waiting requests or streams; unlike in `Places`, none is closed to free
+    space.
+    """
 
     def __init__(self, most: int, part: float = 1.0) -> None:
         self.most, self.part = most, part
@@ -207,7 +208,7 @@ class Quota:
 
     def has_room(self, host: str, weight: int = 1) -> bool:
         """Return whether an address may hold ``weight`` more. When little is left, only an address
-        below its share may, and one share is kept free for a newcomer.
+        below its share may hold more, and one share is kept free for a new address.
         """
         own, taken = self._of.get(host, 0) + weight, self.taken + weight
         if taken > self.most or own > self.part * self.most:

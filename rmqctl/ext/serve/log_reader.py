@@ -24,7 +24,7 @@ from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.store.log.commit_log import CommitLog, packed_records
 
 FEW = 12
-"""Number of records below which reading one by one is faster than by column."""
+"""Number of records below which reading them one by one is faster than reading columns."""
 
 _HEAD = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 _LENGTH = layout.width_of(Message, "body_length")[0]
@@ -32,8 +32,8 @@ _LENGTH = layout.width_of(Message, "body_length")[0]
 _WINDOW, _MAX_WINDOWS = 16 << 20, 16
 """Bytes of a mapped window of the log, and the maximum number of windows (256 MiB in total)."""
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
-"""Entries per window from which mapping pays, and entries that are read without mapping after it
-did not: with fewer entries for each released window, a read for each entry is faster.
+"""Minimum number of entries per mapped window for which mapping is faster than one read per entry,
+and number of entries to read without mapping when it was not.
 """
 
 
@@ -62,15 +62,15 @@ def is_whole(data: memoryview, physical: int) -> bool:
 
 
 class LogReader:
-    """The records of one log, by physical offset. ``end``: where the view's log ends, or None."""
+    """The records of one log, by physical offset. ``end``: end of the view's log, or None."""
 
     def __init__(self, log: CommitLog, end: int | None) -> None:
         self._log, self._end = log, end
         self._windows: OrderedDict[int, None] = OrderedDict()
         """The mapped windows, the least recently used first."""
         self._given_up = self._rows = self._unmapped = 0
-        """Released windows, and entries read meanwhile; below, entries still to be read without
-        mapping.
+        """Number of released windows, of entries read meanwhile, and of entries still to be read
+        without mapping.
         """
 
     def record(self, physical: int, size: int) -> memoryview | None:
@@ -89,8 +89,8 @@ class LogReader:
 
     def records(self, place: Array, size: Array) -> tuple[memoryview, Array]:
         """Return the records at several physical offsets (int64), read and checked together, in the
-        given order, and where each begins in these bytes (int64), with the end of the last one. A
-        record that cannot be served has no bytes.
+        given order, and the start of each record in these bytes (int64), followed by the end of the
+        last record. A record that cannot be served is empty.
         """
         if len(place) < FEW:
             return _joined(list(map(self.record, place.tolist(), size.tolist())))
@@ -135,8 +135,8 @@ class LogReader:
         return None
 
     def _bring_near(self, place: Array) -> bool:
-        """Map the windows of these records, and release others. Return False if they are too far
-        apart.
+        """Map the windows of these records, and release others. Return False if the records are too
+        far apart.
         """
         first, last = int(place.min()) // _WINDOW, int(place.max()) // _WINDOW
         if last - first >= _MAX_WINDOWS // 2:

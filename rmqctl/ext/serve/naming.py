@@ -65,13 +65,15 @@ def topics_of_cluster(broker: Broker, call: Call) -> Response:
 
 
 def system_topics(broker: Broker, call: Call) -> Response:
-    """Answer with the topics that every cluster has, and a broker to ask for its own."""
+    """Answer with the system topics of every cluster, and a broker to ask for its own system
+    topics.
+    """
     return json_response({"brokerAddr": str(broker.address_for(call.connection)), "topicList": [
         *broker.cluster.brokers, broker.cluster.name]})
 
 
 def no_topics(_broker: Broker, _call: Call) -> Response:
-    """Answer with no topics: there are none of units."""
+    """Answer with an empty topic list: unit topics do not exist here."""
     return json_response({"topicList": []})
 
 
@@ -89,9 +91,7 @@ _ORDERS = "ORDER_TOPIC_CONFIG"
 
 
 def kv_list(broker: Broker, call: Call) -> Response:
-    """Answer with the values of a namespace; those of ordered topics come from the topics
-    themselves.
-    """
+    """Answer with the values of a namespace; values of ordered topics are computed."""
     namespace = call.fields["namespace"]
     values = {name: f"{member.name}:{topic.write_queues}"
               for member in broker.cluster.brokers.values()

@@ -1,7 +1,7 @@
-"""Orders of the program that started ``serve --temp``: faults for its tests, stop and start.
+"""Orders from the program that started ``serve --temp``: faults for its tests, stop, start.
 
-They come through the pipe on standard input, one JSON object per line, so no client can give them.
-Each is answered by an event ``order``.
+Orders arrive through the pipe on standard input, one JSON object per line, so clients cannot send
+them. Each order is answered by an event ``order``.
 """
 
 from __future__ import annotations
@@ -48,13 +48,14 @@ class _Order(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _EndedError(Exception):
-    """A signal came during a wait for orders."""
+    """A signal arrived while waiting for orders."""
 
 
 @dataclass(eq=False)
 class Orders:
-    """Orders from a pipe. ``pipe``: the file to read, whose end stops the server; ``on_event``
-    is called with the events that answer orders. Unless ``is_allowed``, all orders are ignored.
+    """Orders from a pipe. ``pipe``: the file to read orders from; end of file stops the server;
+    ``on_event`` is called with the events that answer orders. Unless ``is_allowed``, all orders are
+    ignored.
     """
 
     pipe: int
@@ -74,7 +75,7 @@ class Orders:
         self._go_on(end)
 
     def started(self, end: Callable[[], None]) -> None:
-        """Note that the server has started, and carry out the orders read before."""
+        """Record that the server has started, and carry out the orders read before."""
         if self._starts:
             self._starts = False
             self.on_event(event="order", order="start")
@@ -88,7 +89,7 @@ class Orders:
             end()
 
     def wait_for_start(self) -> bool:
-        """Wait for an order after the server's end. Return whether the server is to start again."""
+        """Wait for an order after the server has stopped. Return whether to start it again."""
         if self._state != "stopped":
             return False
         self._wait("stopped")

@@ -1,8 +1,8 @@
 """Transaction checks: ask producers about pending half messages (spec: remoting.md §3.4).
 
 Each round reads the half and op topics from where the last round ended, some messages at a time. A
-pending half message is appended to its queue again, and its producer gets the new offset. The
-progress of a round is stored as consumer offsets of a group, as by a broker.
+pending half message is appended to its queue again, and its producer gets the new offset. Like a
+broker, it stores the progress of a round as consumer offsets of a group.
 """
 
 from __future__ import annotations
@@ -43,16 +43,16 @@ from rmqctl.store.objects import java_text
 _TOO_OLD_MS = 72 * 3_600_000
 """A broker's default fileReservedTime (ms)."""
 _WINDOW = 50_000
-"""Maximum number of half messages whose end is tracked at a time."""
+"""Maximum number of half messages whose outcome is tracked at a time."""
 _PAGE, _PAGE_BYTES = 32, 1 << 16
 _TRIED = 3
-"""Maximum number of group members tried when one of them does not read its messages."""
+"""Maximum number of group members to try if members do not read their responses."""
 _LATER = ("SERVICE_NOT_AVAILABLE", "UNKNOWN_ERROR")
 
 
 @dataclass(slots=True)
 class _Renewed:
-    """A half message to be stored again; ``ask``: then ask its producer."""
+    """A half message to store again; ``ask``: whether to ask its producer afterwards."""
 
     record: Record
     message: Outgoing
@@ -61,7 +61,9 @@ class _Renewed:
 
 @dataclass(eq=False)
 class Checks:
-    """Rounds through the half messages of a store. ``immunity_ms``: minimum age of a message."""
+    """Periodic checks of the half messages of a store, in rounds. ``immunity_ms``: minimum age of a
+    message.
+    """
 
     broker: Broker
     transactions: Transactions
@@ -77,7 +79,7 @@ class Checks:
         self.every_s = self.every_s or EVERY_S[self.settings.profile.generation]
 
     def begin(self) -> None:
-        """Start a round, if it is time."""
+        """Start a round if it is due."""
         now = time.monotonic()
         if not self._next:
             self._next = now + self.every_s
@@ -107,8 +109,8 @@ class Checks:
     # -- its progress -------------------------------------------------------------------------
 
     def _position(self, topic: str) -> int:
-        """Return the offset to continue at: the oldest message if nothing is stored or that message
-        is deleted, the end if the store was truncated since.
+        """Return the offset to continue from: the stored offset; the oldest message if no offset is
+        stored or its message was deleted; the end if the store was truncated since.
         """
         at = self._at.get(topic)
         if at is None:
@@ -198,8 +200,8 @@ class Checks:
         self._came_to(props.OP_HALF_TOPIC, at)
 
     def _judged(self, record: Record, begun: int, ended: set[int]) -> _Renewed | None:
-        """Return the renewed form of a pending half message; None if it must wait, and all after
-        it.
+        """Return the renewed form of a pending half message; None if this message and all later
+        ones must wait.
         """
         properties = props.parse(java_text(record.properties))
         times = max(_number(properties.get(TIMES, "0")), 0)
@@ -237,7 +239,7 @@ class Checks:
 
     async def _put(self, renewed: list[_Renewed]) -> int | None:
         """Store renewed messages, and ask their producers. Return the queue offset of the first
-        message that cannot be stored now; skip those that never can be.
+        message that cannot be stored now; skip messages that can never be stored.
         """
         loop = asyncio.get_running_loop()
         waiting: list[tuple[_Renewed, asyncio.Future[PutResult]]] = []
@@ -262,7 +264,7 @@ class Checks:
     # -- asking -------------------------------------------------------------------------------
 
     def _ask(self, renewed: _Renewed, result: PutResult) -> None:
-        """Ask a member of the producer's group, in turn; nobody if no member is connected."""
+        """Ask a connected member of the producer's group, in rotation, if there is any."""
         # Choose a member of the producer group, starting with another one each time.
         text = renewed.message.properties
         properties = props.parse(text)
@@ -300,7 +302,7 @@ class Checks:
 
 
 _NOTHING = Outgoing("", b"")
-"""The message of a half message whose first copy was ended."""
+"""Placeholder for a half message whose earlier copy was already committed or rolled back."""
 
 
 def _setter(future: asyncio.Future[PutResult]) -> Callable[[PutResult], None]:

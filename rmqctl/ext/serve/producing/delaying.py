@@ -1,7 +1,7 @@
 """Delayed messages of a writable server: stored in their own queues when they are due.
 
-Each level has a schedule queue, sorted by due time, of which only the next messages are read. The
-progress of each level is in ``config/delayOffset.json``, as a broker keeps it.
+Each delay level has a schedule queue, sorted by due time; only its next messages are read. Like a
+broker, store the progress of each level in ``config/delayOffset.json``.
 """
 
 from __future__ import annotations
@@ -22,22 +22,22 @@ _AT_ONCE = 1024
 """Maximum number of messages of a level that are delivered in one turn."""
 _PAGE = 32
 _AGAIN_MS = 5000
-"""Milliseconds after which an unreadable level is tried again."""
+"""Milliseconds after which reading an unreadable level is tried again."""
 
 
 @dataclass(slots=True)
 class Delays:
-    """The delay levels of a store. ``done``: level to the queue offset in its schedule queue up to
-    which all messages are delivered.
+    """The delay levels of a store. ``done``: for each level, the queue offset in its schedule queue
+    up to which all messages are delivered.
     """
 
     writer: Writer
     done: dict[int, int] = field(default_factory=dict)
     changed: bool = False
     _due: dict[int, float] = field(default_factory=dict)
-    """Level to the time of its next check (ms)."""
+    """Time of the next check (ms), by level."""
     _flying: dict[int, set[int]] = field(default_factory=dict)
-    """Level to the schedule offsets of messages that are being stored."""
+    """Schedule queue offsets of messages that are being stored, by level."""
 
     def load(self) -> None:
         """Load the progress of the levels from the store. Raises: StoreIOError."""
@@ -53,7 +53,7 @@ class Delays:
                 self.add(queue_id + 1)
 
     def add(self, level: int) -> None:
-        """Note that a message was stored in that level."""
+        """Record that a message was stored in this level."""
         if self._due.get(level, inf) == inf:
             self._due[level] = 0
 

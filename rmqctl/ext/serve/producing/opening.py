@@ -29,12 +29,12 @@ from rmqctl.store.store import Store
 
 _SMALL: dict[str, Any] = {
     "commitlog_file_size": 64 << 20, "index_slots": 10_000, "index_max": 40_000}
-"""Sizes of the files of a temporary store, which are quick to create."""
+"""File sizes of a temporary store; small files are quick to create."""
 
 
 @contextmanager
 def temporary_store(wanted: bool) -> Iterator[str | None]:
-    """Yield an empty temporary store with small files, deleted afterwards; None if not
+    """Yield an empty temporary store with small files, and delete it afterwards; None if not
     ``wanted``.
     """
     if not wanted:
@@ -49,8 +49,9 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
 def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages,
                 address: Address, cluster: str, folders: Iterable[str] = (),
                 outside: Iterable[str] = ()) -> Writer:
-    """Open a store for writing, and take its lock. ``folders`` of the log that the user named, and
-    ``outside`` as for `Engine.open`. ``address`` is in message ids, ``cluster`` in messages.
+    """Open a store for writing, and take its lock. ``folders``: log folders that the user named;
+    ``outside``: see `Engine.open`. ``address`` is written into message ids, ``cluster`` into
+    messages.
     Raises: StoreHeldError, StoreIOError, RefusedError if appending would damage the store,
     UnsupportedError for layouts that cannot be written.
     """
@@ -79,7 +80,7 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
 
 def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
     """Write a file of ``config/`` as a broker does: the previous file becomes the backup.
-    Raises: StoreIOError, RefusedError if the existing file cannot be read, and so is not
+    Raises: StoreIOError, RefusedError if the existing file cannot be read; it is then not
     overwritten.
     """
     store = source.store
@@ -97,10 +98,10 @@ def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
 
 
 def keep_positions(source: Source, positions: Positions) -> None:
-    """Write the consumer offsets to ``config/consumerOffset.json``: the committed ones over those
-    in the file, whether or not groups started there. Also write ``lmqConsumerOffset.json`` if it
-    exists: brokers with ``enableLmq`` read it instead, with one offset for each light group. A
-    thread may call this with a snapshot.
+    """Write the consumer offsets to ``config/consumerOffset.json``: committed offsets replace the
+    offsets in the file, even if serving ignored the stored ones. Also write
+    ``lmqConsumerOffset.json`` if it exists: brokers with ``enableLmq`` read that file instead, with
+    one offset for each light group. May be called from another thread with a snapshot.
     Raises: RefusedError, StoreIOError.
     """
     table = Positions(source.offsets, positions.committed).table()

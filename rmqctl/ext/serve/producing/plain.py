@@ -1,9 +1,9 @@
-"""Plain sends: messages that only need to be appended to their queue, from frame to response.
+"""Plain sends: a fast path for messages that only need to be appended to their queue.
 
 Most sends are plain: one message of an existing topic, without properties that redirect it. The
-header is decoded in one step, the properties by the pattern of the previous message, and the
-response is filled in. `sending.send_message` handles everything else. A test checks that both write
-the same bytes and responses.
+header is decoded in one step, the properties with the pattern of the previous message, and the
+response is a template. `sending.send_message` handles all other messages. A test checks that both
+write the same bytes and responses.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _MIN_TOGETHER, _MAX_AT_ONCE = 4, 256
 """Minimum number of messages that are stored together, and maximum number in one go."""
 _MARKED = 123_454_321
 _OFFSET_DIGITS = 16
-"""Digits of the physical offset in a message id."""
+"""Number of digits of the physical offset in a message id."""
 
 
 class Client(Protocol):
@@ -65,8 +65,8 @@ class PlainSends:
         self._answers = _ResponseParts(says_key=self._writer.settings.profile.generation >= 5)
 
     def take_all(self, client: Client, frames: FrameReader) -> bool:
-        """Store plain messages in ``frames`` until another request follows. Return whether there
-        were any.
+        """Store plain messages in ``frames`` until another request follows. Return whether any were
+        stored.
         """
         if self._broker.cluster.access.secrets or self._writer.is_busy:
             return False
@@ -89,8 +89,8 @@ class PlainSends:
         return True
 
     def _put_many(self, client: Client, host: Host, sends: list[tuple[Any, ...]]) -> bool:
-        """Store messages by column, each as `_put` does. Return False, without a change, if one is
-        not plain.
+        """Store several messages by column, like `_put`. Return False, without a change, if any
+        message is not plain.
         """
         (_, opaque, flag, topic, queue_id, message_flag, sys_flag, born, again, given, body
          ) = zip(*sends, strict=True)
@@ -169,14 +169,14 @@ class _ResponseParts:
         self._begin = ""
 
     def id_begins(self, host: Host) -> str:
-        """Return the first digits of the ids of messages with that store host."""
+        """Return the first digits of the ids of messages with a given store host."""
         if host is not self._host:
             self._host, self._begin = host, message_id(*host, 0)[:-_OFFSET_DIGITS]
         return self._begin
 
 
 class _Sent(msgspec.Struct, gc=False):
-    """A stored message; called with its result, to answer the producer."""
+    """Callback that answers the producer; called with the result of storing its message."""
 
     answers: _ResponseParts
     client: Client
@@ -201,7 +201,9 @@ class _Sent(msgspec.Struct, gc=False):
 
 
 def _fields() -> tuple[bytes, int]:
-    """Return (how the kernel reads each field, by letter; the required fields as bits)."""
+    """Return (the type by which the kernel parses each field, by letter; the required fields as a
+    bit mask).
+    """
     kernel = active()
     takes, wanted = bytearray(26), 0
     if kernel is not None:

@@ -1,5 +1,5 @@
-"""The properties that a message is stored with: its producer's and the broker's own, in the order
-of the broker's map (spec: commitlog.md §5.3).
+"""The stored properties of a message: the producer's and the broker's own, in the order of the
+broker's map (spec: commitlog.md §5.3).
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ _KEY = props.UNIQUE_KEY + _NAME
 _MAX_PLANS, _MAX_NAMES = 1024, 512
 """Maximum number of plans kept, and maximum characters of the names of one plan."""
 _OTHER_WAYS = (props.DELAY, props.PREPARED, props.INNER, "TIMER_")
-"""Prefixes of properties that redirect a message to other queues, or to several."""
+"""Prefixes of properties that redirect a message to another queue, or to several queues."""
 
 
 class _Plan(NamedTuple):
-    """A plan for properties with the same names: their order in the stored string."""
+    """A plan for messages with the same property names: the order of the stored string."""
 
     match: Callable[[str], re.Match[str] | None]
-    """Matches the sent string; its groups are the values."""
+    """Pattern that matches the sent string; its groups are the values."""
     text: str
-    """The stored string, as a format string with a place for each value."""
+    """The stored string, as a format string with a placeholder for each value."""
     order: tuple[int, ...]
-    """The group for each place of ``text``."""
+    """The pattern group for each placeholder of ``text``."""
     is_plain: bool
     tags: int
-    """The group of the tags, and below that of the unique key; 0 without them."""
+    """The pattern groups of the tags and of the unique key; 0 if missing."""
     key: int
     new_key_at: int
-    """The place before which a new unique key is inserted; -1 if none is needed."""
+    """The placeholder before which a new unique key is inserted; -1 if no new key is needed."""
 
 
 class Properties:
@@ -68,7 +68,7 @@ class Properties:
 
     def plain(self, given: str) -> tuple[str, str | None, str | None] | None:
         """Return (stored properties, tags, unique key) of a message that is stored only in the
-        queue it is sent to; None if that is not certain.
+        queue it is sent to; None for messages that may be stored elsewhere.
         """
         plan, match = self._match(given)
         if plan is None or match is None or not plan.is_plain:
@@ -102,8 +102,8 @@ class Properties:
         return plan.text % (*values[:at], key, *values[at:]), key
 
     def _match(self, given: str) -> tuple[_Plan | None, re.Match[str] | None]:
-        """Return the plan for sent properties, and the match of their values; None if there is
-        none.
+        """Return the plan for sent properties, and the match with their values; None without a
+        plan.
         """
         plan = self._last  # producers send the same names again and again
         if plan is not None and (match := plan.match(given)) is not None:
@@ -159,5 +159,5 @@ class Properties:
 
 
 def _group(names: list[str], name: str) -> int:
-    """Return the group of a name's value; 0 if the name is missing."""
+    """Return the pattern group of a property's value; 0 if the property is missing."""
     return names.index(name) + 1 if name in names else 0

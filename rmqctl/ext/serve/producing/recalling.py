@@ -1,6 +1,6 @@
 """Recall messages before they are due (spec: timer-and-others-5x.md §1.3).
 
-The message that deletes another one waits in the same slot of the timer wheel.
+A delete message waits in the same slot of the timer wheel as the message that it recalls.
 """
 
 from __future__ import annotations

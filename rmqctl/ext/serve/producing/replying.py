@@ -1,4 +1,4 @@
-"""Replies to requests (``request`` of the clients): passed on to the waiting producer, and stored
+"""Replies to RPC requests (the clients' ``request``): forwarded to the waiting producer, and stored
 in the cluster's reply topic, as a broker does by default.
 """
 
@@ -22,7 +22,7 @@ _PASSED_ON = ("producerGroup", "topic", "defaultTopic", "defaultTopicQueueNums",
 
 
 def send_reply(broker: Broker, call: Call) -> None:
-    """Pass a reply on to the client that waits for it."""
+    """Forward a reply to the client that waits for it."""
     wanted = call.fields
     given = wanted["properties"] or ""
     member = _asker(broker, props.parse(given).get(_TO_CLIENT))

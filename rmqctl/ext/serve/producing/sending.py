@@ -55,7 +55,7 @@ _OF_A_UNIT, _FOR_UNITS = 1, 2
 """topicSysFlag of a topic created by a unit's producer, and of a retry topic."""
 _KEY = props.UNIQUE_KEY + props.NAME_VALUE_SEPARATOR
 _ITEM = layout.reader(BatchRequestItem, "flag", "body_length")
-"""The part of a message in a batch before its body."""
+"""The part before the body of a message in a batch."""
 
 
 def send_message(broker: Broker, call: Call) -> None:
@@ -108,8 +108,8 @@ def send_message(broker: Broker, call: Call) -> None:
 
 
 def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
-    """Return whether a consumer sends a message again as clients before 4.6.1 do: with the
-    transaction flags of the original.
+    """Return whether a consumer sends a message for retry like clients before 4.6.1: with the
+    original's transaction flags.
     """
     try:
         return (wanted["reconsumeTimes"] or 0) > 0 and delay_level_of(props.parse(given)) > 0
@@ -118,7 +118,7 @@ def _is_old_retry(wanted: dict[str, Any], given: str) -> bool:
 
 
 def _transaction_id(properties: str) -> dict[str, str]:
-    """Return the response field in which a 5.x broker returns a message's unique key."""
+    """Return the response field with a message's unique key, which 5.x brokers add."""
     at = properties.find(_KEY)
     if at < 0:
         return {}
@@ -130,8 +130,8 @@ def _transaction_id(properties: str) -> dict[str, str]:
 
 
 def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[str, str]:
-    """Return (topic, properties) of a message that a consumer sends to its retry topic itself,
-    after it could not send it back. After too many attempts the topic is that of the dead letters.
+    """Return (topic, properties) of a message that a consumer sends directly to its retry topic
+    because sending it back failed. After too many attempts, return the dead-letter topic.
     """
     topic, times = call.fields["topic"], call.fields["reconsumeTimes"] or 0
     group = topic.removeprefix(props.RETRY_PREFIX)
@@ -153,8 +153,8 @@ def _retried(broker: Broker, writer: Writer, call: Call, given: str) -> tuple[st
 
 
 def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
-    """Return the writer for a message, and the number of its queue. Like a broker, do not check the
-    topic's write permission, which is only in the route.
+    """Return the writer for a message, and its queue id. Like a broker, do not check the topic's
+    write permission, which only routes contain.
     Raises: Failed.
     """
     writer = broker.writer
@@ -185,7 +185,7 @@ def admitted(broker: Broker, wanted: dict[str, Any]) -> tuple[Writer, int]:
 
 
 def _topic(writer: Writer, wanted: dict[str, Any]) -> Config:
-    """Return the configuration of a topic, which is created if a broker would do so.
+    """Return the configuration of a topic; create the topic if a broker would create it.
     Raises: Failed.
     """
     topic = wanted["topic"]
@@ -309,7 +309,7 @@ def _create(broker: Broker, wanted: dict[str, Any]) -> None:
 
 def _attributes(writer: Writer, text: str | None) -> dict[str, str]:
     """Return the attributes in ``+name=value,…``; none for a 4.x broker.
-    Raises: Failed for those that are not supported: no other kind of queue is created while a store
+    Raises: Failed for unsupported attributes: other kinds of queues are not created while a store
     is served.
     """
     if writer.settings.profile.generation < 5:

@@ -1,9 +1,9 @@
 """Wheel, log and progress of the timer, written as by a 5.x broker, so that a broker can continue
 with them (spec: timer-and-others-5x.md §1.2 to §1.5).
 
-A waiting message has a unit in the log, and the wheel points to the newest unit of each slot. The
-process may be killed at any time: a unit is written before the slot that points to it, and missing
-slots are restored from the log.
+A waiting message has a unit (an entry) in the timer log; the wheel points to the newest unit of
+each slot. The process may be killed at any time: a unit is written before the slot that points to
+it, and missing slots are restored from the log.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from rmqctl.store.store import Store
 
 _LOG_FILE = 104_857_600
 _WINDOW = 172_800
-"""A broker's timerRollWindowSlot: a message waits for at most so many slots, and is then stored
-again.
+"""A broker's timerRollWindowSlot: a message waits for at most this number of slots, and is then
+stored again.
 """
 _LAP = SLOTS // 2
 _BLANK_SLOTS = 60
@@ -46,9 +46,9 @@ _PAGE, _CHUNK = 1 << 14, 1 << 20
 
 
 class TimerFiles:
-    """The open files of a timer, until `close`. ``read``: the time (ms) of the slot that is next;
-    ``queue``: the queue offset of the first message of the timer topic without a unit; ``end``: of
-    the log.
+    """The open files of a timer, until `close`. ``read``: the time (ms) of the next slot to
+    process; ``queue``: the queue offset of the first message in the timer topic without a unit;
+    ``end``: the end of the timer log.
     """
 
     def __init__(self, store: Store, precision: int) -> None:
@@ -115,8 +115,9 @@ class TimerFiles:
             self._walk(0)
 
     def _walk(self, begin: int) -> int:
-        """Point slots to the units in the files from that of ``begin`` on. Return the end of the
-        log. Bytes that a crash left after it stay: the log then continues in another file.
+        """Point slots to the units in the files, starting with the file of ``begin``. Return the
+        end of the log. Bytes that a crash left after the end are kept: the log then continues in
+        another file.
         """
         self._last = -1
         bases = sorted(self._files)
@@ -134,7 +135,7 @@ class TimerFiles:
         return end
 
     def _is_used(self, base: int, place: int) -> bool:
-        """Return whether a file contains other bytes than zeros from a position on."""
+        """Return whether a file contains nonzero bytes at or after a position."""
         return any(os.pread(self._files[base], min(_CHUNK, self._size - at), at).strip(b"\0")
                    for at in range(place, self._size, _CHUNK))
 
@@ -157,7 +158,7 @@ class TimerFiles:
         return base + places * UNIT_SIZE, False
 
     def _lead(self, units: np.ndarray[tuple[int], np.dtype[np.void]], start: int) -> None:
-        """Point slots to the units that are missing in them."""
+        """Point slots to their units that the wheel does not contain yet."""
         times = (units["curr_write_time"].astype(np.int64) + units["delay_time"]) // self.precision
         slots = np.frombuffer(self._wheel, SLOT.dtype())[times % SLOTS]
         position = start + np.arange(len(units), dtype=np.int64) * UNIT_SIZE
@@ -168,7 +169,7 @@ class TimerFiles:
     # -- slots --------------------------------------------------------------------------------
 
     def newest(self, moment: int) -> int:
-        """Return the position of the newest unit of a slot; -1 if it has none."""
+        """Return the position of the newest unit of a slot; -1 for an empty slot."""
         at = timer_wheel.slot_of(moment, self.precision) * SLOT_SIZE
         slot = SLOT.decode(self._wheel[at:at + SLOT_SIZE])
         return slot.last_pos if slot.time == moment // self.precision else -1
@@ -194,7 +195,7 @@ class TimerFiles:
         return (self._size - UNIT_SIZE - TAIL.size) // UNIT_SIZE + 1
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return the unit at a position of the log; None without a unit."""
+        """Return the unit at a position of the log; None if there is none."""
         base = position // self._size * self._size
         if not 0 <= position < self.end or base not in self._files:
             return None
@@ -218,7 +219,7 @@ class TimerFiles:
     def add(self, due: int, now: int, physical: int, size: int, topic_hash: int, *, deletes: bool
             ) -> None:
         """Add a unit for the record of ``size`` bytes at a physical offset. ``now``: the current
-        slot, which gets the messages that were due before.
+        slot, to which messages that are already due are added.
         Raises: StoreIOError.
         """
         window = _WINDOW * self.precision
@@ -236,7 +237,7 @@ class TimerFiles:
         self._point(moment // self.precision, at, magic)
 
     def _room(self) -> int:
-        """Return the first position in the file that takes the next unit."""
+        """Return the start of the file into which the next unit is written."""
         base = self.end // self._size * self._size
         room = base + self._size - self.end
         if base in self._files and room < UNIT_SIZE + TAIL.size:

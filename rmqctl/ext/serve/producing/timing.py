@@ -1,8 +1,8 @@
 """Timed messages of a 5.x store: each gets a slot in the timer wheel, and is stored in its own
 queue when it is due (spec: timer-and-others-5x.md §1).
 
-They wait in the timer topic. `TimerFiles` writes a broker's other files, so that a broker can
-continue. Recalled messages are detected when their slot is read.
+Timed messages wait in the timer topic. `TimerFiles` writes a broker's timer files, so that a broker
+can continue. Recalled messages are detected when their slot is read.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqctl.store.objects import java_text
 
 _ENQUEUED, _DEQUEUED, _ROLLED = "TIMER_ENQUEUE_MS", "TIMER_DEQUEUE_MS", "TIMER_ROLL_TIMES"
 _NEVER_ENQUEUED = str((1 << 63) - 1)
-"""The enqueue time that a broker writes for a message that was due before it got a slot."""
+"""The enqueue time that a broker writes for a message that was due before a slot was assigned."""
 _PAGE = 32
 _AT_ONCE = 1024
 """Maximum number of messages that are stored in one turn."""
@@ -109,11 +109,11 @@ class Timers:
         return files
 
     def add(self) -> None:
-        """Note that a message was stored in the timer topic."""
+        """Record that a message was stored in the timer topic."""
         self._new = True
 
     def deliver(self) -> None:
-        """Give new messages their slots, and store those that are due.
+        """Assign slots to new messages, and store messages that are due.
         Raises: StoreIOError, RefusedError.
         """
         if self._ended or self.writer.failure is not None or not (
@@ -153,8 +153,8 @@ class Timers:
             self.deliver()
 
     def finish(self) -> None:
-        """Store all messages of the current slot, so that none is delivered twice. Messages that
-        come later get their slot at the next start.
+        """Store all messages of the current slot, so that none is delivered twice. Later messages
+        get their slot at the next start.
         """
         self._ended = True
         files, late = self.files, time.monotonic() + _MAX_END_S
@@ -176,7 +176,7 @@ class Timers:
     # -- into the wheel -----------------------------------------------------------------------
 
     def _enqueue(self, files: TimerFiles, now: int, late: float) -> bool:
-        """Give messages of the timer topic their slots. Return whether there are more."""
+        """Assign slots to messages of the timer topic. Return whether messages are left."""
         key = props.TIMER_TOPIC, 0
         queue = self.writer.queue(key) or self.writer.source.queue(*key)
         files.queue = min(max(files.queue, queue.first), queue.end)
@@ -203,8 +203,8 @@ class Timers:
         return None if raw is None else decode(raw)
 
     def _walk(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
-        """Read the units of the current slot. Return whether all were read. A deleting unit adds
-        the key of the message that it recalls.
+        """Read the units of the current slot. Return whether all were read. For a unit of a delete
+        message, add the key of the recalled message.
         """
         assert self._walking is not None
         for number, (position, unit) in enumerate(self._walking):
@@ -220,7 +220,7 @@ class Timers:
         return True
 
     def _put_some(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
-        """Store the next messages of the slot. Return whether they were the last ones."""
+        """Store the next messages of the slot. Return whether the slot is finished."""
         for _ in range(_AT_ONCE):
             if not wanted:
                 return True
@@ -239,7 +239,7 @@ class Timers:
 
     def _due(self, unit: UnitRecord, record: Record) -> Outgoing | None:
         """Return the message to store: in its own queue, or again in the timer topic. Return None
-        if it was recalled, or names no queue that it could have come from.
+        if the message was recalled, or does not name a valid original queue.
         """
         profile = self.writer.settings.profile
         text, rolls = java_text(record.properties), bool(unit.magic & MAGIC_ROLL)

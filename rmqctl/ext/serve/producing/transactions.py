@@ -1,8 +1,8 @@
-"""Transactions: half messages and their end (spec: remoting.md §3.4, recovery.md §10).
+"""Transactions: half messages, commit and rollback (spec: remoting.md §3.4, recovery.md §10).
 
-A half message waits in a topic of its own. An op message with its queue offset ends it; before
-that, a commit stores the message in its own queue. The op message is the only mark of the end, so
-only transactions that are being ended are kept in memory.
+A half message waits in a topic of its own. An op message with the half message's queue offset ends
+the transaction; before that, a commit stores the message in its own queue. Only the op message
+marks a transaction as ended, so only transactions that are just being ended are kept in memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rmqctl.parse_values import now_ms
 from rmqctl.store.objects import java_text
 
 _OP_S = 3.0
-"""Seconds for which a 5.x broker collects ended transactions into one op message."""
+"""Seconds for which a 5.x broker collects ended transactions for one op message."""
 Read = Callable[[int], bytes | memoryview | None]
 """Returns the complete record at a physical offset, or None."""
 
@@ -61,7 +61,7 @@ def half(message: Outgoing, settings: Settings, unique_id: Callable[[], str]) ->
 
 @dataclass(eq=False)
 class Transactions:
-    """The transactions of a writable store. ``raw_at`` reads its log."""
+    """The transactions of a writable store. ``raw_at`` reads records from the store's log."""
 
     writer: Writer
     raw_at: Read
@@ -80,8 +80,8 @@ class Transactions:
     def end(self, group: str, physical: int, queue_offset: int, *, commit: bool, asked: bool,
             then: Callable[[PutResult | None], None]) -> None:
         """Commit or roll back the half message at a physical offset and queue offset. ``asked``:
-        whether its producer was asked for the outcome. ``then`` gets the result of the put, None if
-        nothing is stored.
+        whether its producer was asked for the outcome. ``then`` is called with the result of the
+        put; None if nothing is stored.
         Raises: Failed.
         """
         # Refuse what a broker refuses.

@@ -1,7 +1,8 @@
-"""The store of a writable server: messages of producers go through the engine's put path.
+"""The store of a writable server: messages are stored through the engine's put path.
 
 Messages that arrive in one turn of the event loop are stored together. Their consume queue entries
-are in memory at once; the entries on disk follow, and the store is reopened when there are enough.
+are kept in memory at first; entries are written to disk later, in batches, and the store is then
+reopened.
 """
 
 from __future__ import annotations
@@ -37,7 +38,9 @@ from rmqctl.parse_values import now_ms
 
 _MAX_ROWS = 50_000
 _SETTLE_S = 2.0
-"""Seconds for which entries of ordinary messages are only in memory, and their maximum number."""
+"""Maximum time (seconds) that entries of ordinary messages are only in memory, and their maximum
+number.
+"""
 _MAX_PENDING = 64 << 20
 """Maximum bytes of messages that wait to be stored."""
 _SMALL = 1000
@@ -45,7 +48,7 @@ _SMALL = 1000
 _QUEUE_ID = re.compile(r"[0-9]{1,9}")
 _TAGS = properties.TAGS + properties.NAME_VALUE_SEPARATOR
 _OTHER_ROWS = (properties.DELAY, properties.INNER, "TIMER_")
-"""Words in the names of properties that give a message entries in other queues."""
+"""Substrings of property names with which a message gets entries in other queues."""
 QueueKey = tuple[str, int]
 Then = Callable[[PutResult], None]
 _Pending = tuple[Message, Then, int | None]
@@ -53,7 +56,7 @@ _Pending = tuple[Message, Then, int | None]
 
 @dataclass(slots=True)
 class TailQueue:
-    """A queue, with the entries added since its store was opened."""
+    """A queue, including entries added since its store was opened."""
 
     stored: Queue
     log: LogReader
@@ -74,7 +77,7 @@ class TailQueue:
 
     def pull(self, offset: int, most: int, accept: Accept | None, max_bytes: int = MAX_BYTES
              ) -> Pulled:
-        """Return messages from disk first, then those added since."""
+        """Return messages from disk first, then messages added since."""
         # Entries on disk, and offsets outside the queue.
         if offset < self.start and self.stored.end:
             pulled = self.stored.pull(offset, most, accept, max_bytes)
@@ -176,7 +179,7 @@ class Writer:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether so many messages wait to be stored that no more should be accepted."""
+        """Return whether too many messages wait to be stored to accept more."""
         return self._pending_size > _MAX_PENDING
 
     def put(self, message: Message, then: Then, tags: int | None = None) -> None:
@@ -217,7 +220,7 @@ class Writer:
 
     async def _put_in_thread(self, loop: asyncio.AbstractEventLoop,
                              pending: list[_Pending], messages: list[Message]) -> None:
-        """Store messages with one fsync for all; those that arrive meanwhile wait for the next."""
+        """Store messages with one fsync; messages that arrive meanwhile wait for the next fsync."""
         results = await loop.run_in_executor(None, self._results, messages)
         self._running = None
         self._answer(pending, results)
@@ -266,8 +269,8 @@ class Writer:
             self.arrived(*key)
 
     def _note(self, message: Message, result: PutResult, touched: set[QueueKey]) -> None:
-        """Remember the entries of stored messages. If they cannot be derived here, read them, and
-        the topics, from disk.
+        """Keep the entries of stored messages in memory. If the entries cannot be derived here,
+        read them, and the topics, from disk.
         """
         assert result.physical_offset is not None
         assert result.queue_offset is not None
@@ -318,7 +321,7 @@ class Writer:
         self._rows += len(rows)
 
     def _know(self, topic: str, queue_id: int) -> None:
-        """Make a topic known with this queue, as it will be found on disk."""
+        """Register a topic with this queue in memory, as it will be read from disk later."""
         config = self.source.topics.get(topic)
         if config is not None and config.read_queues > queue_id:
             return
@@ -336,7 +339,7 @@ class Writer:
     # -- reading ------------------------------------------------------------------------------
 
     def queue(self, key: QueueKey) -> TailQueue | None:
-        """Return a queue with entries that are not on disk yet; None if it has none."""
+        """Return a queue that has entries not on disk yet; None for any other queue."""
         return self._tails.get(key)
 
     def settle(self) -> None:
@@ -349,19 +352,19 @@ class Writer:
         self._rows, self._unsettled, self._must_settle, self._must_look = 0, False, False, False
 
     def settle_in_time(self) -> None:
-        """Settle if some seconds have passed since the last time."""
+        """Call `settle` if some seconds have passed since the last call."""
         if self._unsettled and time.monotonic() - self._settled_at > _SETTLE_S:
             self.settle()
 
     def settle_now(self) -> None:
-        """Settle before an index lookup, so that messages just stored are found, unless a thread
-        stores messages.
+        """Call `settle` before an index lookup, so that new messages are found, unless a thread is
+        storing messages.
         """
         if self._unsettled and self._running is None:
             self.settle()
 
     def put_now(self) -> None:
-        """Store the waiting messages, unless a thread stores messages."""
+        """Store the waiting messages, unless a thread is storing messages."""
         pending = self._taken() if self._running is None else []
         if pending:
             self._answer(pending, self._results([message for message, _, _ in pending]))
@@ -393,7 +396,7 @@ def _text(raw: bytes | str) -> str:
 
 def delivered(record: Record) -> Record | None:
     """Return a delayed message as it is stored when due: unchanged, in its own queue. Return None
-    if it names no such queue, or the half topic, which a broker discards.
+    if the message does not name its queue, or names the half topic: a broker discards it.
     """
     own_properties = properties.parse(_text(record.properties))
     topic = own_properties.get(properties.REAL_TOPIC, "")
