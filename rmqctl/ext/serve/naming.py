@@ -91,7 +91,9 @@ _ORDERS = "ORDER_TOPIC_CONFIG"
 
 
 def kv_list(broker: Broker, call: Call) -> Response:
-    """Answer with the values of a namespace; values of ordered topics are computed."""
+    """Answer with the values of a namespace; for the namespace of ordered topics, include values
+    derived from the topics.
+    """
     namespace = call.fields["namespace"]
     values = {name: f"{member.name}:{topic.write_queues}"
               for member in broker.cluster.brokers.values()

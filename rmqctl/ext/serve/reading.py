@@ -39,7 +39,7 @@ from rmqctl.store.queue.compaction import CompactionQueue
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 PAGE_ROWS, PAGE_BYTES = 512, 1 << 20
-"""Maximum entries of a page, and maximum bytes of its records; a page is read at once."""
+"""Maximum number of entries of a page, and maximum bytes of its records; a page is read at once."""
 KEPT = 64 << 20
 """Maximum bytes of pages kept in memory."""
 SCANNED_ROWS = 800
@@ -52,13 +52,13 @@ _LOOK_AT_CLOCK = 16
 _SIZE = layout.reader(Message, "total_size")
 
 Accept = Callable[[int, bytes | memoryview], bool]
-"""A filter: whether a message is wanted, by the tags code of its entry and its record."""
+"""A filter: returns whether a message matches, given its entry's tags code and its record."""
 
 
 class Pulled(msgspec.Struct, frozen=True):
-    """The result of a pull: ``status`` as a broker names it, the next offset, the queue's bounds,
-    and ``count`` records, with adjacent ones joined to one part. ``skipped``: number of damaged
-    records.
+    """The result of a pull: ``status`` (a broker's name for it), the next offset, the queue's
+    bounds, and ``count`` records; adjacent records are joined into one part. ``skipped``: number of
+    damaged records.
     """
 
     status: str
@@ -75,7 +75,7 @@ class Pulled(msgspec.Struct, frozen=True):
 
     @property
     def records(self) -> Iterator[bytes | memoryview]:
-        """The records, each by itself."""
+        """The records as separate items."""
         for part in self.parts:
             at = 0
             while at < len(part):
@@ -99,9 +99,9 @@ class Queue(Protocol):
 
 @dataclass(slots=True)
 class QueuePage:
-    """Consecutive entries of a queue, with their records one after the other: the record of a row
-    is ``data[starts[row]:starts[row + 1]]``, empty if it cannot be served. ``damaged``: the rows of
-    such records except fillers; ``whole``: whether every row has its record.
+    """Consecutive entries (rows) of a queue, and their concatenated records: the record of a row is
+    ``data[starts[row]:starts[row + 1]]``, empty if it cannot be served. ``damaged``: the rows with
+    an empty record, except fillers; ``whole``: whether no record is empty.
     """
 
     data: memoryview
@@ -116,7 +116,7 @@ class QueuePage:
 
     @property
     def size(self) -> int:
-        """Approximate bytes of memory that the page takes."""
+        """Approximate bytes of memory that the page uses."""
         return len(self.data) + 200 * len(self.tags)
 
 
@@ -140,8 +140,8 @@ class Pages:
         return page
 
     def put(self, key: tuple[int, int], page: QueuePage) -> None:
-        """Keep a page, and drop others for it. A page larger than `PAGE_BYTES` is not kept: it is
-        one large message, which is soon read.
+        """Keep a page, and drop other pages to make space. A page larger than `PAGE_BYTES` is not
+        kept: it contains one large message, which is read quickly.
         """
         if len(page.data) > PAGE_BYTES:
             return
@@ -243,9 +243,9 @@ class StoredQueue:
                    default=self.end)
 
     def _page(self, offset: int) -> tuple[int, QueuePage]:
-        """Return (queue offset of its first entry, page) for the page with the entry at ``offset``,
-        which is read from there on if it is not kept. The page is empty if the offset is in a hole
-        of the files.
+        """Return (queue offset of the page's first entry, page) for the page with the entry at
+        ``offset``; read a page that starts at ``offset`` if none is kept. The page is empty if the
+        offset is in a hole of the files.
         """
         place = bisect_right(self._starts, offset)
         if place:

@@ -25,20 +25,20 @@ if TYPE_CHECKING:
     from rmqctl.ext.serve.grpc.server import Proxy
 
 Save = Callable[[], Callable[[], None] | None]
-"""Returns a function that writes the current consumer offsets, if need be in a thread; None if
-nothing changed. Both raise StoreIOError, RefusedError.
+"""Returns a function that writes the current consumer offsets, and that may run in another thread;
+None if nothing changed. Both functions raise StoreIOError, RefusedError.
 """
 _LOOK_S = 1.0
 _DELIVER_S = 0.1
 _EXPIRE_S = 10.0
 _SAVE_S = 5.0
 _BACKLOG, _ACCEPTED = 512, 8
-"""Maximum connections that wait to be accepted, and number of those accepted in one turn."""
+"""Maximum number of connections that wait to be accepted, and that are accepted in one turn."""
 _LAST_PORT = 65_535
 _RECEIVED = 256 << 10
-"""Maximum bytes received at once."""
+"""Maximum bytes per receive call."""
 _SIZABLE = 8 << 20
-"""Bytes of freed memory above which it is returned to the system."""
+"""Bytes of freed memory above which memory is returned to the operating system."""
 
 
 @dataclass(eq=False)
@@ -59,7 +59,7 @@ class Server:
     free (spec: remoting.md §1.5).
     """
     each_second: Callable[[], None] = lambda: None
-    """Called each second, and again at the end."""
+    """Callback, called each second and again at the end."""
     connections: set[ClientConnection] = field(default_factory=set)
     pipes: set[Pipe] = field(default_factory=set)
     """Connections of 5.x clients."""
@@ -69,7 +69,7 @@ class Server:
     """Number of connections closed because of invalid data."""
     last_used: float = field(default_factory=time.monotonic)
     received: memoryview = field(default_factory=lambda: memoryview(bytearray(_RECEIVED)))
-    """The receive buffer of all connections, which is emptied at once."""
+    """The receive buffer that all connections share; its bytes are consumed at once."""
     answered: list[ClientConnection] = field(default_factory=list)
     """Connections with responses to send at the end of this turn."""
     turns: Turns = field(default_factory=lambda: Turns(
@@ -77,11 +77,11 @@ class Server:
     intake: Intake = field(default_factory=lambda: Intake(
         lambda work: asyncio.get_running_loop().call_soon(work)))
     _saving: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1))
-    """A single thread, so that consumer offsets are not written twice at a time."""
+    """The single thread that writes consumer offsets, so that no two writes overlap."""
     _resident: int = 0
-    """The minimum memory of the process; gRPC uses some that is not counted elsewhere."""
+    """The minimum memory of the process so far; gRPC uses memory that is not counted elsewhere."""
     _problem: str | None = None
-    """The last reported problem, so that a lasting one is reported once."""
+    """The last reported problem, so that a continuing problem is reported only once."""
 
     def __post_init__(self) -> None:
         part = self.limits.part
@@ -147,8 +147,8 @@ class Server:
 
     async def listen(self, protocol: Callable[[], asyncio.BaseProtocol], bound: socket.socket
                      ) -> asyncio.Server:
-        """Listen on a socket. The event loop accepts as many connections at once as its backlog
-        says; the system queues the others.
+        """Listen on a socket. The event loop accepts at most as many connections at once as its
+        backlog; the system queues the others.
         Raises: OSError.
         """
         server = await asyncio.get_running_loop().create_server(
@@ -158,7 +158,7 @@ class Server:
 
     @property
     def failure(self) -> str | None:
-        """The reason why a store can no longer be written to; None if all can."""
+        """The reason why a store can no longer be written to; None if all stores can."""
         return next((broker.writer.failure for broker in self.brokers
                      if broker.writer is not None and broker.writer.failure is not None), None)
 
@@ -181,7 +181,9 @@ class Server:
             self.problem(problem)
 
     def send_soon(self, connection: ClientConnection) -> None:
-        """Send a connection's responses at the end of this turn, with others that join them."""
+        """Schedule a connection's responses, and any that follow, to be sent at the end of this
+        turn.
+        """
         if not self.answered:
             asyncio.get_running_loop().call_soon(self._send_answers)
         self.answered.append(connection)
@@ -217,8 +219,8 @@ class Server:
             self._resident = min(self._resident, malloc_tuning.resident())
 
     def end_unfinished(self) -> None:
-        """Close connections with incomplete requests if those of all connections are too large
-        together.
+        """Close connections with incomplete requests if the total size of incomplete requests is
+        too large.
         """
         self.unfinished.make_room(holder for holder in self._all() if holder.held)
 
@@ -226,8 +228,8 @@ class Server:
         return [*self.connections, *self.pipes]
 
     def make_room(self) -> None:
-        """Close connections that do not read their responses if those of all are too large
-        together.
+        """Close connections that do not read responses if the total size of unread responses is too
+        large.
         """
         paused = [client for client in self.connections if client.is_full]
         for connection in paused:
@@ -235,7 +237,7 @@ class Server:
         self.unsent.make_room(paused)
 
     async def _save_beside(self) -> None:
-        """Save every few seconds, in a thread."""
+        """Save consumer offsets every few seconds, in another thread."""
         while True:
             await asyncio.sleep(_SAVE_S)
             try:
@@ -248,7 +250,7 @@ class Server:
                 self._report(error)
 
     def _save(self) -> None:
-        """Save in this thread."""
+        """Save consumer offsets in this thread."""
         try:
             write = self.save()
             if write is not None:

@@ -31,22 +31,22 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 @dataclass(frozen=True, slots=True)
 class RequestedStore:
     """A store to serve: its path, how to open it, and the address for clients. ``folders``: log
-    folders that the user named; ``outside``: further ones that may be written to.
+    folders that the user named; ``outside``: folders outside the store that may be written to.
     """
 
     root: str
     open: Callable[[], Store]
     address: Address = field(default_factory=lambda: Address("127.0.0.1", 10911))
     name: str | None = None
-    """The broker's name; None for one by its number."""
+    """The broker's name; None to derive a name from its number."""
     folders: tuple[str, ...] = ()
     outside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The settings for serving stores. ``start``: see `Broker`; ``stored``: whether consumer
-    offsets of the stores count. ``retry_memory``: bytes for messages sent back to each read-only
+    """The settings for serving stores. ``start``: see `Broker`; ``stored``: whether to use the
+    consumer offsets in the stores. ``retry_memory``: bytes for messages sent back to each read-only
     broker.
     """
 
@@ -157,5 +157,5 @@ def _join(broker: Broker, writer: Writer) -> None:
 
 
 def _name(number: int) -> str:
-    """Return broker-a, broker-b, …, broker-27, …"""
+    """Return the default broker name: broker-a, broker-b, …, broker-27, …"""
     return f"broker-{_LETTERS[number] if number < len(_LETTERS) else number + 1}"

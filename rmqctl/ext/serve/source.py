@@ -1,4 +1,4 @@
-"""A store directory as it is served: opened read-only, and reopened when it has changed."""
+"""A served store directory: opened read-only, and reopened when it has changed."""
 
 from __future__ import annotations
 
@@ -57,12 +57,12 @@ class Source:
     is_own: bool = False
     """True if no other process writes to the store: consumer offsets are read once."""
     kept: dict[str, object] = field(default_factory=dict)
-    """`stat_of` the files of ``config/`` that were written here."""
+    """`stat_of` values of the files of ``config/`` that this process wrote."""
     groups_that_stand: set[str] = field(default_factory=set)
     """The groups in ``consumerOffset.json``."""
     _again: bool = False
-    """True to reopen the store although it has not changed: entries may follow their messages
-    later.
+    """True to reopen the store although it has not changed: entries may be written after their
+    messages.
     """
     problem: str | None = None
     """The reason why the store could not be reopened; the earlier state is served meanwhile."""
@@ -190,7 +190,7 @@ class Source:
 
     def config(self, name: str) -> ConfigFile | None:
         """Return a file of ``config/``, or its replacement in RocksDB; None if it cannot be
-        judged.
+        evaluated.
         """
         if "config" in self.store.layout.unread:
             return None
@@ -205,7 +205,7 @@ class Source:
         return () if config is None else config.rows()
 
     def _topics(self) -> dict[str, Topic]:
-        """Return topics by name: those of the configuration, and those that have queues."""
+        """Return topics by name: topics that are configured, or that have queues."""
         topics: dict[str, Topic] = {}
         for row in self.rows("topics.json"):
             topics[row["topic"]] = Topic(
@@ -250,8 +250,8 @@ class Source:
                                                    for key, value in config.items()}}
 
     def retry_queues(self, group: str) -> int:
-        """Return the number of queues that a group's retry topic is created with; if it is 0,
-        messages that its consumers send back are not delivered again.
+        """Return the number of queues with which a group's retry topic is created; if it is 0,
+        messages that consumers send back are not delivered again.
         """
         return _count(self.groups.get(group, {}).get("retry_queue_nums"))
 

@@ -1,8 +1,8 @@
 """Numbers of messages sent and delivered in the last minute, hour and day, for a broker's tools
 (spec: remoting.md §3.5, VIEW_BROKER_STATS_DATA).
 
-Counts are recorded every 10 seconds, 10 minutes and hour; a sum is the difference to the oldest of
-these records.
+Counts are recorded every 10 seconds, 10 minutes and hour; a sum is the difference between the
+current count and the oldest record.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 _WINDOWS = (("statsMinute", 10, 6), ("statsHour", 600, 6), ("statsDay", 3600, 24))
-"""Name, seconds between two records, and number of records kept."""
+"""Name of each period, seconds between two records, and number of records kept."""
 _SLACK_S = 1.0
 """Tolerance in seconds: records may be taken a little early."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Messages sent by topic, and delivered by group and topic; ``seconds``: monotonic."""
+    """Counts of messages: sent, by topic; delivered, by group and topic. ``seconds``: monotonic
+    time.
+    """
 
     seconds: float
     put: Mapping[str, int]
@@ -39,8 +41,8 @@ class MessageCounts:
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)
     mornings: tuple[tuple[int, int], tuple[int, int]] = ((0, 0), (0, 0))
-    """The numbers of messages sent and delivered at the last two midnights, local time, as a broker
-    reports them.
+    """Counts of messages sent and delivered at the last two midnights (local time), as brokers
+    report.
     """
     _day: int = field(default_factory=lambda: time.localtime().tm_yday)
 
@@ -57,8 +59,8 @@ class MessageCounts:
                 self.notes[name].append(new)
 
     def of(self, count: int, before: Callable[[Counts], int]) -> dict[str, dict[str, Any]]:
-        """Return sums and rates of a count that is ``count`` now; ``before`` returns it from a
-        record.
+        """Return sums and rates of a count; ``count``: its current value, ``before``: returns its
+        value in a record.
         """
         now = time.monotonic()
         return {name: {"sum": count - before(notes[0]), "tps": (

@@ -1,12 +1,12 @@
 """The order in which requests are answered and connections are read.
 
-Clients share the time of the event loop, and the bytes that it receives. Each waits until a point
-in virtual time, which passes more slowly the more clients wait; the distance grows with the
-expected length of its turn. So a client that asks for little waits for little, however many others
-wait, and the others have turns, too. Time is shared first among client addresses, then among the
-connections of each, so that many connections of one address get no more than one of another. The
-length of a connection's first turn is unknown: in each round some of these are taken, the newest
-and the oldest alternately.
+Fair queuing: clients share the time of the event loop, and the bytes that it receives. Each client
+waits until a point in virtual time, which passes more slowly the more clients wait; the wait grows
+with the expected length of the client's turn. So a client with short turns waits briefly, however
+many others wait, and the others still have turns. Time is shared first among client addresses, then
+among the connections of each address, so that many connections of one address get no more than one
+connection of another. The length of a connection's first turn is unknown: each round includes some
+first turns, alternately of the newest and the oldest connection.
 """
 
 from __future__ import annotations
@@ -19,15 +19,17 @@ from itertools import count
 from typing import Any, Generic, Protocol, TypeVar
 
 TURN_S = 0.002
-"""Seconds for which requests of one connection are answered before others have their turn."""
+"""Maximum seconds for answering requests of one connection before others have their turn."""
 ROUND_S = 0.005
-"""Seconds for which requests are answered before the event loop checks for new data."""
+"""Maximum seconds for answering requests before the event loop checks for new data."""
 _MAX_COST_S = 0.005
-"""The maximum cost of a turn, so that one that took much longer by chance does not wait for it."""
+"""Maximum seconds that a turn is charged, so that a turn that took long by chance does not delay
+the next one much.
+"""
 ROUND_BYTES = 1 << 20
 """Bytes of large frames received before the event loop checks for other data."""
 _READERS = 4
-"""Connections with large frames that are read in a round, 256 KiB of each."""
+"""Number of connections with large frames that are read in a round, 256 KiB of each."""
 _PATIENCE = 4
 """While others wait, a turn waits for its own length times this factor."""
 _MIN_COST_S, _SLOWLY = 1e-5, 0.25
@@ -50,7 +52,7 @@ class _Line(Generic[_Of]):
         return len(self._heap)
 
     def is_first(self, expected: float) -> bool:
-        """Return whether a turn of that length would come before all waiters."""
+        """Return whether a turn of ``expected`` seconds would come before all waiters."""
         return not self._heap or self.now + _PATIENCE * expected < self._heap[0][0]
 
     def push(self, expected: float, waiter: _Of) -> int:
@@ -69,7 +71,7 @@ class _Line(Generic[_Of]):
 
 
 class _Host(Generic[_Of]):
-    """An address with its waiting connections. ``entry``: the number of its own entry, if it
+    """An address with its waiting connections. ``entry``: the number of the address's entry, if it
     waits.
     """
 
@@ -100,7 +102,7 @@ class Hosts(Generic[_Of]):
         return host
 
     def is_first(self, name: str, expected: float) -> bool:
-        """Return whether a turn of that address would come before all waiters."""
+        """Return whether a turn of the address ``name`` would come before all waiters."""
         if not self._waiting:
             return True
         host = self._host(name)
@@ -127,25 +129,25 @@ class Hosts(Generic[_Of]):
         return waiter
 
     def spent(self, name: str, cost: float) -> None:
-        """Count the cost of a turn of that address."""
+        """Charge an address for the cost of a turn."""
         self._host(name).line.spent(cost)
         self._line.spent(cost)
 
 
 class Worker(Protocol):
-    """A connection with requests. ``host``: see `network_of`; ``turn``: seconds that its turns
-    take, None before the first.
+    """A connection with requests. ``host``: see `network_of`; ``turn``: estimated seconds of a
+    turn, None before the first turn.
     """
 
     host: str
     turn: float | None
 
     def work(self, late: float) -> bool:
-        """Answer requests until ``late``, a time of the clock. Return whether there are more."""
+        """Answer requests until ``late``, a time of the clock. Return whether requests are left."""
         ...
 
     def in_line(self, *, waits: bool) -> None:
-        """Note that the connection waits for its turn, or has nothing left to do."""
+        """Record that the connection waits for its turn, or has nothing left to do."""
 
 
 class _Fresh:
@@ -162,8 +164,8 @@ class _Fresh:
         self._of.setdefault(worker.host, deque()).append(worker)
 
     def pop(self) -> Worker:
-        """Remove and return the newest or the oldest connection, alternately: with too many, most
-        still wait for little, and none for ever.
+        """Remove and return the newest or the oldest connection, alternately: if there are too
+        many, most still wait briefly, and none waits forever.
         """
         host, workers = self._of.popitem(last=False)
         self._last = not self._last
@@ -208,7 +210,7 @@ class Turns:
             self._soon(self._round)
 
     def _turn(self, worker: Worker) -> bool:
-        """Take one turn. Return whether the worker has more to do."""
+        """Run one turn of a worker. Return whether the worker has more to do."""
         begun = self.clock()
         more = worker.work(begun + TURN_S)
         spent = self.clock() - begun

@@ -25,7 +25,7 @@ class Client:
 
     def __init__(self, address: Address, timeout: float = 10.0,
                  keys: tuple[str, str] | None = None) -> None:
-        """``keys``: the access key and secret to sign requests with."""
+        """``keys``: the access key and the secret with which requests are signed."""
         self.socket = socket.create_connection((address.host, address.port), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._frames = FrameReader()

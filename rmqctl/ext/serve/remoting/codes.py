@@ -1,8 +1,8 @@
 """The requests to a name server or a broker, as a table (spec: remoting.md §2, §3).
 
-A line is a code, its name and its fields: ``name`` is a text, ``name:int`` and ``name:long`` are
-numbers, ``name:bool`` a boolean; ``!`` marks a required field. ``~`` before the name marks a
-request that changes more than consumer offsets.
+A line of the table is a code, its name and its fields: ``name`` is a text, ``name:int`` and
+``name:long`` are numbers, ``name:bool`` a boolean; ``!`` marks a required field. ``~`` before a
+request's name marks a request that changes more than consumer offsets.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ _KINDS = {"text": str, "bool": bool, "int": Annotated[int, msgspec.Meta(ge=-_INT
 
 @dataclass(frozen=True)
 class Request:
-    """One line of the table. ``fields``: name in the header to (kind, whether it is required).
-    ``long``: one-letter name to full name.
+    """One line of the table. ``fields``: (kind, whether required) by name in the header. ``long``:
+    full names by one-letter name.
     """
 
     code: int
@@ -193,7 +193,7 @@ class Request:
 
     @cached_property
     def form(self) -> type[msgspec.Struct]:
-        """The fields of a header as most clients write them."""
+        """The fields of a header in the form that most clients write."""
         fields: list[tuple[str, Any, Any]] = []
         for name, (kind, required) in self.fields.items():
             of_kind = _KINDS[kind]
@@ -204,10 +204,10 @@ class Request:
                                  rename=lambda name: short.get(name, name))
 
     def read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """Return the fields of a header by long name, converted to their kinds; missing ones are
+        """Return the fields of a header by long name, converted to their kinds; missing fields are
         None.
-        Raises: Failed for an invalid value, and for an unpaired surrogate, which JSON can write but
-        UTF-8 cannot, except in ``properties``.
+        Raises: Failed for an invalid value, and for an unpaired surrogate (valid in JSON, but not
+        in UTF-8), except in ``properties``.
         """
         for name, text in ext.items():
             if not text.isascii() and self.long.get(name, name) != "properties" and (
@@ -220,7 +220,7 @@ class Request:
             return self._read(ext)
 
     def _read(self, ext: Mapping[str, str]) -> dict[str, Any]:
-        """Read the fields one by one, to name the invalid one, and accept more texts as booleans.
+        """Read the fields one by one, to name an invalid field, and accept more texts as booleans.
         Raises: Failed.
         """
         values: dict[str, Any] = {}

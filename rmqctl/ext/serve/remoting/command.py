@@ -1,8 +1,8 @@
 """Commands: requests and responses, read from frames and written to them (spec: remoting.md §1.2,
 §1.3).
 
-Reading is lenient, since clients in many languages write differently; writing is strict JSON, which
-all of them can read.
+Reading is lenient, since clients in many languages write differently; what is written is strict
+JSON, which all clients can read.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ LANGUAGE = "JAVA"
 _INT = re.compile(r"[-+]?[0-9]{1,10}")
 _SIGN = 1 << 31
 _LENIENT = 1 << 20
-"""Maximum bytes of JSON that is read as fastjson writes it."""
+"""Maximum bytes of JSON that is parsed leniently, as fastjson may write it."""
 _BARE_KEY = re.compile(
     r'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)|([A-Za-z_$][\w$]*+|-?[0-9]++)(?=(\s*+:)?)', re.DOTALL)
-"""A text, or a word, which is a key if a colon follows: old versions of fastjson write keys without
-quotes. Unterminated texts and other words are matched as a whole: retrying them from each of their
-bytes would take quadratic time.
+"""Matches a quoted text, or a word. A word before a colon is a key: old versions of fastjson write
+keys without quotes. Unterminated texts and other words are matched completely: a new attempt at
+each of their bytes would take quadratic time.
 """
 
 
 class Command(msgspec.Struct):
-    """A request or a response. ``ext``: the fields of its header, all texts."""
+    """A request or a response. ``ext``: the custom fields of its header, all of type text."""
 
     code: int
     opaque: int = 0
@@ -108,7 +108,7 @@ Int32 = Annotated[int, msgspec.Meta(ge=-_SIGN, lt=_SIGN)]
 
 
 class _Plain(msgspec.Struct, gc=False):
-    """A JSON header as most clients write it."""
+    """A JSON header in the form that most clients write."""
 
     code: Int32 = 0
     language: str = "OTHER"
@@ -179,7 +179,7 @@ def write_json(value: Any) -> bytes:
 
 
 class _Head(msgspec.Struct, gc=False):
-    """A header to write, with its fields in the order of fastjson."""
+    """A header to write, with its fields in the order in which fastjson writes them."""
 
     code: int
     extFields: Mapping[str, str]  # noqa: N815 - its name in the header

@@ -1,4 +1,4 @@
-"""Frames of the remoting protocol: cut from a stream of bytes, and built (spec: remoting.md §1).
+"""Frames of the remoting protocol: extracted from a byte stream, and built (spec: remoting.md §1).
 
 A frame is its length, the length and kind of its header, the header, and a body.
 """
@@ -35,21 +35,23 @@ ExtName = Struct("length" / Int16sb)
 ExtValue = Struct("length" / Int32sb)
 
 MAX_FRAME = 16 << 20
-"""``com.rocketmq.remoting.frameMaxLength``, of clients and servers."""
+"""Maximum bytes of a frame: default of ``com.rocketmq.remoting.frameMaxLength`` in clients and
+servers.
+"""
 MAX_HEADER = 512 << 10
-"""Maximum bytes of a header: clients write a few KiB, and each field takes time."""
+"""Maximum bytes of a header: clients write a few KiB, and each field costs time."""
 
 _HEAD = layout.reader(FrameHead, "length", "header")
 HEAD_SIZE = _HEAD.size
 COUNTED = layout.field(FrameHead, "length").size
-"""Bytes of the length field, which does not count itself."""
+"""Size in bytes of the length field; the length does not include the field itself."""
 _LENGTH_BITS = 24
 _LENGTH_MASK = (1 << _LENGTH_BITS) - 1
 _COMPACT = 1 << 16
 
 
 class FrameError(ValueError):
-    """Bytes that are not a frame; the rest of the stream cannot be understood."""
+    """The received bytes are not a frame; the rest of the stream cannot be parsed."""
 
 
 class Frame(NamedTuple):
@@ -61,8 +63,8 @@ class Frame(NamedTuple):
 
 
 class FrameReader:
-    """Cuts frames from received bytes. Holds at most a frame of ``limit`` bytes and what arrived
-    with its end.
+    """Extracts frames from received bytes. Holds at most one frame of ``limit`` bytes, and the
+    bytes that arrived together with its end.
     """
 
     def __init__(self, limit: int = MAX_FRAME) -> None:
@@ -73,7 +75,7 @@ class FrameReader:
 
     @property
     def held(self) -> int:
-        """Number of received bytes that were not returned in a frame yet."""
+        """Number of received bytes not yet returned in a frame."""
         return len(self.buffer) - self.at
 
     @property

@@ -10,7 +10,7 @@ from rmqctl.ext.serve.remoting.command import VERSION
 
 ACCESS_KEY, SECRET_KEY, SIGNATURE = "AccessKey", "SecretKey", "Signature"
 _ADDED_LATER, _LAST_ADDING_LATER = "_UNIQUE_KEY_QUERY", 399
-"""Clients up to 4.9.3 add this field to a request after they sign it."""
+"""A field that clients up to 4.9.3 add to a request after signing it."""
 
 
 def signature(ext: Mapping[str, str], body: bytes, secret: str, version: int = VERSION) -> bytes:

@@ -1,1 +1,1 @@
-"""Requests of `mqadmin` and the Dashboard."""
+"""Handlers of requests from `mqadmin` and the Dashboard."""

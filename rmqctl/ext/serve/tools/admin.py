@@ -38,8 +38,8 @@ _GROUP = {"attributes": {}, "brokerId": 0, "consumeBroadcastEnable": True, "cons
 
 
 def _filled(given: Any, defaults: Mapping[str, Any], **overrides: Any) -> dict[str, Any]:
-    """Return a configuration object with all fields that clients read, each of its default's
-    type.
+    """Return a configuration object with all fields that clients read, each with the type of its
+    default.
     """
     entry = given if isinstance(given, dict) else {}
     return {name: entry[name] if type(entry.get(name)) is type(value) else value
@@ -86,8 +86,8 @@ def topic_config(broker: Broker, call: Call) -> Response:
 
 
 def _groups(broker: Broker) -> dict[str, dict[str, Any]]:
-    """Return all groups: configured ones, and those with consumer offsets or connected members,
-    which brokers create.
+    """Return all groups: configured groups, and groups with consumer offsets or connected members,
+    which a broker would create.
     """
     table = _table(broker, "subscriptionGroup.json", "subscriptionGroupTable")
     return {name: {**_filled(table.get(name), _GROUP), "groupName": name}
@@ -109,7 +109,7 @@ def group_config(broker: Broker, call: Call) -> Response:
 
 
 def broker_system_topics(broker: Broker, _call: Call) -> Response:
-    """Return the topics that a broker has by itself."""
+    """Return the system topics of a broker."""
     generation, cluster = broker.source.view.generation, broker.cluster.name
     return json_response({"topicList": sorted({
         *system_topics(generation, cluster), broker.name,
@@ -120,7 +120,7 @@ def broker_system_topics(broker: Broker, _call: Call) -> Response:
 
 
 def consumer_offsets(broker: Broker, _call: Call) -> Response:
-    """Answer with all consumer offsets: those of the store, replaced by those committed to this
+    """Answer with all consumer offsets: stored offsets, overridden by offsets committed to this
     server.
     """
     return json_response({"offsetTable": {
@@ -197,8 +197,8 @@ def _disk_ratio(path: str) -> float:
 
 
 def runtime_info(broker: Broker, _call: Call) -> Response:
-    """Answer with figures of the broker since it started serving. Rates are those of the last
-    minute, for all periods. No requests are queued.
+    """Answer with statistics of the broker since it started serving. The rates for all periods are
+    the last minute's. Request queues are reported as empty.
     """
     # Counts, rates, and how full the disks are.
     source, sums = broker.source, broker.sums
@@ -251,9 +251,7 @@ def ha_status(broker: Broker, _call: Call) -> Response:
 
 
 def cold_data(_broker: Broker, _call: Call) -> Response:
-    """Answer with empty figures: reads of cold data are not counted, and no group is throttled for
-    them.
-    """
+    """Answer with empty statistics: reads of cold data are neither counted nor throttled."""
     return json_response({"runtimeTable": {}, "configTable": {}, "globalAcc": 0,
                           "cgColdReadThreshold": 3 << 20, "globalColdReadThreshold": 100 << 20})
 

@@ -1,5 +1,5 @@
-"""Queue assignment by the broker, and whether a group pulls messages or pops them (spec:
-remoting.md §3.3).
+"""Queue assignment by the broker, and request modes of groups: pull or POP (spec: remoting.md
+§3.3).
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ _STRATEGIES = ("AVG", "AVG_BY_CIRCLE")
 
 
 def assignment(broker: Broker, call: Call) -> Response:
-    """Answer with the queues of a topic assigned to a member, if clients do not share them among
-    themselves. If they are unknown the response names none, and the client keeps its queues.
+    """Answer with the queues of a topic assigned to a member, if clients do not share queues among
+    themselves. If the assignment is unknown, the response contains no queues, and the client keeps
+    its queues.
     """
     value = body_of(call)
     name, group = str(value.get("topic") or ""), str(value.get("consumerGroup") or "")
@@ -49,8 +50,9 @@ def assignment(broker: Broker, call: Call) -> Response:
 
 
 def share(queues: list[Any], clients: int, place: int | None, strategy: str = "AVG") -> list[Any]:
-    """Return the share of sorted queues for the client at position ``place``, as group members
-    compute it: contiguous, or in turns (``AVG_BY_CIRCLE``). Empty for a client without a place.
+    """Return the share of sorted queues for the client at position ``place``, computed as group
+    members do: contiguous, or round-robin (``AVG_BY_CIRCLE``). Empty for a client without a
+    position.
     """
     if place is None:
         return []
@@ -63,8 +65,8 @@ def share(queues: list[Any], clients: int, place: int | None, strategy: str = "A
 
 def share_to_pop(queues: list[Any], clients: int, place: int | None, strategy: str, shared: int
                  ) -> list[Any]:
-    """Return the share for a group of POP: any queue of each broker for all clients, or for each
-    its own share and those of some clients after it.
+    """Return a client's share in a POP group: any queue of each broker, or the client's own share
+    and the shares of the ``shared`` next clients.
     """
     if shared <= 0 or shared >= clients - 1:
         by_broker = {queue["brokerName"]: {**queue, "queueId": ANY_QUEUE} for queue in queues}

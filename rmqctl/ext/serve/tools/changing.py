@@ -47,8 +47,8 @@ def _update_groups(broker: Broker, wanted: list[dict[str, Any]]) -> Response:
 
 
 def delete_group(broker: Broker, call: Call) -> Response:
-    """Delete a consumer group's configuration and, if asked, its consumer offsets; its messages
-    stay.
+    """Delete a consumer group's configuration and, if requested, its consumer offsets; keep
+    messages.
     """
     writer, name = broker.writer, call.fields["groupName"]
     assert writer is not None
@@ -79,8 +79,8 @@ def delete_topic(broker: Broker, call: Call) -> Response:
 
 
 def delete_route(broker: Broker, call: Call) -> Response:
-    """Delete a topic from the name server; its topics are those of its brokers, so only missing
-    ones can be deleted.
+    """Delete a topic from the name server. Its topics are the brokers' topics, so only a topic that
+    no broker has can be deleted.
     Raises: Failed.
     """
     name = call.fields["topic"]
@@ -90,7 +90,7 @@ def delete_route(broker: Broker, call: Call) -> Response:
 
 
 def update_settings(broker: Broker, call: Call) -> Response:
-    """Change settings of the broker until the server ends; all of them or none."""
+    """Change settings of the broker until the server ends; change all of them or none."""
     writer, wanted = broker.writer, {
         entry.key: entry.value for entry in properties_file.parse(bytes(call.command.body))}
     assert writer is not None

@@ -1,5 +1,6 @@
 """Requests of administration tools to delete files. `serve` deletes no files: it answers with
-success if a broker would not delete any either, else it refuses and names the command to use.
+success if a broker would not delete any files either; otherwise it rejects the request and names
+the command to use.
 """
 
 from __future__ import annotations

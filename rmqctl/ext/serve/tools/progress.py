@@ -1,7 +1,7 @@
-"""The progress of groups by topic, and changes of it (spec: remoting.md §3.5).
+"""The progress of groups by topic: show and change it (spec: remoting.md §3.5).
 
-Consumer offsets are those of the server, in memory or in the file outside the store: a reset of a
-group that is not connected takes effect when it connects.
+The server keeps consumer offsets in memory or in a file outside the store, so a reset of a group
+that is not connected takes effect when the group connects.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def message_queue(broker: Broker, topic: str, queue_id: int) -> dict[str, Any]:
 
 
 def _key(broker: Broker, topic: str, queue_id: int) -> str:
-    """Return a queue as the name of a JSON field: strict JSON, which Java clients read, too."""
+    """Return a queue as the name of a JSON field: strict JSON, which Java clients also accept."""
     return write_json(message_queue(broker, topic, queue_id)).decode()
 
 
@@ -75,7 +75,9 @@ def topic_stats(broker: Broker, call: Call) -> Response:
 
 
 def _is_consumed(broker: Broker, group: str, topic: str) -> bool:
-    """Return whether a group consumes a topic: not if it is connected without subscribing to it."""
+    """Return whether a group consumes a topic: False if it is connected and does not subscribe to
+    the topic.
+    """
     connected = broker.groups.consumers.get(group)
     return connected is None or not connected.subscriptions or topic in connected.subscriptions
 
@@ -139,8 +141,8 @@ def all_consume_stats(broker: Broker, call: Call) -> Response:
 
 
 def groups_of_topic(broker: Broker, call: Call) -> Response:
-    """Answer with the groups that consume a topic: connected ones, and those with consumer
-    offsets.
+    """Answer with the groups that consume a topic: connected groups, and groups with consumer
+    offsets in the topic.
     """
     name = call.fields["topic"]
     return json_response({"groupList": sorted({
@@ -185,7 +187,7 @@ def time_span(broker: Broker, call: Call) -> Response:
 
 
 def correction_offsets(broker: Broker, call: Call) -> Response:
-    """Answer with the lowest consumer offset of all groups in each queue; the maximum number for
+    """Answer with the lowest consumer offset of all groups in each queue; the maximum integer for
     queues in which the compared group's offset is even lower.
     """
     wanted = call.fields

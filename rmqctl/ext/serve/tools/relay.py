@@ -1,5 +1,5 @@
-"""Connected clients, and requests of tools to a client through its broker (spec: remoting.md §3.3,
-§3.5).
+"""Connected clients, and requests that tools send to a client through its broker (spec: remoting.md
+§3.3, §3.5).
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ from rmqctl.formats.local.message import parse_message_id
 from rmqctl.parse_values import now_ms
 
 _MAX_ASKED, _MAX_BODY = 100, 1 << 20
-"""Maximum number of clients asked for one response, and maximum bytes of each client's response."""
+"""Maximum number of clients queried for one response, and maximum bytes of each client's response.
+"""
 _QUEUE = ("brokerName", "queueId", "topic")
 _POSITION = re.compile(r'(\{[^{}]*+\}|"(?:[^"\\]|\\.?)*+(?:"|$))(?::(-?[0-9]{1,18})\b)?')
-"""Texts are matched as a whole, so that none is examined twice."""
+"""Matches a key and its offset. Texts are matched completely, so that no byte is examined twice."""
 PATIENCE_S = 10.0
 """Seconds within which a client must answer."""
 
@@ -68,7 +69,7 @@ def running_info(broker: Broker, call: Call) -> None:
 
 
 def consume_directly(broker: Broker, call: Call) -> None:
-    """Let a client consume one message now, and answer with the result."""
+    """Make a client consume one message now, and answer with the result."""
     text = call.fields["msgId"] or ""
     try:
         physical = parse_message_id(text)[2]
@@ -111,7 +112,9 @@ def client_positions(broker: Broker, call: Call) -> None:
 
 
 def _positions(body: bytes) -> dict[str, int]:
-    """Return queue -> offset of a client's response, whose keys are objects, plain or quoted."""
+    """Return queue -> offset from a client's response, whose keys are JSON objects, plain or
+    quoted.
+    """
     offsets = {}
     for key, offset in _POSITION.findall(body[:_MAX_BODY].decode("utf-8", "replace")):
         if not offset or "queueId" not in key:
@@ -125,7 +128,7 @@ def _positions(body: bytes) -> dict[str, int]:
 
 
 def _pass_on(broker: Broker, call: Call, body: Buffer, **more: str) -> None:
-    """Pass a request on to a member, and answer with its response."""
+    """Forward a request to a member, and answer with the member's response."""
     group = call.fields["consumerGroup"]
     member = _member(broker, group, call.fields["clientId"])
 
