@@ -1,6 +1,6 @@
-"""The screen of ``rmqctl browse``: a view over store, checks and exports, without a reader of its
-own.
+"""The terminal UI of ``rmqctl browse``: a view of stores, checks and exports that parses nothing
+itself.
 
 Only the modules with widgets (`app`, `tree`, `widgets`, `questions`, `findings`) import textual.
-All reading is done in threads, and stops when its ``watch`` raises `listing.Stopped`.
+All reads run in threads; a read stops when its ``watch`` callback raises `listing.Stopped`.
 """

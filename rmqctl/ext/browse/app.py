@@ -1,4 +1,4 @@
-"""The screen of ``rmqctl browse``: tree, list, pane, and the actions of the keys."""
+"""The main screen of ``rmqctl browse``: tree, list, pane, and key actions."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _LOCK_LOOK = 5.0
 
 
 class Browser(Navigator):
-    """The screen of one store."""
+    """The main screen for one store."""
 
     CSS_PATH = "browse.tcss"
     ENABLE_COMMAND_PALETTE = False
@@ -183,8 +183,9 @@ class Browser(Navigator):
         self.header.show()
 
     def _fill_pane(self) -> None:
-        """Read the record under the cursor, in a thread; only the last call counts. While the tree
-        has the focus, the fields pane shows the figures of the place under its cursor.
+        """Read the record under the cursor, in a thread; a newer call replaces an older one. While
+        the tree has the focus, the fields pane shows the statistics of the tree node under the
+        cursor.
         """
         rows, lines = self._list, self.main.query_one("#pane", LinePane)
         row, listing, name = rows.row, rows.listing, self._pane
@@ -214,7 +215,7 @@ class Browser(Navigator):
             self.main.query_one("#pane", LinePane).put(content)
 
     def _figures(self) -> PlaceFigures | None:
-        """Return the figures to show in the pane; None if it shows the row of the list."""
+        """Return the statistics to show in the pane; None if the pane shows a row of the list."""
         tree = self.main.query_one(StoreTree)
         if not tree.has_focus or tree.place is None or self._pane != PANES[0]:
             return None

@@ -24,9 +24,9 @@ _BY_FOLDER = {"consumequeue": "consumequeue", "consumequeue_ext": "consumequeue"
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """A check to run. ``subject``: its name for people; ``only``: the structures to check (None:
-    all); ``part``: physical offsets of the log to check (None: all of it); ``concerns``: whether to
-    show a finding.
+    """A check to run. ``subject``: what is checked, as text for the user; ``only``: the structures
+    to check (None: all); ``part``: physical offsets of the log to check (None: all of it);
+    ``concerns``: returns whether to show a finding.
     """
 
     subject: str
@@ -37,8 +37,8 @@ class Task:
 
 @dataclass(slots=True)
 class CheckResult:
-    """The first findings, their total number, and notes as sentences. ``diagnosis``: that of the
-    whole store, if all of it was checked.
+    """The first findings, their total number, and notes as sentences. ``diagnosis``: the diagnosis
+    of the store, if the whole store was checked.
     """
 
     findings: list[Finding] = field(default_factory=list)
@@ -57,9 +57,7 @@ class CheckResult:
 
 
 def of_row(row: Row) -> Task | None:
-    """Return the task for the message or damage of a row; None if the row has no bytes in the
-    log.
-    """
+    """Return the task for a row's message or damage; None if the row has no bytes in the log."""
     if row.physical is None:
         return None
     noun = "message" if row.kind == "message" else "bytes"
@@ -68,7 +66,7 @@ def of_row(row: Row) -> Task | None:
 
 
 def of_place(place: BrowsedPlace, reader: Reader) -> Task:
-    """Return the task for a place in the tree."""
+    """Return the task for a `Place` in the tree."""
     if place.kind in ("topic", "queue"):
         noun = "queue" if place.kind == "queue" else "topic"
         return Task(f"{noun} {place.name}, checked against the whole log",
@@ -91,8 +89,8 @@ def of_place(place: BrowsedPlace, reader: Reader) -> Task:
 
 
 def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> CheckResult:
-    """Carry out a task. ``progress`` is called with bytes of the log and may raise; for the whole
-    store each byte counts twice.
+    """Carry out a task. ``progress`` is called with the number of log bytes checked, and may raise;
+    for the whole store each byte is counted twice.
     Raises: UnsupportedError.
     """
     if task.only is None and task.part is None:
@@ -113,7 +111,7 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> CheckRes
 
 
 def row_of(reader: Reader, physical: int) -> str | None:
-    """Return a sentence on the consume queue entry of a message; None without a message."""
+    """Return a sentence about a message's consume queue entry; None without a message."""
     record = reader.record(physical)
     if record is None:
         return None

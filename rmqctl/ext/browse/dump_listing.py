@@ -19,12 +19,12 @@ from rmqctl.store.dump.units import ARRAYS
 
 _PLACE = ("number", "offset", "byte_offset", "type", "error")
 _HEADER = -1
-"""The position of the header of an index, which has no number."""
+"""The position of an index file's header, which has no record number."""
 _CHUNK = 256
 
 
 class DumpListing:
-    """A file as `rmqctl dump` shows it.
+    """A listing of a file with the rows of `rmqctl dump`.
     Raises: NotAStoreError for an unknown kind of file, StoreIOError if the file cannot be read.
     """
 
@@ -80,7 +80,7 @@ class DumpListing:
         return None
 
     def detail(self, row: Row) -> dict[str, Any] | None:
-        """Return the row of `rmqctl dump --hex` at a row's position; None if it no longer
+        """Return the row of `rmqctl dump --hex` at a row's position; None if the row no longer
         exists.
         """
         options = DumpOptions(start=None if row.position == _HEADER else row.position, count=1,
@@ -113,8 +113,8 @@ class DumpListing:
         return time_text(value) if name in self._times else cell_text(value)[:400]
 
     def _upper(self) -> int | None:
-        """Return the number after the last record; None if the file's size does not determine
-        it.
+        """Return the number of records; None if it cannot be determined from the file's size or
+        header.
         """
         if self.kind in ARRAYS:
             with Dump(self.path, DumpOptions()) as dump:

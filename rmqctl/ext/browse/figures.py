@@ -1,6 +1,6 @@
-"""Figures for places in the tree: counts, ranges of offsets and times, consumer lag.
+"""Statistics for nodes of the tree (places): counts, ranges of offsets and times, consumer lag.
 
-They are computed for each place when it comes on the screen.
+They are computed when the node becomes visible.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rmqctl.store.queue.rows import QueueRows, topic_rows, topics_on_disk
 
 _MAX_GROUPS = 50
 PREFIXES = {"retry": RETRY_PREFIX, "dead": DLQ_PREFIX}
-"""Prefixes of topics with a branch of their own, by kind of place."""
+"""Prefixes of topics with a separate branch in the tree, by kind of place."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceFigures:
-    """The figures of a place. ``brief``: for a narrow tree; ``wide``: added in a wide tree;
-    ``facts``: all figures by name, for the pane.
+    """The statistics of a place. ``brief``: text for a narrow tree; ``wide``: text added in a wide
+    tree; ``facts``: all statistics by name, for the pane.
     """
 
     brief: str = ""
@@ -33,7 +33,7 @@ class PlaceFigures:
 
 
 def figures(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
-    """Return the figures of a place, or the problem if it cannot be read."""
+    """Return the statistics of a place, or the error if it cannot be read."""
     try:
         return _OF[place.kind](reader, place) if place.kind in _OF else PlaceFigures()
     except (RmqctlError, OSError) as error:
@@ -76,7 +76,7 @@ def _branch(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
 
 
 def _queues(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
-    """Return the figures of a topic, or of one of its queues."""
+    """Return the statistics of a topic, or of one of its queues."""
     queues = topic_rows(reader.store, place.topic, place.queue_id, reader.view)
     total = sum(max(queue.end - queue.first, 0) for queue in queues)
     times = [stored for queue in queues for stored in _ends(reader, queue)]

@@ -16,7 +16,7 @@ Parse = Callable[[str], Condition]
 
 
 def conditions_of(text: str, parse: Parse) -> tuple[Condition, ...]:
-    """Return the conditions of a line, which must all hold; empty for an empty line.
+    """Return the conditions of a filter line, which must all be true; empty for an empty line.
     Raises: UsageError.
 
     ``tags=A && body~^x`` is two conditions. A term without a comparison, or in double quotes, is

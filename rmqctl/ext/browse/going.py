@@ -1,4 +1,4 @@
-"""The place that the list shows, and the keys that go to another one."""
+"""Navigation: the place that the list shows, and the keys that go to another place."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ class Navigator(Working):
     def _show(self, place: BrowsedPlace,
               at: Callable[[RowListing], Position | None] = lambda _: None,
               then: Callable[[], None] = lambda: None) -> None:
-        """Show a place from the position that ``at`` returns; ``at`` runs in the thread and may
-        read.
+        """Show a place from the position that ``at`` returns; ``at`` runs in the reading thread and
+        may read the store.
         """
         conditions = self.conditions
         self._list.stop()
@@ -90,9 +90,7 @@ class Navigator(Working):
         return 0 if row is None else int(row.position[0])
 
     def action_next(self) -> None:
-        """Go to the next message that matches the filter, or without a filter to the next
-        damage.
-        """
+        """Go to the next message that matches the filter; without a filter, to the next damage."""
         rows, reader, listing = self._list, self.opened, self._list.listing
         if listing is None or rows.row is None:
             return

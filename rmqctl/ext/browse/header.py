@@ -38,7 +38,7 @@ class Header(Vertical):
         yield Overview(self._opened)
 
     def show(self, survey: Survey | None = None) -> None:
-        """Show another survey, or the same one with the damage found since."""
+        """Show another survey, or the same survey with damage found since."""
         if survey is not None:
             self.survey = survey
         self.query_one(Overview).show(self.survey)
@@ -134,6 +134,6 @@ class Overview(Widget):
         return time_text(when)[19 - self._label:19].replace("T", " ")
 
     def _room(self, left: str, right: str) -> int:
-        """Return the columns of both strips, which end in the same column."""
+        """Return the width in columns of both strips, which end at the same column."""
         taken = 1 + _NAME + cell_len(left) + max(cell_len(right), self._label + 1) + 1
         return max(self.size.width - taken, 8)

@@ -1,8 +1,8 @@
-"""Rows of a list on the screen, read a few at a time, after or before a position.
+"""Listings: rows of a list on the screen, read a few at a time, after or before a position.
 
-A listing knows nothing of the screen and keeps no rows, so that a list of a 100 GB log costs only
-the rows on the screen. Positions are the listing's own (`Row.position`, and `Row.after` for the
-next row): physical offsets in the log, (number of the queue, queue offset) in queues, record
+A listing is independent of the screen and keeps no rows, so that for a 100 GB log only the rows on
+the screen are read. Each kind of listing has its own positions (`Row.position`, and `Row.after` for
+the next row): physical offsets in the log, (number of the queue, queue offset) in queues, record
 numbers in other files.
 """
 
@@ -79,7 +79,7 @@ class Row:
 
 
 class ListedRows(NamedTuple):
-    """Rows, and the position ``reached``: everything before it was read."""
+    """Rows that were read. ``reached``: the position before which everything was read."""
 
     rows: list[Row]
     reached: Position
@@ -92,17 +92,17 @@ class RowListing(Protocol):
     """The title, safe for a terminal."""
     columns: tuple[Column, ...]
     of_messages: bool
-    """True if its rows are in the log, False for a `DumpListing`."""
+    """True if the rows point into the log, False for a `DumpListing`."""
 
     def forward(self, start: Position | None, count: int, watch: Watch) -> Iterator[ListedRows]:
-        """Yield about ``count`` rows at or after ``start`` (None: the first ones). Fewer rows mean
-        that the listing has ended.
+        """Yield about ``count`` rows at or after ``start`` (None: from the first row). Fewer rows
+        mean that the end of the listing was reached.
         """
         ...
 
     def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
-        """Return at most ``count`` rows before ``end`` (None: the last ones). Fewer rows mean that
-        the listing starts there.
+        """Return at most ``count`` rows before ``end`` (None: the last rows). Fewer rows mean that
+        the start of the listing was reached.
         """
         ...
 
@@ -116,13 +116,13 @@ class RowListing(Protocol):
 
 
 def first_wrong(steps: Iterator[ListedRows]) -> Position | None:
-    """Return the position of the first row that is damaged or wrong."""
+    """Return the position of the first of these rows that is damaged or wrong."""
     return next((row.position for step in steps for row in step.rows
                  if row.wrong or row.kind == "damage"), None)
 
 
 PREVIEW = 160
-"""Bytes of a body in a list."""
+"""Maximum bytes of a body that a list shows."""
 _FIELDS = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags",
            "keys", "total_size", "crc_ok", "body")
 _PROJECTION = Projection(_FIELDS, preview=PREVIEW)
@@ -132,8 +132,8 @@ _TEXTS = (Column("tags", "tags", 8), Column("keys", "keys", 12), Column("body", 
 
 def message_rows(page: Page, position: Callable[[dict[str, Any]], tuple[Position, Position]],
                  ) -> list[Row]:
-    """Return the rows of a page's messages; ``position`` returns a message's position and the next
-    one.
+    """Return the rows of a page's messages; ``position`` returns a message's position and the
+    position after it.
     """
     rows = []
     for fields in _PROJECTION.rows(page):
@@ -159,7 +159,7 @@ def _damage_row(problem: Problem, position: Position, after: Position) -> Row:
 
 class LogListing:
     """The log, or one of its files ``[first, end)``, in physical order. Damage has its own rows,
-    unless there are conditions. ``note`` is called with all damage that is read.
+    unless there are conditions. ``note`` is called with each damage that is found.
     """
 
     of_messages = True
@@ -217,8 +217,8 @@ class LogListing:
         return float(reached - self.first) / max(self.end - self.first, 1)
 
     def at_time(self, when: int, watch: Watch) -> Position | None:
-        """Return the offset of the first message stored at ``when`` (ms) or later, or None. Only
-        files that may contain it are read.
+        """Return the physical offset of the first message stored at ``when`` (ms) or later, or
+        None. Only files that may contain this message are read.
         """
         wanted = Selection(since=when, from_phy=self.first, to_phy=self.end)
         for page in log_pages(self.view, wanted, wanted.conditions(), self._note, watch):
@@ -226,8 +226,8 @@ class LogListing:
         return None
 
     def _pass(self, start: int, end: int, watch: Watch, most: int | None) -> Iterator[ListedRows]:
-        """Yield the rows of ``[start, end)``, page by page; of a page at most the first
-        ``most``.
+        """Yield the rows of ``[start, end)``, page by page; at most the first ``most`` rows of a
+        page.
         """
         problems = self._gap_at(start)
         wanted = Selection(from_phy=start, to_phy=end)
@@ -262,8 +262,8 @@ class LogListing:
         return self._first_of(problems, [], start)
 
     def _gap_at(self, start: int) -> list[Problem]:
-        """Return the gap that begins at a physical offset, which a pass from there does not
-        report.
+        """Return the gap that begins at a physical offset: a scan that starts at the gap does not
+        report it.
         """
         return [gap(place.start, place.end) for place in self.view.store.log.gaps()
                 if place.start == start]
@@ -288,7 +288,7 @@ class LogListing:
 # -- queues ----------------------------------------------------------------------------------------
 
 _CHUNK, _CHUNK_BYTES = 64, 4 << 20
-"""Maximum messages, and bytes of them, that are read between two calls of ``watch``."""
+"""Maximum number of messages, and of their bytes, that are read between two calls of ``watch``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,7 +302,7 @@ class EntryWithRecord:
 
 
 class QueueListing:
-    """Queues of a topic, one after the other. Dangling entries have rows, too."""
+    """The concatenated queues of a topic. Dangling entries also have rows."""
 
     of_messages = True
 

@@ -1,7 +1,7 @@
-"""The browsed store: its contents, read folder by folder, and the damage found while reading.
+"""The opened store: its contents, read folder by folder, and the damage found while reading.
 
-A `Reader` serves one thread at a time. A long scan has a reader of its own, which sees the same
-state of the store as the first one.
+A `Reader` serves one thread at a time. A long scan has a separate reader, which sees the same state
+of the store.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from rmqctl.store.store import Store
 
 _MAX_PROBLEMS = 10_000
 _ID_DIGITS = (32, 56)
-"""Hexadecimal digits of an offset message id, with an IPv4 or an IPv6 address."""
+"""Number of hexadecimal digits of an offset message id, with an IPv4 or an IPv6 address."""
 
 
 @dataclass(frozen=True, slots=True)
 class BrowsedPlace:
-    """A place in the tree. ``kind``: ``log`` (all of it), ``file`` (``path``), ``topic``, ``queue``
-    (of ``topic``), or a branch without a list. ``group`` and ``at``: a group and its consumer
-    offset in the queue.
+    """A node of the tree that can be shown. ``kind``: ``log`` (all of it), ``file`` (``path``),
+    ``topic``, ``queue`` (of ``topic``), or a branch without a list. ``group`` and ``at``: a group
+    and its consumer offset in the queue.
     """
 
     kind: str = "log"
@@ -50,7 +50,7 @@ class BrowsedPlace:
 
     @property
     def name(self) -> str:
-        """The name for people, safe for a terminal."""
+        """The name to show, safe for a terminal."""
         if self.kind in ("topic", "queue"):
             return visible(self.topic + ("" if self.queue_id is None else f"/{self.queue_id}"))
         return visible(os.path.basename(self.path)) if self.kind == "file" else "log"
@@ -167,7 +167,7 @@ class BrowsedStore:
         return self.reader.store.root
 
     def note(self, problem: Problem) -> None:
-        """Record a problem once."""
+        """Record a problem, if it is not recorded yet."""
         if problem.is_fault and len(self.problems) < _MAX_PROBLEMS:
             self.problems.setdefault((problem.kind, problem.offset), problem)
 
@@ -196,7 +196,7 @@ class BrowsedStore:
 
     def refresh(self) -> None:
         """Reopen the store, to show what a broker has written meanwhile.
-        Raises: RmqctlError; the store then stays as it was.
+        Raises: RmqctlError; the earlier state of the store is then kept.
         """
         before, scans = self.reader, self._scans
         self._start()
@@ -216,7 +216,7 @@ class BrowsedStore:
         return Reader(copy, self.note, self.note_read)
 
     def scanning(self) -> Reader:
-        """Return the reader for filters, so that nothing else waits for them."""
+        """Return the reader for filters: with a separate reader, nothing else waits for them."""
         if not self._scans:
             self._scans = [self.another()]
         return self._scans[0]

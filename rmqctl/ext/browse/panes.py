@@ -1,4 +1,4 @@
-"""The three panes for the row under the cursor: fields, bytes by field, JSON, as styled lines.
+"""The three panes for the row under the cursor (fields, bytes by field, JSON) as styled lines.
 
 All text is safe for a terminal, and bounded: a long body is truncated, with a note.
 """
@@ -34,7 +34,7 @@ _MAX_INDENTS = 24
 """Maximum levels of a JSON body that are indented."""
 _TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\{\s*\}|\[\s*\]|[][{}:,]|[^][{}:,"\s]+')
 _WIDE = 76
-"""Minimum columns for lines of 16 bytes."""
+"""Minimum columns of a pane that shows 16 bytes per line."""
 
 
 def pane(name: str, reader: Reader, listing: RowListing, row: Row, width: int) -> list[Line]:
@@ -59,9 +59,7 @@ def _plain(words: str, style: str = "") -> Line:
 
 
 def aligned(pairs: Iterable[tuple[str, str, str]], width: int) -> list[Line]:
-    """Return (name, value, style) triples as lines with aligned values, folded if they are too
-    long.
-    """
+    """Return (name, value, style) triples as lines with aligned values; long values are wrapped."""
     rows = [(visible(name), value, style) for name, value, style in pairs]
     column = min(max((display_width(name) for name, _, _ in rows), default=0), width // 3)
     lines: list[Line] = []

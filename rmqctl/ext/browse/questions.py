@@ -1,4 +1,4 @@
-"""Screens over the main one: a question, the list of keys."""
+"""Screens on top of the main screen: a question, the list of keys."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Help(ModalScreen[None]):
 
 
 class Question(ModalScreen[str | None]):
-    """A question with one line of input; None if Esc was pressed."""
+    """A question with one line of input. Result: the input, or None if Esc was pressed."""
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "dismiss(None)", "Cancel")]
 

@@ -1,8 +1,8 @@
-"""The store at a glance: a verdict, the damage in the log, and the store times of its messages.
+"""An overview of the store: a verdict, damage in the log, and store times of messages.
 
-The verdict is that of `rmqctl preflight`, or that of `rmqctl doctor` after a full verification.
-Only a sample of the log is read: the first record at or after each of `_SAMPLES` positions. Parts
-that were not read are shown as not read, never as intact.
+The verdict comes from `rmqctl preflight`, or after a full verification from `rmqctl doctor`. Only a
+sample of the log is read: the first record at or after each of `_SAMPLES` positions. Parts that
+were not read are shown as not read, never as intact.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ if TYPE_CHECKING:
 
 _SAMPLES = 480
 _WINDOW = 64 << 10
-"""Bytes after a position in which to look for a record."""
+"""Maximum bytes after a position that are searched for a record."""
 _CROWD, _FAR = 0.01, 12
-"""Part of the samples that is not drawn if it would make the range longer by this factor."""
+"""Part of the samples at each end that is omitted if it would make the range longer by this factor.
+"""
 BARS = " ▁▂▃▄▅▆▇█"
 UNREAD, INTACT, DAMAGED, MISSING, EMPTY, LOST = "·", "─", "█", "x", " ", "░"
 Span = tuple[int, int]
@@ -45,8 +46,8 @@ Piece = tuple[str, str]
 class Survey:
     """A survey of the log. ``first`` and ``end``: the physical offsets of its files; ``used``: the
     end of the written data. ``samples``: (physical offset, store time in ms of the next record),
-    evenly spaced. ``start``: the prediction of startup; ``diagnosis``: that of `doctor`, after a
-    full verification.
+    evenly spaced. ``start``: the prediction of startup; ``diagnosis``: the diagnosis of `doctor`,
+    after a full verification.
     """
 
     has_abort: bool = False
@@ -62,7 +63,7 @@ class Survey:
 
     @property
     def verdict(self) -> Phrase:
-        """The verdict as one sentence; it never calls a store sound that a broker did not close."""
+        """The verdict as one sentence; never "sound" for a store that a broker did not close."""
         from rmqctl.checks.preflight.in_words import in_words
 
         parts = [Phrase("abort file: the broker did not stop cleanly")] if self.has_abort else []
@@ -94,7 +95,9 @@ class Survey:
 
     @property
     def reach(self) -> int:
-        """The end of the last log file, or of the last missing one that entries or index prove."""
+        """The end of the last log file, or of the last missing file that entries or the index point
+        to.
+        """
         places = None if self.start is None else self.start.already_lost_places
         if not self.end or places is None or places[1] < self.end:  # no known file size
             return self.end
@@ -107,8 +110,8 @@ class Survey:
 
     @property
     def lost(self) -> list[tuple[int | None, int | None]]:
-        """The store times (ms) between which lost messages were stored: for missing files from the
-        samples around them, without missing files from the prediction.
+        """The time range (store times in ms) of lost messages: for missing files, from the samples
+        around them; without missing files, from the prediction.
         """
         start = self.start
         first, last = (None, None) if start is None else (
@@ -172,8 +175,8 @@ def _stored(source: FileSource, place: int) -> int | None:
 
 def log_strip(shown: Survey, width: int, damaged: Iterable[Span],
               read_of: Callable[[int, int], int], cursor: int | None) -> list[Piece]:
-    """Return the strip of the log from its first to its last byte. ``damaged``: damage that the
-    survey does not contain; ``read_of``: returns the number of bytes read in a range.
+    """Return the strip of the log from its first to its last byte. ``damaged``: further damage, not
+    in the survey; ``read_of``: returns the number of bytes of a range that were read.
     """
     length = shown.reach - shown.first
     if length <= 0:
@@ -237,6 +240,6 @@ def time_strip(shown: Survey, width: int) -> list[Piece]:
 
 
 def _joined(cells: Sequence[str], styles: Sequence[str]) -> list[Piece]:
-    """Return neighbouring cells of the same style as one piece."""
+    """Join adjacent cells of the same style into one piece."""
     numbers = groupby(range(len(cells)), styles.__getitem__)
     return [("".join(cells[number] for number in part), style.strip()) for style, part in numbers]

@@ -1,7 +1,7 @@
 """The tree on the left: log files, topics and queues, retry topics, dead letters, consumer groups,
 and all files by folder.
 
-A branch is read when it is opened, and the figures of a place when it comes on the screen.
+A branch is read when it is opened; the statistics of a node are computed when it becomes visible.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from rmqctl.output.cells import display_width
 from rmqctl.output.escape import visible
 
 _MAX_CHILDREN = 500
-"""Maximum children of a branch; more are divided into branches of this size."""
+"""Maximum children of a branch; more children are divided into branches of this size."""
 _WIDE, _MIN_NAME = 38, 10
-"""Minimum columns of a tree that shows time ranges, and minimum columns of a name."""
+"""Minimum width (columns) of a tree that shows time ranges, and minimum width of a name."""
 _MAX_KEPT = 20_000
-"""Maximum number of places whose figures are kept."""
+"""Maximum number of places whose statistics are kept in memory."""
 _MAX_WANTED = 200
 BRANCHES = (("log", "log"), ("topics", "topics"), ("retry topics", "retry"),
             ("dead letters", "dead"), ("consumer groups", "groups"), ("files", "folder"))
 _LISTED = {"log", "file", "topic", "queue"}
 
 Child = tuple[str, BrowsedPlace | None, bool]
-"""(label, its place, whether it can be opened)."""
+"""(label, place, whether the node can be opened)."""
 Data = BrowsedPlace | list[Child]
-"""Data of a node: a place, or some of the children of its parent."""
+"""Data of a node: a place, or a group of its parent's children."""
 
 
 class StoreTree(Tree[Data]):
@@ -57,7 +57,9 @@ class StoreTree(Tree[Data]):
             self.place = place
 
     class Looked(Message):
-        """The cursor is on a place, or the figures of that place are available."""
+        """The cursor moved to a place, or the statistics of the place under the cursor are
+        available.
+        """
 
         def __init__(self, place: BrowsedPlace, figures: PlaceFigures | None) -> None:
             super().__init__()
@@ -93,7 +95,7 @@ class StoreTree(Tree[Data]):
         return node.data if node is not None and isinstance(node.data, BrowsedPlace) else None
 
     def figures_of(self, place: BrowsedPlace) -> PlaceFigures | None:
-        """Return the figures of a place; None while unknown."""
+        """Return the statistics of a place; None while they are unknown."""
         return self._figures.get(place)
 
     # -- branches -----------------------------------------------------------------------------
@@ -174,7 +176,7 @@ class StoreTree(Tree[Data]):
     # -- figures ------------------------------------------------------------------------------
 
     def render_line(self, y: int) -> Strip:
-        """Draw one line, and request the figures of its place."""
+        """Draw one line, and request the statistics of its place."""
         node = self.get_node_at_line(y + self.scroll_offset.y)
         if node is not None and isinstance(node.data, BrowsedPlace) and (
                 node.data not in self._figures):
@@ -185,7 +187,7 @@ class StoreTree(Tree[Data]):
         return super().render_line(y)
 
     def _count(self) -> None:
-        """Compute the wanted figures in a thread, one place at a time."""
+        """Compute the requested statistics in a thread, one place at a time."""
         if self._counting:
             return
         self._counting = True
@@ -230,7 +232,7 @@ class StoreTree(Tree[Data]):
         return 1
 
     def render_label(self, node: TreeNode[Data], base_style: Style, style: Style) -> Text:
-        """Return the name on the left, and the figures on the right."""
+        """Return a label: the name on the left, the statistics on the right."""
         label = super().render_label(node, base_style, style)
         room = self.scrollable_content_region.width - self.guide_depth * _depth(node)
         place = node.data if isinstance(node.data, BrowsedPlace) else None
@@ -249,7 +251,7 @@ class StoreTree(Tree[Data]):
 
 
 def _depth(node: TreeNode[Data]) -> int:
-    """Return the number of guides left of a node."""
+    """Return the number of guide lines to the left of a node."""
     depth, above = 0, node.parent
     while above is not None and above.parent is not None:
         depth, above = depth + 1, above.parent

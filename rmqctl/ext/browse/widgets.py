@@ -1,4 +1,4 @@
-"""Widgets that draw their own lines: a list that reads while it is scrolled, and a pane of lines.
+"""Widgets that draw their own lines: a list that loads rows while scrolling, and a text pane.
 
 They do not interpret markup: they draw pieces of text with a style.
 """
@@ -35,16 +35,16 @@ from rmqctl.ext.browse.panes import Line
 from rmqctl.output.cells import display_width
 
 _MIN_READ, _MAX_KEPT = 50, 2000
-"""Minimum rows of one read, and maximum rows that are kept."""
+"""Minimum number of rows per read, and maximum number of rows kept in memory."""
 _NARROW = 80
-"""Columns below which some columns are narrower: times without year, zone and milliseconds."""
+"""Width in columns below which times are shown without year, zone and milliseconds."""
 _NARROW_WIDTHS = {"time": 14, "queue": 14, "physical_offset": 10}
 _FIRST_TO_GO, _MIN_LAST = ("keys", "tags"), 16
 """Columns that are omitted, in this order, if the last column would be narrower than this."""
 
 
 class RowList(Widget, can_focus=True):
-    """The rows of a listing around a cursor, read in a thread when they are needed."""
+    """A list: the rows of a listing around a cursor, read in a thread when they are needed."""
 
     DEFAULT_CSS = """
     RowList { height: 1fr; }
@@ -68,8 +68,8 @@ class RowList(Widget, can_focus=True):
         """Enter was pressed on the row."""
 
     class Reading(Message):
-        """Progress of reading: ``share`` of the listing (None at the end), or the reason why it
-        failed.
+        """Progress of a read: the ``share`` of the listing (None at the end), or the reason of a
+        failure.
         """
 
         def __init__(self, share: float | None, problem: str = "") -> None:
@@ -306,9 +306,7 @@ class RowList(Widget, can_focus=True):
 
 
 def _row_line(row: Row, columns: Sequence[tuple[Column, int]], width: int) -> str:
-    """Return a row's cells side by side. The text of damage takes the place of its missing
-    cells.
-    """
+    """Return a row's cells side by side. For damage, a text replaces the missing cells."""
     parts: list[str] = []
     for number, (column, size) in enumerate(columns):
         text = row.cells.get(column.name)
@@ -355,7 +353,7 @@ class LinePane(ScrollView, can_focus=True):
         self.put(self._lines)
 
     def put(self, lines: Sequence[Line]) -> None:
-        """Show other lines, from the first one on."""
+        """Show new lines, scrolled to the first line."""
         self._lines = lines
         self.virtual_size = Size(0, len(lines))
         self.scroll_to(0, 0, animate=False)

@@ -24,7 +24,7 @@ _REPORT_S = 0.1
 
 
 class Working(App[None]):
-    """A screen with a line ``#status``. ``failure``: the defect that ended it, if any;
+    """A screen with a line ``#status``. ``failure``: the unexpected error that ended it, if any;
     ``terminated``: whether SIGTERM ended it.
     """
 
@@ -44,8 +44,8 @@ class Working(App[None]):
         self.exit()
 
     def _handle_exception(self, error: Exception) -> None:
-        """End the run with the exit code of a defect, without a traceback on the screen. Errors of
-        events that arrive after the screens were closed are no defects.
+        """End with the exit code for unexpected errors, without a traceback on the screen. Ignore
+        errors of events that arrive after the screens were closed.
         """
         if not self.screen_stack:
             return
@@ -57,7 +57,7 @@ class Working(App[None]):
 
     @property
     def main(self) -> Screen[Any]:
-        """The main screen, below all others."""
+        """The main screen, below all other screens."""
         return self.screen_stack[0]
 
     def say(self, words: str, *, bad: bool = False) -> None:
@@ -105,7 +105,7 @@ class Working(App[None]):
         self._work = self.run_worker(run, thread=True, group="task")
 
     def _end_task(self, worker: Worker[Any], then: Callable[[], None]) -> None:
-        """End a task that was not stopped; runs in its thread."""
+        """Finish a task that was not stopped; runs in the task's thread."""
         def end() -> None:
             if not worker.is_cancelled:
                 self._work = None
