@@ -1,6 +1,7 @@
 """The charts of a report: messages and bytes over time with damage marked, and the map of the log.
 
-matplotlib draws them without a display, from numbers and times only: no text of a store is in them.
+matplotlib draws the charts without a display, from numbers and times only: they contain no text of
+the store.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ Say = Callable[..., str]
 _BARS = 150
 _MAX_TITLES = 300
 _CROWD = 0.995
-"""Part of the messages that is drawn alone if the rest is far away from it."""
+"""Part of the messages to which the chart is limited if the others are far away."""
 _FAR = 12
 _TIMES = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S.%f"]
 """Formats of tick labels for years, months, days, hours, minutes and seconds."""
@@ -67,7 +68,7 @@ WIDE, NARROW = Shape("wide", 9.6, 3.3, 8.5, 9, 128), Shape("narrow", 4.2, 3.6, 1
 @dataclass(frozen=True, slots=True)
 class Bars:
     """Messages and bytes in steps of ``step`` ms from ``start`` on. ``outside``: number of messages
-    that are far before or after.
+    far before or after this range.
     """
 
     start: int
@@ -129,8 +130,8 @@ def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
 
 def timeline(drawn: Bars, marks: Sequence[Mark], lost: Sequence[Mark], tz: tzinfo, say: Say,
              shape: Shape) -> str:
-    """Draw two rows of bars over one time axis. Damage, and a period of lost messages, is a band
-    over both rows with a sign above.
+    """Draw two rows of bars over one time axis. Damage, and a period of lost messages, is drawn as
+    a band over both rows with a marker above.
     """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -229,9 +230,9 @@ def _short_count(value: float) -> str:
 
 
 def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
-    """Return the contents of each cell of the log as a word of `KINDS`: damage if any of its bytes
-    is damaged, else what fills most of it; None if no file exists. ``reach``: the end of the last
-    missing file.
+    """Return the contents of each cell of the log as a word of `KINDS`: damage if any byte of the
+    cell is damaged, else the kind of most of its bytes; None if no file exists. ``reach``: the end
+    of the last missing file.
     """
     sums = profile.cells
     kinds: list[str | None] = [KINDS[number] for number in sums.argmax(axis=0).tolist()]
@@ -249,8 +250,8 @@ def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
 
 def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,
             shape: Shape) -> str:
-    """Return the map of the log: rows of cells, from its first byte on. ``borders``: where files
-    begin.
+    """Return the map of the log: rows of cells, from its first byte on. ``borders``: physical
+    offsets at which files begin.
     """
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path

@@ -1,7 +1,7 @@
-"""Facts of a report, gathered as plain values: nothing is judged here, and little is read again.
+"""Facts of a report, gathered as plain values; most come from the diagnosis, without reading again.
 
 The diagnosis (`rmqctl.checks.doctor`) contains findings, prediction and the profile of the log,
-from one pass over it and the walk of the prediction. Queues and groups are looked up
+from one scan of the log and the prediction's replay of startup. Queues and groups are looked up
 (`rmqctl.store.config.offsets`), some messages around damage are read, and all files are hashed. All
 lists are bounded; omitted entries are counted.
 """
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 MAX_PLACES = 200
 """Maximum number of damaged places whose store times are looked up."""
 MAX_SHOWN_PLACES = 10
-"""Maximum number of damaged places whose neighbours are shown."""
+"""Maximum number of damaged places whose neighbouring messages are shown."""
 _EXCERPT = 160
 _NEAR = 64 << 10
-"""Bytes before a missing file that are searched first."""
+"""Number of bytes before a missing file that are searched first for the last record."""
 _BY_TOPIC = frozenset({"consumequeue", "consumequeue_ext", "batchconsumequeue", "compactionLog",
                        "compactionCq"})
 """Folders that contain one folder for each topic."""
@@ -54,9 +54,9 @@ Watch = Callable[[str, int], Any]
 
 
 class QueueRow(NamedTuple):
-    """A queue: ``messages`` intact in the log and their ``size`` in bytes; ``first``, ``last``:
-    store times (ms); ``least``, ``most``: queue offsets, None without a consume queue; ``lost``:
-    messages already lost; ``cut``: messages lost at startup.
+    """A queue: number of intact ``messages`` in the log, and their ``size`` in bytes; ``first``,
+    ``last``: store times (ms); ``least``, ``most``: queue offsets, None without a consume queue;
+    ``lost``: messages already lost; ``cut``: messages lost at startup.
     """
 
     topic: str
@@ -127,10 +127,10 @@ class MissingFile(NamedTuple):
 class Facts:
     """The facts of a report. ``marks``: store times (ms) around damage, None for an open end;
     ``marks_left``: number of damaged places without marks; ``lost``: marks of missing files, and of
-    messages after the end of the log; ``proven``: the latest proven store time. ``missing``: the
-    first missing files; ``missing_bytes``: the size of all. ``files``: None if nothing was hashed.
-    ``notes``: what could not be read. ``further``: topics and groups known only from paths or
-    configuration entries, for `Mask`.
+    lost messages after the end of the log; ``proven``: the latest proven store time. ``missing``:
+    the first missing files; ``missing_bytes``: the size of all missing files. ``files``: digests,
+    None if files were not hashed. ``notes``: what could not be read. ``further``: topics and groups
+    that only paths or configuration entries name, for `Mask`.
     """
 
     root: str
@@ -295,7 +295,7 @@ def _key(key: Any) -> tuple[str, int]:
 
 
 def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupRow]:
-    """Return a row for each group and topic: those with lost messages first, then by lag."""
+    """Return a row for each group and topic: rows with lost messages first, then by lag."""
     rows = [GroupRow(row["group"], row["topic"], 1, row["diff"] or 0,
                      row["last_store_timestamp"] if (row["diff"] or 0) > 0 else None, 0, 0, 0, 0)
             for row in lags if row["group"] is not None]
@@ -349,8 +349,8 @@ def _neighbours(store: Store, offset: int, length: int, *, is_missing: bool) -> 
 
 
 def _last_before(log: CommitLog, end: int) -> Record | None:
-    """Return the last record of the file that ends at a physical offset, before a blank record if
-    there is one.
+    """Return the last record of the file that ends at a physical offset, ignoring a blank record at
+    its end.
     """
     base = next((file.base for file in log.files if file.end == end), end)
     span = _NEAR
@@ -373,8 +373,8 @@ def _marks(neighbours: Iterable[Neighbours], *, is_missing: bool) -> list[
 
 def _missing(store: Store, start: Prediction,
              gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
-    """Return the first files that are missing between others, or after the last one if entries or
-    index point there, and the bytes of all of them.
+    """Return the first missing files (between other files, or after the last file if entries or the
+    index point there), and the total bytes of all missing files.
     """
     log, places = store.log, start.already_lost_places
     spans = list(gaps)

@@ -1,7 +1,7 @@
 """Mask parts of a report on request: the file does not contain a masked value in any form.
 
-Texts of a store may contain a masked value anywhere (a detail names a topic, a path contains it),
-so all texts go through `Mask.text`; topics, groups and bodies have methods of their own.
+Texts of a store may contain a masked value anywhere (for example, a path that contains a topic), so
+all texts go through `Mask.text`; topics, groups and bodies have methods of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ HIDDEN = "▒▒▒▒"
 _WORD = re.compile(r"[\w%|.@-]+")
 _KEYS = re.compile(r"(\$\.\w+\.).*")
 """A path in a configuration file (``$.topicConfigTable.orders.perm``), and its continuation: keys
-are names, of any characters, that may occur nowhere else.
+are names with any characters, and may occur in no other text.
 """
 _OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 
@@ -41,8 +41,8 @@ def parse_kinds(text: str | None) -> frozenset[str]:
 
 
 class Mask:
-    """Masks the given kinds of `KINDS`. ``topics``, ``groups``: all that the report may name; each
-    has the same pseudonym everywhere. ``roots``: paths of the store, as typed and in full;
+    """Masks the given kinds of `KINDS`. ``topics``, ``groups``: all names that may occur in the
+    report; each gets one pseudonym. ``roots``: paths of the store, as typed and in full;
     ``others``: further paths that the report may name.
     """
 
@@ -104,7 +104,7 @@ class Mask:
         return self._shown[bare] + word[len(bare):] if bare in self._shown else word
 
     def detail(self, text: str, category: str) -> str:
-        """Return a finding's detail; that of ``property-number`` quotes a property."""
+        """Return a finding's masked detail; ``property-number`` findings quote a property."""
         if "properties" in self.kinds and category == "property-number":
             text = QUOTED.sub(HIDDEN, text)
         return self.text(text)
@@ -116,19 +116,19 @@ class Mask:
         return HIDDEN if text and "properties" in self.kinds else self.text(text)
 
     def address(self, text: str) -> str:
-        """Return a host, or an id that contains one."""
+        """Return a host, or an id that contains a host, masked on request."""
         return HIDDEN if text and "addresses" in self.kinds else self.text(text)
 
 
 def _spellings(path: str) -> tuple[str, ...]:
-    """Return a path as it is, and as it is quoted in a command line, alone and after
+    """Return the forms of a path: unchanged, and quoted for a command line, alone and after
     ``--option=``.
     """
     return path, shlex.quote(path), path.replace("'", "'\"'\"'")
 
 
 def _as_path(path: str) -> str:
-    """Return a pattern for a path. Without a separator it may be a word of any sentence, and must
-    stand alone.
+    """Return a pattern for a path. A path without a separator may be part of an ordinary word, so
+    the pattern matches it only as a separate word.
     """
     return re.escape(path) if os.sep in path else rf"(?<![\w./-]){re.escape(path)}(?![\w.-])"

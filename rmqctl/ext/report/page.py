@@ -46,14 +46,14 @@ _SEVERITIES = (ERROR, WARNING, INFO)
 
 
 class MaskedText(str):
-    """A text that is masked already, but not escaped."""
+    """A text that is already masked, but not escaped."""
 
     __slots__ = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Speech:
-    """The language of the page, with a mask for every text that is not its own."""
+    """The language of the page, with a mask for every text that comes from the store."""
 
     language: Language
     mask: Mask
@@ -68,7 +68,7 @@ class Speech:
         return MaskedText(template.format(**masked) if masked else template)
 
     def tell(self, text: str) -> MaskedText:
-        """Return a sentence that is not the page's own, which may be a `Phrase`."""
+        """Return a sentence that comes from another module, which may be a `Phrase`."""
         shown = self.language.say(text) if isinstance(text, Phrase) else self.language.caption(text)
         return MaskedText(self.mask.text(shown))
 
@@ -83,7 +83,7 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """The findings of one category: the first ones, and their number."""
+    """The findings of one category: the first findings, and the total number."""
 
     category: str
     severity: str

@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 PALETTE = {"messages": "#010101", "bytes": "#020202", "damaged": "#030303", "blank": "#040404",
            "zero": "#050505", "line": "#060606", "text": "#070707", "missing": "#080808",
            "lost": "#090909"}
-"""The colours to draw with, by meaning."""
+"""The colours for drawing, by meaning."""
 _MEANING = {colour: name for name, colour in PALETTE.items()}
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
 _SVG = "http://www.w3.org/2000/svg"

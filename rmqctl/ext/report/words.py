@@ -1,7 +1,7 @@
 """The verdict of a report in plain sentences, for readers who have never seen a commitlog.
 
-The figures are those of `rmqctl.checks.doctor`; ``say`` translates a sentence into the language of
-the report, with masked values.
+The numbers come from `rmqctl.checks.doctor`; ``say`` translates a sentence into the language of the
+report, with masked values.
 """
 
 from __future__ import annotations
