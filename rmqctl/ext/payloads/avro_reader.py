@@ -1,8 +1,8 @@
 """Read one Avro datum within bounds, by fastavro's reader in Python.
 
-Its compiled reader does not count depth: a body for a recursive schema would end the process. The
-sizes that a body claims are checked while it is read: a number of any length takes quadratic time,
-and so does a decimal.
+fastavro's compiled reader does not limit depth: with a recursive schema, a body could crash the
+process. The sizes that a body declares are checked during the read: integers and decimals of
+unlimited length take quadratic time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MAX_VARINT = 10
 
 
 def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
-    """Return a reader of bodies that are one datum of a parsed schema with the named types
-    ``named``.
+    """Return a reader for bodies that consist of one datum of a parsed schema. ``named``: the
+    schema's named types.
     """
     from fastavro._read_py import read_data
 
@@ -43,8 +43,8 @@ def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
 
 
 class _Decoder:
-    """fastavro's binary decoder, with limits: it counts the items of arrays and maps, and accepts
-    no size beyond the body's end.
+    """fastavro's binary decoder, with limits: it counts the items of arrays and maps, and rejects
+    sizes beyond the end of the body.
     """
 
     def __init__(self, source: io.BytesIO) -> None:

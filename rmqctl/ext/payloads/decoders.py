@@ -1,10 +1,10 @@
 """The decoders of ``--decode`` by name: a fixed table, and plug-ins.
 
 A decoder receives a body, as its producer sent it, and its `Message`. It returns (value, name of
-the format) or raises any exception, which is reported for that message only. `limits` runs it
-within bounds, and makes the value plain. A plug-in or a ``python:`` function receives the body, and
-the message if it has a parameter of that name, and returns the value. CONTRIBUTING.md describes how
-to add one.
+the format) or raises any exception, which is reported for that message only. `limits` runs the
+decoder within bounds, and converts the value to plain types. A plug-in or a ``python:`` function
+receives the body, and the message if it has a parameter ``message``, and returns the value.
+CONTRIBUTING.md describes how to add a decoder.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from rmqctl.formats.bodies import members
 from rmqctl.formats.budget import MAX_DEPTH, MAX_VALUES, BudgetError, at_most
 
 PLUGINS = "rmqctl.decoders"
-"""The group of entry points in which packages name their decoders."""
+"""The entry point group in which packages register their decoders."""
 _GZIP = b"\x1f\x8b\x08"
 _MAX_GZIP = 3
 """Maximum number of nested gzip layers that are decompressed."""
 
 
 class NotRecognized(Exception):  # noqa: N818
-    """`auto` does not recognize the body: no error, since it may be plain text."""
+    """Raised if `auto` does not recognize a body. Not an error: it may be plain text."""
 
 
 def decoder(spec: str) -> Decoder:
@@ -48,7 +48,7 @@ def decoder(spec: str) -> Decoder:
 
 
 def names() -> list[str]:
-    """Return all names in the form for users, without plug-ins."""
+    """Return all decoder names in the form that users type, without plug-ins."""
     return [*_PLAIN, "avro:SCHEMA", "protobuf:DESC#TYPE", "python:module.function"]
 
 
@@ -79,7 +79,7 @@ _JSON_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*+"', re.DOTALL)
 
 @cache
 def _fast_json() -> Callable[[bytes], Any]:
-    """Return the decoder, which is imported for the first body."""
+    """Return a decoder whose module is imported only when the first body is decoded."""
     from msgspec import json as fast
 
     return fast.Decoder().decode
@@ -145,7 +145,7 @@ def _unpacking(inner: Decoder) -> Decoder:
 
 
 def _gbk(body: bytes, _message: Message) -> tuple[Any, str]:
-    """Return GBK text; its value if it is a JSON object or list."""
+    """Return the body as GBK text; if the text is a JSON object or list, its value."""
     text = body.decode("gbk")
     try:
         return _structure(text.encode()), "gbk+json"
@@ -193,8 +193,8 @@ def _protobuf(argument: str) -> Decoder:
 
 
 def _python(argument: str) -> Decoder:
-    """Return a decoder that calls a function of an importable module. It runs as the user's own
-    code.
+    """Return a decoder that calls a function of an importable module. The function runs as the
+    user's own code.
     """
     import importlib
 

@@ -18,8 +18,8 @@ _MAX_REASON = 200
 
 
 class Decoding:
-    """Decodes bodies by ``spec``, an argument of ``--decode``. Threads may share one; a copy in
-    another process has its own counts.
+    """Decodes bodies by ``spec``, an argument of ``--decode``. Threads may share an instance; a
+    copy in another process has its own counts.
     """
 
     def __init__(self, spec: str = AUTO) -> None:
@@ -42,7 +42,9 @@ class Decoding:
 
     def decode(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
                place: str) -> Decoded:
-        """Return the decoded body; ``place`` names the message in the first problem."""
+        """Return the decoded body; ``place`` identifies the message in the report of the first
+        problem.
+        """
         internal = internal_topics.meaning(topic, properties)
         message = Message(internal_topics.real_topic(topic, properties), properties)
         content, packed_badly = plain_body(sys_flag, body)

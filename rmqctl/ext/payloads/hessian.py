@@ -1,13 +1,13 @@
 """Values in Hessian 2.0, the serialisation of Dubbo and of many Java services.
 
 Source: the serialisation draft of Caucho (grammar and table of byte codes). Four-byte doubles
-(``x5f``) count thousandths, as the Java implementations write them. An object is a dict of its
-fields with its class as ``@class``, and so is a map with a type; types of lists are omitted. A
-reference to a container that is still being read, a cycle, is ``{"@ref": N}``: the N-th list, map
-or object, from 0 on.
+(``x5f``) count thousandths, as the Java implementations write them. An object becomes a dict of its
+fields with its class as ``@class``, and so does a map with a type; types of lists are omitted. A
+reference to a container that is still being read (a cycle) becomes ``{"@ref": N}``: the N-th list,
+map or object, counted from 0.
 
 Bytes may be hostile: depth and number of values are bounded, and no class is ever instantiated.
-Repeated references return the same object, so code that copies or writes values counts it each
+Repeated references return the same object; code that copies or writes values must count it each
 time.
 """
 
@@ -49,7 +49,7 @@ class _Class(NamedTuple):
 
 
 class _Reader:
-    """Reads one value after the other. ``at``: the position of the next byte."""
+    """A reader of consecutive values. ``at``: the position of the next byte."""
 
     def __init__(self, data: bytes) -> None:
         self._data, self.at = data, 0
@@ -105,7 +105,7 @@ class _Reader:
         return compound(self, depth)
 
     def _simple(self, code: int) -> Any:
-        """Return a value that contains no others; `_NONE` for any other code."""
+        """Return a scalar value; `_NONE` for the code of any other value."""
         if code <= 0x1F or 0x30 <= code <= 0x33 or code in (0x52, 0x53):
             return self._text(code)
         if 0x20 <= code <= 0x2F or 0x34 <= code <= 0x37 or code in (0x41, 0x42):
@@ -213,7 +213,7 @@ class _Reader:
     # -- values that hold others ------------------------------------------------------------------
 
     def _register(self, container: Any) -> int:
-        """Remember a list or map that is being read. Return its number for references."""
+        """Register a list or map that is being read. Return its number for references."""
         self._seen.append(container)
         self._unfinished.add(len(self._seen) - 1)
         return len(self._seen) - 1

@@ -1,12 +1,14 @@
 """The wrapper of all decoders, which limits bytes, values, depth and time of a body.
 
 Every decoder, whether built in, from a library, a plug-in or a function of the user, runs in
-`bounded`. Beyond a limit it ends with an error for that body only, and the listing continues.
+`bounded`. A decoder that exceeds a limit ends with an error for that body only, and the listing
+continues.
 
-Bytes, values and depth are limited by a `Budget`. Decoders whose work these limit need no clock.
-For all others a thread checks each second for bodies that take more than `MAX_SECONDS` of CPU time,
-and makes Python raise `TooLongError` in the decoding thread. Python raises it between two
-instructions: a library that stays in C is not interrupted, so decoders in C have to be linear.
+Bytes, values and depth are limited by a `Budget`. Decoders whose work these limits bound need no
+time limit. For all others a thread checks each second for bodies that take more than `MAX_SECONDS`
+of CPU time, and makes Python raise `TooLongError` in the decoding thread. Python raises it between
+two bytecode instructions: a library that does not return from C code is not interrupted, so
+decoders in C must run in linear time.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from rmqctl.ext.payloads.values import plain
 from rmqctl.formats.budget import BudgetError
 
 MAX_BYTES = 8 << 20
-"""Maximum bytes of a body to decode, after decompression; its values need many times as much
+"""Maximum bytes of a body to decode, after decompression; decoded values need many times as much
 memory.
 """
 MAX_SECONDS = 10.0
@@ -40,7 +42,7 @@ class Message(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A value that is plain and within the limits already, as from most JSON."""
+    """A value that is already plain and within the limits, such as most JSON."""
 
     value: Any
 
@@ -53,8 +55,8 @@ class TooLongError(BaseException):
 
 
 def bounded(decode: Decoder, body: bytes, message: Message) -> tuple[Any, str]:
-    """Return the plain value of ``body``, and the name of its format. Raise what ``decode`` raises,
-    and BudgetError beyond a limit.
+    """Return the plain value of ``body``, and the name of its format. Raise the exceptions of
+    ``decode``, and BudgetError beyond a limit.
     """
     if len(body) > MAX_BYTES:
         raise BudgetError(f"larger than {MAX_BYTES >> 20} MiB")
@@ -124,7 +126,7 @@ def _time_of(thread: int) -> float:
 
 
 def _raise_in(thread: int, error: type[BaseException] | None) -> None:
-    """Make Python raise ``error`` in a thread; None revokes one that was not raised yet."""
+    """Make Python raise ``error`` in a thread; None cancels an error that was not raised yet."""
     ctypes.pythonapi.PyThreadState_SetAsyncExc(
         ctypes.c_ulong(thread), None if error is None else ctypes.py_object(error))
 

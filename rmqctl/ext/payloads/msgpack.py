@@ -1,4 +1,4 @@
-"""Count the values in MessagePack, claimed and present, before a library creates any of them.
+"""Count the values in MessagePack data before a library creates any of them.
 
 Source: the specification of MessagePack (the table of formats).
 """
@@ -15,8 +15,8 @@ _EXT = range(0xC7, 0xCA)
 def count(body: bytes, most: int) -> int:
     """Return the number of values in ``body``, keys included, up to ``most`` + 1.
 
-    Lists and maps may claim more values than they have, so the present values are counted. Counting
-    ends at a truncated value or an invalid byte, which the decoder then reports.
+    Lists and maps may declare more values than they contain, so only present values are counted.
+    Counting ends at a truncated value or an invalid byte, which the decoder then reports.
     """
     at, values, end = 0, 0, len(body)
     while at < end and values <= most:

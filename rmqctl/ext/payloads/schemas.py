@@ -31,8 +31,8 @@ def _content(path: str, problem: str) -> bytes:
 
 
 def avro(path: str) -> Reader:
-    """Return a reader of bodies that are one Avro datum, without a file header, of the schema in
-    ``path``.
+    """Return a reader for bodies that consist of one Avro datum, without a file header; ``path``:
+    the schema file.
     Raises: UsageError for an invalid schema, StoreIOError, MissingExtraError.
     """
     content = _content(path, "avro needs a schema file: avro:order.avsc")

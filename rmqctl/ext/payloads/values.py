@@ -13,7 +13,7 @@ from uuid import UUID
 from rmqctl.formats.budget import Budget
 
 _MAX_BITS = 12_000
-"""Maximum bits of an integer: larger ones take quadratic time to write, and Python refuses to."""
+"""Maximum bits of an integer: writing takes quadratic time, and Python rejects larger integers."""
 
 
 def plain(value: Any) -> Any:
