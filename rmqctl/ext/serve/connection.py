@@ -61,7 +61,7 @@ class Server(Protocol):
 
 
 class ClientConnection(asyncio.BufferedProtocol):
-    """One client."""
+    """A client's connection."""
 
     def __init__(self, server: Server, broker: Broker) -> None:
         self._server, self._broker = server, broker

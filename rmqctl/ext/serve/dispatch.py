@@ -24,8 +24,8 @@ _FOR_ALL = frozenset(CODE_OF[name] for name in naming.HANDLERS)
 
 def answer(broker: Broker, connection: Connection, command: Command, *, is_known: bool = False
            ) -> None:
-    """Answer a request, now or later; never answer a one-way request. ``is_known``: whether the
-    client's access was checked before.
+    """Answer a request, now or later; a one-way request gets no response. ``is_known``: whether the
+    client's access was already checked.
     """
     response = _answered(broker, connection, command, is_known)
     if response is not None and not command.is_one_way:

@@ -1,4 +1,4 @@
-"""Read records of a log for pulls: many at a time, each checked before it is delivered."""
+"""Read records of a log for pulls: many at a time, and each record is checked before delivery."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WINDOW, _MAX_WINDOWS = 16 << 20, 16
 """Bytes of a mapped window of the log, and the maximum number of windows (256 MiB in total)."""
 _ROWS_PER_WINDOW, _ROWS_UNMAPPED = 1000, 1 << 20
 """Minimum number of entries per mapped window for which mapping is faster than one read per entry,
-and number of entries to read without mapping when it was not.
+and number of entries to read without mapping after mapping was slower.
 """
 
 

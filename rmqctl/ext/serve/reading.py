@@ -162,7 +162,7 @@ class Pages:
 
 
 class StoredQueue:
-    """A plain consume queue, in files or in RocksDB, in one view of its store."""
+    """A plain consume queue (in files or in RocksDB) in one view of the store."""
 
     _numbers = iter(range(1 << 62))
 

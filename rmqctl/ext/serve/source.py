@@ -299,7 +299,7 @@ def _names(folder: str) -> list[str]:
 
 
 def stat_of(path: str) -> tuple[int, int, int] | None:
-    """Return a value that changes when a file or folder does; None if it does not exist."""
+    """Return a value that changes when a file or folder changes; None if it does not exist."""
     try:
         status = os.stat(path)
     except OSError:

@@ -1,7 +1,7 @@
 """Queues in memory for messages that consumers send back to a read-only server.
 
-Their queue ids are above those of the store, and their physical offsets above any log, so that a
-client can send back messages that it received from these queues.
+Their queue ids are above the ids of stored queues, and their physical offsets above any log, so
+that a client can send back messages that it received from these queues.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def position(broker: Broker, group: str, topic: str, queue_id: int, *, zero: boo
 
 
 def query_consumer_offset(broker: Broker, call: Call) -> Response:
-    """Return a group's consumer offset; if it has none, the offset to start from."""
+    """Return a group's consumer offset; if it does not exist, the offset to start from."""
     wanted = call.fields
     offset = position(broker, wanted["consumerGroup"], wanted["topic"], wanted["queueId"],
                      zero=wanted["setZeroIfNotFound"] is not False)

@@ -1,7 +1,8 @@
 """POP over the remoting protocol: receive, acknowledge and change the invisible time of messages.
 
-Responses are those of a 5.x broker, except that a message whose invisible time is over is delivered
-again from its own queue: it is not put into a retry topic, so a read-only store serves POP, too.
+Responses are the same as from a 5.x broker, except that a message whose invisible time is over is
+delivered again from its own queue and not put into a retry topic, so a read-only store can also
+serve POP.
 """
 
 from __future__ import annotations

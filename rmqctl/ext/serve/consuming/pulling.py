@@ -58,7 +58,7 @@ def pull_message(broker: Broker, call: Call) -> Response | None:
 def judge(broker: Broker, wanted: dict[str, Any], peer: str, lowest: int = 0,
           illegal: int = Status.SYSTEM_ERROR) -> None:
     """Check a request before anything is read, with checks in the same order as a broker.
-    ``lowest``: the lowest valid queue id; ``illegal``: the code for an invalid one.
+    ``lowest``: the lowest valid queue id; ``illegal``: the response code for an invalid queue id.
     Raises: Failed.
     """
     if not broker.takes_group(wanted["consumerGroup"]):

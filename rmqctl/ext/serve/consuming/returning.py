@@ -79,8 +79,8 @@ def send_back(broker: Broker, call: Call) -> Response | None:
 
 
 def most_times(broker: Broker, group: str, call: Call) -> int:
-    """Return how often a message is retried before it becomes a dead letter: the client's limit if
-    brokers accept it from this client, else the group's.
+    """Return the maximum number of retries before a message becomes a dead letter: the client's
+    limit if brokers accept a limit from this client, else the group's.
     """
     asked: int | None = call.fields["maxReconsumeTimes"]
     if asked is not None and call.command.version >= _SAYS_TIMES:
@@ -90,8 +90,8 @@ def most_times(broker: Broker, group: str, call: Call) -> int:
 
 
 def make_topic(writer: Writer, topic: str, queues: int = 1) -> int:
-    """Create a retry or dead-letter topic with that many queues if it does not exist. Return the
-    number of queues to use.
+    """Create a retry or dead-letter topic with the given number of queues if it does not exist.
+    Return the number of queues to use.
     Raises: RefusedError, StoreIOError.
     """
     if writer.topics.get(topic) is None:

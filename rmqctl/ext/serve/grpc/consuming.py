@@ -53,7 +53,9 @@ _LOOK_S = 1.0
 _MARGIN_S = 0.5
 """Seconds before a client's deadline at which the response is sent."""
 _COPIES = 3
-"""Copies of a body in memory while it is written: the body, the response, and its bytes."""
+"""Number of copies of a body in memory while it is written: the body, the response object, and the
+response bytes.
+"""
 _MAX_FILTER = 64 << 10
 _FILTERS = {0: TAG, 1: TAG, 2: SQL}
 _HANDLE = re.compile(r"(\d) (\d{1,9}) (\d{1,19}) (\d{1,19})")
@@ -176,8 +178,8 @@ async def _waited(endpoint: Endpoint, caller: Caller, brokers: list[Broker], lin
 
 @contextmanager
 def _in_line(brokers: list[Broker], line: Line) -> Iterator[Callable[[], Awaitable[None]]]:
-    """Yield a function that waits until there may be messages; it returns at once for the first
-    request of a line.
+    """Yield a function that waits until there may be messages; for the first request of a line it
+    returns immediately.
     """
     news = asyncio.Event()
 

@@ -40,7 +40,7 @@ _MAX_HEADER, _MAX_PARTS = 32 << 10, 8
 fields.
 """
 _WAITING = 64 << 10
-"""Maximum bytes of frames to forward; above it nothing more is read from the client."""
+"""Maximum bytes of frames to forward; above this limit, nothing more is read from the client."""
 _CALLS_AT_ONCE = 16
 """Maximum number of calls that are forwarded and have not started."""
 _LOOKS, _LOOK_S = 6, 0.01

@@ -2,8 +2,8 @@
 
 A line of the table is a message and its fields: ``name=number`` for a text, ``name:kind=number``
 for anything else; ``*`` before the kind marks a repeated field, ``?`` an optional value.
-Enumerations are numbers, as on the wire. The classes are in a pool of their own, so that they do
-not collide with a client in the same process.
+Enumerations are numbers, as on the wire. The classes are in a separate descriptor pool, so that
+they do not collide with the classes of a client in the same process.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Transaction checks: ask producers about pending half messages (spec: remoting.md §3.4).
 
 Each round reads the half and op topics from where the last round ended, some messages at a time. A
-pending half message is appended to its queue again, and its producer gets the new offset. Like a
-broker, it stores the progress of a round as consumer offsets of a group.
+pending half message is appended to its queue again, and its producer gets the new offset. Like in a
+broker, the progress of a round is stored as consumer offsets of a group.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ class Checks:
             self.broker.positions.commit(READER, topic, 0, offset)
 
     async def _records(self, topic: str, start: int) -> AsyncIterator[tuple[list[Record], int]]:
-        """Yield (messages, queue offset after them) from ``start`` to the end of the queue, without
-        waiting; messages may be appended meanwhile.
+        """Yield (messages, queue offset after these messages) from ``start`` to the end of the
+        queue, without waiting; messages may be appended meanwhile.
         """
         at = start
         while at < (queue := self.broker.queue(topic, 0)).end:

@@ -115,7 +115,7 @@ def keep_positions(source: Source, positions: Positions) -> None:
 
 
 def keep_groups(writer: Writer, names: Iterable[str]) -> None:
-    """Write new groups and their retry topics as a broker creates them.
+    """Write new groups and their retry topics, in the form in which a broker creates them.
     Raises: StoreIOError, RefusedError.
     """
     topics, groups = writer.topics, writer.groups

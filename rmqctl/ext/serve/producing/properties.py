@@ -50,7 +50,7 @@ class Properties:
         self._last: _Plan | None = None
 
     def sent(self, given: str) -> str:
-        """Return the sent properties with those that a 5.x broker adds on arrival."""
+        """Return the sent properties and the properties that a 5.x broker adds on arrival."""
         profile = self._settings.profile
         if profile.generation < 5:
             return given

@@ -94,7 +94,7 @@ class Timers:
     _ended: bool = False
 
     def load(self) -> None:
-        """Continue the timer of a store that has one. Raises: StoreIOError, RefusedError."""
+        """Continue the timer if the store has a timer. Raises: StoreIOError, RefusedError."""
         store = self.writer.source.store
         if (props.TIMER_TOPIC, 0) in store.known_queues or os.path.exists(store.path("timerwheel")):
             self.files = self._open()

@@ -138,7 +138,7 @@ class Transactions:
             self._timer = asyncio.get_running_loop().call_later(_OP_S, self.flush)
 
     def flush(self) -> None:
-        """Store the op message of ended transactions, if one is needed."""
+        """Store the op message of ended transactions, if there are any."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

@@ -1,8 +1,8 @@
 """Requests of administration tools to a broker: topics, groups, settings, figures and entries
 (spec: remoting.md §3.5).
 
-Topics and groups are those of the store's configuration; a read-only server forbids sending in its
-routes.
+Topics and groups come from the store's configuration; the routes of a read-only server forbid
+sending.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def _java(value: bool) -> str:
 
 
 def broker_config(broker: Broker, _call: Call) -> Response:
-    """Return the settings of a broker like this one. Those of the store come from its files; the
-    others are a broker's defaults, which `exportConfigs` needs.
+    """Return the settings of a similar broker: the store's settings come from its files; the others
+    are a broker's defaults, which `exportConfigs` needs.
     """
     first = next(iter(broker.cluster.brokers.values()))
     store, writer = broker.source.store, broker.writer
