@@ -1,3 +1,3 @@
-"""A broker's answers from tiered storage by the rules of 5.3.3: pulls from the tier alone, or from
-the local store and the tier together.
+"""Answer queries as a 5.3.3 broker with tiered storage does: from the tier alone, or from the local
+store and the tier together.
 """

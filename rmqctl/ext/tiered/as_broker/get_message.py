@@ -1,8 +1,8 @@
-"""Pulls from a tier, answered as a broker's fetcher does (tiered.md §9.2, §9.3).
+"""Answer pulls from a tier as a broker's message fetcher does (tiered.md §9.2, §9.3).
 
-Statuses, next offsets and limits are those of 5.3.3, without two of its defects: a message that
-cannot be split out of a read-ahead neither shifts the following ones nor blocks a consumer forever,
-and a failed read returns OFFSET_FOUND_NULL also with the cache.
+Statuses, next offsets and limits are the same as in 5.3.3, except for two defects of 5.3.3: here a
+message that cannot be split out of a read-ahead neither shifts the following ones nor blocks a
+consumer forever, and a failed read returns OFFSET_FOUND_NULL also if the cache is enabled.
 """
 
 from __future__ import annotations
@@ -81,9 +81,9 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """A broker's settings: units and bytes of a read (``readAheadMessageCountThreshold`` and
-    ``…SizeThreshold``), bytes of an answer (``maxTransferBytesOnMessageInMemory``), and units of
-    the read-ahead for a single message (pop).
+    """A broker's settings: maximum units and bytes of a read (``readAheadMessageCountThreshold``
+    and ``…SizeThreshold``), maximum bytes of an answer (``maxTransferBytesOnMessageInMemory``), and
+    units to read ahead if a single message is requested (pop).
     """
 
     count: int = 4096
@@ -135,10 +135,11 @@ class Fetched(NamedTuple):
 
 
 class ReadAhead:
-    """Messages of the last read, by queue offset; None if no message can be split out there.
+    """Messages of the last read, by queue offset; None for a message that cannot be split out of
+    the bytes read.
 
-    A broker keeps the results of many reads for 15 s, but a client that pulls one queue after the
-    other, from front to back, never asks for an earlier result.
+    A broker keeps the results of many reads for 15 s, but a client that pulls each queue from start
+    to end never requests an earlier result.
     """
 
     def __init__(self) -> None:
@@ -198,7 +199,9 @@ def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
 
 def _read(queue: FlatQueue, offset: int, count: int,
           limits: PullLimits) -> tuple[GetResult, list[Fetched | None]]:
-    """Read units, then the range they span; return (the answer, messages by offset)."""
+    """Read units, then the range of the commit log that they cover; return (the answer, messages by
+    queue offset).
+    """
     least, most = queue.min_offset, queue.commit_offset
     try:
         units = _units(queue, offset, min(count, most - offset, limits.count))
@@ -257,7 +260,9 @@ def _end(unit: UnitRecord) -> int:
 
 
 def _message(data: bytes, position: int, size: int) -> bytes | None:
-    """Return the message a unit points to, by a broker's two tests: magic and size."""
+    """Return the message that a unit points to if it passes a broker's two tests, magic
+    and size.
+    """
     total, magic = _HEAD.unpack_from(data, position)
     if magic == CODA_MAGIC:
         position += CODA_SIZE

@@ -1,5 +1,5 @@
-"""Read a local store and its tier together: a selection, pulled as by a consumer, and messages with
-a key (tiered.md §11).
+"""Read a local store and its tier together: selected messages, pulled as a consumer does, or
+messages with a given key (tiered.md §11).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import CLOCK_SLACK, queue_ids
 
 _NAMED = 10
-"""Faults of a queue that are reported one by one."""
+"""Maximum number of faults of a queue that are reported one by one."""
 
 
 def routed_queues(router: Router, topic: str) -> list[int]:
@@ -49,7 +49,7 @@ def routed_pages(router: Router, topic: str, wanted: Selection,
 
 
 class _QueueReader:
-    """Reading of a queue, pull by pull."""
+    """A reader of a queue that sends one pull after another."""
 
     def __init__(self, router: Router, topic: str, queue_id: int, wanted: Selection,
                  report: Report) -> None:
@@ -151,11 +151,11 @@ def routed_key(router: Router, files: IndexFiles, topic: str, key: str, *, begin
                end: int = by_key.FOR_EVER, most: int = 32, as_broker: bool = False,
                raw: bool = False, kind: lookup.KeyType | None = None,
                report: Report = lambda _problem: None) -> RoutedKey:
-    """Return the messages with a key, those of the local store first.
+    """Return the messages with a key; messages of the local store come first.
 
     The tier is searched for messages older than the local store's first one. ``as_broker``: search
-    5.3.3's window (without its end) under every strategy, and keep hash collisions; otherwise a
-    message in both is returned once.
+    the time window that 5.3.3 searches (its end is exclusive) under every strategy, and keep hash
+    collisions; otherwise a message that is in both stores is returned once.
     """
     both = RoutedKey()
     strategy, earliest = router.strategy, router.local.earliest_time()

@@ -1,4 +1,4 @@
-"""A local store and its tier together: choice of the source and combination of the answers.
+"""Choose between a local store and its tier for each query, or combine the answers of both.
 
 The rules are those of 5.3.3's TieredMessageStore (tiered.md §9.1, §9.4, §10, §11). A broker knows
 which part of its log is in memory; here that is an argument of `LocalSide`.
@@ -42,7 +42,9 @@ class Strategy(IntEnum):
 
     @classmethod
     def of(cls, name: str) -> Strategy:
-        """Return a strategy by its name, also as ``not-in-disk``. Raises: UsageError."""
+        """Return the strategy with a name; a form such as ``not-in-disk`` is accepted, too. Raises:
+        UsageError.
+        """
         try:
             return cls[name.upper().replace("-", "_")]
         except KeyError:
@@ -52,9 +54,9 @@ class Strategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutedGet:
-    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages; the
-    first ``expired`` of them are expired in the local log. ``trouble``: why the tier could not be
-    read.
+    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages, of
+    which the first ``expired`` messages are expired in the local log. ``trouble``: why the tier
+    could not be read.
     """
 
     side: Side
@@ -70,7 +72,7 @@ class RoutedGet:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTime:
-    """A queue offset by time and its source."""
+    """The queue offset found for a time, and the store that it was found in."""
 
     side: Side
     queue_offset: int
@@ -83,8 +85,8 @@ class RoutedTime:
 class LocalSide:
     """The local store of a broker, queried as 5.3.3 does.
 
-    ``in_memory_from``: the physical offset from which the log counts as in memory, which cannot be
-    seen from outside. None: nothing is in memory.
+    ``in_memory_from``: the physical offset from which the log is assumed to be in the broker's
+    memory (None: nothing is in memory); only the broker itself knows the real one.
     """
 
     def __init__(self, view: View, in_memory_from: int | None = None) -> None:
@@ -102,7 +104,7 @@ class LocalSide:
                 or batch_queue(self.view.store, topic, queue_id))
 
     def unit(self, topic: str, queue_id: int, offset: int) -> tuple[int, int] | None:
-        """Return (physical offset, size) of the row of a queue offset, or None."""
+        """Return (physical offset, size) of the consume queue entry at a queue offset, or None."""
         queue = self._queue(topic, queue_id)
         if queue is None:
             return None
@@ -157,8 +159,9 @@ class LocalSide:
         return get_locally(self.view, topic, queue_id, offset, count)
 
     def rows(self, topic: str, queue_id: int, offset: int, answer: Answer) -> int:
-        """Return the number of messages expected in an answer: the offsets it covers, or the
-        returned rows for a batch queue or a compacted topic, whose offsets are sparse.
+        """Return the number of messages expected in an answer: the number of queue offsets that it
+        covers, or, for a batch queue or a compacted topic (sparse offsets), the number of returned
+        entries.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0
@@ -173,7 +176,9 @@ class LocalSide:
         return self._compaction[1]
 
     def expired(self, topic: str, queue_id: int, offset: int, count: int) -> int:
-        """Return how many rows from an offset point before the first file of the log."""
+        """Return the number of consecutive entries, from an offset on, that point before the first
+        file of the log.
+        """
         least = self.view.store.log.min_offset
         for queue_offset in range(offset, offset + count):
             unit = self.unit(topic, queue_id, queue_offset)
@@ -195,7 +200,9 @@ class LocalSide:
 
 
 class Router:
-    """Answers of a broker with ``local`` and ``tier``. ``broker``: for a tier of several."""
+    """Answers of a broker with the stores ``local`` and ``tier``. ``broker``: the broker's name, if
+    several brokers share the tier.
+    """
 
     def __init__(self, local: LocalSide, tier: Tier, strategy: Strategy = Strategy.NOT_IN_DISK, *,
                  broker: str | None = None) -> None:
@@ -291,7 +298,7 @@ class Router:
         return low
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue's first offset in the local store and the tier, the smaller."""
+        """Return the queue's first offset: the smaller of the local store's and the tier's."""
         queue = self.queue(topic, queue_id)
         least = self.local.min_offset(topic, queue_id)
         if queue is None or queue.min_offset < 0:

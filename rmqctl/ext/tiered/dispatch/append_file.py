@@ -1,6 +1,7 @@
-"""Append to the last segment of a flat file, with a new segment where a broker begins one (§2).
+"""Append to the last segment of a flat file; begin a new segment where a broker would (tiered.md
+§2).
 
-Appended data is in the files at once, and in the metadata only after it was committed.
+Appended data is written to the files at once, but is entered in the metadata only after the commit.
 """
 
 from __future__ import annotations
@@ -75,7 +76,9 @@ class AppendFile:
         self.start(self.end)
 
     def is_old(self, interval: int, least: int, now: int) -> bool:
-        """Return whether a broker rolls the segment for its age before a group commit (§2)."""
+        """Return whether a broker would roll the segment before a group commit because of its age
+        (§2).
+        """
         return (self.begin != NEVER and self.begin + interval < now and self.size >= least
                 and self.size > 0)
 
@@ -125,7 +128,9 @@ class AppendFile:
 
 
 def enter_changes(metadata: Metadata, entries: Iterable[SegmentEntry]) -> None:
-    """Enter the result of `AppendFile.changes`; keep fields of an entry that are unknown here."""
+    """Enter the result of `AppendFile.changes` in the metadata; keep unknown fields of existing
+    entries.
+    """
     for new in entries:
         old = metadata.segments[names.KINDS[new.type]].get(new.path, {}).get(new.base_offset)
         metadata.put_segment(new if old is None else replace(

@@ -1,8 +1,8 @@
-"""The sweep of dispatch: one pass over the local log, window by window, for all queues together.
+"""One pass over the local log that collects the messages of all queues, window by window.
 
-The records of a queue in a window become a block: they are copied back to back, get their offsets
-in the tiered commit log, and are checked in their new form. Small blocks of several queues are
-built together.
+The records of a queue in a window become a block: they are copied back to back, their offsets are
+replaced by offsets in the tiered commit log, and they are checked in this new form. Small blocks of
+several queues are built together.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from rmqctl.scan.source import FileSource
 from rmqctl.store.log.commit_log import CommitLog
 
 WINDOW = 16 << 20
-"""Bytes of the log that are processed at a time."""
+"""Size of a window: bytes of the log that are processed at a time."""
 _NEAR = 1 << 17
-"""A gap (bytes) between two records that is read rather than skipped."""
+"""Maximum gap (bytes) between two records that is read rather than skipped."""
 _TOGETHER = 4 << 20
-"""Bytes of small blocks that are built together."""
+"""Maximum bytes of small blocks that are built together."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
 _TOTAL = layout.field(message.Message, "total_size")
 
 
 @dataclass(slots=True)
 class Block:
-    """Messages of one queue as the tier has them, back to back in ``data``.
+    """Messages of one queue in the form in which they are uploaded, back to back in ``data``.
 
-    ``offset``: the first message's queue offset. ``base``: its tiered offset. ``end``: the
-    positions after the messages in ``data``.
+    ``offset``: the first message's queue offset. ``base``: the first message's tiered offset.
+    ``end``: the positions after the messages in ``data``.
     """
 
     queue: LocalQueue
@@ -50,7 +50,7 @@ class Block:
     tags: Array
     batch: Batch
     group_starts: list[int] = field(default_factory=list)
-    """The first messages of a broker's group commits."""
+    """Numbers of the messages in this block with which a broker would begin a group commit."""
 
     def __len__(self) -> int:
         return len(self.end)
@@ -67,7 +67,9 @@ class Block:
 
     @property
     def times(self) -> Array:
-        """The real store times (ms), unlike those a broker reads after an IPv6 born host."""
+        """The real store times (ms) of the messages; a broker reads wrong times after IPv6 born
+        hosts.
+        """
         return self.batch.column("store_timestamp")
 
     def head(self, count: int) -> Block:
@@ -79,14 +81,16 @@ class Block:
 
 @dataclass(slots=True)
 class WindowRows:
-    """Rows of a queue that point into a window."""
+    """The consume queue entries of a queue that point into a window."""
 
     queue: LocalQueue
     first: int
     rows: Array
 
     def cut(self, good: int, reason: str) -> None:
-        """Keep the first ``good`` rows; ``reason``: why the others cannot be uploaded."""
+        """Keep the first ``good`` entries; ``reason``: why the messages of the other entries cannot
+        be uploaded.
+        """
         physical = int(self.rows["physical_offset"][good])
         self.queue.stop(self.first + good, f"physical offset {physical}: {reason}")
         self.rows = self.rows[:good]
@@ -102,7 +106,7 @@ class WindowRecords:
     used: int = 0
 
     def joined(self, rows: Array) -> tuple[Array, memoryview]:
-        """Return (sizes, the records that ``rows`` point to, back to back)."""
+        """Return (sizes of the records that ``rows`` point to, the records back to back)."""
         size = rows["size"].astype(np.int64)
         start = rows["physical_offset"].astype(np.int64) - self.start
         total = int(size.sum())
@@ -128,7 +132,7 @@ def blocks_of(taken: list[WindowRows], cut: WindowRecords,
 
 
 def _groups(taken: list[WindowRows]) -> Iterator[list[WindowRows]]:
-    """Yield groups of neighbours to build together: only small blocks are grouped."""
+    """Yield groups of consecutive blocks to build together; a large block is a group of its own."""
     group: list[WindowRows] = []
     size = 0
     for taken_rows in taken:
@@ -144,10 +148,11 @@ def _groups(taken: list[WindowRows]) -> Iterator[list[WindowRows]]:
 
 def _blocks(group: list[WindowRows], cut: WindowRecords,
             place: Callable[[LocalQueue], int]) -> Iterator[Block]:
-    """Yield the blocks of a group, up to the first record of each that does not match its row.
+    """Yield the blocks of a group; each block ends before its first record that does not match its
+    consume queue entry.
 
-    The records are joined first, so the next steps find them in the processor's cache. If all
-    records of a group are right, a single check shows it.
+    The records are joined first, so the next steps find them in the processor's cache. A single
+    check suffices if all records of a group are valid.
     """
     bases = [place(taken.queue) for taken in group]
     rows = np.concatenate([taken.rows for taken in group])
@@ -190,7 +195,9 @@ def _blocks(group: list[WindowRows], cut: WindowRecords,
 
 
 def _tags(taken: WindowRows, batch: Batch) -> Array:
-    """Return the tags code of each row, computed where its extension unit is lost."""
+    """Return the tags code of each entry; compute it from the message if the entry's extension unit
+    is lost.
+    """
     tags, lost = taken.queue.tags(taken.rows)
     for number in lost:
         tags[number] = computed_tags(batch.bytes_at(number))
@@ -198,7 +205,9 @@ def _tags(taken: WindowRows, batch: Batch) -> Array:
 
 
 def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
-    """Return the records of a queue, up to the first that does not match its row."""
+    """Return the records of a queue, up to the first record that does not match its consume queue
+    entry.
+    """
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
     if good < count:  # columns of other bytes are meaningless
@@ -215,8 +224,8 @@ def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
 
 
 def _tests(taken: WindowRows, batch: Batch) -> list[tuple[str, Array]]:
-    """Return (reason to refuse a record, records that pass) of each test. The first failed test of
-    a record counts.
+    """Return, for each test, (reason to refuse a record, records that pass). For a record that
+    fails several tests, the first test counts.
     """
     queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
@@ -241,7 +250,9 @@ def _has_topic(batch: Batch, topic: bytes) -> Array:
 
 
 def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
-    """Return whether the first ``counts[0]`` messages have the first topic, and so on."""
+    """Return whether the first ``counts[0]`` messages have the first topic, the next ``counts[1]``
+    messages the second topic, and so on.
+    """
     raw = [topic.encode("utf-8", "surrogateescape") for topic in topics]
     lengths = np.array([len(topic) for topic in raw])
     wanted = np.repeat(lengths, counts)
@@ -259,7 +270,9 @@ def _have_topics(batch: Batch, topics: list[str], counts: list[int]) -> bool:
 
 
 def _bytes_at(data: Array, position: Array, width: int) -> Array:
-    """Return the bytes at positions (uint8 [positions, width]), clipped to the data."""
+    """Return ``width`` bytes from each position (uint8 [positions, width]); positions are clipped
+    to the data.
+    """
     raw: Array = gather(data, position, width).view(np.uint8).reshape(-1, width)
     return raw
 
@@ -274,7 +287,8 @@ def _scatter(data: memoryview, position: Array, values: Array) -> None:
 # -- the sweep ------------------------------------------------------------------------------------
 
 class Sweep:
-    """A pass over the pending messages of queues; `windows` yields blocks, a window at a time.
+    """A pass over the messages of queues that are not yet uploaded; `windows` yields the blocks of
+    one window after another.
 
     ``place`` returns the tiered offset at which a queue continues. A message that cannot be
     uploaded stops its queue (`LocalQueue.fault`); the others continue.
@@ -288,8 +302,8 @@ class Sweep:
         self._buffers = WindowBuffers()
 
     def windows(self) -> Iterator[Iterator[Block]]:
-        """Yield the blocks of each window. They are built on demand: take all of them before the
-        next window.
+        """Yield an iterator over the blocks of each window. Blocks are built on demand, so read all
+        blocks of a window before you request the next window.
         """
         # Order the queues by the place of their next message in the log.
         heap = []

@@ -1,4 +1,5 @@
-"""Dispatch: upload what a broker would, from a local store on which no broker runs (§7).
+"""Dispatch: upload the messages that a broker would upload, from a store on which no broker runs
+(§7).
 
 `Dispatch.prepare` examines every queue and completes the uploads of an interrupted run, `run`
 uploads. The local log is read once, in windows: the next one is read while another is appended and
@@ -65,11 +66,12 @@ class DispatchOptions:
 
 
 class Dispatch:
-    """A run. ``open_writer`` returns a writer of the tier; two are used, for commit logs and for
-    consume queues.
+    """A dispatch run. ``open_writer`` returns a writer to the tier; it is called twice, once for
+    commit logs and once for consume queues.
 
     ``broker_root``: the folder in which metadata is staged. ``clock`` returns ms. ``advance`` is
-    called with the processed bytes. ``stopping`` is called between windows: True ends the run.
+    called with the processed bytes. ``stopping`` is called between windows; if it returns True, the
+    run ends.
     """
 
     def __init__(self, store: Store, tier: Tier, open_writer: Callable[[], TierWriter],
@@ -95,7 +97,7 @@ class Dispatch:
     # -- what there is to do ----------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Decide about each queue; complete and create files; save the metadata.
+        """Decide which queues are uploaded; complete and create files; save the metadata.
         Raises: StoreIOError; RefusedError for metadata that cannot be saved without a loss.
         """
         self._refuse_metadata()
@@ -128,8 +130,9 @@ class Dispatch:
         self._refuse_unknown(where)
 
     def _refuse_unknown(self, where: str) -> None:
-        """Refuse lost or outdated metadata: topics would get other ids, and the index items of a
-        topic would belong to another. Metadata is saved before any message is uploaded.
+        """Raise RefusedError if metadata is lost or outdated: topics would get new ids, and the
+        index items of one topic would then belong to another topic. Metadata is saved before any
+        message is uploaded.
         """
         broker = self.options.cluster, self.options.broker
         # Use another `Tier`: this one caches its folders, and must see the result of `prepare`.
@@ -192,14 +195,16 @@ class Dispatch:
                        self.metadata.segments[flat.kind].get(name.path, {}), self._now)
 
     def _restart(self, flat: FlatQueue) -> None:
-        """Move a tiered queue's files aside. Their index items stay."""
+        """Move a tiered queue's files aside; keep the index items that point to them."""
         self.restarted = True
         for file in (flat.consume_queue, flat.commit_log):
             for segment in file.segments:
                 self._rows_writer.put_aside(segment.path)
 
     def _forget_gone(self, flat: FlatQueue) -> None:
-        """Remove the metadata entries of missing files of a queue that begins again."""
+        """Remove the metadata entries of missing files before a queue is uploaded again from its
+        start.
+        """
         for file in (flat.commit_log, flat.consume_queue):
             present = {segment.base for segment in file.segments}
             table = self.metadata.segments[file.kind].get(flat.name.path, {})
@@ -209,7 +214,7 @@ class Dispatch:
     # -- uploading --------------------------------------------------------------------------------
 
     def run(self, index: IndexRun | None = None) -> None:
-        """Upload the queues. Raises: StoreIOError; committed data stays."""
+        """Upload the queues. Raises: StoreIOError; committed data is kept."""
         malloc_tuning.keep_freed_memory()
         malloc_tuning.collect_rarely()
         by_local = {id(upload.local): upload for upload in self.uploads}
@@ -259,7 +264,7 @@ class Dispatch:
         return window
 
     def _cut(self, upload: Upload, block: Block) -> Block:
-        """Return the part of a block to upload; note the starts of group commits in it."""
+        """Return the part of a block to upload; record where its group commits start."""
         queue, count = upload.local, len(block)
         # Stop before a message that is larger than a segment.
         long = block.size > self.settings.commit_log_max
@@ -307,7 +312,9 @@ class Dispatch:
 
 @dataclass(slots=True)
 class AppendedWindow:
-    """Data appended to commit logs: blocks, metadata entries and a function that commits."""
+    """Data appended to commit logs: its blocks, the changed metadata entries, and a function that
+    commits the data.
+    """
 
     blocks: Blocks
     entries: list[SegmentEntry] = field(default_factory=list)
@@ -375,7 +382,9 @@ class Committer:
         self._now = clock
 
     def __call__(self, window: AppendedWindow) -> None:
-        """Commit a window. Raises: StoreIOError; the tier is then as after a killed run."""
+        """Commit a window. Raises: StoreIOError; the tier is then in the same state as after a
+        killed run.
+        """
         window.sync()
         entries = window.entries
         for upload, block in window.blocks:

@@ -1,5 +1,5 @@
-"""The index side of a dispatch: keys of uploaded messages, indexing progress, and the index files
-to upload.
+"""Index updates of a dispatch: keys of uploaded messages, the recorded progress, and index files to
+upload.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array, Batch, examine
 
 _INDEX_BYTES = 1 << 30
-"""Bytes of commit log between two commits of the index, which may write all slots."""
+"""Bytes of commit log between two commits of the index; commits are rare because one may write all
+slots.
+"""
 _PIECE = 16 << 20
 
 
@@ -90,8 +92,8 @@ class IndexFolder:
 
 
 class IndexRun:
-    """Indexing of the keys of uploaded messages, with a note of the progress. Call `catch_up`
-    first, `commit` last.
+    """Indexer of the keys of uploaded messages, which records its progress in a file. Call
+    `catch_up` first and `commit` last.
     """
 
     def __init__(self, writer: TierIndexWriter, progress: IndexProgress) -> None:
@@ -140,7 +142,7 @@ class IndexRun:
         return notes
 
     def intend(self, blocks: Blocks) -> None:
-        """Note the next upload before it begins."""
+        """Record in the progress file which upload is about to begin."""
         with self._noting:
             for upload, block in blocks:
                 key = upload.local.topic, upload.local.queue_id
@@ -167,7 +169,7 @@ class IndexRun:
             self.commit()
 
     def commit(self) -> None:
-        """Commit the index, then the note of its progress."""
+        """Commit the index, then save its progress."""
         self._writer.commit()
         self._since = 0
         with self._noting:
@@ -178,8 +180,8 @@ class IndexRun:
 
 
 def batches(queue: FlatQueue, start: int, end: int) -> Iterator[Batch]:
-    """Yield the messages of queue offsets ``[start, end)`` in the tier; skip units that point to no
-    message.
+    """Yield the messages with queue offsets ``[start, end)`` from the tier; skip units that do not
+    point to a message.
     """
     position = start
     while position < end:

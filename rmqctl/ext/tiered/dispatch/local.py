@@ -1,7 +1,8 @@
-"""The local side of dispatch: a queue's rows in order, and why some cannot be uploaded.
+"""Read a local queue's entries in order for dispatch, and determine which of its messages cannot be
+uploaded.
 
-The local consume queue decides which messages belong to a queue. Rows are read by physical offset,
-so one pass over the log serves all queues.
+The local consume queue decides which messages belong to a queue. Entries are read by physical
+offset, so all queues are uploaded in one pass over the log.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.search import LAST, first_from
 
 _PAGE = 1024
-"""Rows of a queue in memory at a time."""
+"""Number of a queue's entries in memory at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class QueueFault:
 class LocalQueue:
     """A local queue, read from the offset passed to `seek`, with queue offsets ``[first, end)``.
 
-    ``fault``: why it stops before ``end``; set when the reading gets there.
+    ``fault``: why the queue stops before ``end``; set when the reader reaches that queue offset.
     """
 
     def __init__(self, view: View, queue: ConsumeQueue) -> None:
@@ -61,7 +62,7 @@ class LocalQueue:
 
     @property
     def cursor(self) -> int:
-        """The queue offset of the next row."""
+        """The queue offset of the next entry."""
         return self._cursor
 
     def seek(self, queue_offset: int) -> None:
@@ -76,18 +77,18 @@ class LocalQueue:
         self.finish()
 
     def finish(self) -> None:
-        """End the queue: return no more rows."""
+        """End the queue: no more entries are returned."""
         self._cursor, self._next_row = self.end, 0
         self._rows = self._rows[:0]
 
     def next_physical(self) -> int | None:
-        """Return the physical offset of the next row's message; None at the end."""
+        """Return the physical offset of the next entry's message; None at the end."""
         if self._next_row >= len(self._rows):
             self._load()
         return int(self._rows["physical_offset"][self._next_row]) if len(self._rows) else None
 
     def take(self, limit: int) -> tuple[int, Array]:
-        """Return (first queue offset, rows) of the messages that begin before a physical offset."""
+        """Return (first queue offset, entries) of the messages that begin before ``limit``."""
         first = self._cursor
         parts: list[Array] = []
         while (physical := self.next_physical()) is not None and physical < limit:
@@ -129,7 +130,9 @@ class LocalQueue:
         return f"the consume queue entry points back in the log, to {unit.physical_offset}"
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
-        """Return (tags codes of rows, numbers of the rows whose extension unit is unreadable)."""
+        """Return (tags codes of entries, numbers of the entries whose extension unit is
+        unreadable).
+        """
         codes = rows["tags_code"].astype(np.int64)
         lost: list[int] = []
         for number in np.flatnonzero(codes <= ext.MAX_ADDRESS).tolist():
@@ -145,7 +148,7 @@ class LocalQueue:
         return codes, lost
 
     def row(self, queue_offset: int) -> UnitRecord | None:
-        """Return a row; None outside of the queue."""
+        """Return the entry at a queue offset; None outside the queue."""
         unit = None
         if self.first <= queue_offset < self.end:
             unit = self._queue.unit(queue_offset)
@@ -153,7 +156,7 @@ class LocalQueue:
         return unit
 
     def raw(self, queue_offset: int) -> bytes | None:
-        """Return the record of a row from the log, or None."""
+        """Return the record that an entry points to, read from the log, or None."""
         unit = self.row(queue_offset)
         if unit is None or not unit.is_valid or unit == FILLER:
             return None
@@ -173,7 +176,7 @@ def computed_tags(raw: bytes) -> int:
 
 
 def _sound(rows: Array, behind: int) -> int:
-    """Return how many rows, from the first, can point to messages in the order of the log."""
+    """Return the number of leading entries with valid sizes and ascending targets."""
     if not len(rows):
         return 0
     physical, size = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)

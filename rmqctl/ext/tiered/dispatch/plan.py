@@ -1,5 +1,5 @@
-"""The plan of a dispatch for each local queue: its start, or why it is skipped, and the groups of
-messages that are committed together (tiered.md §7).
+"""Plan a dispatch: for each local queue, where its upload starts or why the queue is skipped, and
+which messages are committed together (tiered.md §7).
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqctl.store.store import Store
 
 DEFAULT_CLUSTER = "DefaultCluster"
 BROKERS_START = 120_000
-"""A broker begins a new queue with messages of this age (ms)."""
+"""Age (ms) of the messages with which a broker begins the upload of a new queue."""
 _PHYSICAL = layout.field(message.Message, "physical_offset")
 
 UPLOADED, UP_TO_DATE, WAITING = "uploaded", "up to date", "waiting"
@@ -39,7 +39,8 @@ STOPPED, REFUSED, SKIPPED = "stopped", "refused", "skipped"
 @dataclass(slots=True)
 class Outcome:
     """Outcome of a queue. ``start`` and ``end`` are queue offsets, ``messages`` the number of
-    uploaded messages between them and ``bytes`` their size. ``completed``: units of an earlier run.
+    uploaded messages between them and ``bytes`` their size. ``completed``: number of units added
+    for messages of an interrupted run.
     """
 
     topic: str
@@ -76,7 +77,9 @@ class Upload:
     first_base: int = 0
     """The tiered offset of the first message of this run."""
     next_base: int = 0
-    """The tiered offset of the next message, appended or not yet."""
+    """The tiered offset of the next message, whether or not the messages before it are appended
+    yet.
+    """
 
 
 Blocks = list[tuple[Upload, Block]]
@@ -85,12 +88,14 @@ Blocks = list[tuple[Upload, Block]]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start of a queue that is new to the tier: its first local message, or a time."""
+    """Where the upload of a queue that is not yet in the tier starts: at its first local message,
+    or at a time.
+    """
 
     time: int | None = None
 
     def offset(self, view: View, local: LocalQueue) -> int:
-        """Return the queue offset, within the local queue."""
+        """Return the queue offset at which to start, clipped to the bounds of the local queue."""
         if self.time is None:
             return local.first
         answer = offset_by_time(view, local.topic, local.queue_id, self.time)
@@ -99,7 +104,8 @@ class Start:
 
 
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
-    """Return (cluster, broker) as given, else the only ones in the tier or its metadata.
+    """Return (cluster, broker) as given, else the only cluster and broker in the tier or its
+    metadata.
     Raises: UsageError if the broker is unknown.
     """
     owners = tier.contents.owners
@@ -135,7 +141,9 @@ def flat_queue(reader: TierReader, name: QueueName) -> FlatQueue:
 
 
 def same_message(local: LocalQueue) -> TagsOf:
-    """Return a function that returns the tags code of a tiered record equal to the local one."""
+    """Return a function that returns the tags code of a tiered record if it equals the local
+    record.
+    """
     place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
 
     def tags(queue_offset: int, raw: bytes) -> int | None:
@@ -197,8 +205,9 @@ def why_not_continued(local: LocalQueue, current: int) -> tuple[str, str] | None
 class CommitGroups:
     """Divides a queue's messages, received in pieces, into the groups that a broker commits.
 
-    A group ends before the message with which it would reach the size, or after the count. A single
-    message larger than that is its own group; a broker stops there forever (tiered.md §7, 12).
+    A group ends before the message with which it would reach the maximum size, or when it has the
+    maximum number of messages. A single message larger than the maximum size is a group of its own;
+    a broker would stop there forever (tiered.md §7, 12).
     """
 
     def __init__(self, settings: TierSettings) -> None:
@@ -207,7 +216,9 @@ class CommitGroups:
         self._bytes = 0
 
     def starts(self, sizes: Array) -> list[int]:
-        """Return the first messages of groups in the next piece. ``sizes``: bytes (int64)."""
+        """Return the numbers of the messages in the next piece that begin a group. ``sizes``: the
+        messages' bytes (int64).
+        """
         most, limit = self._settings.group_commit_count, self._settings.group_commit_size
         until = np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)))
         starts: list[int] = []

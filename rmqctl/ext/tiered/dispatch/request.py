@@ -33,7 +33,8 @@ _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request of a dispatch. ``given``: settings by the names of `TierSettings`; None: not given.
+    """Request for a dispatch. ``given``: settings, with the field names of `TierSettings`; None:
+    not given.
 
     ``outside``: folders that links in the tier may point to.
     """
@@ -58,7 +59,9 @@ class Request:
 
 @dataclass(slots=True)
 class Result:
-    """Result of a dispatch. ``items``: added to the index. ``index_files``: uploaded."""
+    """Result of a dispatch. ``items``: number of items added to the index. ``index_files``: number
+    of uploaded index files.
+    """
 
     cluster: str
     broker: str
@@ -110,14 +113,14 @@ class DispatchTarget:
 
     @property
     def broker_root(self) -> str:
-        """The broker's local root. Raises: UsageError for metadata at a URL."""
+        """Folder that is the broker's local root. Raises: UsageError for metadata at a URL."""
         broker_root = broker_root_of(self.metadata_path)
         if broker_root is None:
             raise UsageError("--metadata must be a local file")
         return broker_root
 
     def open(self) -> Tier:
-        """Open the tier, existing or not, with this metadata or its backup."""
+        """Open the tier, which may not exist yet, with this metadata or its backup."""
         path: str | None = self.metadata_path
         if not os.path.lexists(self.metadata_path):
             backup = f"{self.metadata_path}.bak"
@@ -129,7 +132,8 @@ class DispatchTarget:
 def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
     """Return (the request with the broker's name if the metadata contains it, the target, notes).
 
-    The metadata is the given file, else that of a tier outside the store, else the store's.
+    The metadata is the given file, else the file of a tier outside the store, else the store's
+    file.
     Raises: RefusedError for a tier in the store's own folders; UsageError if the tier belongs
     to other metadata.
     """
@@ -167,7 +171,9 @@ def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
 
 
 def _refuse_inside_store(tier: str, request: Request) -> None:
-    """Raise RefusedError for a folder where a broker would take a cluster for a topic or file."""
+    """Raise RefusedError for a folder in which a broker would mistake a cluster's folder for a
+    topic or file.
+    """
     if is_url(tier):
         return
     tier_path = os.path.realpath(tier)
@@ -180,11 +186,12 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
 
 
 def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
-    """Return the metadata in ``config/`` of a tier outside the store if it is the tier's, or None.
+    """Return the metadata in ``config/`` of a tier outside the store if this metadata belongs to
+    the tier, or None.
 
-    It is the tier's if a dispatch created it there, or if the store's own metadata (``opened``)
-    belongs to another tier and is its only index: a tier in the store, or one elsewhere, since
-    ``tier`` is still empty.
+    The metadata belongs to the tier if a dispatch created it there, or if the store's own metadata
+    (``opened``) is needed by another tier: a tier in the store, or, if ``tier`` is still empty, a
+    tier elsewhere.
     """
     folder = os.path.join(tier, "config")
     path = os.path.join(folder, names.METADATA_NAME)
@@ -206,7 +213,9 @@ def _is_tier(folder: str) -> bool:
 
 
 _MAX_FINDINGS, _MAX_LISTED = 1_000, 20
-"""Limits of the findings in memory, informational ones included, and of the listed ones."""
+"""Maximum number of findings kept in memory (including informational findings), and of listed
+findings.
+"""
 
 
 # -- what was uploaded is read back ---------------------------------------------------------------
@@ -215,8 +224,8 @@ _MAX_FINDINGS, _MAX_LISTED = 1_000, 20
 class ReadBack:
     """Result of the check. ``messages``: number of messages that are equal in tier and store.
 
-    ``problems``: in words. ``findings``: those of `verify` about the broker's part of the tier,
-    also older ones. ``is_damaged``: a finding is worse than a warning.
+    ``problems``: differences, in words. ``findings``: findings of `verify` about the broker's part
+    of the tier, including older damage. ``is_damaged``: a finding is worse than a warning.
     """
 
     messages: int = 0
@@ -263,7 +272,7 @@ def read_back(store: Store, reader: TierReader, uploads: Sequence[Upload],
 
 
 def _difference(queue: FlatQueue, block: Block) -> str | None:
-    """Return the difference between a block and the tier, or None."""
+    """Return the difference, in words, between a block and its copy in the tier, or None."""
     last = block.offset + len(block) - 1
     rows, _ = unit_rows(block.begin, block.size, block.tags)
     if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:

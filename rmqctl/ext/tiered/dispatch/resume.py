@@ -1,9 +1,10 @@
 """Complete the queues that a killed upload left unfinished (tiered.md §8.3, §18). ``tiered commit``
 does this for all queues of a tier, without its local store.
 
-A torn unit is truncated. Intact messages that continue the queue after the last one with a unit get
-units, so nothing is uploaded twice and nothing shifts; a torn message after them is truncated. The
-truncated bytes are kept aside. Then the files are flushed, and the metadata is updated to match.
+A torn unit is truncated. Units are added for the intact messages that continue the queue after the
+last message with a unit, so no message is uploaded twice and no offset changes; a torn message at
+the end is truncated. Truncated bytes are copied to another file first. Then the files are flushed,
+and the metadata is updated to match.
 """
 
 from __future__ import annotations
@@ -36,13 +37,14 @@ from rmqctl.store.problems import ambiguity
 from rmqctl.store.queue.search import LAST, first_from
 
 TagsOf = Callable[[int, bytes], int | None]
-"""(queue offset, tiered record) -> tags code; None if it is not this queue's message."""
+"""(queue offset, tiered record) -> tags code; None if the record is not this queue's message."""
 
 
 @dataclass(slots=True)
 class QueueCompletion:
-    """Changes of a queue. ``units``: added. ``cut``: (file, truncated bytes, path of their copy).
-    ``fault``: why the queue cannot be continued. ``entries``: changed metadata entries.
+    """Changes of a queue. ``units``: number of added units. ``cut``: (file, truncated bytes, path
+    of their copy). ``fault``: why the queue cannot be continued. ``entries``: changed metadata
+    entries.
     """
 
     units: int = 0
@@ -59,8 +61,8 @@ class QueueCompletion:
 class _Tail:
     """The commit log after the last message with a unit. ``rows``: `ROW`s of the messages that
     continue the queue. ``next``: queue offset after them (-1 if unknown). ``whole_to``: end of the
-    last intact frame (logical offset). ``doubtful``: (place, size) of intact records that may be
-    messages or in a body.
+    last intact frame (logical offset). ``doubtful``: (position, size) of intact records that may be
+    messages or part of a message body.
     """
 
     next: int
@@ -107,7 +109,9 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
 
 def plan_resume(queue: FlatQueue, metadata: Metadata,
                 tags_of: TagsOf | None = None) -> QueueCompletion:
-    """Return what `resume` would add and cut; change only the segments of ``queue``, no file."""
+    """Return what `resume` would add and truncate; change only the segments of ``queue`` in memory,
+    no file.
+    """
     loose = _unconfirmed(queue, metadata)
     resumed, _ = _examined(queue, tags_of)
     if resumed.fault is None:
@@ -116,10 +120,10 @@ def plan_resume(queue: FlatQueue, metadata: Metadata,
 
 
 def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
-    """Remove segments after a gap from the view of the queue if metadata does not confirm them.
+    """Remove segments after a gap from the queue in memory if metadata does not confirm them.
 
-    After a power failure a segment may be on disk and the end of the one before not. Then nothing
-    in it was ever committed.
+    After a power failure a segment may be on disk although the end of the previous segment is not.
+    Nothing in such a segment was ever committed.
     """
     loose = []
     for flat in (queue.consume_queue, queue.commit_log):
@@ -139,7 +143,7 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 
 
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[QueueCompletion, _Tail]:
-    """Return (additions and cuts, or why the queue cannot be continued; the data to add)."""
+    """Return (additions and truncations, or why the queue cannot be continued; the data to add)."""
     resumed = QueueCompletion(fault=_damage_inside(queue))
     last: tuple[int, int] | None = None
     if resumed.fault is None:
@@ -172,7 +176,9 @@ def _damage_inside(queue: FlatQueue) -> str | None:
 
 
 def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
-    """Return (place and end of the last message with a unit, or None; why it is invalid)."""
+    """Return (position and end of the last message with a unit, or None; why that message is
+    invalid).
+    """
     log = queue.commit_log
     unit = queue.unit(queue.commit_offset - 1) if queue.commit_offset > queue.cq_start else None
     if unit is None:
@@ -191,8 +197,8 @@ def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]
 
 
 def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _Tail:
-    """Return the messages of the commit log after ``last`` (place and end of a message; None: from
-    the start) that continue the queue, and the end of the last intact frame.
+    """Return the messages of the commit log after ``last`` (position and end of a message; None:
+    from the start) that continue the queue, and the end of the last intact frame.
     """
     has_units = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)
@@ -214,7 +220,9 @@ def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _T
 
 
 def _is_torn(queue: FlatQueue, offset: int) -> bool:
-    """Return whether the log ends within the message at an offset, by the message's own size."""
+    """Return whether the log ends within the message at an offset, according to the message's size
+    field.
+    """
     head = queue.commit_log.read(offset, message.START_SIZE)
     return len(head) < message.START_SIZE or (
         message.is_magic(message.magic_at(head))
@@ -267,7 +275,7 @@ def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
 # -- its metadata ---------------------------------------------------------------------------------
 
 def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
-    """Add metadata entries of topic and queue, without which a broker does not open the files;
+    """Add the topic's and queue's metadata entries, without which a broker does not open the files;
     return the number of new entries.
     """
     changed = 0
@@ -284,7 +292,9 @@ def enter_queue(metadata: Metadata, name: QueueName, now: int) -> int:
 
 
 def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
-    """Update metadata of a queue's segments from their files; return the number of changes."""
+    """Update the metadata of a queue's segments from the segment files; return the number of
+    changes.
+    """
     changed = 0
     for flat in (queue.commit_log, queue.consume_queue):
         entries = metadata.segments[flat.kind].get(queue.name.path, {})
@@ -305,8 +315,9 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """Return a topic with messages but without an entry: the metadata is lost or outdated. Its id
-    is in the index, so no other may be assigned. Entries are saved before messages are uploaded.
+    """Return a topic that has messages but no metadata entry, or None. Entries are saved before
+    messages are uploaded, so such metadata is lost or outdated. The topic's id is in the index, so
+    the topic must not be given a new id.
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(
@@ -316,7 +327,7 @@ def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None
 
 
 def _times(queue: FlatQueue, kind: str, segment: Segment) -> tuple[int, int]:
-    """Return the store times of the first and last message of a segment that have units."""
+    """Return the store times of a segment's first and last message with a unit."""
     if kind == names.CONSUME_QUEUE:
         first, end = segment.base // UNIT_SIZE, segment.end // UNIT_SIZE
     else:

@@ -118,8 +118,8 @@ def _locked(request: Request, target: DispatchTarget) -> Iterator[None]:
 
 
 def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
-    """Return (settings, notes). Settings are as given, else as noted, else those of existing index
-    files, else a broker's defaults.
+    """Return (settings, notes). Each setting is the given value, else the value noted in the tier,
+    else the value in existing index files, else a broker's default.
     """
     given = dict(request.given)
     recorded, _ = recall(tier.reader)
@@ -137,7 +137,7 @@ def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
 
 def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFolder,
                     result: Result) -> None:
-    """Upload messages and index files; add figures and notes to ``result``."""
+    """Upload messages and index files; add counts and notes to ``result``."""
     result.index_files = folder.finish_upload()
     with folder.open_writer(_oldest(run)) as writer:
         # A broker's root has one metadata file, of one tier, wherever the tier was moved.
@@ -178,7 +178,7 @@ def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int
 # -- reading back ---------------------------------------------------------------------------------
 
 class _StoppedError(Exception):
-    """A request to stop that came after the writing was finished."""
+    """Raised for a request to stop that came after all data was written."""
 
 
 def _check(target: DispatchTarget, store: Store, run: Dispatch, settings: TierSettings,
@@ -206,9 +206,10 @@ def _check(target: DispatchTarget, store: Store, run: Dispatch, settings: TierSe
 # -- dry run --------------------------------------------------------------------------------------
 
 def dry_run(request: Request, clock: Callable[[], int]) -> Result:
-    """Return what a dispatch would upload, from the rows alone. Nothing is written or locked.
+    """Return what a dispatch would upload, computed from the consume queue entries alone. Nothing
+    is written or locked.
 
-    With ``only_due`` all messages of a due queue count. Raises as `dispatch`.
+    With ``only_due`` all messages of a due queue count. Raises the same errors as `dispatch`.
     """
     with Store.open(request.store, request.commitlog_dirs, request.sizes) as store:
         request, target, notes = locate(request)
