@@ -1,4 +1,6 @@
-"""Messages of a tiered queue whose physicalOffset is not where they are (tiered.md §8.4)."""
+"""Messages of a tiered queue whose physicalOffset does not match their offset in the log (tiered.md
+§8.4).
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ _WINDOW = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """A message at ``position`` with the physicalOffset ``says`` (both logical offsets)."""
+    """A message at ``position`` whose field physicalOffset contains ``says`` (both are logical
+    offsets).
+    """
 
     position: int
     says: int
@@ -34,11 +38,12 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
                  last: int, *, most: int | None = None) -> list[Shifted]:
     """Return the messages of a queue in a damaged range (positions in ``source``), in order.
 
-    A message counts if its lengths, body CRC, topic, queue and queue offset are right: the first
-    continues after ``last`` or repeats an earlier offset (or begins the file), each further one
-    continues. A sender can put all that into a body. So a message must also start where the range
-    starts or the message before it ends, or repeat the bytes before it, the first of which were
-    written before the damage. ``most``: the number of candidates to try.
+    A message counts if its lengths, body CRC, topic, queue and queue offset are valid: the first
+    message's queue offset follows ``last`` or repeats an earlier offset (or the message begins the
+    file); each further message has the next queue offset. A sender can put a record with all these
+    values into a message body. So a message must also start at the start of the range or at the end
+    of the previous message, or repeat the bytes before it, which must begin before the damage.
+    ``most``: the number of candidates to try.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length

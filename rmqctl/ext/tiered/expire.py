@@ -1,9 +1,9 @@
-"""Expire segments of a tier as a broker does, without its defects (tiered.md §13).
+"""Expire segments of a tier as a broker does, but without the broker's defects (tiered.md §13).
 
 Segments whose messages are all too old are removed from the start of each queue's commit log, but
 never the last segment. Consume queue files are removed if all of their units point to removed
-segments, index files by the newest time of their items. Nothing is deleted: a plan moves the files
-aside.
+segments, and index files if their newest item is too old. No file is deleted: a plan moves the
+files aside.
 """
 
 from __future__ import annotations
@@ -184,8 +184,8 @@ class _Expiring:
 
     def _is_old(self, queue: FlatQueue, segment: Segment, entry: meta.SegmentEntry | None,
                 limit: int) -> bool:
-        """Return whether all messages of a segment are older than ``limit``. Metadata may show that
-        they are not; a segment is only removed after its messages were read.
+        """Return whether all messages of a segment are older than ``limit``. The metadata can show
+        that a message is newer; to show that none is, the messages themselves are read.
         """
         if not segment.usable:
             return True
@@ -201,7 +201,9 @@ class _Expiring:
 
     @staticmethod
     def _leads_before(queue: FlatQueue, segment: Segment, start: int) -> bool:
-        """Return whether the last unit of a file points before the log, now or after the expiry."""
+        """Return whether the last unit of a file points before the start of the log, now or after
+        the expiry.
+        """
         complete = segment.usable // UNIT_SIZE
         if not complete:
             return not segment.usable

@@ -1,8 +1,9 @@
 """Flat files and queues of a tier. A flat file is the segments of one queue and kind, read as one
 run of bytes (tiered.md §2); a queue has two, its consume queue and its commit log (§3, §4).
 
-Bounds are the broker's: the consume queue defines the queue's end, the commit log's first message
-which offsets are expired. Everything is read by position; only the bounds are kept.
+Bounds follow a broker's rules: the consume queue defines the queue's end, and the first message of
+the commit log defines which offsets are expired. All data is read by position; only the bounds are
+kept in memory.
 """
 
 from __future__ import annotations
@@ -30,13 +31,13 @@ if TYPE_CHECKING:
 
 _QUEUE_OFFSET = layout.field(message.Message, "queue_offset")
 BLOCK_UNITS = 1 << 16
-"""Units read at once by loops over a whole queue."""
+"""Number of units that a loop over a complete queue reads at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A segment file of ``size`` bytes, of which ``usable`` are before the start of the next
-    segment. ``name_ok``: the hash in its name is right.
+    segment. ``name_ok``: whether the hash in the file name is right.
     """
 
     path: str
@@ -102,7 +103,7 @@ class FlatFile:
         return self.segments[-1].end if self.segments else 0
 
     def gaps(self) -> Iterator[tuple[Segment, Segment]]:
-        """Yield pairs of neighbours with a gap between them."""
+        """Yield each pair of consecutive segments with a gap between them."""
         for before, after in pairwise(self.segments):
             if before.end < after.base:
                 yield before, after
@@ -140,7 +141,7 @@ class FlatFile:
     def read_as_broker(self, offset: int, length: int, further: int = 0) -> bytes:
         """Read a range as a broker does: from the segment that contains its start, and the next.
 
-        Append up to ``further`` bytes if they exist.
+        Read up to ``further`` bytes more if they exist.
         Raises: FormatError if there is nothing to read; StoreIOError.
         """
         number = next((n for n in range(len(self.segments) - 1, -1, -1)
@@ -162,7 +163,7 @@ class FlatFile:
     def record_at(self, offset: int, size: int | None = None) -> message.Record | None:
         """Return the record at a logical offset, whatever its physicalOffset, or None.
 
-        With ``size`` only a record of that size.
+        With ``size``, return only a record of that size.
         Raises: StoreIOError.
         """
         from rmqctl.scan.resync import MAX_RECORD
@@ -180,7 +181,9 @@ class FlatFile:
 
     @contextmanager
     def source(self, segment: Segment) -> Iterator[Source]:
-        """Open a segment as a `Source`, with its witness. Raises: StoreIOError."""
+        """Open a segment as a `Source`, with its witness (evidence of offsets). Raises:
+        StoreIOError.
+        """
         source = self.reader.source(segment.path, segment.base)
         try:
             if self.witness is not None:
@@ -191,7 +194,7 @@ class FlatFile:
 
     @contextmanager
     def walk(self, segment: Segment, start: int = 0, *, cut: bool = False) -> Iterator[Walk]:
-        """Open a walk over a segment from position ``start``. With ``cut``, ignore bytes past the
+        """Open a scan of a segment from position ``start``. With ``cut``, ignore bytes after the
         start of the next segment.
         Raises: StoreIOError.
         """
@@ -248,11 +251,14 @@ class FlatQueue:
 
     @property
     def min_offset(self) -> int:
-        """A broker's min offset: that of the first unit or of the first message, the larger."""
+        """A broker's min offset: the larger of the first unit's and the first message's queue
+        offset.
+        """
         return max(self.cq_start, self.first_message_offset())
 
     def first_message_offset(self) -> int:
-        """Return the queue offset in the first message of the commit log; -1 without a message.
+        """Return the queue offset field of the first message in the commit log; -1 without a
+        message.
 
         Like a broker, read bytes 20 to 27 of the first segment without a check.
         """
@@ -276,8 +282,7 @@ class FlatQueue:
         return UNIT.array(data)
 
     def raw(self, unit: UnitRecord) -> bytes:
-        """Return the bytes that a unit points to, without a coda record before them, as a broker
-        does.
+        """Return the bytes that a unit points to; like a broker, skip a coda record before them.
         Raises: FormatError if they are missing or the unit is invalid.
         """
         if unit.size < message.MIN_SIZE or unit.commit_log_offset < 0:

@@ -1,4 +1,4 @@
-"""Intact records in damaged ranges of a queue's log, judged by their queue offsets
+"""Decide by queue offset which intact records in damaged ranges of a queue's log are messages
 (`rmqctl.scan.damage.one_queue`).
 """
 
@@ -21,8 +21,9 @@ _MAX_DOUBTFUL = 10_000
 
 
 class Slots:
-    """Judge of the records after damage, for walks over the segments of a queue's commit log in
-    order, each from its start. The first walk may begin after a record, ``last`` (place, end).
+    """Decides about the records after damage, for scans of the segments of a queue's commit log in
+    order, each from the segment's start. The first scan may begin after a record, ``last``
+    (position, end).
     """
 
     def __init__(self, log: FlatFile, name: QueueName,
@@ -32,11 +33,12 @@ class Slots:
         self._least = min(message.size_of(0, magic, 0, len(self._topic), 0)
                           for magic in message.VERSIONS)
         self._last = last
-        """Place and end of the last record."""
+        """Position and end of the last record."""
 
     def batches(self, walk: Walk) -> Iterator[Batch]:
-        """Yield the batches of a walk. Doubtful records in their spans stay doubtful if the queue
-        offsets do not decide; records that they prove come in a separate batch.
+        """Yield the batches of a scan. A doubtful record in a damaged range stays doubtful if queue
+        offsets do not show what it is; if they prove that it is a message, it is yielded in a
+        separate batch.
         Raises: StoreIOError.
         """
         for batch in walk:
@@ -61,8 +63,8 @@ class Slots:
             self._last = place, place + int(batch.column("total_size")[-1])
 
     def _settle(self, batch: Batch) -> list[tuple[int, int]]:
-        """Return (place, size) of the doubtful records that are messages; rejected records are no
-        longer doubtful.
+        """Return (position, size) of the doubtful records that are messages; records that are not
+        messages are no longer doubtful.
         """
         start, end = batch.spans[0].offset, batch.spans[-1].end
         doubtful = [frame for span in batch.spans for frame in span.doubtful]
@@ -81,7 +83,7 @@ class Slots:
         return doubtful if whole and damaged.are_messages(self._least) else []
 
     def _before(self, start: int) -> Record | None:
-        """Return the message that ends where a range starts; a coda may be between."""
+        """Return the message that ends where a range starts; a coda may be between the two."""
         if self._last is None:
             return None
         place, end = self._last
@@ -91,7 +93,7 @@ class Slots:
         return self._record(place, end - place)
 
     def _record(self, place: int, size: int | None = None) -> Record | None:
-        """Return the queue's message at a place, or None."""
+        """Return the queue's message at a position, or None."""
         record = self._log.record_at(place, size)
         if record is None or record.physical_offset != place:
             return None

@@ -1,7 +1,7 @@
 """A tier opened read-only: queues, uploaded and local index files, metadata (tiered.md §1, §17.1).
 
 Files take precedence over metadata, which may be stale and is often lost first. Unreadable parts
-become problems in words; the rest is read.
+are reported as problems (texts); the rest is read.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TierContents:
-    """Results of a walk over the folders of a tier."""
+    """The files found in the folders of a tier."""
 
     queues: dict[QueueName, FlatQueue] = field(default_factory=dict)
     indexes: dict[tuple[str, str], FlatFile] = field(default_factory=dict)
@@ -109,7 +109,7 @@ class Tier(Closing):
 
     @property
     def contents(self) -> TierContents:
-        """Queues and index files of all folders, which are examined once."""
+        """Queues and index files of all folders, which are listed only once."""
         if self._contents is None:
             self._contents = _look(self.reader)
             for name, queue in self._contents.queues.items():
@@ -121,7 +121,7 @@ class Tier(Closing):
         return self.contents.problems
 
     def unreadable(self, topic: str | None = None) -> Iterator[str]:
-        """Yield, in words, the unreadable folders on the path to a topic (None: to any topic)."""
+        """Yield a text for each unreadable folder on the path to a topic (None: to any topic)."""
         for problem in self.problems:
             if problem.unreadable and (topic is None or problem.path.split("/")[2:3] in (
                     [], [topic])):
@@ -170,7 +170,9 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """Return the hash slots of the uploaded files, for files that do not contain them."""
+        """Return the number of hash slots of the uploaded files, for files that do not contain that
+        number.
+        """
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
                 if isinstance(file, TierIndexFile) and file.form == COMPACTED:
@@ -199,7 +201,9 @@ def index_folder(cluster: str, broker: str) -> str:
 
 def with_witness(queue: FlatQueue,
                  items: Callable[[], KnownItems] | None = None) -> FlatQueue:
-    """Make units and the broker's index items the witness of a queue; return the queue."""
+    """Use the units and the broker's index items as evidence of a queue's message offsets (its
+    witness); return the queue.
+    """
     def witness() -> Witness:
         from rmqctl.ext.tiered.witness import QueueWitness
 

@@ -1,7 +1,8 @@
-"""Offsets of messages by the units of a queue and the index items of its broker.
+"""Evidence of message offsets from the units of a queue and the index items of its broker.
 
-This is the tier's counterpart of `rmqctl.store.log.witness`. It is consulted only after damage in a
-commit log: a frame in a message's body has neither a unit nor an index item.
+This is the tier's counterpart of `rmqctl.store.log.witness`. It is used only after damage in a
+commit log, to decide whether a frame is a message or part of a message body: a frame in a body has
+neither a unit nor an index item.
 """
 
 from __future__ import annotations
@@ -32,25 +33,28 @@ from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
 _PAGE = 1 << 15
 _MAX_CODAS = 100
-"""Units of a page whose targets are checked for a coda."""
+"""Maximum number of units of a page whose targets are checked for a coda."""
 _SIGN = 1 << 31
 _MAX_READ = 16 << 20
 """Largest record (bytes) that is read as evidence."""
 _NEAR = 64
-"""Messages before a segment that show queue offsets."""
+"""Number of messages before a segment that are read to determine queue offsets."""
 
 
 class KnownItems:
     """The index items of a broker, uploaded or not, by queue id; read on demand.
 
-    ``folder``: the uploaded files, in the tier. ``local_folder``: the others, on this machine.
+    ``folder``: folder of the uploaded files, in the tier. ``local_folder``: local folder of the
+    other files.
     """
 
     def __init__(self, reader: TierReader, folder: str, local_folder: str | None) -> None:
         self._reader, self._folder, self._local_folder = reader, folder, local_folder
         self._local: LocalIndex | None = None
         self._pages: list[tuple[TierIndexFile, Callable[[], Array], Array]] | None = None
-        """Layout of the items in each page of a file, and the queue ids in it."""
+        """For each page of items: its file, a function that reads the page, and the queue ids in
+        the page.
+        """
 
     def of(self, queue_id: int) -> Pages:
         """Return (offset in the commit log, key hash) of a queue id's items, of all topics."""
@@ -63,7 +67,8 @@ class KnownItems:
             tuple[int, int, IndexedKey]]:
         """Yield (offset in the commit log, size, key) of the items of a queue id, of all topics,
         that point to one of ``places`` (ascending). ``stored``: the store times (ms) of the
-        messages there; an item computed from such a time gets that time.
+        messages at ``places``; if an item's time was computed from this store time, the store time
+        is yielded.
         """
         for file, read in self._of(queue_id):
             items, begin, old = read(), file.timestamp, file.shape.old
@@ -151,7 +156,9 @@ class QueueWitness:
         self._kept: dict[int, int] = {}
 
     def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
-        """Count undecided frames (place, size) as messages; return whether any is new."""
+        """Count undecided frames (position, size) as messages; return whether any of the frames is
+        new.
+        """
         before = len(self._kept)
         self._kept.update(frames)
         self._rows = None
@@ -191,9 +198,9 @@ class QueueWitness:
         return by_place
 
     def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
-        """Return (place, size) of the messages in ``[start, end)`` of the log that have index
-        items, in order. The items of the messages ``beside`` show the queue's topic id; without
-        it the result is empty.
+        """Return (position, size) of the messages in ``[start, end)`` of the log that have index
+        items, in order. The queue's topic id is determined from the items of the messages
+        ``beside``; without a topic id the result is empty.
         """
         hashes = {record.physical_offset: (record.total_size, key_hashes(record))
                   for record in beside}
@@ -211,7 +218,9 @@ class QueueWitness:
         return sorted(places.get(topics.pop(), ())) if len(topics) == 1 else []
 
     def confirms(self, record: Record) -> bool | None:
-        """Return False for a message of another queue: a commit log contains only its own."""
+        """Return False for a message of another queue: a commit log contains only its own queue's
+        messages.
+        """
         if record.topic != self._topic or record.queue_id != self._queue.name.queue_id:
             return False
         entry = self.entry_of(record)
@@ -306,8 +315,9 @@ class QueueWitness:
             return NOTHING
 
     def _valid(self, units: Array) -> Pair:
-        """Return (place, size) of units that may point to a message. If a coda precedes the
-        message, its place is after the coda. Units that `tiered recover` guessed prove nothing.
+        """Return (position, size) from the units that may point to a message. If a unit points to a
+        coda before the message, the position is after the coda. Units that `tiered recover` guessed
+        are ignored.
         """
         place = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)

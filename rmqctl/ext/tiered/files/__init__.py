@@ -1,3 +1,3 @@
-"""The files of a tier, by path below its root, in a folder or at a URL; its metadata and
-settings.
+"""Access to the files of a tier (in a folder or at a URL) by path below the tier's root, and to the
+tier's metadata and settings.
 """

@@ -31,16 +31,17 @@ def refuse_noted(root: str, metadata_path: str, metadata: str | None,
 @contextmanager
 def locked(root: str, metadata_path: str, source: str | None = None, *,
            metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
-    """Hold the locks that a writing run needs, against brokers and other rmqctl processes.
+    """Hold the locks that protect a writing run from brokers and other rmqctl processes.
 
     These are the broker's lock in the root of ``metadata_path`` (``metadata``: as the user named
     it), rmqctl's lock in the tier's ``root`` (unless it is a URL), the locks of other stores that
     contain one of the folders ``outside``, and the lock of the store ``source``, which is only
-    read, if it has a lock file: on a read-only disk it is enough that no other process holds it.
+    read, if it has a lock file (on a read-only disk, only check that no other process holds that
+    lock).
 
     Raises: StoreHeldError; RefusedError for a link, or a note in the tier, that points outside the
     tier, its metadata, the broker's index files and the folders ``outside``; StoreIOError. Nothing
-    is changed before that.
+    is changed before these errors.
     """
     broker_root = broker_root_of(metadata_path)
     if broker_root is None:

@@ -1,11 +1,12 @@
-"""``tieredStoreMetadata.json``: where it is, and how it is written (tiered.md §6).
+"""Find and write ``tieredStoreMetadata.json`` (tiered.md §6).
 
-A broker keeps it in ``config/`` of its local root, beside ``tiered_index_file/``. A tier elsewhere
-has a note of the path of its metadata (`NOTE`). The note is valid only in the folder it was written
-in: in a copy it would point to the original's metadata.
+A broker keeps this file in ``config/`` of its local root, beside ``tiered_index_file/``. A tier
+outside the local root contains a note with the path of its metadata (`NOTE`). The note is valid
+only in the folder in which it was written: in a copy of the tier it would point to the original's
+metadata.
 
-A 5.3.3 broker overwrites the file in place. rmqctl replaces it at once and keeps the previous file
-as ``.bak``.
+A 5.3.3 broker overwrites the file in place. rmqctl replaces the file atomically and keeps the
+previous file as ``.bak``.
 """
 
 from __future__ import annotations
@@ -57,8 +58,9 @@ def tier_root(root: str) -> str:
 
 
 def find_metadata(root: str) -> str | None:
-    """Return the path of a tier's metadata: in ``config/`` of the root or of the folder above it,
-    or in the root, else as noted. The path is relative to the working folder if ``root`` is.
+    """Return the path of a tier's metadata: in ``config/`` of the root or of the root's parent
+    folder, or in the root itself, else the path in the note. The path is relative to the working
+    folder if ``root`` is.
     """
     remote = behind_url(root)
     relative = not vfs.is_remote(root) and not os.path.isabs(root)
@@ -78,7 +80,7 @@ def find_metadata(root: str) -> str | None:
 
 
 def expected_path(root: str) -> str | None:
-    """Return the path of the metadata of a tier in a folder, existing or not; None if unknown."""
+    """Return the path of a tier's metadata, whether or not that file exists; None if unknown."""
     path = find_metadata(root)
     if path is not None:
         return path.removesuffix(".bak")
@@ -108,8 +110,8 @@ def broker_root_of(metadata_path: str | None) -> str | None:
 def writable_around(root: str, metadata: str | None) -> list[str]:
     """Return paths outside a tier that may be written: metadata, its backup, the local index.
 
-    They follow from the tier's place, or from ``metadata`` that the user named, never from the
-    content of a file.
+    The paths are derived from the tier's path, or from ``metadata`` that the user named, never from
+    the content of a file.
     """
     path = metadata or os.path.join(os.path.dirname(os.path.realpath(root)), "config",
                                     names.METADATA_NAME)
@@ -134,8 +136,8 @@ def exists(path: str) -> bool:
 # -- the note in the tier -------------------------------------------------------------------------
 
 def noted_path(root: str) -> str | None:
-    """Return the noted path of a tier's metadata, existing or not. None without a note, for a note
-    written in another folder, and for an invalid one.
+    """Return the path in a tier's note, whether or not the metadata file exists. Return None
+    without a note, for a note written in another folder, and for an invalid note.
     """
     try:
         with open(os.path.join(root, NOTE), "rb") as file:
@@ -149,7 +151,8 @@ def noted_path(root: str) -> str | None:
 
 
 def note_path(root: str, metadata_path: str) -> None:
-    """Note in a tier the path of its metadata, unless `find_metadata` finds it without a note.
+    """Write a note with the path of the metadata into a tier, unless `find_metadata` finds the
+    metadata without a note.
     Raises: StoreIOError.
     """
     path = find_metadata(root)
@@ -163,7 +166,9 @@ def note_path(root: str, metadata_path: str) -> None:
 
 
 def _folder_identity(root: str) -> list[int]:
-    """Return an identity of a folder that survives a rename and differs for a copy."""
+    """Return an identifier of a folder that stays the same after a rename but differs for
+    a copy.
+    """
     about = os.stat(root)
     return [about.st_dev, about.st_ino]
 

@@ -1,8 +1,8 @@
-"""Files of a tier by relative path, opened for reading only.
+"""Read-only access to the files of a tier by relative path.
 
-The methods are those of a broker's storage drivers: read a range, size, list.
-`rmqctl.ext.tiered.files.writer` adds create, append and commit. `PosixReader` reads a folder of
-this machine, `rmqctl.files.remote.reader` a URL through fsspec.
+The methods correspond to those of a broker's storage drivers: read a range, get the size, list.
+`rmqctl.ext.tiered.files.writer` adds create, append and commit. `PosixReader` reads a local folder,
+`rmqctl.files.remote.reader` a URL through fsspec.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rmqctl.files.remote.reader import FileOrFolder, failed
 from rmqctl.scan.source import Closing, FileSource, Source
 
 ASIDE = ".rmqctl/tiered"
-"""Folder below the tier root for replaced files and rmqctl's own notes."""
+"""Folder below the tier root for files that rmqctl moved aside and for rmqctl's own notes."""
 
 
 @runtime_checkable
@@ -27,13 +27,13 @@ class TierReader(Protocol):
     """The root as the user named it."""
 
     def where(self, path: str) -> str:
-        """Return a path for messages, starting with the root as the user named it."""
+        """Return a path to show in messages, starting with the root as the user named it."""
 
     def list(self, folder: str) -> list[FileOrFolder]:
         """Return the entries of a folder by name; empty if the folder does not exist."""
 
     def size(self, path: str) -> int | None:
-        """Return the size of a file, or None."""
+        """Return the size of a file; None if the file does not exist."""
 
     def read(self, path: str, position: int, length: int) -> bytes:
         """Return bytes ``[position, position + length)``; fewer only at the end of the file."""
@@ -48,7 +48,7 @@ class TierReader(Protocol):
 
 
 def close_source(source: Source) -> None:
-    """Close what `TierReader.source` opened."""
+    """Close a source that `TierReader.source` opened."""
     close = getattr(source, "close", None)
     if close is not None:
         close()

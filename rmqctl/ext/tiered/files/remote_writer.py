@@ -1,14 +1,14 @@
-"""Writing to a tier at a URL through fsspec.
+"""Write to a tier at a URL through fsspec.
 
 Object stores have no append. Appended data is therefore kept locally (in memory, or in a temporary
-file if large) until `commit`, which appends it to the file if the driver can, and otherwise writes
-the file again: old and new bytes go to a staged file below `ASIDE`, which then replaces the old
-one.
+file if large) until `commit`, which appends it to the file if the driver can, and otherwise
+rewrites the file: old and new bytes are written to a staged file below `ASIDE`, which then replaces
+the old file.
 
 Durability: when a commit returns, the driver has closed the file, with the guarantees of its
-service (an object store has stored the object; a local file has been flushed to disk, but not its
-name). The writer itself reads uncommitted data, as with a local folder; other readers see it after
-the commit.
+service (an object store has stored the object; a local file has been fsynced, but its directory
+entry has not). The writer itself reads uncommitted data, as with a local folder; other readers see
+the data after the commit.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rmqctl.files.durable import Part
 
 _IN_MEMORY = 8 << 20
-"""Bytes of a file kept in memory before they go to a temporary file."""
+"""Maximum appended bytes of a file kept in memory; more are moved to a temporary file."""
 _IN_MEMORY_OF_ALL = 64 << 20
 APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
                        "s3a"})
@@ -43,7 +43,7 @@ class _Pending:
         self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
 
     def add(self, parts: Sequence[Part]) -> int:
-        """Add all parts or nothing. Raises: OSError."""
+        """Append all parts; after an error, none of the parts. Raises: OSError."""
         self._spool.seek(self.length)
         try:
             added = sum(map(self._spool.write, parts))
@@ -77,7 +77,7 @@ class _Pending:
 
 
 class RemoteWriter(RemoteFiles):
-    """Writer to a URL. For durability see the module."""
+    """Writer to a tier at a URL. For durability see the module docstring."""
 
     ASIDE = ASIDE
 
@@ -153,7 +153,9 @@ class RemoteWriter(RemoteFiles):
         self._sizes[path] = pending.base + pending.length
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
-        """Commit at once: drivers have no deferred commit."""
+        """Commit immediately, since drivers have no deferred commit, and return a function that
+        does nothing.
+        """
         for path in paths:
             self.commit(path)
         return lambda: None

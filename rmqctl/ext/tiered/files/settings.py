@@ -1,4 +1,4 @@
-"""The broker settings with which a tier is written, noted in the tier (tiered.md §15).
+"""The broker settings with which a tier is written; they are saved in the tier (tiered.md §15).
 
 ``DIR/.rmqctl/tier.json`` contains the settings of the first run that wrote to the tier. Files of
 other sizes are not damage, but a broker with other settings rolls them at other offsets, and cannot
@@ -19,7 +19,7 @@ from rmqctl.formats.tiered import index
 from rmqctl.formats.tiered.units import UNIT_SIZE
 
 PLACE = ".rmqctl/tier.json"
-"""Path of the note, relative to the tier root."""
+"""Path of the file with the settings, relative to the tier root."""
 _FORMAT = 1
 _MAX_VALUE = 1 << 62
 _MAX_SIZE = 1 << 16
@@ -52,7 +52,7 @@ class TierSettings:
 
     @property
     def consume_queue_limit(self) -> int:
-        """Largest size of a consume queue segment: complete units."""
+        """Maximum size of a consume queue segment, rounded down to complete units."""
         return self.consume_queue_max - self.consume_queue_max % UNIT_SIZE
 
 
@@ -60,11 +60,13 @@ _MIN_VALUES = {
     "commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
     "group_commit_count": 1, "group_commit_size": 1}
 _REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max")
-"""Settings that later runs must keep; the others may differ from run to run."""
+"""Settings that must stay the same in later runs; the others may differ from run to run."""
 
 
 def resolve(reader: TierReader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
-    """Return (settings, notes): settings as given, else as noted, else a broker's defaults."""
+    """Return (settings, notes): each setting is the given value, else the saved value, else a
+    broker's default.
+    """
     recorded, notes = recall(reader)
     values = {**recorded, **{name: value for name, value in given.items() if value is not None}}
     for name in _REMEMBERED:
@@ -75,7 +77,9 @@ def resolve(reader: TierReader, given: dict[str, int | None]) -> tuple[TierSetti
 
 
 def recall(reader: TierReader) -> tuple[dict[str, int], list[str]]:
-    """Return (noted settings, problems). Invalid content is a problem, not an error."""
+    """Return (saved settings, problems). Invalid content is reported as a problem; no error is
+    raised.
+    """
     size = reader.size(PLACE)
     if size is None:
         return {}, []
@@ -96,7 +100,7 @@ def recall(reader: TierReader) -> tuple[dict[str, int], list[str]]:
 
 
 def remember(writer: TierWriter, settings: TierSettings) -> None:
-    """Note the settings for later runs, unless they are already noted."""
+    """Save the settings for later runs, unless they are already saved."""
     recorded, _ = recall(writer)
     wanted = {name: getattr(settings, name) for name in _REMEMBERED}
     if recorded != wanted:

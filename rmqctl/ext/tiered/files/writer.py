@@ -1,7 +1,7 @@
-"""Writing to a tier: create, append, commit; removed files are kept aside.
+"""Write to a tier: create, append, commit; removed files are moved aside.
 
-Nothing is deleted. An incomplete append is undone, so a block is never written after a part of
-itself (tiered.md §8.4).
+No file is deleted. An incomplete append is undone, so a repeated append never follows a partial
+copy of the same block (tiered.md §8.4).
 """
 
 from __future__ import annotations
@@ -39,20 +39,20 @@ class TierWriter(TierReader, Protocol):
         """
 
     def commit(self, path: str) -> None:
-        """Flush appended data of a file, and its name, to disk."""
+        """Flush the appended data of a file, and its directory entry, to disk."""
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
         """Return a function that commits many files; call it once, from any thread.
 
-        It does not commit data appended later. The function raises StoreIOError.
+        The function does not commit data appended later. It raises StoreIOError.
         """
 
     def settle(self, path: str) -> None:
-        """Commit a file that an earlier process wrote to and perhaps did not commit."""
+        """Commit a file that an earlier process may have left uncommitted."""
 
     def cut(self, path: str, size: int) -> str | None:
-        """Truncate a file and keep its end aside; return the path of that part, or None if the file
-        is not longer than ``size``.
+        """Truncate a file and copy the truncated bytes to another file; return that file's path, or
+        None if the file is not longer than ``size``.
         """
 
     def put_aside(self, path: str) -> str:
@@ -63,7 +63,7 @@ class TierWriter(TierReader, Protocol):
 
 
 class PosixWriter(PosixReader):
-    """Writer to a folder: by position, flushed to disk by `commit`."""
+    """Writer to a folder: writes at positions; `commit` flushes the data to disk."""
 
     _MAX_OPEN = 64
 
@@ -156,7 +156,7 @@ class PosixWriter(PosixReader):
         return aside
 
     def _copy_end(self, path: str, start: int, aside: str) -> None:
-        """Copy a file from ``start`` to its end, in pieces: that may be most of a segment."""
+        """Copy a file from ``start`` to its end, in pieces, since it may be most of a segment."""
         full = self._full(aside)
         durable.make_folders(os.path.dirname(full))
         fd = durable.open_file(full, os.O_WRONLY | os.O_CREAT | os.O_EXCL, "create")
@@ -172,7 +172,7 @@ class PosixWriter(PosixReader):
         durable.sync_folder(os.path.dirname(full))
 
     def _aside(self, path: str) -> str:
-        """Return a free path for a file that is kept aside."""
+        """Return an unused path for a file that is moved aside."""
         for number in range(1_000_000):
             folder = f"{ASIDE}/aside/{number:06d}"
             if not os.path.lexists(self._full(folder)):
