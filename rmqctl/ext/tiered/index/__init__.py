@@ -1,1 +1,1 @@
-"""Index files of a tier: read in every form, written, compacted and uploaded."""
+"""Read, write, compact and upload the index files of a tier, in all their forms."""

@@ -1,8 +1,9 @@
-"""The compacted form of an open index file, in which it is uploaded (tiered.md §5.3).
+"""Convert an open index file to the compacted form, in which index files are uploaded (tiered.md
+§5.3).
 
-The items of a slot are contiguous, in the order of its chain, newest first. Their places follow
-from the number of items per slot, so the file is read sequentially, once to count and once for each
-part of the result. The result equals a broker's if each link points to the item before it in its
+The items of a slot are contiguous, in the order of its chain, newest first. The number of items per
+slot determines their positions, so the file is read sequentially, once to count and once for each
+part of the result. The result equals a broker's if each item links to the previous item of its
 slot, which is checked for every item. Memory: 8 bytes per slot and one part of the result.
 """
 
@@ -26,19 +27,21 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 PART_ITEMS = 2_700_000
-"""Items of the result in memory at once, 72 MiB; the file is read once for each part."""
+"""Number of items of a part of the result, which is kept in memory (72 MiB); the file is read once
+for each part.
+"""
 _ITEM_SIZE = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
 AT_ONCE = 1 << 17
-"""Slots or items processed together."""
+"""Number of slots or items processed at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compacted:
     """The compacted form of a file, not yet written; `parts` yields its bytes.
 
-    ``size`` in bytes; ``items``: their number; ``sound``: the chains of the file contain all items
-    and nothing else.
+    ``size`` in bytes; ``items``: their number; ``sound``: whether the chains of the file contain
+    exactly all items.
     """
 
     file: TierIndexFile
@@ -48,7 +51,7 @@ class Compacted:
     _counts: Array
 
     def parts(self) -> Iterator[memoryview]:
-        """Yield the bytes in parts; a part is valid until the next one is requested.
+        """Yield the bytes in parts; a part is valid until the next part is requested.
         Raises: FormatError, StoreIOError.
         """
         if not self.size:
@@ -64,8 +67,8 @@ class Compacted:
 def compact(file: TierIndexFile) -> Compacted:
     """Return the compacted form of an open file of 5.2.0 or newer.
 
-    It is identical to a broker's (empty without items). If the chains of the file are damaged,
-    items are put into the slots of their hashes, newest first, so none is lost.
+    The result is identical to a broker's (and empty without items). If the chains of the file are
+    damaged, items are put into the slots of their hashes, newest first, so no item is lost.
     Raises: FormatError for a truncated file; RefusedError for another form.
     """
     if file.form == COMPACTED or file.shape.old:
@@ -80,7 +83,9 @@ def compact(file: TierIndexFile) -> Compacted:
 @contextmanager
 def opened(path: str, slots: int | None = None, max_items: int | None = None) -> Iterator[
         TierIndexFile]:
-    """Open an index file of the open form. Raises: FormatError (with the file), StoreIOError."""
+    """Open an index file that is in the open form. Raises: FormatError (with the file),
+    StoreIOError.
+    """
     with FileSource(path) as source:
         yield examine(source.read, source.size, path, status="UNSEALED", slots=slots,
                       max_items=max_items)
@@ -110,8 +115,8 @@ def write(compacted: Compacted, path: str) -> None:
 # -- the bytes ------------------------------------------------------------------------------------
 
 def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
-    """Yield the bytes of all slots from their numbers of items. An empty slot contains the place
-    of the next slot's items (5.1.x: 0).
+    """Yield the bytes of all slots, computed from their numbers of items. An empty slot contains
+    the position of the next slot's items (5.1.x: 0).
     """
     position = shape.items_at
     for first in range(0, shape.slots, AT_ONCE):
@@ -143,7 +148,8 @@ def _counted_items(file: TierIndexFile, counts: Array, items: int) -> Iterator[m
 
 def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
     """Put the items of a block with slots in ``[low, high)`` into ``part``, which begins at the
-    place ``start``. Items go before the ``ends`` of their slots, which move: newest first.
+    position ``start``. Each item is put before the position in ``ends`` of its slot, which is then
+    decreased, so the newest item comes first.
     """
     kernel = active()
     if kernel is not None:
@@ -170,7 +176,9 @@ def _shortened(items: Array) -> Array:
 # -- chains: what points where, proven for all items at once (§5.2, §5.3) -------------------------
 
 def _heads(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
-    """Yield (first slot, newest items of it and the following slots), 0 for an empty slot."""
+    """Yield (first slot, numbers of the newest items of this and the following slots); 0 for an
+    empty slot.
+    """
     shape = file.shape
     for first in range(0, shape.slots, AT_ONCE):
         count = min(AT_ONCE, shape.slots - first)
@@ -193,8 +201,9 @@ def blocks_of(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def counted(file: TierIndexFile) -> tuple[Array, bool]:
-    """Return (numbers of items per slot (int32), by their hashes; whether the chains are sound):
-    each link points to the item before it in its slot, each slot to its newest item.
+    """Return (number of items with a hash of each slot (int32); whether the chains are sound). In
+    sound chains each item links to the previous item of its slot, and each slot points to its
+    newest item.
     """
     slots = file.shape.slots
     cells: Array = np.zeros((slots, 2), np.int32)

@@ -1,8 +1,8 @@
 """Compact and upload full index files of a broker (tiered.md §5.5, §18.6): one file (`upload`),
-several (`upload_files`), or those in a broker's local root (`upload_local`).
+several files (`upload_files`), or all files in a broker's local root (`upload_local`).
 
 The segment is written and flushed first, then the metadata, then the local file is moved aside. If
-a run is killed in between, the next one continues: nothing is uploaded twice.
+a run is killed in between, the next run continues, and no file is uploaded twice.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 
 Status = Literal["uploaded", "completed", "known", "empty"]
-"""``completed``: the segment was complete, but not in the metadata. ``known``: it was in the
-metadata.
+"""Outcome of an upload. ``completed``: the segment already existed, but was not in the metadata.
+``known``: the segment was already in the metadata.
 """
 
 Opening = Callable[[str], AbstractContextManager[TierIndexFile]]
@@ -65,7 +65,9 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentPlace:
-    """Place of a segment. ``there``: size of the existing file, or None."""
+    """Position and path of a segment. ``there``: size of the file that already has this path, or
+    None.
+    """
 
     path: str
     base: int
@@ -76,11 +78,11 @@ def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, fi
            now: int, *, ahead: set[int] | None = None) -> Uploaded:
     """Upload one open file as the next INDEX segment and enter it into ``metadata``.
 
-    The segment is durable when this returns; the caller saves the metadata and then removes the
-    local file. ``now`` in ms. A file without items is not uploaded. With ``ahead``, the bases
-    planned so far, return the plan and write nothing.
+    The segment is durable when this function returns; the caller saves the metadata and then
+    removes the local file. ``now`` in ms. A file without items is not uploaded. With ``ahead`` (the
+    bases planned so far), return the plan and write no file.
     Raises: RefusedError if tier and metadata do not match; FormatError for a truncated file;
-    StoreIOError, after which another run completes the upload.
+    StoreIOError; another run can then complete the upload.
     """
     if not file.items:
         return Uploaded(file.where, "empty", file.timestamp, 0)
@@ -105,7 +107,9 @@ def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, fi
 
 def _write(writer: TierWriter, place: _SegmentPlace, compacted: Compacted, *,
            is_there: bool) -> str | None:
-    """Write and flush a segment; return the new path of a file that was in its place."""
+    """Write and flush a segment; return the new path of an older file that had the
+    segment's path.
+    """
     if is_there:
         writer.settle(place.path)  # its writer may have been killed before the flush
         return None
@@ -117,8 +121,9 @@ def _write(writer: TierWriter, place: _SegmentPlace, compacted: Compacted, *,
 
 def is_uploaded(reader: TierReader, metadata: Metadata, cluster: str, broker: str,
                 file: TierIndexFile) -> bool:
-    """Return whether a file's segment is complete in the tier: a run was killed before it removed
-    the file. Items added to such a file would be uploaded twice.
+    """Return whether a file's segment is complete in the tier, because a run was killed before it
+    removed the local file. The existing items of such a file would be uploaded twice if further
+    items were added.
     Raises: RefusedError, StoreIOError.
     """
     if not file.items:
@@ -136,8 +141,8 @@ def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: s
                  now: Callable[[], int], save: Callable[[], object]) -> Iterator[Uploaded]:
     """Upload local files, oldest first, and move each below ``broker_root``/.rmqctl/aside.
 
-    ``opening`` opens a file (`opened_as` for a known shape), ``save`` publishes ``metadata``. Files
-    without items are moved aside, too. It is safe to stop between two files.
+    ``opening`` opens a file (`opened_as` for a known shape), ``save`` saves ``metadata``. Files
+    without items are moved aside, too. A run can be stopped between two files.
     """
     aside = AsideFolder(os.path.abspath(broker_root))
     for path in paths:
@@ -167,7 +172,9 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
 
 def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
                     file: TierIndexFile) -> Uploaded | None:
-    """Return the file's segment in the metadata: a run was killed before it removed the file."""
+    """Return the file's segment if it is in the metadata, because a run was killed before it
+    removed the file.
+    """
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
             path = _segment_path(cluster, broker, entry.base_offset)
@@ -183,10 +190,10 @@ def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker
 
 def _next_place(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
                 ahead: Collection[int] = ()) -> _SegmentPlace:
-    """Return the place after the last segment, whose size must match the metadata.
+    """Return the position after the last segment, whose size must match the metadata.
 
-    An entry without bytes, which a killed broker leaves, occupies no place. ``ahead``: bases of
-    planned segments.
+    An entry with size 0, which a killed broker leaves, is ignored. ``ahead``: bases of planned
+    segments.
     """
     last = max(_entries(metadata, broker).values(),
                key=lambda entry: (entry.base_offset + entry.size, entry.base_offset), default=None)
@@ -208,7 +215,7 @@ def _next_place(writer: TierReader, metadata: Metadata, cluster: str, broker: st
 
 
 def _is_there(writer: TierReader, place: _SegmentPlace, compacted: Compacted) -> bool:
-    """Return whether the complete segment is already in its place."""
+    """Return whether the tier already contains the complete segment at its path."""
     if place.there != compacted.size:
         return False
     position = 0
@@ -220,7 +227,7 @@ def _is_there(writer: TierReader, place: _SegmentPlace, compacted: Compacted) ->
 
 
 def _refuse_foreign(writer: TierReader, place: _SegmentPlace, file: TierIndexFile) -> None:
-    """Raise RefusedError if the segment in this place is of another index file."""
+    """Raise RefusedError if the segment at this position was made from another index file."""
     raw = writer.read(place.path, 0, fmt.HEADER.size)
     if len(raw) < fmt.HEADER.size:
         return
@@ -254,7 +261,7 @@ def _enter(metadata: Metadata, broker: str, place: _SegmentPlace, compacted: Com
 
 @dataclass(slots=True)
 class LocalFiles:
-    """Request and files of a run. ``notes``: skipped files, in words."""
+    """Request and files of a run. ``notes``: a text for each skipped file."""
 
     metadata_path: str
     cluster: str
@@ -271,7 +278,8 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """Request of a run. ``everything``: also the newest file, as at a clean shutdown.
+    """Request for a run. ``everything``: upload the newest file, too, as a broker does at a clean
+    shutdown.
 
     ``slots`` and ``max_items`` override the values noted in the tier or found in uploaded files.
     ``cluster`` and ``broker`` are required if the tier has several or is empty.
@@ -290,10 +298,10 @@ class CompactRequest:
 
 def upload_local(request: CompactRequest, now: Callable[[], int],
                  note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """Compact and upload a broker's local files, one after the other; yield each when it is done.
-    ``now`` returns ms; ``note`` is called with skipped files, in words.
+    """Compact and upload a broker's local files; yield the outcome of each file when it is done.
+    ``now`` returns ms; ``note`` is called with a text for each skipped file.
 
-    If a run is interrupted, the next one continues.
+    If a run is interrupted, the next run continues.
     Raises: StoreHeldError while a broker runs; UsageError, NotAStoreError, RefusedError,
     FormatError, StoreIOError.
     """
@@ -316,7 +324,7 @@ def upload_local(request: CompactRequest, now: Callable[[], int],
 
 def plan_local(request: CompactRequest, now: Callable[[], int],
                note: Callable[[str], None]) -> Iterator[Uploaded]:
-    """Yield the outcomes of `upload_local` without changes or locks."""
+    """Yield the outcomes that `upload_local` would have, without changes or locks."""
     with Tier.open(request.root, request.metadata) as tier:
         files = _files(tier, request)
         for text in files.notes:

@@ -1,7 +1,7 @@
-"""An index file of a tier, opened for reading: open or compacted, of any version (tiered.md §5).
+"""Read an index file of a tier: open or compacted, of any version (tiered.md §5).
 
-Everything is read by position through a function, so the same code reads local files, segments
-of a tier and objects of an object store, and tests can count the reads.
+All bytes are read by position through a function, so the same code reads local files, segments of a
+tier and objects of an object store, and tests can count the reads.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ _EMPTY_HEADER = fmt.HeaderRecord(fmt.END_MAGIC, 0, 0, 0, 0)
 
 @dataclass(frozen=True, slots=True)
 class TierIndexFile:
-    """An index file. ``where``: path for messages. ``base``: the segment's, or -1 if local."""
+    """An index file. ``where``: path to show in messages. ``base``: base offset of the segment, -1
+    for a local file.
+    """
 
     where: str
     size: int
@@ -47,16 +49,18 @@ class TierIndexFile:
 
     @property
     def timestamp(self) -> int:
-        """The file's key in a broker's table: its creation time (ms)."""
+        """The file's key in a broker's table of index files: its creation time (ms)."""
         return self.header.begin_timestamp
 
     @property
     def items(self) -> int:
-        """Number of items by the header (5.1.x numbers them from 0)."""
+        """Number of items according to the header (5.1.x numbers items from 0)."""
         return max(self.header.item_count, 0)
 
     def slot_of(self, key_hash: int) -> int:
-        """Return the slot of a hash; -1 for -2^31, unless the number of slots divides it."""
+        """Return the slot of a hash; -1 for the hash -2^31, unless the number of slots divides
+        2^31.
+        """
         slot = key_hash % self.shape.slots
         return slot if key_hash >= 0 or not slot else -1
 
@@ -76,7 +80,7 @@ class TierIndexFile:
 
     def slot_range(self, slot: int) -> fmt.CompactedSlotRecord:
         """Return the range of a slot's items in the compacted form.
-        Raises: FormatError if it is not in the file.
+        Raises: FormatError if the range is not in the file.
         """
         position = self.shape.slot_position(slot)
         extent: fmt.CompactedSlotRecord = self._decoded(fmt.COMPACTED_SLOT, position)
@@ -134,11 +138,13 @@ class TierIndexFile:
 
     @property
     def _first_number(self) -> int:
-        """Items of the open form are numbered from 1 (5.1.x: from 0)."""
+        """Number of the first item in the open form: 1 (5.1.x: 0)."""
         return 1 if self.form == OPEN and not self.shape.old else 0
 
     def block(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """Return up to ``count`` items after the first ``start`` ones; arrays as in `blocks`."""
+        """Skip ``start`` items and return up to ``count`` items, as an array like those of
+        `blocks`.
+        """
         unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
         data = self.read(self.shape.items_at + (self._first_number + start) * unit.size,
                          max(0, min(count, self.items - start)) * unit.size)
@@ -160,9 +166,9 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
             slots: int | None = None, max_items: int | None = None) -> TierIndexFile:
     """Open an index file and detect its form.
 
-    ``slots`` and ``max_items``: the configured numbers; an open file without items needs one of
-    them unless they have the default ratio. An uploaded file without bytes, or with only a header,
-    is empty. Raises: FormatError (with the file) for another file.
+    ``slots`` and ``max_items``: the configured numbers; for an open file without items one of the
+    two is required unless they have the default ratio. An uploaded file of 0 bytes, or with only a
+    header, is empty. Raises: FormatError (with the file) for another file.
     """
     if size == 0:
         return TierIndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
@@ -190,8 +196,8 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
 
 
 def uploaded(flat: FlatFile) -> Iterator[TierIndexFile | FormatError | StoreIOError]:
-    """Yield the uploaded index files of a broker by base offset; for an invalid or unreadable file
-    its error.
+    """Yield the uploaded index files of a broker by base offset; for an invalid or unreadable file,
+    yield the error instead.
     """
     for segment in flat.segments:
         def read(position: int, length: int, path: str = segment.path) -> bytes:
@@ -206,7 +212,7 @@ def uploaded(flat: FlatFile) -> Iterator[TierIndexFile | FormatError | StoreIOEr
 class LocalIndex(Closing):
     """The index files of a broker that are not uploaded, opened together. Context manager.
 
-    ``files``: the readable files, oldest first. ``errors``: those of the other files.
+    ``files``: the readable files, oldest first. ``errors``: errors of the other files.
     """
 
     def __init__(self, folder: str | None, slots: int | None = None,
@@ -227,8 +233,8 @@ class LocalIndex(Closing):
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[
                     tuple[str, TierIndexFile | FormatError | StoreIOError]]:
-    """Yield (path, file or error) of the index files in a broker's local folder, oldest first. They
-    stay open as long as ``sources``.
+    """Yield (path, file or error) of the index files in a broker's local folder, oldest first. The
+    files stay open until ``sources`` is closed.
     Raises: StoreIOError for the folder.
     """
     for name in local_names(folder):

@@ -1,8 +1,9 @@
-"""Keys of messages in a tier's index, in the order of a broker's items (tiered.md §5.4).
+"""Return the keys under which a tier's index contains messages, in the order in which a broker adds
+their items (tiered.md §5.4).
 
 Brokers since 5.3.0 put the unique key and then the parts of ``KEYS`` into a ``HashSet`` and iterate
-over it. For columns that is a sort by bucket. Unusual messages (many or equal keys, characters
-beyond ASCII, trailing spaces) are processed one by one.
+over this set. For columns of many messages, a sort by hash bucket gives the same order. Unusual
+messages (many or equal keys, characters beyond ASCII, trailing spaces) are processed one by one.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from rmqctl.scan.frames import Array, Batch
 SEPARATOR = " "
 _CAPACITY = 16
 _SIMPLE_KEYS = 8
-"""Up to this many keys a set neither grows nor turns a bucket into a tree."""
+"""Maximum number of keys for which a Java ``HashSet`` neither grows nor converts a bucket to a
+tree.
+"""
 _SPACE, _HIGH = 0x20, 0x80
 _NO_BREAK = frozenset("\u00a0\u2007\u202f")
 _CONTROL = frozenset("\t\n\v\f\r\x1c\x1d\x1e\x1f ")
@@ -35,8 +38,8 @@ _WHITESPACE = _CONTROL | _SEPARATORS - _NO_BREAK
 class IndexKeys(NamedTuple):
     """The keys of a batch in the order of their items.
 
-    ``row`` (int64, ascending): the message of each key. ``key_hash`` (int32): the hash in its item,
-    which may be -2^31.
+    ``row`` (int64, ascending): the number of each key's message. ``key_hash`` (int32): the hash in
+    its item, which may be -2^31.
     """
 
     row: Array
@@ -44,7 +47,7 @@ class IndexKeys(NamedTuple):
 
 
 def is_blank(value: str | None) -> bool:
-    """Return whether a text has only Java's whitespace (``StringUtils.isBlank``)."""
+    """Return whether all characters of a text are whitespace for Java (``StringUtils.isBlank``)."""
     return value is None or all(char in _WHITESPACE for char in value)
 
 
@@ -113,7 +116,9 @@ def topic_hash(topic: str) -> int:
 
 def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Array, Array, Array],
          count: int) -> Array:
-    """Return which messages may have a blank value or a space after their keys (bool)."""
+    """Return a boolean array: whether each message may have a blank value or a space after its
+    keys.
+    """
     odd: Array = np.zeros(count, bool)
     for row, start, _ in (unique, key_places):
         first = data[start]
@@ -124,7 +129,9 @@ def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Arra
 
 
 def _in_buckets(row: Array, own: Array) -> Array:
-    """Return the order of iteration of the sets: by message, by bucket, then by insertion."""
+    """Return the order in which Java iterates over the sets: by message, then by bucket, then by
+    insertion.
+    """
     code = own.astype(np.uint32)
     bucket = (code ^ code >> np.uint32(16)) & np.uint32(_CAPACITY - 1)
     order: Array = np.argsort(row << 4 | bucket.astype(np.int64), kind="stable")
@@ -132,9 +139,10 @@ def _in_buckets(row: Array, own: Array) -> Array:
 
 
 def _repeated(row: Array, own: Array) -> Array:
-    """Return which keys share their hash with another key of the bucket (bool): they may be equal.
+    """Return a boolean array: whether each key has the hash of another key in its bucket, so both
+    may be equal.
 
-    Equal keys need not be neighbours in their bucket, so all of it is examined.
+    Equal keys need not be adjacent in their bucket, so all keys of a bucket are compared.
     """
     repeated: Array = np.zeros(len(row), bool)
     for step in range(1, min(_SIMPLE_KEYS, len(row))):

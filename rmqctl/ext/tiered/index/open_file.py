@@ -1,11 +1,13 @@
-"""An open index file that receives items, written durably (tiered.md §5.2).
+"""Add items durably to an index file in the open form (tiered.md §5.2).
 
-Items count after the next `commit`, which writes the items, then the header with their number, then
-the slots that point to them, and flushes each step before the next. If the process is killed in
-between, at most links to the last items are missing; opening the file repairs them.
+Items are part of the file only after the next `commit`, which writes the items, then the header
+with the number of items, then the slots that point to the items, and flushes each step before the
+next. If the process is killed in between, at most links to the last items are missing; opening the
+file repairs them.
 
-Every item points to the item before it in its slot. In a block (`link`) that is its neighbour after
-a stable sort by slot; for the first item of a slot it is the old target of the slot.
+Every item points to the previous item of its slot. In a block (`link`) this is the item before it
+after a stable sort by slot; the first item of a slot in the block points to the item that the slot
+pointed to.
 """
 
 from __future__ import annotations
@@ -23,28 +25,31 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 LOST_HASH = -(1 << 31)
-"""The only hash code that is still negative after a negation."""
+"""The only hash code whose negation is still negative."""
 _HALF = 16
 BLOCK = 1 << 17
-"""Items read at once."""
+"""Number of items read at a time."""
 MAX_PENDING = 1 << 20
-"""Maximum of items in a commit: so many must be examined when a file is opened."""
+"""Maximum number of items in a commit, and number of last items that are checked when a file is
+opened.
+"""
 _KEPT = 1 << 17
-"""Items kept in memory, 4 MiB; more are written, and count after the next commit."""
+"""Maximum number of items kept in memory (4 MiB); more items are written before the next commit."""
 _PAGE = 512
-"""Slots of a page, 4 KiB, which is written as a unit."""
+"""Number of slots of a page (4 KiB), which is written as a unit."""
 _BRIDGED = 8
-"""Clean pages between two dirty ones that are written with them."""
+"""Maximum number of clean pages between two dirty pages that are written in the same call."""
 _WRITTEN = 1 << 17
-"""Slots written by one call, 1 MiB."""
+"""Maximum number of slots written by one call (1 MiB)."""
 
 
 class OpenIndexFile:
-    """The file at ``path``, whose name is its ``timestamp``; it is created if missing.
+    """The file at ``path``, named after its ``timestamp``; the file is created if missing.
 
     ``items``, ``used`` (slots) and ``end_timestamp`` include pending items. Missing links to items
-    are repaired at opening. A new file's end is 0, as a broker writes it. An existing file's end is
-    read from its place, byte 12 (a broker reads byte 4 and loses it).
+    are repaired when the file is opened. The end time of a new file is 0, as a broker writes it.
+    The end time of an existing file is read from its field at byte 12 (a broker reads byte 4 and so
+    loses the end time).
     Raises: RefusedError if it is not an index file of this shape.
     """
 
@@ -128,7 +133,7 @@ class OpenIndexFile:
                     and (self._heads[~in_use] < start).all())
 
     def _repair(self, source: FileSource) -> None:
-        """Link all items again; the items themselves are right."""
+        """Rebuild all links between items; the content of the items is valid."""
         before, heads = self._heads.copy(), self._heads
         heads[:] = 0
         written = False
@@ -193,7 +198,7 @@ class OpenIndexFile:
             self._write_items()
 
     def commit(self) -> None:
-        """Commit all items. Raises: StoreIOError; then it may be tried again."""
+        """Commit all items. Raises: StoreIOError; the commit can then be repeated."""
         if not self._changed:
             return
         self._write_items()
@@ -208,7 +213,7 @@ class OpenIndexFile:
         self._dirty[:] = False
 
     def _write_items(self) -> None:
-        """Write items after the committed ones; the header does not count them yet."""
+        """Write items after the committed items; the header does not count the new items yet."""
         while self._pending:
             number, rows = self._pending[0]
             durable.write_all(self._fd, raw(rows), self.shape.item_position(number), self.path)
@@ -234,7 +239,8 @@ class OpenIndexFile:
     def rewind(self, items: int) -> None:
         """Remove all items after number ``items``, at once and durably.
 
-        The new end time is the latest one that fits the rest: items have their times in seconds.
+        The new end time is the latest time that matches the remaining items, whose times are in
+        seconds.
         Raises: StoreIOError; ValueError if fewer items are committed.
         """
         if not 0 <= items <= self.items:
@@ -284,10 +290,10 @@ def _whole(source: FileSource, position: int, length: int) -> bytes:
 class Links(NamedTuple):
     """The chains of a block.
 
-    ``order``: positions in the block by slot, then by arrival. ``slot``: their slots in this order.
-    ``first``: the first position of each slot in it. ``touched``: the slots, ascending. ``fresh``:
-    the number of slots that were empty. ``previous`` (int32): the item before each item, in the
-    order of the block.
+    ``order``: positions of the items in the block, sorted by slot, then by arrival. ``slot``: the
+    items' slots in this order. ``first``: index in ``order`` of the first item of each slot.
+    ``touched``: the slots, ascending. ``fresh``: the number of slots that were empty. ``previous``
+    (int32): the item before each item, in the order of the block.
     """
 
     order: Array
@@ -299,13 +305,13 @@ class Links(NamedTuple):
 
 
 def slots_of(key_hash: Array, slots: int) -> Array:
-    """Return the slots (int32) of hashes that are in items."""
+    """Return the slots (int32) of the hashes in items."""
     slot: Array = np.remainder(key_hash.astype(np.int32), np.int32(slots))
     return slot
 
 
 def has_slot(slots: int) -> bool:
-    """Return whether the hash -2^31 has a slot, which is so if ``slots`` divides 2^31."""
+    """Return whether the hash -2^31 has a slot: only if ``slots`` divides 2^31."""
     return (1 << 31) % slots == 0
 
 
@@ -333,7 +339,9 @@ def link(slot: Array, heads: Array, number: int) -> Links:
 
 
 def _order(slot: Array) -> Array:
-    """Return a stable sort by slot, in two halves: numpy sorts 16 bits by counting."""
+    """Return the order of a stable sort by slot, sorted by the low and then the high 16 bits, since
+    numpy uses a fast radix sort for 16-bit numbers.
+    """
     order: Array = np.argsort((slot & 0xFFFF).astype(np.uint16), kind="stable")
     high = (slot >> _HALF).astype(np.uint16)
     if high.any():

@@ -1,9 +1,9 @@
-"""Progress of a tier's index, so that a run can complete the index of a killed dispatch.
+"""Save the progress of a tier's index, so that a run can complete the index of a killed dispatch.
 
-A broker has no such note, so messages that it had not indexed when it was killed stay unindexed
-(tiered.md §8.3). The note contains, for each queue, the offset up to which it is indexed and the
-offset up to which rmqctl may have uploaded, and the end of the index files. A queue that is longer
-shows that another program uploaded; then nothing is undone.
+A broker saves no progress, so messages that it had not indexed when it was killed stay unindexed
+(tiered.md §8.3). The progress file contains, for each queue, the offset up to which the queue is
+indexed and the offset up to which rmqctl may have uploaded messages, and the end of the index
+files. If a queue is longer, another program has uploaded messages; then nothing is undone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmqctl.files.durable import STAGING, make_folders, publish
 from rmqctl.formats.config import config_json
 
 NAME = "tiered-index.json"
-"""Name of the note, in ``.rmqctl`` of the broker's local root."""
+"""Name of the progress file, in ``.rmqctl`` of the broker's local root."""
 _FORMAT = 1
 Key = tuple[str, int]
 Position = tuple[int, int]
@@ -26,7 +26,9 @@ Position = tuple[int, int]
 
 
 class IndexProgress:
-    """The note. ``upto`` (indexed) and ``target``: queue offsets by (topic, queue id)."""
+    """The saved progress. ``upto``: end of the indexed messages. ``target``: end of the messages
+    that may be uploaded. Both are queue offsets by (topic, queue id).
+    """
 
     def __init__(self, broker_root: str, owner: str) -> None:
         self.path = os.path.join(broker_root, STAGING, NAME)
@@ -35,10 +37,10 @@ class IndexProgress:
         self.target: dict[Key, int] = {}
         self.position: Position | None = None
         self.is_valid = False
-        """True if there is a note that belongs to this tier."""
+        """Whether a progress file exists that belongs to this tier."""
 
     def load(self) -> list[str]:
-        """Read the note; return why it cannot be used, if so."""
+        """Read the progress file; return why the file cannot be used (empty if it can)."""
         try:
             with open(self.path, "rb") as file:
                 data = file.read()
@@ -62,7 +64,7 @@ class IndexProgress:
         return []
 
     def is_ours(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether no queue is longer than rmqctl may have made it."""
+        """Return whether no queue is longer than rmqctl's own uploads can explain."""
         return all(end <= self.target.get(key, -1) for key, end in ends.items())
 
     def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
@@ -73,7 +75,7 @@ class IndexProgress:
                 and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))
 
     def save(self) -> None:
-        """Publish the note. Raises: StoreIOError."""
+        """Save the progress file. Raises: StoreIOError."""
         topics: dict[str, dict[str, list[int]]] = {}
         for (topic, number), done in self.upto.items():
             topics.setdefault(topic, {})[str(number)] = [

@@ -1,7 +1,7 @@
 """Write the index files of a tier that are not uploaded yet, as a broker does (§5.4, §5.5).
 
-Only the newest file receives items. When the keys of a message would fill it, a new file begins,
-and the full one can be compacted and uploaded (`rmqctl.ext.tiered.index.compaction`).
+Only the newest file receives items. When the keys of a message would fill this file, a new file
+begins, and the full file can be compacted and uploaded (`rmqctl.ext.tiered.index.compaction`).
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ _SECOND = 1000
 class TierIndexWriter(Closing):
     """Writer to the folder ``tiered_index_file`` of a broker's local root. A context manager.
 
-    ``shape``: as configured. ``clock`` returns the ms that name new files; names are larger than
-    those of all existing files and than ``after``. Without any file the first is created at once,
-    as at a broker's startup. Data is durable after `commit`; files also commit by themselves about
-    once per million items and when they are full. A commit may write all slots (8 bytes each), so
-    it should cover many messages.
+    ``shape``: as configured. ``clock`` returns the time (ms) after which a new file is named; names
+    are larger than ``after`` and the names of all existing files. Without any file the first file
+    is created at once, as at a broker's startup. Data is durable after `commit`; files also commit
+    by themselves about once per million items and when they are full. A commit may write all slots
+    (8 bytes each), so it should cover many messages.
 
-    With ``oldest`` (ms) files are named by their messages, not by the clock: the first by
-    ``oldest``, each further one by its oldest message. A broker searches a key only in files whose
-    name is in the requested window, which for expired messages ends with the first message of its
-    own store (§11): it would never search a file named by the time of a late dispatch.
+    With ``oldest`` (ms) files are named after store times, not the clock: the first file after
+    ``oldest``, each further file after its oldest message. A broker searches a key only in files
+    whose names are in the requested time window. For expired messages this window ends at the first
+    message of the local store (§11), so a broker would never search a file named after the time of
+    a late dispatch.
 
     ``dropped``: number of keys without an item. These are keys with the hash -2^31, unless the
-    slots divide it (a broker also drops the following keys of the message), and the keys of
-    messages with more keys than a file can hold. Files of 5.1.x (``0000``, ``1111``) are ignored.
+    number of slots divides 2^31 (a broker also drops the following keys of the message), and the
+    keys of messages with more keys than fit into a file. Files of 5.1.x (``0000``, ``1111``) are
+    ignored.
     Raises: RefusedError if the newest file is not an index file of this shape; StoreIOError.
     """
 
@@ -81,7 +83,7 @@ class TierIndexWriter(Closing):
 
     def put_keys(self, keys: IndexKeys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
-        """Add keys; the other arrays have a value for each message. Return the number of items.
+        """Add keys; all other arrays contain one value per message. Return the number of items.
 
         Used for many small batches of different queues together.
         """
@@ -124,14 +126,16 @@ class TierIndexWriter(Closing):
             self._roll()
 
     def _roll(self) -> None:
-        """Commit the file and begin the next one: only the last file may be unfinished."""
+        """Commit the file and begin the next file; only the last file may be unfinished."""
         self._file.commit()
         following = self._opened(self._fresh(self._file.timestamp))
         self._file.close()
         self._file = following
 
     def commit(self) -> None:
-        """Commit all items and their links. Raises: StoreIOError; then it may be tried again."""
+        """Commit all items and their links. Raises: StoreIOError; the commit can then be
+        repeated.
+        """
         self._file.commit()
 
     # -- where it stands --------------------------------------------------------------------------
@@ -180,7 +184,7 @@ class TierIndexWriter(Closing):
 
 
 def _seconds(times: Array, begin: int) -> Array:
-    """Return seconds from a file's start, truncated towards zero and to 32 bits."""
+    """Return the time since a file's start in seconds, truncated towards zero and to 32 bits."""
     diff = times - np.int64(begin)
     return _int32(np.where(diff < 0, -(-diff // _SECOND), diff // _SECOND))
 
