@@ -1,3 +1,3 @@
-"""Read a tier, skipping damage: messages by queue offset, time and key, selections, counts, and
-lists of queues, segments and index files.
+"""Read a tier and skip damage: find messages by queue offset, time or key, select and count
+messages, and list queues, segments and index files.
 """

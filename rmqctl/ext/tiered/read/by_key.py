@@ -1,8 +1,9 @@
-"""Messages of a tier by key: all messages with the key, or a broker's answer (tiered.md §11).
+"""Find messages of a tier by key: all messages with the key, or a broker's answer (tiered.md §11).
 
-An index item has a hash, an offset and an imprecise time; the message itself has the rest. `by_key`
-searches every file under both hash rules and returns messages that really have the key. `as_broker`
-follows 5.3.3 step by step: it misses the same files and messages and returns the same wrong ones.
+An index item contains only a hash, an offset and an imprecise time; key and exact time are in the
+message. `by_key` searches every file under both hash rules and returns messages that really have
+the key. `as_broker` follows 5.3.3 step by step: it misses the same files and messages and returns
+the same wrong ones.
 """
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ from rmqctl.store.query.lookup import KeyType
 
 FOR_EVER = (1 << 63) - 1
 _NAMED = 100
-"""Limit of the unreadable messages that are listed."""
+"""Maximum number of listed unreadable messages."""
 
 
 # -- the index files that can answer --------------------------------------------------------------
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """An index file with its key in the broker's table, which is its creation time for a broker."""
+    """An index file with its key in the broker's table of index files: the creation time that a
+    broker uses.
+    """
 
     key: int
     owner: str
@@ -59,7 +62,7 @@ class Keyed:
 class IndexFiles(Closing):
     """The readable index files of a tier, by ascending key. Context manager.
 
-    ``errors``: those of the other files.
+    ``errors``: errors of the other files.
     """
 
     files: list[Keyed] = field(default_factory=list)
@@ -69,8 +72,9 @@ class IndexFiles(Closing):
     @classmethod
     def open(cls, tier: Tier, broker: str | None = None, slots: int | None = None,
              max_items: int | None = None) -> Self:
-        """Open the index files and read their headers. ``slots`` and ``max_items``: for files that
-        do not contain them (those not uploaded). Default slots: those of the uploaded files.
+        """Open the index files and read their headers. ``slots`` and ``max_items``: numbers of
+        slots and items for files that do not contain them (files that are not uploaded). Default
+        for ``slots``: the number in the uploaded files.
         """
         files = cls()
         for owner, flat in tier.indexes(broker):
@@ -113,8 +117,8 @@ class IndexFiles(Closing):
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Yield the files in a broker's table, one for each key: the last uploaded file, rather
-        than the local one, which a broker deletes at startup.
+        """Yield the files in a broker's table, one for each key: the last uploaded file if one
+        exists, since a broker deletes the local file with the same key at startup.
         """
         last: int | None = None
         for keyed in self.newest_first():
@@ -139,7 +143,9 @@ def _local_owner(tier: Tier) -> str:
 # -- what really has the key ----------------------------------------------------------------------
 
 class Dangling(NamedTuple):
-    """An index item that points to no message: the queue, the offset in its log, the reason."""
+    """An index item that does not point to a message: its queue, its offset in the queue's log, the
+    reason.
+    """
 
     queue_id: int
     offset: int
@@ -149,7 +155,8 @@ class Dangling(NamedTuple):
 @dataclass(slots=True)
 class KeyAnswer:
     """Answer: ``records`` in order. ``false_hits``: number of messages without the key.
-    ``unreadable``: number of items that point to no message; ``dangling`` are the first of them.
+    ``unreadable``: number of items that do not point to a message; ``dangling``: the first such
+    items.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -165,7 +172,8 @@ class KeyAnswer:
 
 def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
     """Return whether brokers index a message under a key: its unique key, or a part of KEYS between
-    single spaces (also an empty part between two spaces). ``kind``: one of the two.
+    single spaces (also an empty part between two spaces). ``kind``: compare with only one of the
+    two.
     """
     properties = props.parse(java_text(record.properties))
     if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:
@@ -238,8 +246,8 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
            kind: KeyType | None = None, report: Report = lambda _problem: None) -> KeyAnswer:
     """Return the messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
 
-    Return the newest if there are more than ``most``. ``raw``: keep messages that only share the
-    hash. Damage of index files is reported, and the search continues.
+    Return the newest ``most`` messages if there are more. ``raw``: keep messages whose key only has
+    the same hash. Damage of index files is reported, and the search continues.
     """
     _errors(files, report)
     answer = KeyAnswer()
@@ -305,7 +313,8 @@ def _chain(keyed: Keyed, wanted: int, report: Report,
 
 def items_as_broker(files: IndexFiles, topic: str, key: str, most: int, begin: int, end: int,
                     report: Report = lambda _problem: None) -> list[CompactedItemRecord]:
-    """Return the items that a 5.3.3 broker's index service returns, in the order of its hash map.
+    """Return the items that a 5.3.3 broker's index service returns, in the order of the broker's
+    hash map.
 
     Only files created in ``[begin, end]`` are searched, whatever their messages' times.
     """

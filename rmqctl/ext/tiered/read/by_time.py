@@ -1,8 +1,8 @@
-"""Queue offsets by time in a tier: correct ones, and a broker's answer (tiered.md §10).
+"""Find queue offsets by time in a tier: the correct answer, and a broker's answer (tiered.md §10).
 
-A broker reads bytes 56 to 63 of a message as its store time, which is wrong after an IPv6 born
-host, and so does `as_broker`. `at_time` reads the real store time, searches all messages that are
-not expired, and skips damage.
+A broker, and `as_broker`, read bytes 56 to 63 of a message as its store time, which is wrong after
+an IPv6 born host. `at_time` reads the real store time, searches all messages that are not expired,
+and skips damage.
 """
 
 from __future__ import annotations
@@ -22,18 +22,20 @@ from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.store.queue.search import first_stored
 
 Rule = Literal["5.3.3", "5.2.0"]
-"""Upper boundary of a time between two messages: the later message (5.3.3), or the earlier one
-(5.2.0 and the local store). Otherwise the rules agree.
+"""Rule for the upper boundary of a time between the store times of two messages: the later message
+(5.3.3), or the earlier message (5.2.0 and the local store). For other times the rules agree.
 """
 
 _STORED = layout.field(message.Message, "store_timestamp", sys_flag=0)
 _MAX_SKIPPED = 1024
-"""Limit of the unreadable messages skipped at one step of the search."""
+"""Maximum number of unreadable messages skipped at one step of the search."""
 
 
 @dataclass(frozen=True, slots=True)
 class TieredTime:
-    """A queue offset by time. ``record``: the message there, if it is readable."""
+    """The queue offset found for a time. ``record``: the message at this offset, if it is
+    readable.
+    """
 
     queue_offset: int
     min_offset: int
@@ -65,7 +67,9 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
 
 
 def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
-    """Return the first readable offset from ``start`` to ``end``; ``start`` if it is not near."""
+    """Return the first readable offset from ``start`` to ``end``; ``start`` if none is found
+    nearby.
+    """
     step = 1 if end > start else -1
     for offset in range(start, max(min(end, start + _MAX_SKIPPED), start - _MAX_SKIPPED), step):
         record = _record(queue, offset)
@@ -163,7 +167,9 @@ def broker_time(queue: FlatQueue, offset: int) -> int:
 
 
 def segment_times(queue: FlatQueue, metadata: Metadata, segment: Segment) -> tuple[int, int]:
-    """Return a broker's (begin, end) times of a consume queue segment; see `as_broker`."""
+    """Return the (begin, end) times of a consume queue segment as a broker knows them; see
+    `as_broker`.
+    """
     entry = metadata.segments[CONSUME_QUEUE].get(queue.name.path, {}).get(segment.base)
     if entry is not None:
         return entry.begin_timestamp, entry.end_timestamp

@@ -1,8 +1,8 @@
-"""Messages of a queue in a tier: all in order, across damage and gaps, or a single message by queue
-offset or by its offset in the commit log.
+"""Read messages of a queue in a tier: all messages in order, across damage and gaps, or a single
+message by queue offset or by offset in the commit log.
 
-A pull follows a broker's rules (`rmqctl.ext.tiered.as_broker.get_message`). This module returns all
-intact messages, and a `MessageFault` for the others.
+Pulls by a broker's rules are in `rmqctl.ext.tiered.as_broker.get_message`. This module returns all
+intact messages, and a `MessageFault` for missing or damaged messages.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from rmqctl.store.query.lookup import record_around
 from rmqctl.store.queue.search import first_from
 
 UNITS = 4096
-"""Units read at once."""
+"""Number of units read at a time."""
 SPAN = 4 << 20
-"""Bytes of commit log read at once, unless a message is larger."""
+"""Bytes of commit log read at a time, unless a message is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFault:
-    """A run of ``count`` queue offsets from ``queue_offset`` that point to no message.
+    """A run of ``count`` queue offsets from ``queue_offset`` whose units do not point to a message.
 
-    ``file``: path for messages. ``offset``: logical offset in the queue's commit log or consume
-    queue. ``unreadable``: a read failed, so the content is unknown.
+    ``file``: path to show in messages. ``offset``: logical offset in the queue's commit log or
+    consume queue. ``unreadable``: a read failed, so the content is unknown.
     """
 
     queue_offset: int
@@ -52,9 +52,9 @@ class MessageFault:
 
 
 def held_from(queue: FlatQueue) -> int:
-    """Return the first queue offset whose message is not expired, by a bisection of the units.
+    """Return the first queue offset whose message is not expired, by binary search over the units.
 
-    Unlike a broker's min offset it does not depend on the first message.
+    Unlike a broker's min offset, this offset does not depend on the content of the first message.
     """
     start = queue.commit_log.start
     return first_from(queue, queue.cq_start, queue.commit_offset, start) if start else (
@@ -157,8 +157,9 @@ def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Message
 
 
 def inside_of(queue: FlatQueue, place: int, queue_offset: int | None = None) -> Record | None:
-    """Return the message that contains a place of the commit log; None if it starts there or is
-    unknown. ``queue_offset``: that of the unit that points there.
+    """Return the message that contains a position of the commit log; None if a message starts at
+    this position or if the message is unknown. ``queue_offset``: queue offset of the unit that
+    points to the position.
     Raises: StoreIOError.
     """
     segment = queue.commit_log.segment_of(place)
@@ -207,7 +208,7 @@ def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> R
 
 
 def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | MessageFault:
-    """Return the message of a queue offset, or its fault."""
+    """Return the message of a queue offset, or the fault of that queue offset."""
     flat = queue.commit_log
     offset = unit.commit_log_offset
     segment = flat.segment_of(offset) if offset >= 0 else None

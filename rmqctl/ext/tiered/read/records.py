@@ -9,8 +9,8 @@ from rmqctl.repair.sources.records import Unused
 
 
 def records(root: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (place in words, bytes) of each record. Its physical offset is that in its queue's
-    commit log. ``unused`` receives damage.
+    """Yield (location as a text, bytes) of each record. The record's physical offset is its offset
+    in the queue's commit log. ``unused`` is called with damage.
     Raises: NotAStoreError, StoreIOError.
     """
     with Tier.open(root) as tier:

@@ -1,7 +1,7 @@
-"""A selection of messages from a tier, page by page, for `tiered read`.
+"""Select messages from a tier for `tiered read`, page by page.
 
 In a tier each queue has its own log, so queues come one after another, by number. Read errors are
-reported through a callback, and the reading continues.
+reported through a callback, and reading continues.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from rmqctl.store.query.select import Selection
 from rmqctl.store.queue.rows import CLOCK_SLACK
 
 PAGE = 512
-"""Messages of a page."""
+"""Maximum number of messages on a page."""
 PAGE_BYTES = 4 << 20
-"""A page ends with the message that reaches this size."""
+"""Size (bytes) at which a page ends."""
 _NAMED = 10
-"""Faults of a queue that are reported one by one."""
+"""Maximum number of faults of a queue that are reported one by one."""
 
 
 def pages(tier: Tier, wanted: Selection, broker: str | None = None,
@@ -99,7 +99,7 @@ def gathered(records: Iterable[Record]) -> Iterator[Page]:
 
 
 class FaultReport:
-    """Report of the first faults of a queue one by one, and of the number of the others."""
+    """Reports the first faults of a queue one by one, and then the number of further faults."""
 
     def __init__(self, queue: str, report: Report) -> None:
         self._queue, self._report = queue, report

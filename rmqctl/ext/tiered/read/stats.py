@@ -1,4 +1,4 @@
-"""Counts and bytes of the messages in a tier, by queue, broker, day and more.
+"""Count the messages in a tier and their bytes, by queue, broker, day and more.
 
 Messages without a unit of the consume queue are counted separately. Sums are computed by
 `scan.aggregate`, as for a local log.
@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """A count: ``by`` as in `groupings.GROUPINGS`; store times in ms, inclusive."""
+    """What to count: ``by`` as in `groupings.GROUPINGS`; store times in ms, inclusive."""
 
     by: str = "topic"
     broker: str | None = None
@@ -57,10 +57,11 @@ class Figures:
 
 def collect(tier: Tier, query: Query, *, apart: bool = False,
             progress: Progress | None = None) -> Figures:
-    """Count the messages. ``apart``: sums by broker; else there is one, under the name ``""``.
+    """Count the messages. ``apart``: return a sum per broker; else a single sum, under the name
+    ``""``.
 
-    Unreadable parts are problems in words; the rest is counted. With too many groups the logs are
-    read twice (`Aggregate`).
+    Unreadable parts are reported as problems (texts); the rest is counted. With too many groups the
+    logs are read twice (`Aggregate`).
     """
     figures = _pass(tier, query, {}, apart, progress)
     full = {name: aggregate.candidates

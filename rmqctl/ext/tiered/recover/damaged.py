@@ -1,9 +1,10 @@
-"""Queue offsets whose records in a queue's commit log are damaged: their bytes, the repairable
-fields, and the targets of their units, so that later messages keep their queue offsets.
+"""Find the queue offsets whose records in a commit log are damaged: determine the bytes of each
+record, repair its fields if possible, and give it a unit, so that later messages keep their queue
+offsets.
 
 A broker uploads all messages of a queue (tiered.md §7). So the bytes between two intact messages
-are exactly the records of the queue offsets between them. A broker skips a unit whose record has no
-magic or a size other than the unit's (§9.2), and continues at the next one.
+are exactly the records of the queue offsets between them. A broker skips a unit whose record has an
+invalid magic or a size that differs from the unit's (§9.2), and continues at the next unit.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ from rmqctl.scan.source import BytesSource, Source
 _MAX_STRAYS, _MAX_BESIDE = 8, 8
 _MAX_HEAD = 1 << 16
 _MAX_FLIPPED = 8
-"""Limit of the flipped bits in a topic that is corrected to the queue's topic."""
+"""Maximum number of flipped bits in a damaged topic that is corrected to the queue's topic."""
 _BLOCK = 1 << 20
 
 
@@ -46,7 +47,7 @@ _BLOCK = 1 << 20
 class LostRange:
     """Queue offsets ``[first, end)`` whose records are damaged: the bytes ``[start, stop)`` of the
     log. ``rows``: the survey's rows in this range with a wrong queue offset. ``before``: the number
-    of the row after them.
+    of the row after these rows.
     """
 
     first: int
@@ -59,16 +60,16 @@ class LostRange:
 
 @dataclass(slots=True)
 class DamageRepairs:
-    """Repairs of a queue's damage. ``mended``: pieces by the segment's path. ``units``: `ROW`s that
-    point to damaged bytes, with the number of the row before which they belong. ``bounds``: (queue
-    offset, first byte, end) of their damaged bytes, in order.
+    """Repairs of a queue's damage. ``mended``: corrected pieces by the segment's path. ``units``:
+    `ROW`s that point to damaged bytes, each with the number of the survey's row before which it is
+    inserted. ``bounds``: (queue offset, first byte, end) of the damaged bytes, in order.
     """
 
     mended: dict[str, list[Piece]] = field(default_factory=dict)
     units: list[tuple[int, Array]] = field(default_factory=list)
     bounds: list[tuple[int, int, int]] = field(default_factory=list)
     shared: list[tuple[int, int]] = field(default_factory=list)
-    """Queue offsets ``[first, end)`` of adjacent records with unknown borders."""
+    """Queue offsets ``[first, end)`` of adjacent records whose boundaries are unknown."""
 
 
 def find_damaged(surveyed: CommitLogSurvey, name: QueueName) -> DamageRepairs:
@@ -94,8 +95,8 @@ def find_damaged(surveyed: CommitLogSurvey, name: QueueName) -> DamageRepairs:
 
 
 def _show_first(surveyed: CommitLogSurvey, result: DamageRepairs) -> None:
-    """Correct the queue offset field of a damaged first record if it is too large: a broker takes
-    it for the queue's first offset (§2), and returns no messages before it.
+    """Correct the queue offset field of a damaged first record if it is too large: a broker uses
+    this field as the queue's first offset (§2), and returns no messages before it.
     """
     rows, log = surveyed.rows, surveyed.log
     segment = log.segment_of(log.start)
@@ -167,8 +168,9 @@ def _goes_on(surveyed: CommitLogSurvey, runs: Sequence[tuple[int, int]], run: in
 
 def _between(surveyed: CommitLogSurvey, start: int, first: int | None,
              runs: Sequence[tuple[int, int]], stray: int, following: int) -> LostRange | None:
-    """Return the loss from the byte ``start`` up to the run ``following``, or None if they do not
-    fit. The runs from ``stray`` to it are single messages with a wrong queue offset.
+    """Return the lost range from the byte ``start`` to the run ``following``, or None if the two do
+    not match. The runs from ``stray`` to ``following`` are single messages with a wrong queue
+    offset.
     """
     rows = surveyed.rows
     before = runs[following][0]
@@ -232,7 +234,9 @@ def _pieces(surveyed: CommitLogSurvey, lost: LostRange) -> list[tuple[int, int, 
 def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
                 pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                     int, list[tuple[int, int, bool]]]:
-    """Repair records from the first piece; return (first unrepaired queue offset, pieces left)."""
+    """Repair records, forwards from the first piece; return (first unrepaired queue offset,
+    remaining pieces).
+    """
     pieces = list(pieces)
     while pieces and first < end:
         start, stop, is_record = pieces[0]
@@ -248,7 +252,9 @@ def _mend_front(log: FlatFile, name: QueueName, first: int, end: int,
 def _mend_back(log: FlatFile, name: QueueName, first: int, end: int,
                pieces: list[tuple[int, int, bool]], result: DamageRepairs) -> tuple[
                    int, list[tuple[int, int, bool]]]:
-    """Repair records from the last piece back; return (end of unrepaired offsets, pieces left)."""
+    """Repair records, backwards from the last piece; return (end of unrepaired offsets, remaining
+    pieces).
+    """
     pieces = list(pieces)
     while len(pieces) > 1 and first < end - 1:
         start, stop, _ = pieces[-1]
@@ -284,8 +290,8 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
 
 def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset: int, *,
                 to_end: bool) -> Iterator[bytes]:
-    """Yield what the record may have been, by the rules of the local salvage; its queue, queue
-    offset and place are known here.
+    """Yield candidates for the original record, by the rules of the local salvage; the record's
+    queue, queue offset and position are known here.
     """
     source = BytesSource(raw, start)
     topic = os.fsencode(name.topic)
@@ -321,8 +327,9 @@ def _candidates(raw: bytes, start: int, room: int, name: QueueName, queue_offset
 
 def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, int]],
            stop: int) -> Array:
-    """Return rows for the queue offsets from ``first``, whose records are the bytes (place, size)
-    before ``stop``. The sizes differ from those in the bytes, so a broker skips the rows.
+    """Return rows for the queue offsets from ``first``, whose records are the bytes (position,
+    size) before ``stop``. The rows' sizes differ from the size fields of the records, so a broker
+    skips them.
     """
     units: Array = np.zeros(len(places), ROW)
     rows = surveyed.rows
@@ -339,15 +346,15 @@ def _units(surveyed: CommitLogSurvey, first: int, places: Sequence[tuple[int, in
 
 
 def _shares(count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (place, size) of equal parts, or nothing if they are too small for records."""
+    """Return (position, size) of equal parts; empty if the parts would be too small for records."""
     share = (stop - start) // count
     return [(start + number * share, share) for number in range(
         count if share >= message.MIN_SIZE else 0)]
 
 
 def _borders(surveyed: CommitLogSurvey, count: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """Return (place, size) of ``count`` records by their index items. The bytes without items must
-    be one record per gap, or a single gap. Empty if that cannot be determined.
+    """Return (position, size) of ``count`` records, determined from their index items. Bytes
+    without items must be one record per gap, or form a single gap; else the result is empty.
     """
     log, rows = surveyed.log, surveyed.rows
     witness = log.witness() if log.witness is not None and count > 1 else None
@@ -392,7 +399,9 @@ def with_units(surveyed: CommitLogSurvey, units: Sequence[tuple[int, Array]], pa
 
 
 class Patched(ReaderOverlay):
-    """A reader with ``pieces`` ({path: ascending}) laid over files."""
+    """A reader that returns ``pieces`` ({path: pieces, ascending}) instead of the bytes in the
+    files.
+    """
 
     def __init__(self, below: TierReader, pieces: Mapping[str, Sequence[Piece]]) -> None:
         super().__init__(below)

@@ -35,7 +35,9 @@ from rmqctl.repair.plan import Changes, Create, FileContent
 from rmqctl.scan.frames import Array, Batch
 
 _OVERLAP = 600_000
-"""Disorder (ms) of the items of index files, since queues are uploaded one by one."""
+"""Time (ms) by which items may be out of order in index files, since queues are uploaded one by
+one.
+"""
 _BLOCK = 1 << 20
 _FEW = 1 << 14
 _MISSING = "missing index items"
@@ -43,9 +45,9 @@ _MISSING = "missing index items"
 
 @dataclass(slots=True)
 class RecoveredIndex(Changes):
-    """Plan of the index, and its future segments. ``files``: the readable files, uploaded or not.
-    ``unread``: reasons why local files are unreadable. ``broken``: (path, reason) of local files
-    with other content. ``gone``: base offsets of files that are moved aside.
+    """Plan for the index, and the segments after the plan is carried out. ``files``: the readable
+    files, uploaded or not. ``unread``: reasons why local files are unreadable. ``broken``: (path,
+    reason) of local files with other content. ``gone``: base offsets of files that are moved aside.
     """
 
     files: list[TierIndexFile] = field(default_factory=list)
@@ -109,9 +111,9 @@ def look(flat: FlatFile | None, local: LocalIndex, entries: Mapping[int, Segment
 
 
 def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> int:
-    """Return the store time before which items may have expired: that of the first file, if it does
-    not begin at 0 and metadata has no file before it. Files overlap in time, so items as old as
-    those of the first file may have been in a deleted one.
+    """Return the store time before which items may have expired: the time of the first file, if
+    this file does not begin at 0 and metadata contains no file before it. Files overlap in time, so
+    items as old as the first file's items may have been in a deleted file.
     """
     first = min(out.segments, key=lambda segment: segment.base, default=None)
     if first is None or not first.base or any(base < first.base
@@ -122,7 +124,7 @@ def expired_before(out: RecoveredIndex, entries: Mapping[int, SegmentEntry]) -> 
 
 def _recovered_segment(file: TierIndexFile, segment: Segment,
                        entry: SegmentEntry | None) -> RecoveredSegment:
-    """Keep the end time of the entry: a broker uses that of the header, or its own."""
+    """Keep the end time of the metadata entry: a broker writes the header's end time or its own."""
     end, low, high = times_of(file)
     quirk = None
     if entry is not None and entry.begin_timestamp == file.timestamp and (
@@ -139,7 +141,7 @@ def _damaged(reason: str) -> str:
 
 def discard(out: RecoveredIndex, flat: FlatFile | None,
             damaged: Sequence[tuple[TierIndexFile, str]]) -> None:
-    """Plan to move damaged files aside whose layout is valid."""
+    """Plan to move aside damaged files with a valid layout."""
     segments = {segment.base: segment for segment in split_names(flat)[0].segments} if flat else {}
     for file, reason in damaged:
         out.files.remove(file)
@@ -158,7 +160,7 @@ def discard(out: RecoveredIndex, flat: FlatFile | None,
 
 
 def discard_broken(out: RecoveredIndex) -> None:
-    """Plan to move local files aside whose layout is invalid."""
+    """Plan to move aside local files with an invalid layout."""
     for path, reason in out.broken:
         out.move_aside(os.path.abspath(path), os.path.getsize(path), _damaged(reason))
 
@@ -169,9 +171,9 @@ def rebuild(out: RecoveredIndex, flat: FlatFile | None,
             entries: Mapping[int, SegmentEntry]) -> None:
     """Plan to move damaged files aside and to add files with the missing items of messages.
 
-    ``queues``: each with its recovered state. ``metadata``: with the topics' ids. ``scope``:
-    cluster and broker. ``entries``: metadata entries of the index. A new file takes the place of a
-    missing one if there are enough items.
+    ``queues``: each queue with its recovered state. ``metadata``: contains the topics' ids.
+    ``scope``: cluster and broker. ``entries``: metadata entries of the index. A new file gets the
+    base offset of a missing file if there are enough items.
     Raises: StoreIOError.
     """
     make_folders(folder, durable=False)
@@ -249,8 +251,8 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
 
 def _holes(out: RecoveredIndex, bases_before: set[int],
            shape: fmt.Shape) -> Iterator[tuple[int, int]]:
-    """Yield (base, items) of files missing before others, if they had the same ``shape``.
-    ``bases_before``: bases of files that existed before.
+    """Yield (base, number of items) of files that are missing before existing files, if the missing
+    files had the same ``shape``. ``bases_before``: bases of files that existed before.
     """
     present = sorted((segment.base, segment.base + segment.size) for segment in out.segments)
     position = min([*bases_before, *(base for base, _ in present[:1])], default=0)
@@ -267,7 +269,7 @@ def _holes(out: RecoveredIndex, bases_before: set[int],
 
 
 def _offsets(recovered: RecoveredQueue) -> Array:
-    """Return the future targets of a queue's units (int64 [units], ascending)."""
+    """Return the targets of a queue's units after the recovery (int64 [units], ascending)."""
     offsets = np.fromfile(recovered.refs, np.int64)
     offsets.sort()
     return offsets
@@ -298,7 +300,7 @@ def _items(batch: Batch, rows: Array, name: QueueName, topic_id: int) -> Array:
 
 
 def _unknown(items: Array, indexed: IndexedItems) -> Array:
-    """Return the items that are in no index file."""
+    """Return the items that no index file contains."""
     lost: Array = items[~indexed.has(mixed(items["key_hash"], items["topic_id"], items["queue_id"],
                                            items["offset"]))]
     return lost
@@ -308,19 +310,23 @@ def _unknown(items: Array, indexed: IndexedItems) -> Array:
 
 LOST = np.dtype([("key_hash", "i4"), ("topic_id", "i4"), ("queue_id", "i4"), ("offset", "i8"),
                  ("size", "i4"), ("store_time", "i8")])
-"""A missing item; ``offset`` is that in the queue's commit log."""
+"""A missing item; ``offset`` is the message's offset in the queue's commit log."""
 MAX_ITEMS = 1 << 20
-"""Items of a new file: a broker finds more in several small files than in a large one."""
+"""Maximum number of items in a new file: a broker finds more messages in several small files than
+in one large file.
+"""
 _RUN = 1 << 22
 
 
 def mixed(key_hash: Array, topic_id: Array, queue_id: Array, offset: Array) -> Array:
-    """Return the identity of items (uint64), by either hash rule."""
+    """Return a number (uint64) that identifies each item and is the same under both hash rules."""
     return marks(topic_id, queue_id, offset, folded(key_hash))
 
 
 class IndexedItems:
-    """The items of index files, as sorted runs in ``folder``. Raises: FormatError, StoreIOError."""
+    """The items of index files, kept as sorted runs in files in ``folder``. Raises: FormatError,
+    StoreIOError.
+    """
 
     def __init__(self, folder: str, files: Iterable[TierIndexFile] = ()) -> None:
         self._folder = folder
@@ -345,7 +351,9 @@ class IndexedItems:
         self._waiting, self._count = [], 0
 
     def has(self, wanted: Array) -> Array:
-        """Return whether an item exists for each identity (`mixed`) in ``wanted`` (bool)."""
+        """Return a boolean array: whether an item exists for each identity (`mixed`) in
+        ``wanted``.
+        """
         if self._count:
             self._flush()
         matches: Array = np.zeros(len(wanted), bool)
@@ -357,7 +365,8 @@ class IndexedItems:
 
 def times_of(file: TierIndexFile) -> tuple[int, int, int]:
     """Return (largest store time of a file's items, its lower and upper bound). The time is the
-    header's unless items are later: a broker loses it when it reopens a file (tiered.md §5.1).
+    header's end time unless items are later: a broker loses the end time when it reopens a file
+    (tiered.md §5.1).
     Raises: FormatError, StoreIOError.
     """
     end = file.header.end_timestamp
@@ -381,8 +390,8 @@ def end_of(file: TierIndexFile) -> int:
 def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
                 counts: Sequence[int] = ()) -> Iterator[tuple[str, int, int, int]]:
     """Write compacted files with all items ``lost`` (`LOST`), by time; yield (path, bytes, begin,
-    end). ``used``: start times of other files. ``counts``: numbers of items of the first files, not
-    more than there are.
+    end). ``used``: start times of other files. ``counts``: numbers of items of the first files;
+    their sum is at most the number of items.
     Raises: StoreIOError.
     """
     # Divide the items by time; every file has fewer items than its limit.
@@ -418,7 +427,9 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
 
 def _bytes(lost: Array, rows: Array, shape: fmt.Shape, begin: int,
            end: int) -> Iterator[bytes | memoryview]:
-    """Yield a file of the items ``lost[rows]`` in parts, each valid until the next one."""
+    """Yield a file with the items ``lost[rows]`` in parts; a part is valid until the next part is
+    requested.
+    """
     slot = lost["key_hash"][rows].astype(np.int64) % shape.slots
     # Order by slot, and in a slot the newest item first.
     rows = rows[len(rows) - 1 - np.argsort(slot[::-1], kind="stable")]

@@ -1,9 +1,9 @@
-"""Find damaged index files of a tier by their content and their items' targets (tiered.md §5, §17.3
-I), with the checks of `tiered verify`, against the recovered queues.
+"""Find damaged index files of a tier (tiered.md §5, §17.3 I): check their content as `tiered
+verify` does, and compare their items with the messages of the recovered queues.
 
 Items of expired messages and removed topics are not damage, nor are differences between versions,
-nor items whose messages are lost. Damage is an item that an intact message contradicts, or one in
-the place of a key's missing item.
+nor items whose messages are lost. An item is damaged if an intact message contradicts it, or if it
+replaces the missing item of a key.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from rmqctl.scan.frames import Array, Batch, gather_int
 
 
 class IndexDamage(Items):
-    """Collects index files, then the keys of all messages with a future unit; then `damaged`
-    returns the damaged files. Must be closed.
+    """Finds damaged index files: add the index files, then the keys of all messages that will have
+    a unit, then call `damaged`. Must be closed.
 
-    ``queues``: the broker's queues, by the number that the methods receive. ``offsets`` returns the
-    future targets of a queue's units, ascending.
+    ``queues``: the broker's queues; methods receive the index of a queue in this list. ``offsets``
+    returns the targets of a queue's units after the recovery, ascending.
     """
 
     def __init__(self, files: Iterable[TierIndexFile], queues: Sequence[FlatQueue],
@@ -56,7 +56,7 @@ class IndexDamage(Items):
                 self._reasons[file.where] = reason
 
     def _form(self, file: TierIndexFile) -> str | None:
-        """Return the fault of a file's own structure, or None."""
+        """Return the first fault in a file's structure, or None."""
         name = os.path.basename(file.where)
         if (file.status == "UNSEALED" and name not in OLD_INDEX_NAMES and file.size
                 and int(name) != file.timestamp):
@@ -138,7 +138,9 @@ class IndexDamage(Items):
         return replace(finding, severity=WARNING)
 
     def _is_ours(self, queue: int, item: fmt.CompactedItemRecord) -> bool:
-        """Return whether an item without a message is damaged, rather than the message."""
+        """Return whether an item that does not point to a message is damaged itself (else its
+        message is damaged).
+        """
         if self._is_whole(queue, item.commit_log_offset):
             return True
         offsets = self._offsets(queue)
@@ -164,8 +166,8 @@ class IndexDamage(Items):
 
 
 def messages_with_units(queue: FlatQueue, offsets: Array) -> Iterator[tuple[Batch, Array]]:
-    """Yield (batch, messages of the queue's topic that have units (bool)) of a queue's commit log.
-    ``offsets``: targets of its units, ascending.
+    """Yield each batch of a queue's commit log with a boolean array: whether each message is of the
+    queue's topic and has a unit. ``offsets``: targets of its units, ascending.
     Raises: StoreIOError.
     """
     topic = os.fsencode(queue.name.topic)

@@ -1,8 +1,8 @@
 """Rebuild ``tieredStoreMetadata.json`` from the files of a tier (tiered.md §6, §17.6).
 
-Correct values stay: topic ids, reserve times, creation times. Entries of missing files are removed,
-and entries of files without one are added. If metadata lacks a topic's id, the messages that index
-items point to show it.
+Correct values are kept: topic ids, reserve times, creation times. Entries of missing files are
+removed, and missing entries of files are added. If metadata lacks a topic's id, it is determined
+from index items and the messages that they point to.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rmqctl.formats.tiered.metadata import Metadata, QueueEntry, SegmentEntry, T
 from rmqctl.formats.tiered.units import NEVER
 
 _MAX_SAMPLES = 64
-"""Limit of the items of an id that are examined."""
+"""Maximum number of items examined for each id."""
 _ENOUGH = 8
-"""Number of agreeing items that is enough."""
+"""Number of agreeing items after which no more items of an id are examined."""
 _MAX_IDS = 1 << 16
-"""Limit of the counted ids; a damaged file may contain any number of them."""
+"""Maximum number of ids that are counted; a damaged file may contain any number of ids."""
 
 
 @dataclass(slots=True)
@@ -47,8 +47,8 @@ class MetadataChanges:
 
 def assign_ids(old: Metadata, spare: Metadata | None, topics: Iterable[str],
                index_ids: Mapping[str, int], now: int) -> tuple[Metadata, MetadataChanges]:
-    """Return a copy of ``old`` in which every topic has an entry: its own, that of ``spare`` (a
-    backup), or a new one with the id in the index (``index_ids``) or the next id.
+    """Return a copy of ``old`` in which every topic has an entry: the entry in ``old``, else in
+    ``spare`` (a backup), else a new entry with the id in the index (``index_ids``) or the next id.
     """
     new, changes = old.copy(), MetadataChanges()
     new.old, new.faults = False, []
@@ -131,7 +131,9 @@ def _segments(new: Metadata, spare: Metadata | None, number: int,
 
 def _entry(path: str, number: int, segment: RecoveredSegment, old: SegmentEntry | None,
            now: int, *, moved: bool) -> SegmentEntry:
-    """Return a segment's entry; ``moved``: a broker reads other bytes as some store times."""
+    """Return a segment's entry; ``moved``: a broker reads the wrong bytes as store time of some
+    messages.
+    """
     if old is None:
         created = segment.mtime_ms if segment.mtime_ms is not None else now
         begin, end = segment.begin, segment.end
@@ -171,7 +173,7 @@ def count_topic_ids(files: Iterable[TierIndexFile],
 
 
 def most_likely_ids(counts: dict[str, dict[int, int]]) -> dict[str, int]:
-    """Return {topic: id}, each id once, from the result of `count_topic_ids`."""
+    """Return {topic: id} from the result of `count_topic_ids`; no two topics get the same id."""
     chosen: dict[str, int] = {}
     used: set[int] = set()
     ranked = sorted(((count, topic_id, topic) for topic, ids in counts.items()
@@ -231,7 +233,7 @@ def _has_key(queue: FlatQueue, key_hash: int, offset: int, size: int) -> bool:
 
 
 def keys_of(record: message.Record) -> Iterator[str]:
-    """Yield the keys that index items may represent."""
+    """Yield the keys from which a message's index items may be computed."""
     pairs = properties.parse(record.properties.decode("utf-8", "replace"))
     unique = pairs.get(properties.UNIQUE_KEY)
     if unique:

@@ -1,5 +1,5 @@
-"""Recover a queue of a tier: wrong physical offsets and damaged records in its commit log, and its
-consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
+"""Recover a queue of a tier: correct physical offsets and repair damaged records in its commit log,
+and rebuild its consume queue from the messages (tiered.md §4, §8.3, §8.4, §17.6).
 """
 
 from __future__ import annotations
@@ -48,9 +48,9 @@ _MAX_RUNS, _MAX_ROUNDS = 8, 4
 
 @dataclass(frozen=True, slots=True)
 class RecoveredSegment:
-    """The future state of a segment. ``begin`` and ``end``: store times of its messages, `NEVER`
-    without a message; ``all_times``: whether the times of all messages are known (not those of
-    expired ones). ``quirk``: the times as a broker reads them, if they differ.
+    """A segment's state after the recovery. ``begin`` and ``end``: store times of its messages,
+    `NEVER` without a message; ``all_times``: whether the times of all messages are known (the times
+    of expired messages are not). ``quirk``: the times as a broker reads them, if they differ.
     """
 
     base: int
@@ -63,7 +63,7 @@ class RecoveredSegment:
 
 
 def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str) -> None:
-    """Plan a copy of a segment under its right name, and move the file itself aside."""
+    """Plan to copy a segment to its right name and to move the misnamed file aside."""
     full = os.path.abspath(flat.reader.where(segment.path))
     changes.act(Create(target, FileContent(full, movable=False), segment.mtime_ms * 1_000_000),
                 "rename", segment.name, os.path.basename(target),
@@ -72,10 +72,10 @@ def copy_renamed(changes: Changes, flat: FlatFile, segment: Segment, target: str
 
 @dataclass(slots=True)
 class RecoveredQueue(Changes):
-    """Plan and future state of a queue, with queue offsets ``[first, last)``. ``refs``: a file with
-    the log offset (int64) of every unit. ``shifted``: messages whose physicalOffset is corrected.
-    ``view``: the queue with its future commit log, if files change. ``ambiguous``: number of
-    skipped records that may be messages.
+    """Plan for a queue, and its state after the recovery, with queue offsets ``[first, last)``.
+    ``refs``: a file with the target (log offset, int64) of every unit. ``shifted``: messages whose
+    physicalOffset is corrected. ``view``: the queue with its recovered commit log, if files change.
+    ``ambiguous``: number of skipped records that may be messages.
     """
 
     name: QueueName
@@ -164,8 +164,9 @@ class QueueRecovery:
         return out
 
     def _survey_placed(self, log: FlatFile, rows: FlatFile) -> CommitLogSurvey:
-        """Survey the log, again after each change of its files: segments move to the base that all
-        of their messages imply, and segments without a message that overlap another are removed.
+        """Survey the log, and repeat the survey after each change of the log's files: a segment is
+        moved to the base that all of its messages imply; a segment without a message that overlaps
+        another segment is removed.
         """
         path = os.path.join(self._folder, "rows")
         surveyed = survey(self._queue, log, path)
@@ -195,7 +196,9 @@ class QueueRecovery:
         return names.segment_path(name.cluster, name.broker, name.topic, name.queue_id, kind, base)
 
     def _rename(self, segments: Sequence[Segment]) -> None:
-        """Plan copies of commit log files under their right names; consume queues are rebuilt."""
+        """Plan to copy misnamed commit log files to their right names; consume queue files are
+        rebuilt instead.
+        """
         for segment in segments if self._changes else ():
             kind = segment.path.split("/")[-2]
             target = self._target(kind, segment.base)
@@ -276,7 +279,7 @@ class QueueRecovery:
         return surveyed, damaged.bounds
 
     def _survey_with(self, surveyed: CommitLogSurvey, reader: Patched) -> CommitLogSurvey:
-        """Survey the log through ``reader``, in its future state."""
+        """Survey the log as it will be after the recovery, through ``reader``."""
         log = replace(surveyed.log, reader=reader)
         self._out.view = FlatQueue(self._queue.name, log, self._queue.consume_queue)
         path = os.path.join(self._folder, "rows-mended")
@@ -310,7 +313,7 @@ class QueueRecovery:
                           None, "; ".join(why), "place")
 
     def _plan_log_segments(self, surveyed: CommitLogSurvey, end: int) -> None:
-        """Add the future segments of the log. ``end``: end of the units' targets."""
+        """Add the segments that the log will have. ``end``: end of the units' targets."""
         log = surveyed.log
         cut = self._cut_orphans(surveyed, end)
         for surveyed_segment in surveyed.segments:
@@ -419,7 +422,7 @@ class QueueRecovery:
         return reach
 
     def _plan_empty_files(self, units: RebuiltUnits, files: Sequence[UnitFile]) -> None:
-        """Plan the files without remaining units, and those that never had one."""
+        """Plan what to do with consume queue files that keep no unit or never had one."""
         used = {file.base for file in files}
         last = max(used, default=0)
         for segment in units.queue.segments:

@@ -44,7 +44,8 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 @dataclass(frozen=True, slots=True)
 class RecoverOptions:
-    """Options of a recovery. ``parts``: of `PARTS`. Sizes in bytes; None: from the files.
+    """Options of a recovery. ``parts``: some of `PARTS`. Sizes are in bytes; None: detected from
+    the files.
 
     ``all_index``: rebuild the index even if no index file is left, or local index files are unknown
     or unreadable.
@@ -61,7 +62,9 @@ class RecoverOptions:
 
 def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: RecoverOptions,
                  watch: Watch | None = None) -> Plan:
-    """Plan for a broker's part of ``tier``. Raises: UsageError, RefusedError, StoreIOError."""
+    """Plan to recover a broker's part of ``tier``. Raises: UsageError, RefusedError,
+    StoreIOError.
+    """
     return _Recovery(tier, scope, scratch.path("tier"), options).plan(watch or _unwatched)
 
 
@@ -132,7 +135,9 @@ class _Recovery:
                     dropped=Dropped(total))
 
     def _look_at_problems(self) -> None:
-        """Note foreign files in the tier. Raises: StoreIOError for unreadable folders."""
+        """Add notes about foreign files in the tier. Raises: StoreIOError for unreadable
+        folders.
+        """
         own_folder = f"{names.cluster_folder(self._scope.cluster)}/{self._scope.broker}/"
         for problem in self._tier.problems:
             inside = (f"{problem.path}/".startswith(own_folder)
@@ -196,7 +201,7 @@ class _Recovery:
 
     def _topics(self, files: Sequence[TierIndexFile], queues: Sequence[RecoveredQueue]) -> tuple[
             meta.Metadata, metadata.MetadataChanges]:
-        """Return (metadata with an id for every topic of the tier, the changes)."""
+        """Return (metadata with an id for every topic of the tier, the changes made to it)."""
         oldest: dict[str, int] = {}
         for queue in queues:
             begin = min((segment.begin for segment in queue.commit_log), default=1 << 62)
@@ -231,7 +236,9 @@ class _Recovery:
     # -- index ------------------------------------------------------------------------------------
 
     def _slots(self) -> int | None:
-        """Return the hash slots: as given, as in most uploaded files, or as noted in the tier."""
+        """Return the number of hash slots: the given number, else that in most uploaded files, else
+        that noted in the tier.
+        """
         if self._options.index_slots is not None:
             return self._options.index_slots
         if self._uploaded_slots:

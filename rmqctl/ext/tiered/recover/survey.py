@@ -1,8 +1,8 @@
-"""Survey of a queue's commit log: every intact message, as rows on disk.
+"""Survey a queue's commit log: write a row for every intact message to a scratch file.
 
 Rows are in the order of the log, in a scratch file, so a queue of millions of messages needs little
-memory (tiered.md §17.6). Messages with a wrong physical offset are included: a block that was
-written again after a part of itself (§8.4).
+memory (tiered.md §17.6). Messages with a wrong physical offset are included; such messages exist if
+a broker's write was cut off and then repeated after the part already written (§8.4).
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ ROW = np.dtype([("queue_offset", "i8"), ("position", "i8"), ("size", "i8"), ("ta
 """A message: ``position`` is its logical offset in the queue's commit log."""
 
 _QUIRK_AT = 56
-"""Offset at which a broker reads the store time, even if an IPv6 born host moves it (§3)."""
+"""Offset at which a broker reads the store time, even if an IPv6 born host moves the field (§3)."""
 _MAX_SPANS = 1000
 PHYSICAL_OFFSET = layout.field(message.Message, "physical_offset")
-"""The field that is wrong in a shifted message."""
+"""The field whose value is wrong in a shifted message."""
 _WINDOW = 4 << 20
 
 
@@ -47,7 +47,8 @@ _WINDOW = 4 << 20
 class SegmentSurvey:
     """A commit log segment. ``begin`` and ``end``: range of its store times (`NEVER` without a
     message); ``quirk``: the range as a broker reads it, if it differs. ``damaged``: bytes that are
-    neither message nor coda. ``beyond``: messages that cross the next segment's base.
+    neither message nor coda. ``beyond``: number of messages that extend past the next segment's
+    base.
     """
 
     segment: Segment
@@ -61,9 +62,9 @@ class SegmentSurvey:
 
 @dataclass(slots=True)
 class CommitLogSurvey:
-    """A queue's commit log. ``rows``: `ROW`s in log order, shifted messages at their real places.
-    ``spans``: the first damaged ranges (logical offsets). ``foreign``: number of messages of other
-    queues.
+    """A queue's commit log. ``rows``: `ROW`s in log order; the position of a shifted message is its
+    real position. ``spans``: the first damaged ranges (logical offsets). ``foreign``: number of
+    messages of other queues.
     """
 
     log: FlatFile
@@ -74,11 +75,11 @@ class CommitLogSurvey:
     foreign: int = 0
     bad_crc: int = 0
     odd: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of the first intact records without a row: records of another queue, or
-    with a body CRC mismatch and an unexpected queue offset.
+    """(position, size) of the first intact records without a row. Such a record is of another
+    queue, or has a body CRC mismatch and an unexpected queue offset.
     """
     doubtful: list[tuple[int, int]] = field(default_factory=list)
-    """(position, size) of intact records that may be messages or are in a body."""
+    """(position, size) of intact records that may be messages or part of a message body."""
     misplaced: list[tuple[Segment, int]] = field(default_factory=list)
     """(segment, base) if all messages of the segment imply another base."""
 
@@ -101,7 +102,7 @@ class CommitLogSurvey:
 
 
 def survey(queue: FlatQueue, log: FlatFile, path: str) -> CommitLogSurvey:
-    """Walk all segments of ``log``; write the rows to ``path``. Raises: StoreIOError."""
+    """Scan all segments of ``log``; write the rows to ``path``. Raises: StoreIOError."""
     surveyed = CommitLogSurvey(log, np.zeros(0, ROW))
     try:
         with open(path, "wb", buffering=1 << 20) as file:
@@ -250,7 +251,9 @@ def _widened(span: tuple[int, int], times: Array) -> tuple[int, int]:
 # -- repeated parts of blocks ---------------------------------------------------------------------
 
 class ReaderOverlay:
-    """A reader of another reader's files, some of them changed. Does not close that reader."""
+    """A reader that shows the files of another reader with some changes. It does not close the
+    other reader.
+    """
 
     def __init__(self, below: TierReader) -> None:
         self.name, self._below = below.name, below
@@ -265,11 +268,11 @@ class ReaderOverlay:
         return self._below.size(path)
 
     def close(self) -> None:
-        """Do nothing: the reader below is still in use."""
+        """Do nothing: the underlying reader is still in use."""
 
 
 class Overlaid(ReaderOverlay):
-    """A reader with some files replaced ({path: file of this machine})."""
+    """A reader that replaces some files ({path: path of a local file})."""
 
     def __init__(self, below: TierReader, files: dict[str, str]) -> None:
         super().__init__(below)
@@ -291,13 +294,14 @@ class Overlaid(ReaderOverlay):
 
 
 def close_up(survey: CommitLogSurvey, folder: str) -> tuple[FlatFile, dict[str, str]]:
-    """Remove from segments a part of a block that was written again after it (tiered.md §8.4):
-    without it, units, index items and the next segment match the log.
+    """Remove, from segments, the part of a block that a broker wrote before it wrote the complete
+    block again (tiered.md §8.4). Without this part, units, index items and the next segment match
+    the log.
 
-    Return (the log with its future files, {segment's path: new file in ``folder``}). Only segments
-    that then end exactly at the next one's base are changed. The last segment may stay as it is; in
-    an earlier one the end of the file is after the start of the next, where nothing can point to
-    it.
+    Return (the log with the new files, {segment's path: new file in ``folder``}). A segment is
+    changed only if it then ends exactly at the next segment's base. The last segment may remain
+    unchanged; in an earlier segment, the bytes after the start of the next segment could otherwise
+    not be addressed.
     Raises: StoreIOError.
     """
     log, files = survey.log, {}
@@ -331,8 +335,8 @@ def _written_twice(survey: CommitLogSurvey, segment: Segment) -> tuple[int, int]
 
 
 def correct_offsets(survey: CommitLogSurvey, files: dict[str, str]) -> None:
-    """Correct the physical offsets of messages in new files that were written after the repeated
-    part. They are no longer ``shifted``.
+    """Correct the physical offsets of the messages after the repeated part in new files. These
+    messages are no longer ``shifted``.
     Raises: StoreIOError.
     """
     left = []

@@ -1,8 +1,8 @@
-"""Impossible store times in a queue's commit log, and those that the index contradicts.
+"""Correct store times in a queue's commit log that are impossible or that the index contradicts.
 
-They are corrected by the rules of the local salvage (`rmqctl.repair.salvage.mend.times`), with the
-index items of the tier. A wrong time also affects the bounds of index files, of segments in the
-metadata and of searches by time.
+The rules are those of the local salvage (`rmqctl.repair.salvage.mend.times`), applied to the tier's
+index items. A wrong time also affects the bounds of index files, of segments in the metadata and of
+searches by time.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_ti
 from rmqctl.scan.overlay import Piece
 
 _SLACK = 1000
-"""Milliseconds that a store time may be out of order without an examination."""
+"""Maximum time (ms) by which a store time may be out of order without being examined."""
 _MAX_DOUBTFUL, _BLOCK = 10_000, 1 << 20
 _FAR = 1 << 62
-"""Clip limit (ms): far from real times, with space for a slack."""
+"""Limit (ms) to which times are clipped: larger than any real time, and safe from integer
+overflow.
+"""
 
 
 @dataclass(slots=True)
@@ -76,8 +78,8 @@ def _record(log: FlatFile, place: int) -> Record | None:
 
 
 def _doubtful(surveyed: CommitLogSurvey) -> Iterator[tuple[int, Between, bool]]:
-    """Yield (place, times of the neighbours, whether the time is impossible) of the first single
-    times that are out of order.
+    """Yield (position, store times before and after, whether the time is impossible) of the first
+    store times that are out of order.
     """
     rows, count = surveyed.rows, 0
     for start in range(0, len(rows), _BLOCK):

@@ -1,9 +1,9 @@
-"""The rebuilt consume queue of a queue: units that point to their messages are kept, the others are
-built from the messages (tiered.md §4, §17.6).
+"""Rebuild the consume queue of a queue: units that point to their messages are kept, and the others
+are created from the messages (tiered.md §4, §17.6).
 
-A queue offset without a unit and a message stays a hole. Holes are never bridged, because a broker
-that reads across one returns wrong messages. Existing files keep their holes; new files are created
-between and after them.
+A queue offset with neither a unit nor a message remains a hole. New files never span a hole,
+because a broker that reads across a hole returns wrong messages. Existing files keep their holes;
+new files are created between and after them.
 """
 
 from __future__ import annotations
@@ -40,7 +40,9 @@ class OffsetRun(NamedTuple):
 
 
 class Expected:
-    """The units that a queue's messages imply; for a repeated queue offset, the last message's."""
+    """The units computed from a queue's messages; if a queue offset is repeated, the last message
+    counts.
+    """
 
     def __init__(self, rows: Array) -> None:
         self.rows = rows
@@ -86,7 +88,7 @@ def _ascends(offsets: Array) -> bool:
 
 
 def breaks(offsets: Array) -> Array:
-    """Return the positions of values that do not follow the value before."""
+    """Return the positions of values that are not the previous value plus 1."""
     step = 1 << 20
     numbers = [np.flatnonzero(np.diff(offsets[start:start + step + 1]) != 1) + start + 1
                for start in range(0, len(offsets) - 1, step)]
@@ -96,7 +98,7 @@ def breaks(offsets: Array) -> Array:
 @dataclass(slots=True)
 class UnitCounts:
     """Counts of units by outcome. ``added``: built for queue offsets without a unit. ``unknown``:
-    they point into the log, but not to an intact message.
+    units that point into the log, but not to an intact message.
     """
 
     sound: int = 0
@@ -116,7 +118,7 @@ class RebuiltUnits:
         """(queue offset, start, end) of the bytes of damaged messages."""
         self.counts = UnitCounts()
         self.cut = 0
-        """Number of dropped units at the end, which point to nothing."""
+        """Number of units dropped at the end because they do not point to a message."""
         self.lost: list[tuple[int, UnitRecord]] = []
         """The first dropped units that pointed to a message, with their queue offsets."""
         self._kept = {segment.base: OffsetRun(segment.base // UNIT_SIZE, segment.end // UNIT_SIZE)
@@ -126,7 +128,7 @@ class RebuiltUnits:
 
     @property
     def damaged(self) -> int:
-        """Number of queue offsets of which only damaged bytes are left."""
+        """Number of queue offsets whose messages are damaged: only damaged bytes remain."""
         return len(self._damaged)
 
     @property
@@ -156,7 +158,9 @@ class RebuiltUnits:
         return units, present
 
     def _sound(self, first: int, units: Array) -> Array:
-        """Return whether units point to their own message, or to a copy that was written again."""
+        """Return whether units point to the message of their queue offset, or to a copy that was
+        written again.
+        """
         rows = self.expected.rows
         good: Array = np.zeros(len(units), bool)
         if not len(rows):
@@ -186,7 +190,7 @@ class RebuiltUnits:
         return inside
 
     def _leads_inside(self, units: Array) -> Array:
-        """Return whether units point to bytes of the log, or to expired ones."""
+        """Return whether units point to bytes of the log, or to expired bytes."""
         offset = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)
         inside: Array = ((offset >= 0) & (offset < self.log.end) & (size >= message.MIN_SIZE)
@@ -231,8 +235,8 @@ class RebuiltUnits:
         return runs or self.expected.runs[-1:]
 
     def fill(self, *, before: bool, behind: bool) -> None:
-        """Extend the runs by adjacent messages: between runs always, before the first one and after
-        the last one if ``before`` and ``behind`` are set.
+        """Extend the runs by adjacent messages: between runs always, before the first run if
+        ``before`` is set, and after the last run if ``behind`` is set.
         """
         runs, last = self.runs, len(self.runs) - 1
         for number, run in enumerate(runs):
@@ -276,8 +280,8 @@ class RebuiltUnits:
             yield self.content(first, min(end, first + BLOCK_UNITS))
 
     def times(self, start: int, units: Array) -> tuple[int, int, bool]:
-        """Return (least, largest) store time of the units' messages, `NEVER` without a message, and
-        whether all of them are known.
+        """Return (least, largest) store time of the units' messages (`NEVER` without a message),
+        and whether the store times of all messages are known.
         """
         numbers = np.arange(start, start + len(units))
         has, rows = self.expected.find(numbers)
@@ -288,8 +292,8 @@ class RebuiltUnits:
         return int(times.min()), int(times.max()), bool(has.all())
 
     def missing(self) -> list[OffsetRun]:
-        """Return the runs of messages (queue offsets) that get no unit because of a hole before
-        them.
+        """Return the runs of queue offsets whose messages get no unit because there is a hole
+        before them.
         """
         missing = []
         for messages in self.expected.runs:
@@ -311,8 +315,8 @@ def _joined(runs: Iterable[OffsetRun]) -> list[OffsetRun]:
 # -- files ----------------------------------------------------------------------------------------
 
 def split_names(flat: FlatFile, unit: int = 1) -> tuple[FlatFile, list[Segment]]:
-    """Return (a flat file with one segment per base, even with a wrong hash in the name; the other
-    segments). ``unit``: bases must be a multiple of it.
+    """Return (a flat file with one segment per base, including segments with a wrong hash in the
+    name; the other segments). ``unit``: bases must be a multiple of it.
     """
     good: dict[int, Segment] = {}
     wrong = []
@@ -340,8 +344,8 @@ def wrong_names(flat: FlatFile) -> list[Segment]:
 
 def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> tuple[
         FlatFile, bool]:
-    """Return (the log with segments at the bases that their messages imply, whether any moved). If
-    they would overlap others, none is moved.
+    """Return (the log with segments at the bases that their messages imply, whether any segment
+    moved). If a moved segment would overlap another, no segment is moved.
     """
     bases = {segment.path: base for segment, base in misplaced}
     segments = sorted((replace(segment, base=bases[segment.path], name_ok=False)
@@ -355,8 +359,8 @@ def at_their_places(log: FlatFile, misplaced: Sequence[tuple[Segment, int]]) -> 
 
 
 def max_units(tier: Tier, given: int | None, metadata: Metadata) -> int:
-    """Return the number of units in a consume queue file: as given, as noted in the tier, as in
-    other full files or their metadata, or a broker's default.
+    """Return the number of units in a consume queue file: the given number, else the number noted
+    in the tier, else that of full files or their metadata, else a broker's default.
     """
     if given is not None:
         return max(given // UNIT_SIZE, 1)
@@ -393,7 +397,7 @@ class UnitFile:
 def unit_files(runs: Iterable[OffsetRun], segments: Sequence[Segment],
                sound_runs: Iterable[OffsetRun], entry_bases: Iterable[int],
                most: int) -> list[UnitFile]:
-    """Return the files for ``runs``. ``sound_runs``: the kept units of each segment.
+    """Return the files for ``runs``. ``sound_runs``: the runs of kept units of each segment.
     ``entry_bases``: bases of files in the metadata. ``most``: maximum number of units in a file.
     """
     # Files begin at existing files, and at files in the metadata unless another contains them.
