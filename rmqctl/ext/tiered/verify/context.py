@@ -1,4 +1,6 @@
-"""Shared state of the checks of a tiered queue: counts, and findings with their places."""
+"""Shared state of the checks of a tiered queue: counts, and a builder of findings with their
+locations.
+"""
 
 from __future__ import annotations
 
@@ -23,15 +25,17 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class Coverage:
-    """Coverage of a run. The kinds of bytes of commit logs add up to ``bytes_total``.
+    """Counts of what a run has checked. The counts of the kinds of commit log bytes add up to
+    ``bytes_total``.
 
-    ``bytes_orphaned``: in intact messages without a unit. ``bytes_zero`` and ``bytes_damaged``: in
-    no message. ``bytes_unverifiable``: as in ``verify``, of messages with units.
-    ``messages_undecided``: intact records that may be messages or in a body. ``messages_replaced``:
-    fillers, and messages that a repair kept damaged. ``already_lost_by_topic``: messages with units
-    that are missing or damaged in the tier and missing in the log beside it, including
-    ``messages_replaced``. ``messages_lost_in_repairs``: messages that repairs of the tier dropped;
-    ``nowhere_since``: those that the log does not have either. ``messages_already_lost``: both.
+    ``bytes_orphaned``: bytes of intact messages without a unit. ``bytes_zero`` and
+    ``bytes_damaged``: bytes outside of messages. ``bytes_unverifiable``: as in ``verify``, of
+    messages with units. ``messages_undecided``: intact records that may be messages or part of a
+    message body. ``messages_replaced``: fillers, and messages that a repair kept damaged.
+    ``already_lost_by_topic``: messages with units that are missing or damaged in the tier and
+    missing in the log beside it, including ``messages_replaced``. ``messages_lost_in_repairs``:
+    messages that repairs of the tier dropped; ``nowhere_since``: dropped messages that the log does
+    not contain either. ``messages_already_lost``: total of lost and dropped messages.
     ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers their physical offset in the
     local store, which is unknown.
     """
@@ -94,7 +98,7 @@ class QueueFindings:
     """First queue offset whose message is in the log beside the tier."""
 
     def lost(self, queue_offsets: Array) -> None:
-        """Count messages that are lost in the tier and are not in the log either."""
+        """Count messages that are lost in the tier and missing in the log beside the tier."""
         if self.local_from is not None:
             queue_offsets = queue_offsets[queue_offsets < self.local_from]
         if len(queue_offsets):

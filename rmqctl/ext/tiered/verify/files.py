@@ -1,7 +1,8 @@
-"""Check names and gaps, and compare metadata with files, both ways (tiered.md §1, §6, §17.3 N, S).
+"""Check names and gaps, and compare metadata with files and files with metadata (tiered.md §1, §6,
+§17.3 N, S).
 
-A broker opens the files in the metadata and relies on their sizes there, except for the last
-segment of a flat file. Files that are not in the metadata are invisible to it.
+A broker opens the files listed in the metadata and relies on the sizes in the metadata, except for
+the last segment of a flat file. Files that are not in the metadata are invisible to it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from rmqctl.parse_values import is_url
 
 
 def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
-    """Yield findings about names, folders and gaps between segments. ``broker``: only its files."""
+    """Yield findings about names, folders and gaps between segments. ``broker``: check only this
+    broker's files.
+    """
     for problem in tier.problems:
         category = ("file-unreadable" if problem.unreadable else
                     "tiered-name" if problem.misnamed else "tiered-stray")
@@ -74,7 +77,7 @@ def _about(name: QueueName, flat: FlatFile, segment: Segment, structure_: str, c
 # -- metadata --------------------------------------------------------------------------------------
 
 def foreign(tier: Tier) -> set[str]:
-    """Return the brokers with files in this tier that are not in this metadata."""
+    """Return the brokers whose files are in the tier but not in the metadata."""
     tables = tier.metadata
     named = tables.brokers | {path.split("/")[0] for table in tables.segments.values()
                               for path in table}

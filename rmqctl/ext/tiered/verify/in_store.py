@@ -1,4 +1,6 @@
-"""Verify a store together with the tier in it: a verdict on both, and the tier's losses."""
+"""Verify a store together with the tier in it; return a verdict on both, and the messages that the
+tier has lost.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,9 @@ def tier_in(root: str) -> Tier | None:
 
 
 def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int:
-    """Return the bytes that a verification reads: those of commit logs and index files."""
+    """Return the number of bytes that a verification reads: the sizes of commit logs and index
+    files.
+    """
     flats = [queue.commit_log for queue in tier.queues(broker=broker)]
     return sum(segment.usable for flat in flats for segment in flat.segments) + (sum(
         segment.size for _, flat in tier.indexes(broker) for segment in flat.segments)
@@ -41,7 +45,9 @@ def size_of(tier: Tier, broker: str | None = None, *, index: bool = True) -> int
 def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
            baseline: IsKnown | None = None,
            progress: Progress | None = None) -> VerifyResult[Coverage]:
-    """Add the verdict on the tier to that on its store; keep the first ``most`` findings."""
+    """Merge the verdict on the tier into the verdict on its store; keep the first ``most``
+    findings.
+    """
     theirs = without_empty_advice(tier, verdict(
         Verification(tier, beside=store, progress=progress), most, baseline))
     lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
@@ -53,7 +59,9 @@ def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
 
 
 def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLosses:
-    """Return the tier's losses that the ``store`` does not have, without other checks."""
+    """Return the messages that the tier has lost and the ``store`` does not contain; skip all other
+    checks.
+    """
     return TierLosses.of(verdict(Verification(
         tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress),
         0).coverage.as_dict())

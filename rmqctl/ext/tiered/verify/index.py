@@ -1,6 +1,6 @@
 """Check the structure of a tier's index file: header, slots, items, chains (tiered.md §5, §17.3 I).
 
-Everything is read once, in blocks. `tiered.verify.items` checks the targets of the items.
+A file is read once, in blocks. `tiered.verify.items` checks the targets of the items.
 """
 
 from __future__ import annotations
@@ -172,13 +172,15 @@ def _compacted_items(file: TierIndexFile, take: Take, times: ItemTimes) -> Itera
 
 
 def _lowest(hashed: Array, slots: int) -> Array:
-    """Return which hashes are -2^31, which a broker cannot negate, and yet have a slot (bool)."""
+    """Return a boolean array: whether each hash is -2^31, which a broker cannot negate, and has a
+    slot.
+    """
     mask: Array = (hashed == _I32.min) & (hashed % slots == 0)
     return mask
 
 
 def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
-    """Return (positions, lengths) of slots, with a single read if they are near each other."""
+    """Return (positions, lengths) of slots; use a single read if the slots are near each other."""
     unit = fmt.COMPACTED_SLOT
     least, most = int(own.min()), int(own.max())
     if most - least <= _NEAR:
@@ -194,7 +196,9 @@ def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
 
 
 def _open(file: TierIndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
-    """Check the open form: items point to the item before them in a slot, slots to the newest."""
+    """Check the open form: items must point to the previous item of their slot, slots to the newest
+    item.
+    """
     shape, header = file.shape, file.header
     none = -1 if shape.old else 0
     full = header.item_count + 1 == shape.max_items
@@ -269,7 +273,9 @@ def _heads(file: TierIndexFile, last: Array) -> Iterator[Finding]:
 
 
 def _end_time(file: TierIndexFile, times: ItemTimes) -> Iterator[Finding]:
-    """Compare the header's end time with the newest item; a broker that reopens a file loses it."""
+    """Compare the header's end time with the newest item; a broker that reopens a file loses the
+    end time.
+    """
     if not times.items or times.items < file.items:
         return
     begin, end = file.header.begin_timestamp, file.header.end_timestamp

@@ -34,7 +34,7 @@ MAX_EXPLAINED = 10_000
 
 @dataclass(slots=True)
 class ItemTally:
-    """Counts of a file's items that are judged without messages."""
+    """Counts of a file's items whose state is determined without reading messages."""
 
     expired: int = 0
     removed: int = 0
@@ -44,10 +44,11 @@ class ItemTally:
 
 
 class Items:
-    """The items of all index files of a broker, as fingerprints. Use as a context manager.
+    """Fingerprints of the items in all index files of a broker. Use as a context manager.
 
-    ``queues``: the broker's queues, by the number that `MessageKeys` receives. `take` is called by
-    `tiered.verify.index.check`. ``has_empty``: whether an item has the empty key of its topic.
+    ``queues``: the broker's queues; `MessageKeys` receives a queue's index in this list. `take` is
+    called by `tiered.verify.index.check`. ``has_empty``: whether an item has the empty key of its
+    topic.
     """
 
     def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata, counted: Coverage) -> None:
@@ -56,7 +57,7 @@ class Items:
         self.items, self.keys = Spool(ITEM), Spool(KEY)
         self.files: list[TierIndexFile] = []
         self.held = ExitStack()
-        """Files that stay open while items are read."""
+        """The files that are kept open while items are read."""
         self.has_empty = False
         self._tallies: list[ItemTally] = []
         self._serial = metadata.serial
@@ -77,7 +78,7 @@ class Items:
         self._empties = folded(np.array(empties, np.int64))
 
     def start(self, file: TierIndexFile) -> None:
-        """Begin a file: the next items are its items."""
+        """Begin a file: the items added next are items of this file."""
         self.files.append(file)
         self._tallies.append(ItemTally())
 
@@ -112,8 +113,8 @@ class Items:
         self.items.add(out)
 
     def _unknown(self, tally: ItemTally, topic: Array, queue_id: Array) -> None:
-        """Judge items of queues without files: if the queue is in the metadata they are expired; if
-        the topic id was assigned and no longer exists, the topic was removed.
+        """Classify items of queues without files: if the queue is in the metadata, the items are
+        expired; if the topic id was assigned earlier but no longer exists, the topic was removed.
         """
         pairs, counts = np.unique(np.stack([topic, queue_id]), axis=1, return_counts=True)
         for (topic_id, queue), count in zip(pairs.T.tolist(), counts.tolist(), strict=True):
@@ -186,7 +187,7 @@ class Items:
                            count=tally.wide)
 
     def _times(self, items: Array, keys: Array) -> Iterator[Finding]:
-        """Compare item times with messages, by the computation of each version."""
+        """Compare item times with the times that the broker versions compute from the messages."""
         for number in np.unique(items["file"]).tolist():
             rows = items["file"] == number
             file, ours, theirs = self.files[number], items[rows], keys[rows]
@@ -270,7 +271,7 @@ def _end_of_units(queue: FlatQueue) -> int:
 
 
 def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
-    """Return whether a unit points to the same unreadable place."""
+    """Return whether a unit points to the same unreadable position."""
     try:
         unit = queue.unit(first_from(queue, queue.cq_start, queue.commit_offset,
                                      item.commit_log_offset))
@@ -285,7 +286,7 @@ def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
 
 
 def _low(topic_id: int) -> int:
-    """Return a topic id as items have it: the low 32 bits, signed."""
+    """Return a topic id in the form used in items: the low 32 bits, signed."""
     return (topic_id + (1 << 31)) % _I32 - (1 << 31)
 
 
@@ -301,7 +302,9 @@ def _wrapped(value: Array) -> Array:
 
 
 def time_difference(value: Array, old: bool) -> Array:
-    """Return time differences as in items: seconds towards zero (5.1: ms), 32 bits."""
+    """Return time differences in the form used in items: seconds, rounded towards zero (5.1: ms),
+    32 bits.
+    """
     if old:
         return _wrapped(value)
     return _wrapped(np.where(value < 0, -(-value // 1000), value // 1000))

@@ -1,8 +1,9 @@
-"""Compare index items with the keys of messages, both ways, in sequential passes (tiered.md §5.4).
+"""Find index items without a key and keys without an index item, in sequential passes (tiered.md
+§5.4).
 
-Both sides are converted to fingerprints of queue, commit log offset, size and hash. The hashes of
-older and newer brokers for the same key count as equal: older ones negate a negative Java hash,
-newer ones clear its sign bit, so the two add up to 2^31.
+Items and keys are converted to fingerprints of queue, commit log offset, size and hash. The hashes
+of older and newer brokers for the same key count as equal: older ones negate a negative Java hash,
+newer ones clear its sign bit, so the two hashes add up to 2^31.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ _HALF = 1 << 31
 _SPACE = 0x20
 KEY = np.dtype([("mark", np.uint64), ("queue", np.uint32), ("queue_offset", np.int64),
                 ("time", np.int64), ("true_time", np.int64), ("wanted", np.bool_)])
-"""A key of a message. ``time``: as a broker reads it. ``wanted``: the index should have it."""
+"""A key of a message. ``time``: store time as a broker reads it. ``wanted``: whether the index
+should contain the key.
+"""
 ITEM = np.dtype([("mark", np.uint64), ("file", np.uint32), ("number", np.uint32),
                  ("time_diff", np.int32)])
 """An item; ``number``: its number in the file."""
@@ -37,7 +40,9 @@ _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
 
 
 def folded(key_hash: Array) -> Array:
-    """Return the same number for the hashes that either rule computes for a key (int64)."""
+    """Return a number (int64) for each hash; it is the same for both hashes that brokers compute
+    for a key.
+    """
     value = np.abs(key_hash.astype(np.int64))
     folded_value: Array = np.minimum(value, _HALF - value)
     return folded_value
@@ -55,8 +60,8 @@ def marks(*parts: Array) -> Array:
 
 
 class MessageKeys:
-    """Collector of the keys of a queue's messages. ``empty_too``: collect the empty key of every
-    message, because an item has it; versions differ about it.
+    """Collector of the keys of a queue's messages. ``empty_too``: also collect the empty key of
+    every message, because an item with the empty key exists (only some versions write such items).
     """
 
     def __init__(self, spool: Spool, number: int, topic: str, *, empty_too: bool) -> None:
@@ -101,7 +106,9 @@ class MessageKeys:
 
 
 def _not_blank(data: Array, start: Array, length: Array) -> Array:
-    """Return which texts do not begin with whitespace (bool); doubtful ones count as blank."""
+    """Return a boolean array: whether each text begins with a character that is certainly not
+    whitespace.
+    """
     mask: Array = np.zeros(len(start), bool)
     filled = length > 0
     mask[filled] = data[start[filled]] > _SPACE
@@ -111,8 +118,8 @@ def _not_blank(data: Array, start: Array, length: Array) -> Array:
 class Spool:
     """Rows of one dtype with a ``mark``, in memory up to a bound, then in an unnamed file.
 
-    They are compared bucket by bucket, by the first bits of the mark. Call `add`, then `bucket` for
-    each of `BUCKETS`, then `close`.
+    Rows are compared bucket by bucket; the first bits of the mark determine the bucket. Call `add`,
+    then `bucket` for each of `BUCKETS`, then `close`.
     """
 
     def __init__(self, dtype: np.dtype[Any], memory: int = MEMORY) -> None:
@@ -128,7 +135,8 @@ class Spool:
     def add(self, rows: Array) -> None:
         """Add rows, which must not be changed afterwards.
 
-        Threads may add concurrently: rows with the same mark are of a single queue and thread.
+        Threads may call this method concurrently: rows with the same mark are of a single queue and
+        thread.
         Raises: StoreIOError.
         """
         if not len(rows):
@@ -181,7 +189,7 @@ class Spool:
 
 @dataclass(slots=True)
 class Matched:
-    """Result of a bucket: items without a key, keys without an item, and matching pairs.
+    """Result of comparing a bucket: items without a key, keys without an item, and matching pairs.
 
     ``wanted``: the number of keys that the index should have.
     """

@@ -1,8 +1,10 @@
-"""Leftovers of the walk over a tiered queue: units without a message, bytes without a unit.
+"""Explain what remains unmatched after the scan of a tiered queue: units without a message, and
+bytes without a unit.
 
 Bytes without a unit are normal (§8.3): a broker that was killed between the writes to commit log
-and consume queue writes the messages again. Units without a message are damage, except those of
-expired messages and of a block that was cut and repeated after its first part (§8.4, `Shifts`).
+and consume queue writes the messages again. Units without a message are damage, except units of
+expired messages and units of a block whose write was cut off and then repeated after the part
+already written (§8.4, `Shifts`).
 """
 
 from __future__ import annotations
@@ -22,13 +24,19 @@ from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.scan.frames import Array, Span
 
 MAX_EXPLAINED = 10_000
-"""Units of a queue that are explained one by one; more are only counted."""
+"""Maximum number of units of a queue that are explained one by one; further units are
+only counted.
+"""
 MAX_BEHIND = 10_000
-"""Messages without a unit at the end that a broker may have pending (its group commit limit)."""
+"""Maximum number of messages at the end whose units a broker may not have written yet (its group
+commit limit).
+"""
 
 
 class Leftovers:
-    """Findings about what `QueueCheck` left over; use it after all findings of the check."""
+    """Findings about units and bytes that `QueueCheck` could not match; use after all findings of
+    that check.
+    """
 
     def __init__(self, check: QueueCheck) -> None:
         self.check, self.place, self.log = check, check.place, check.queue.commit_log
@@ -127,7 +135,7 @@ class Leftovers:
                 count=count_ahead)
 
     def _has_grown(self, unit: Unit) -> bool:
-        """Return whether a broker has written a unit's target to the log meanwhile."""
+        """Return whether a broker has written the unit's message to the log since the scan."""
         return unit.offset + unit.size <= self._end_now and unit.offset >= self.log.end
 
     @cached_property

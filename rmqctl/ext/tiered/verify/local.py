@@ -1,7 +1,7 @@
 """Compare a tiered queue with the same queue of the broker's local store (tiered.md §7, §17.3).
 
-Queue offsets are uploaded, only local, only tiered, or in neither. If both have a message, all
-bytes except the physical offset must be equal.
+A queue offset is in both, only in the local store, only in the tier, or in neither. If both contain
+a message, all bytes except the physical offset must be equal.
 """
 
 from __future__ import annotations

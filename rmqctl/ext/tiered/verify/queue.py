@@ -1,7 +1,7 @@
 """Compare every byte of a tiered queue's commit log with its consume queue, and the times of its
 messages with the metadata (tiered.md §17.3).
 
-The log is walked once. Each message is looked up in the consume queue by its queue offset. The
+The log is scanned once. Each message is looked up in the consume queue by its queue offset. The
 unmatched messages and units are explained afterwards (`tiered.verify.leftover`).
 """
 
@@ -37,7 +37,7 @@ from rmqctl.store.problems import ambiguity
 ENGINE_TIME = fixed_field("store_timestamp").offset
 """Offset at which a broker reads the store time, which is wrong after an IPv6 born host."""
 MAX_HELD = 1 << 20
-"""Limit of the messages without a unit, and of the damaged spans, that are kept."""
+"""Maximum number of messages without a unit, and of damaged ranges, that are kept in memory."""
 _SEAL = props.CRC32.encode() + props.NAME_VALUE_SEPARATOR.encode()
 _FAR = np.iinfo(np.int64)
 
@@ -46,7 +46,9 @@ _FAR = np.iinfo(np.int64)
 
 @dataclass(slots=True)
 class TimeSpan:
-    """Least and greatest store time of a segment's messages: a broker's, and the true ones."""
+    """Least and greatest store time of a segment's messages: as a broker reads the times, and the
+    real times.
+    """
 
     least: int = _FAR.max
     most: int = _FAR.min
@@ -65,9 +67,9 @@ class TimeSpan:
 class SegmentTimes:
     """Collector of the times of a queue, by segment of its two flat files.
 
-    A broker stores the least and greatest value at byte 56 of the messages; 5.1 and 5.2 store the
-    first and the last. After a crash the values may cover a part of the segment or be unset, so
-    only times outside the messages' range are wrong.
+    A broker enters into the metadata the least and greatest value at byte 56 of the messages; 5.1
+    and 5.2 enter the first and last value. After a crash the values may cover a part of the segment
+    or be unset, so only times outside the messages' range are wrong.
     """
 
     def __init__(self, queue: FlatQueue) -> None:
@@ -92,7 +94,9 @@ class SegmentTimes:
                                                                                      true[rows])
 
     def findings(self, queue: FlatQueue, metadata: Metadata) -> Iterator[Finding]:
-        """Yield findings about the metadata's times of segments whose messages are all known."""
+        """Yield findings about the times in the metadata, for segments whose messages are all
+        known.
+        """
         yield from self._of(queue.name, queue.commit_log, self._log, metadata)
         yield from self._of(queue.name, queue.consume_queue, self._rows, metadata)
 
@@ -154,7 +158,7 @@ class Loose:
 
 
 class QueueCheck:
-    """Walk over a queue. The other attributes are complete at the end of `findings`.
+    """The scan of a queue. The other attributes are complete when `findings` has ended.
 
     `Leftovers` explains ``loose``, ``spans`` and ``seen``. ``without_unit``: queue offsets of
     intact messages without a unit. ``first``: (queue offset, logical offset) of the first message
@@ -181,7 +185,7 @@ class QueueCheck:
         self._tags = TagsCodes(self._topics)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings of the walk, which continues after an unreadable segment."""
+        """Yield the findings of the scan, which continues after an unreadable segment."""
         self.units.find_tears()
         self.place.counted.segments += len(self.queue.consume_queue.segments)
         for segment in self.queue.commit_log.segments:
@@ -204,7 +208,7 @@ class QueueCheck:
 
     @property
     def loose(self) -> Loose:
-        """All loose messages."""
+        """All intact messages whose unit points elsewhere, in log order."""
         if not self._loose:
             return Loose(*(np.zeros(0, kind) for kind in (
                 np.int64, np.int64, np.int64, bool, np.int64, np.int64)))
@@ -317,7 +321,9 @@ class QueueCheck:
                              f"queue offset {int(before[row])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:
-        """Count the copies with an appended CRC, which covers the lost local offset."""
+        """Count the messages with an appended CRC that cannot be checked: it covers the unknown
+        local offset.
+        """
         size = batch.column("total_size")
         where = (batch.start + size - append_crc.SIZE)[matched]
         seals = gather(batch.data, where, len(_SEAL))

@@ -31,12 +31,13 @@ class Unit(NamedTuple):
 
 
 class Shifts:
-    """Distances by which messages of a segment are displaced, and the number of messages.
+    """Distances by which messages of a segment are displaced, with the number of messages for each.
 
-    A write was cut, then repeated after its first part. Units and physical offsets of the repeated
-    block contain the place where it should be. Messages of later blocks have the right physical
-    offsets, but wrong units, up to the segment's end. A damaged unit looks like the latter. So a
-    distance only counts if a message of the block, displaced by it, matches its unit.
+    A write was cut off, then repeated after the part already written. Units and physical offsets of
+    the repeated block contain the offsets that its messages should have. Messages of later blocks
+    have the right physical offsets, but wrong units, up to the segment's end. A damaged unit looks
+    like such a wrong unit, so a distance only counts if a message of the repeated block, displaced
+    by this distance, matches its unit.
     """
 
     def __init__(self, check: QueueCheck) -> None:
@@ -49,7 +50,7 @@ class Shifts:
         self._searched: set[int] = set()
 
     def has(self, offset: int) -> bool:
-        """Return whether messages are displaced in the segment with a logical offset."""
+        """Return whether messages are displaced in the segment that contains a logical offset."""
         segment = self._log.segment_of(offset)
         return segment is not None and any(self._shifts.get(segment.base, {}).values())
 
@@ -59,7 +60,7 @@ class Shifts:
         return number if number >= 0 and offset < self._check.spans[number].end else None
 
     def frames(self, loose: Loose, claimed: Array) -> None:
-        """Mark loose messages at a proven distance from their units' targets as ``claimed``."""
+        """Mark messages at a proven distance from their units' targets as ``claimed``."""
         bases = np.array([segment.base for segment in self._segments], np.int64)
         distance = loose.offset - loose.unit_offset
         base = bases[np.searchsorted(bases, loose.offset, "right") - 1]
@@ -79,8 +80,9 @@ class Shifts:
                     self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def explains(self, unit: Unit) -> bool:
-        """Return whether the message of a unit is at a proven distance: a message of the block, or
-        a later one that the walk could not distinguish from the body of a damaged record.
+        """Return whether the message of a unit is at a proven distance from the unit's target: a
+        message of the repeated block, or a later message that the scan could not distinguish from
+        the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
         segment = self._log.segment_of(unit.offset)
@@ -115,7 +117,8 @@ class Shifts:
 
     def _search(self, queue_offset: int, offset: int) -> None:
         """Search the span that a unit points into, and the adjacent spans, for messages whose
-        physical offsets are before their place and match their units. Each span is searched once.
+        physical offsets are before their real positions and match their units. Each span is
+        searched once.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)
         if number is None or number in self._searched or segment is None:

@@ -1,8 +1,8 @@
-"""The consume queue of a tiered queue by queue offset, with torn writes (tiered.md §8.4).
+"""Look up the units of a tiered queue by queue offset, also after torn writes (tiered.md §8.4).
 
 If a file ends inside a unit, a broker appends after the partial unit, so every later unit is some
-bytes after its place. Such a tear is found with the messages. The units after it can still be
-compared, and only the tear itself is a finding.
+bytes after its expected position. Such a tear is found by comparing units with messages. The units
+after it can still be compared, and only the tear itself is a finding.
 """
 
 from __future__ import annotations
@@ -19,14 +19,16 @@ from rmqctl.formats.tiered.units import CODA_SIZE, UNIT, UNIT_SIZE, UnitRecord, 
 from rmqctl.scan.frames import Array, Batch
 
 WINDOW = 1 << 12
-"""Units that are read together for messages near each other."""
+"""Number of units that are read together for messages near each other."""
 BLOCK = 1 << 16
 _MAX_TEARS = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Tear:
-    """Units from queue offset ``first`` are ``shift`` bytes (1 to 19) after their places."""
+    """From queue offset ``first`` on, units are ``shift`` bytes (1 to 19) after their expected
+    positions.
+    """
 
     first: int
     shift: int
@@ -58,7 +60,7 @@ class TierUnits:
         return (self._file.end - self._file.start) % UNIT_SIZE
 
     def find_tears(self) -> None:
-        """Find ``tears``. Searches only if the length shows a torn write."""
+        """Find ``tears``; search only if the file's length shows a torn write."""
         starts = [segment.base % UNIT_SIZE for segment in self._file.segments if segment.usable]
         if not self.torn_bytes and not any(starts):
             return
@@ -205,7 +207,9 @@ class SeenOffsets:
                 self._blocks[block] = None
 
     def has(self, first: int, count: int) -> Array:
-        """Return whether ``count`` queue offsets from ``first`` were seen (bool)."""
+        """Return a boolean array: whether each of ``count`` queue offsets from ``first``
+        was seen.
+        """
         present: Array = np.zeros(count, bool)
         queue_offset = first
         while queue_offset < first + count:

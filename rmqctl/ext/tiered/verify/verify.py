@@ -1,8 +1,8 @@
-"""tiered verify: all checks of a tier, as a stream of findings (tiered.md §17).
+"""Run all checks of `tiered verify` and yield the findings (tiered.md §17).
 
-Index files are read first, and their items kept as fingerprints. Then every queue's commit log is
-walked once and compared with its consume queue, and finally keys with items. Nothing is written,
-except unnamed temporary files for fingerprints that do not fit into memory.
+Index files are read first, and fingerprints of their items are kept. Then every queue's commit log
+is scanned once and compared with its consume queue. Finally keys are compared with items. Nothing
+is written, except unnamed temporary files for fingerprints that do not fit into memory.
 """
 
 from __future__ import annotations
@@ -51,13 +51,14 @@ from rmqctl.store.repair_losses import repair_losses
 from rmqctl.store.store import Store
 
 _MAX_HANDED_OVER = 10_000
-"""Limit of the findings per category and file that a thread returns."""
+"""Maximum number of findings per category and file that a thread returns."""
 
 
 @dataclass(slots=True)
 class Options:
-    """``only``: some of `STRUCTURES` (None: all; ``local`` needs a store). ``index_slots`` and
-    ``index_max``: for files that do not contain them, see `index_file.examine`. ``jobs``: threads.
+    """Options of a run. ``only``: some of `STRUCTURES` (None: all; ``local`` needs a store).
+    ``index_slots`` and ``index_max``: for files that do not contain them, see `index_file.examine`.
+    ``jobs``: threads.
     """
 
     only: frozenset[str] | None = None
@@ -72,7 +73,7 @@ class Options:
 
 @dataclass(slots=True)
 class Verification:
-    """A run. ``coverage`` and ``checked`` are complete at the end of `findings`.
+    """A verification run. ``coverage`` and ``checked`` are complete when `findings` has ended.
 
     ``local``: the store to compare with, message by message. ``beside``: the store whose log may
     still have messages that the tier has lost.
@@ -171,7 +172,9 @@ class Verification:
             return None  # `verify` of the store reports it
 
     def _nowhere(self, lost: int) -> int:
-        """Return how many messages that repairs dropped at the ends of queues are in no log."""
+        """Return the number of messages that repairs dropped at the ends of queues and that no log
+        contains.
+        """
         between = [(self._local_from(queue), queue.commit_offset) for queue in self.tier.queues()]
         return lost if any(low is None for low, _ in between) else min(
             lost, sum(max(0, (low or 0) - end) for low, end in between))
@@ -264,7 +267,7 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
 
 
 def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield findings, and a finding for an unreadable file, which ends this part but not the run.
+    """Yield findings. An unreadable file yields a finding and ends ``findings``, but not the run.
     ``where``: the file, if the error does not name it.
     """
     try:
@@ -275,7 +278,7 @@ def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterato
 
 
 def _parts(check: QueueCheck) -> Iterator[Finding]:
-    """Yield all findings of a queue: those of the walk, then those about leftovers."""
+    """Yield all findings of a queue: first from the scan, then about unmatched units and bytes."""
     log = check.queue.commit_log
     where = log.reader.where(log.folder)
     yield from _guarded(LOG, where, check.findings())
@@ -292,7 +295,7 @@ def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> F
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Results of a thread."""
+    """Results of a thread that checks a queue."""
 
     findings: list[Finding]
     coverage: Coverage
@@ -342,8 +345,8 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
 
 def verdict(run: Verification, most: int,
             baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Run a verification to its end and keep the first ``most`` findings. With a ``baseline`` it is
-    ok if all findings are in it.
+    """Run a verification to its end and keep the first ``most`` findings. With a ``baseline``, the
+    verdict is ok if the baseline contains all findings.
     """
     first, counts = first_findings(run.findings(), most, baseline)
     lost = TierLosses.of(run.coverage.as_dict()).already if run.options.wants(LOG) else None
