@@ -88,8 +88,8 @@ Blocks = list[tuple[Upload, Block]]
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Where the upload of a queue that is not yet in the tier starts: at its first local message,
-    or at a time.
+    """The start of the upload of a queue that is not yet in the tier: the first local message, or a
+    time.
     """
 
     time: int | None = None

@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What to count: ``by`` as in `groupings.GROUPINGS`; store times in ms, inclusive."""
+    """Options of a count: ``by`` as in `groupings.GROUPINGS`; store times in ms, inclusive."""
 
     by: str = "topic"
     broker: str | None = None
