@@ -1,8 +1,8 @@
 """Read and process stores with Apache Spark. The only package that imports pyspark.
 
 If the package is installed or in PYTHONPATH, Spark finds the data source ``rocketmq`` by itself,
-unless the path of Python contains a space. In other sessions, call `register`, or import this
-package while the session is active.
+unless the path of the Python interpreter contains a space. Otherwise call `register`, or import
+this package while a session is active.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Spark's Python daemon, with rmqctl's modules loaded before it forks its workers.
 
-``spark.python.daemon.module`` is set only if the package is installed or the driver's is used
-(``local[N]``). Workers then start without importing anything, and the garbage collection that Spark
-runs after every task is almost free.
+``spark.python.daemon.module`` is set only if the package is installed or workers use the driver's
+package (``local[N]``). Workers then start without importing anything, and the garbage collection
+that Spark runs after every task costs almost no time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""Needs of a query, from its optimised plan: columns of the tables, and conditions on rows.
+"""Determine from a query's optimised plan which columns the query reads and which conditions rows
+must meet.
 
-Spark does not prune columns of a Python data source, and filters that it passes to the source stay
-with the relation when another part of the query scans it again. So this module reads both from the
-plan and makes them part of the relation itself: a schema and load options.
+Spark does not prune columns of a Python data source, and filters that Spark passes to the source
+remain in the relation when another part of the query scans the relation again. So this module reads
+columns and conditions from the plan and makes them part of the relation: a schema and load options.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SCAN = "DataSourceV2ScanRelation"
 _THROUGH = ("Filter",)
 _ENDS = ("Project", "Aggregate")
 _NO_SOURCE = ("LocalRelation", "OneRowRelation", "EmptyRelation", "Range", "CTERelationRef")
-"""Leaves of a plan that do not read a store."""
+"""Leaf nodes of a plan that do not read a store."""
 _SIGNS = {"EqualTo": "=", "EqualNullSafe": "=", "GreaterThan": ">", "GreaterThanOrEqual": ">=",
           "LessThan": "<", "LessThanOrEqual": "<="}
 _TURNED = {"=": "=", ">": "<", ">=": "<=", "<": ">", "<=": ">="}
@@ -35,7 +36,9 @@ _EQUALS = {"topic": "topic", "queue_id": "queueId"}
 
 @dataclass(slots=True)
 class Scans:
-    """Needs of the scans of one table: their columns, and the conditions of each scan."""
+    """Needs of the scans of one table: the columns of all scans, and the conditions of
+    each scan.
+    """
 
     columns: set[str] = field(default_factory=set)
     conditions: list[list[Any]] = field(default_factory=list)
@@ -57,11 +60,11 @@ class Scans:
 
 
 class _UnknownLeafError(Exception):
-    """Raised for a leaf of the plan that may read anything."""
+    """Raised for a leaf node of the plan whose needs are unknown."""
 
 
 def needs(plan: Any) -> dict[str, Scans] | None:
-    """Return the needs of the scans by the source's option ``table``; None if unknown.
+    """Return the needs of the scans by table (the source's option ``table``); None if unknown.
 
     ``plan`` is an optimised logical plan (Java). A table that is missing in the result was
     optimised away.
@@ -78,8 +81,8 @@ def _visit(node: Any, above: set[int] | None, conditions: list[Any],
            scans: dict[str, Scans]) -> None:
     """Collect the scans below a node.
 
-    ``above``: ids of the columns that nodes above use, None for all; ``conditions`` hold for all
-    rows of the node's output.
+    ``above``: ids of the columns that nodes above use, None for all; ``conditions`` are true for
+    all rows of the node's output that are used.
     """
     name = node.getClass().getSimpleName()
     if name == _SCAN:
@@ -125,7 +128,9 @@ def _conjuncts(condition: Any) -> Iterator[Any]:
 
 
 def _options_of(condition: Any, table: str) -> Iterator[tuple[str, str]]:
-    """Yield the options that express a condition exactly, if it compares a column with literals."""
+    """Yield the options that express a condition exactly, if the condition compares a column with
+    literals.
+    """
     kind = condition.getClass().getSimpleName()
     if kind in ("In", "InSet"):
         column = _column(condition.children().head())
@@ -147,7 +152,7 @@ def _options_of(condition: Any, table: str) -> Iterator[tuple[str, str]]:
 
 
 def _listed(condition: Any, kind: str) -> list[Any]:
-    """Return the literals of an IN; None for an element that is not a literal."""
+    """Return the values of an IN; None for an element that is not a literal."""
     if kind == "InSet":
         return [_plain(value) for value in _items(condition.hset())]
     return [_literal(child) for child in _items(condition.list())]
@@ -196,8 +201,8 @@ def _text(wanted: Any, *, moment: bool) -> str:
 
 
 def _moment(millis: int) -> str:
-    """Return the time as a text whose meaning does not depend on its number of digits; "" if it is
-    out of range.
+    """Return the time in ISO-8601 form, whose meaning, unlike a number's, does not depend on the
+    number of digits; "" if the time is out of range.
     """
     try:
         return datetime.fromtimestamp(millis // 1000, UTC).replace(

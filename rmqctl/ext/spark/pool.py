@@ -1,9 +1,9 @@
 """A pool on Spark: executors run the tasks, and the driver receives the results in order.
 
 Small tasks share a Spark task (`packed`); a result is a pickled value, which the Java side passes
-on unread. The function and the tasks are sent once (broadcast). Spark repeats a failed task and
-uses one result of each. The job is an RDD job, not ``mapInArrow``: it does the same work in the
-same worker processes without the SQL engine, whose first query starts 2 to 3 s later.
+on without decoding. The function and the tasks are sent once (broadcast). Spark repeats a failed
+task and uses one result per task. The job is an RDD job, not ``mapInArrow``, because the SQL engine
+would delay the first job by 2 to 3 s.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 Watch = Callable[[int, int], None]
-"""Called with (tasks done, known tasks)."""
+"""Progress callback: called with (number of tasks done, number of known tasks)."""
 STORE = 1 << 20
-"""Weight in bytes of a task of unknown size: a small store."""
+"""Assumed bytes of a task of unknown size: those of a small store."""
 POLL = 0.1
 """Seconds between two checks of the progress."""
 _PYTHON = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception))(?:: (.*))?$", re.MULTILINE)
@@ -142,11 +142,11 @@ class _Failed:
 
 
 class _SparkWorker:
-    """The function that runs on an executor: it gets task numbers and yields pickled (kernel,
+    """The function that runs on an executor: receives task numbers and yields pickled (kernel,
     result).
 
-    It runs in the driver's folder, if that exists on the executor, so that relative paths mean the
-    same. ``roots``: URLs to mount.
+    If the driver's working folder exists on the executor, the function runs there, so relative
+    paths have the same meaning. ``roots``: URLs to mount.
     """
 
     def __init__(self, sent: Any, folder: str, secrets: dict[str, str],
@@ -171,7 +171,9 @@ class _SparkWorker:
                 yield pickle.dumps((used, answer), pickle.HIGHEST_PROTOCOL)
 
     def _mount(self, *named_in: bytes) -> None:
-        """Mount the URLs that the function or the task names: another one may be unreachable."""
+        """Mount only the URLs that the function or the task names, because others may be
+        unreachable.
+        """
         for root in self._roots:
             if any(root.encode() in named for named in named_in) and not vfs.is_mounted(root):
                 from rmqctl.files.remote.tree import mounted
@@ -197,10 +199,10 @@ def weight(task: Any) -> int:
 
 
 def packed(weights: Sequence[int], jobs: int) -> list[range]:
-    """Return consecutive runs of tasks; each run becomes one task of Spark.
+    """Divide the tasks into consecutive runs; each run becomes one Spark task.
 
-    If tasks are small, there are four runs for each job: starting a task of Spark costs as much as
-    reading megabytes. A run ends at `MIN_SIZE` bytes.
+    If tasks are small, four runs are made for each job, because starting a Spark task takes as long
+    as reading megabytes. A run ends at `MIN_SIZE` bytes.
     """
     enough = min(MIN_SIZE, max(sum(weights) // (4 * jobs), 1))
     packs, start, held = [], 0, 0
@@ -241,7 +243,7 @@ def new_group() -> str:
 
 
 def tasks_of(context: SparkContext, group: str) -> tuple[int, int]:
-    """Return (tasks done, tasks in all) of the stages of a group's jobs that have begun.
+    """Return (tasks done, total tasks) of the stages that have begun, for the jobs of a group.
 
     A stage that Spark skips, because an earlier job has done it, never begins.
     """

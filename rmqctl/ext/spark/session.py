@@ -1,8 +1,8 @@
-"""A quiet Spark session: on this machine, or on an existing cluster.
+"""Start a Spark session without output on the terminal: on this machine, or on an existing cluster.
 
-Spark's log goes to a file, which is named after a failure and removed otherwise. Workers get the
-package (``rmqctl``) and its kernel from the driver; its dependencies (numpy, pyarrow, isal,
-construct) must be installed for their Python.
+Spark's log is written to a file; after a failure an error message names the file, otherwise the
+file is removed. Workers get the package (``rmqctl``) and its kernel from the driver; its
+dependencies (numpy, pyarrow, isal, construct) must be installed for their Python.
 """
 
 from __future__ import annotations
@@ -72,10 +72,10 @@ def session(master: str = "local[*]", *, conf: Mapping[str, str] | None = None,
             log: str | None = None) -> Iterator[SparkSession]:
     """Yield a Spark session, which is stopped at the end.
 
-    ``conf`` are Spark's own settings and take precedence. ``log``: file for Spark's messages; by
+    ``conf``: settings of Spark, which take precedence. ``log``: file for Spark's messages; by
     default a file that is removed unless something fails.
-    Raises: UnsupportedError without Java, JobError if the session does not start, both with the
-    remedy; MissingExtraError; RefusedError, StoreIOError for the log.
+    Raises: UnsupportedError without Java, JobError if the session does not start (both messages
+    name the remedy); MissingExtraError; RefusedError, StoreIOError for the log.
     """
     require("pyspark", "pyarrow")
     require_jobs()
@@ -129,7 +129,7 @@ def log_of(spark: Any) -> str | None:
 
 
 def package_zip(folder: str) -> str:
-    """Return this package as an archive, for workers that have not installed it.
+    """Return an archive of this package for workers on which it is not installed.
 
     It contains the source of the kernel, which proves that a compiled kernel belongs to this
     package.

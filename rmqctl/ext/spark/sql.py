@@ -1,8 +1,9 @@
-"""Queries over the tables of stores: views ``messages``, ``frames``, ``consumequeue``, ``index``
-and, of stores with a tier, ``tiered_messages``.
+"""Run SQL queries over the tables of stores: views ``messages``, ``frames``, ``consumequeue``,
+``index`` and, for stores with a tier, ``tiered_messages``.
 
-Only the views that a query names are created, and only the columns and rows that its optimised plan
-needs are read (`plan_needs`): a view has all columns, unused ones are typed nulls.
+Only the views that a query names are created, and only the columns and rows that the query's
+optimised plan needs are read (`plan_needs`). A view has all columns; unused columns contain typed
+nulls.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ _PLACE = re.compile(r"^== SQL.* \((line \d+, position \d+)\) ==$", re.MULTILINE)
 
 def query(spark: SparkSession, stores: Sequence[str], text: str, *,
           options: Mapping[str, str] | None = None) -> DataFrame:
-    """Return the result of a query, not computed yet; it will read only what it needs of the
+    """Return the result of a query, which is computed lazily and reads only the needed parts of the
     stores.
 
     ``options`` are further options of the data source.
@@ -151,7 +152,7 @@ def _check(spark: Any, text: str) -> bool:
 
 
 def rows(frame: DataFrame) -> Iterator[dict[str, Any]]:
-    """Yield the rows, as they come, as mappings for JSON.
+    """Yield the rows as mappings for JSON, as soon as each row is available.
 
     Binary becomes base64, timestamps and dates become ISO-8601, a second column ``name`` becomes
     ``name_2``.
@@ -170,7 +171,7 @@ def columns(frame: DataFrame) -> list[str]:
 
 
 def write(frame: DataFrame, out: str, form: FileFormat) -> None:
-    """Write the rows as a folder of files, complete or not at all.
+    """Write the rows as a folder of files; after a failure no folder exists.
 
     In CSV, maps, lists and structures are JSON and binary is base64, as in JSON.
     Raises: RefusedError if ``out`` exists; StoreIOError.
@@ -283,8 +284,8 @@ def spark_errors(spark: SparkSession) -> Iterator[None]:
 
 
 def _interruption(error: BaseException | None) -> BaseException | None:
-    """Return the interruption (Ctrl-C, SIGTERM) that caused an error: pyspark fails to clean up
-    after it and raises another error.
+    """Return the interruption (Ctrl-C, SIGTERM) that caused an error, or None: after an
+    interruption pyspark fails to clean up and raises another error.
     """
     while error is not None:
         if not isinstance(error, Exception):

@@ -1,7 +1,7 @@
-"""Verify many stores on a pool: small ones in one task each, large ones in ranges.
+"""Verify many stores on a pool of workers: a small store in one task, a large store in ranges.
 
-Findings and texts are those of `rmqctl.checks.verify.verify`: the results of ranges are merged in
-log order, and the seams between them are checked.
+Findings and texts are the same as from `rmqctl.checks.verify.verify`: the results of ranges are
+merged in log order, and the seams between them are checked.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from rmqctl.store.log.ranges import Pool
 from rmqctl.store.store import Sizes, Store
 
 MAX_TASK = 256 << 20
-"""Maximum bytes of log for which a store is one task, if there are several stores."""
+"""Maximum bytes of log of a store that is verified in one task, if several stores are verified."""
 
 
 def store_size(root: str, dirs: Sequence[str] = ()) -> int:
@@ -30,8 +30,8 @@ def store_size(root: str, dirs: Sequence[str] = ()) -> int:
 
 
 def total_size(roots: Sequence[str], size: Callable[[str], int]) -> int:
-    """Return the bytes of log of all stores. Of several stores, one that cannot be opened counts 0
-    and fails later.
+    """Return the total bytes of log of all stores. If several stores are given, a store that cannot
+    be opened counts as 0 bytes and fails later.
     """
     total = 0
     for root in roots:
@@ -67,9 +67,10 @@ def verify_stores(roots: Sequence[str], pool: Pool, options: VerifyOptions, most
                   dirs: Sequence[str] = (), sizes: Sizes | None = None) -> Iterator[JudgedStore]:
     """Yield the verdicts in the order of the stores, each with at most ``most`` findings listed.
 
-    ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` the given sizes
-    of the brokers' configuration. ``options.ranges`` divides every store into that many ranges. A
-    store that cannot be judged does not stop the others.
+    ``dirs`` are the folders of multi-path logs (relative to each root), ``sizes`` are the file
+    sizes in the brokers' configuration, if the user passed them. ``options.ranges`` divides every
+    store into that many ranges. A store that cannot be verified does not stop the verification of
+    the others.
     """
     small = [root for root in roots if len(roots) > 1 and options.ranges is None
              and _bytes(root, dirs) <= MAX_TASK]

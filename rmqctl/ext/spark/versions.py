@@ -1,4 +1,4 @@
-"""Features of PySpark versions, checked before a job needs them."""
+"""Check which features the installed PySpark version has before a job needs them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ JOBS = (3, 5)
 SOURCE = (4, 0)
 """First version with Python data sources: the data source `rocketmq` and `pipeline sql`."""
 LIMITS = (4, 2)
-"""First version that passes a stream's limit: `maxBytesPerTrigger`."""
+"""First version that passes a stream's limit to the source: `maxBytesPerTrigger`."""
 COUNTS_WITHOUT_COLUMNS = (4, 1)
 """First version that counts the rows of a source without columns; 4.0 returns 0."""
 TESTED = "4.0 to 4.3"

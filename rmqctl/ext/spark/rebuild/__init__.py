@@ -1,1 +1,3 @@
-"""Rebuild consume queues and index of stores on any pool, and publish them like other repairs."""
+"""Rebuild consume queues and index of stores on any pool of workers, and publish them like other
+repairs.
+"""

@@ -1,8 +1,8 @@
 """Groups of queues, and the columns of a group's segment in a spool.
 
 A group contains complete queues, chosen by a hash of topic and queue id, so that each group can be
-written separately. A message that was dispatched to further queues goes to the groups of all of
-them, each with its own rows only.
+written separately. A message that was dispatched to several queues is passed to the groups of all
+these queues; each group receives only the rows of its own queues.
 """
 
 from __future__ import annotations
@@ -30,29 +30,31 @@ _LMQ = props.LMQ_PREFIX.encode()
 
 @dataclass(frozen=True, slots=True)
 class Grouping:
-    """A division into ``count`` groups of queues; with ``topic`` (and ``queue``), only of these
-    queues.
+    """A division of the queues into ``count`` groups; with ``topic`` (and ``queue``), only of the
+    named queues.
     """
 
     count: int
     topic: str | None = None
     queue: int | None = None
     lmq: bool = False
-    """True if further queues with an LMQ's name have the queue id 0."""
+    """True if all further queues with an LMQ's name have the queue id 0."""
 
     @property
     def index(self) -> int:
-        """Return the number of the index, which no group of queues has."""
+        """Return the group number of the index, which differs from those of all groups of
+        queues.
+        """
         return self.count
 
     @property
     def left_out(self) -> int:
-        """Return the number for rows that are not needed."""
+        """Return the group number for rows that are not needed."""
         return self.count + 1
 
     def of(self, key: QueueKey) -> int:
-        """Return the group of a queue. Rows whose folder cannot be created are kept, to be
-        counted.
+        """Return the group of a queue. Rows of a queue whose folder cannot be created are kept, so
+        that they are counted.
         """
         if is_queue_name(key[0]) and not wants(self.topic, self.queue, key):
             return self.left_out
@@ -60,9 +62,7 @@ class Grouping:
 
 
 class Splitter:
-    """Divides the results of a deriver by group, batch after batch, with one numbering of
-    topics.
-    """
+    """Divides the batches of a deriver by group; topics have the same numbers in all batches."""
 
     def __init__(self, grouping: Grouping) -> None:
         self._grouping = grouping
@@ -71,7 +71,7 @@ class Splitter:
         self._further_groups = QueueTable(self._names, grouping.of)
 
     def split(self, some: list[Derived]) -> Iterator[tuple[int, Columns]]:
-        """Yield (group, columns) of the rows of some batches."""
+        """Yield (group, columns) for the rows of batches."""
         topics = some[-1].topics
         for raw in topics[len(self._topics):]:
             self._topics.number(raw)
@@ -95,7 +95,9 @@ class Splitter:
                                        further_rows)
 
     def _further(self, derived: Derived) -> tuple[FurtherRows, Array] | None:
-        """Return the further rows that a dispatcher would use, and the group of each."""
+        """Return the rows in further queues that a dispatcher would use, and the group of
+        each row.
+        """
         rows = derived.further
         if rows is None:
             return None
@@ -143,8 +145,8 @@ def _joined(some: list[Derived]) -> Derived:
 
 def _columns(derived: Derived, which: Array, further: FurtherRows | None,
              further_rows: Array | None) -> Columns:
-    """Return the columns of the messages ``which`` (ascending), with the further rows
-    ``further_rows``.
+    """Return the columns of the messages ``which`` (ascending) and of their rows ``further_rows``
+    in further queues.
     """
     topics, topic = _used(derived.topics, derived.topic[which])
     first, count = (None, None) if derived.inner is None else (
@@ -163,7 +165,7 @@ def _columns(derived: Derived, which: Array, further: FurtherRows | None,
 
 
 def rows_of(columns: list[Array | None]) -> Derived:
-    """Return the input of a dispatcher of the group's queues, from a segment."""
+    """Return a segment as input for the dispatcher of the group's queues."""
     data, lengths = columns[:2]
     topic, queue_id, queue_offset, physical, size, when, tags = map(there, columns[2:9])
     first, count, names, name_lengths, message, name, offset = columns[9:]
@@ -176,15 +178,15 @@ def rows_of(columns: list[Array | None]) -> Derived:
 
 
 def there(column: Array | None) -> Array:
-    """Return a column that every segment of its kind has. Raises: InternalError without it."""
+    """Return a required column of a segment. Raises: InternalError if the column is missing."""
     if column is None:
         raise InternalError("a column is missing from a spool")
     return column
 
 
 def index_columns(some: list[Derived]) -> tuple[Array, Array, Array, Array] | None:
-    """Return the (place, store time) of each message and the (message, hash) of each key, in index
-    order; None without keys.
+    """Return the (position, store time) of each message and the (message, hash) of each key, in
+    index order; None without keys.
     """
     starts = np.cumsum([0, *(len(piece) for piece in some)])
     keys = [(piece.key_row + start, piece.key_hash)

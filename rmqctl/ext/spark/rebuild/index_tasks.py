@@ -1,7 +1,7 @@
-"""Writing the index in several tasks: the number of entries determines the files of each task.
+"""Write the index in several tasks, each of which writes complete index files.
 
 An index file contains a fixed number of entries, so the number of entries determines where each
-file starts. A file depends only on the end of the file before.
+file starts. A file depends only on the end of the previous file.
 """
 
 from __future__ import annotations
@@ -24,11 +24,13 @@ from rmqctl.scan.frames import Array
 
 MAX_PENDING = 1 << 21
 _BEFORE = "0" * 17
-"""Name of a file that only records where the file before ended; it is deleted at the end."""
+"""Name of a placeholder file that only contains the end of the previous file; it is deleted at the
+end.
+"""
 
 Segment = tuple[Array, Array, Array, Array]
-"""A part of the log: (place, store time) of each message and (message, hash) of each key, in index
-order.
+"""A part of the log: (position, store time) of each message and (message, hash) of each key, in
+index order.
 """
 
 
@@ -96,9 +98,11 @@ def write_index(settings: Settings, log_min: int, index_task: IndexTask,
 
 def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> Iterator[
         tuple[tuple[int, int], Segment]]:
-    """Yield (place and store time of the entry before the task's first, the task's segments).
+    """Yield (position and store time of the entry before the task's first entry, the task's
+    segments).
 
-    Messages without keys belong to the entry before them; at the beginning, to the first entry.
+    Messages without keys are assigned to the entry before them; at the beginning, to the first
+    entry.
     """
     before = 0, 0
     for physical, when, row, key_hash in segments:
@@ -124,7 +128,7 @@ def within(segments: Iterable[Segment], index_task: IndexTask, key_row: int) -> 
 
 def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
     """Return (number of leading spools that a task does not need, number of the first entry after
-    them). ``keys``: number of keys of each spool.
+    these spools). ``keys``: number of keys of each spool.
     """
     key_row = 0
     for number, count in enumerate(keys):
@@ -135,7 +139,9 @@ def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
 
 
 def _lay_before(scratch: Scratch, shape: Shape, before: tuple[int, int]) -> None:
-    """Create a full file before the first file, of which only the end is known."""
+    """Create a full placeholder file before the first file; only the end of the placeholder is
+    known.
+    """
     physical, store_timestamp = before
     header = HeaderRecord(store_timestamp, store_timestamp, physical, physical, 0,
                           shape.max_entries)

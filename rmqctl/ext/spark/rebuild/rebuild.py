@@ -1,5 +1,5 @@
-"""Rebuild consume queues and index from the log on a pool of workers, as files in the scratch
-folder, with the same bytes as `rmqctl.repair.rebuild.rebuild.rebuild`.
+"""Rebuild consume queues and index from the log on a pool of workers; the files in the scratch
+folder are identical to those of `rmqctl.repair.rebuild.rebuild.rebuild`.
 
 First, a task for each range of the log spools the derived rows by group of queues. Then tasks write
 the queues of a group, or some index files, from the spools in log order. The driver only checks the
@@ -60,14 +60,14 @@ _MIN_RANGE, _MAX_RANGE = 16 << 20, 1 << 30
 _TASKS_PER_JOB = 4
 _MAX_GROUPS = 1024
 _READING = 0.7
-"""Share of the work that reading the log accounts for."""
+"""Share of reading the log in the total work, for the progress bar."""
 
 
 def plan_rebuild(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch, pool: Pool, *,
                  partitions: int | None = None) -> Plan:
-    """Return the plan that repairs consume queues and index of a store, as `plan_recover` does with
-    ``options.only`` of these two; the work is done on ``pool``. ``partitions``: number of ranges of
-    the log.
+    """Return the plan that repairs consume queues and index of a store, as `plan_recover` does if
+    ``options.only`` names only these two; the work is done on ``pool``. ``partitions``: number of
+    ranges of the log.
     Raises: the errors of `plan_recover`.
     """
     range_size = None if partitions is None else max(1, -(-log_bytes(root, options) // partitions))
@@ -105,14 +105,18 @@ def log_bytes(root: str, options: RecoverOptions) -> int:
 
 
 def default_range_size(size: int, jobs: int) -> int:
-    """Return the bytes of log for each task: some tasks for each worker, within limits."""
+    """Return the bytes of log for each task, such that each worker has several tasks, within
+    limits.
+    """
     per_task = -(-size // (_TASKS_PER_JOB * max(jobs, 1)))
     step = _STEP
     return max(_MIN_RANGE, min(_MAX_RANGE, -(-per_task // step) * step))
 
 
 class _Share:
-    """Progress of a rebuild: reading the log is the first share of the bytes, writing the rest."""
+    """Progress of a rebuild: reading the log counts as the first share of the bytes, writing as the
+    rest.
+    """
 
     def __init__(self, progress: Callable[[int], None] | None, total: int) -> None:
         self._progress, self._total, self._reported, self._read = progress, total, 0, 0
@@ -230,7 +234,7 @@ class _PoolRebuild:
         return index_tasks(expired, shape_of(self._settings), entries, self._grouping.count)
 
     def _write(self, indexes: list[IndexTask], share: _Share) -> list[TaskOutput]:
-        """Return the results of the tasks; those of the index come first."""
+        """Return the results of the tasks; results of index tasks come first."""
         tasks: list[QueueGroup | IndexTask] = [*indexes, *self._group_tasks()]
         outcomes: list[TaskOutput] = []
         with _closing(self._pool.run(partial(make, self._job), tasks)) as results:
@@ -275,15 +279,15 @@ class _PoolRebuild:
 
 
 def _add(total: SpooledRange, spooled: SpooledRange) -> None:
-    """Merge the result of a later range."""
+    """Add the result of the next range to the result so far."""
     total.append(spooled)
     total.logics = spooled.logics or total.logics
     total.keys += spooled.keys
 
 
 def _refuse_blind(refused: Sequence[str]) -> None:
-    """Raise the error of a worker that continued without a file it could not read: no plan is made
-    from a partial view.
+    """Raise the error of a worker that continued although it could not read a file: an incomplete
+    log must not be the basis of a plan.
     """
     if refused:
         raise StoreIOError(refused[0])

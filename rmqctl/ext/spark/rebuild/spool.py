@@ -1,8 +1,8 @@
 """Spool files of a rebuild, passed from tasks that read the log to tasks that write queues.
 
-A spool is a sequence of segments of numeric columns, each of one group, followed by a directory of
-the segments. It exists for one run on one kind of machine, so columns are in the machine's byte
-order.
+A spool is a sequence of segments of numeric columns, followed by a directory of the segments; each
+segment belongs to one group. A spool is used in a single run on one kind of machine, so columns are
+in the machine's byte order.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _columns(raw: bytes, count: int, path: str) -> list[Array | None]:
 
 
 def _narrow(column: Array) -> Array:
-    """Return the numbers in half the bytes if they fit."""
+    """Return the numbers in an integer type of half the size if they fit."""
     if column.dtype != np.int64 or not len(column):
         return column
     if int(column.min()) < _INT32.min or int(column.max()) > _INT32.max:
@@ -134,13 +134,13 @@ def _broken(path: str) -> StoreIOError:
 
 
 def texts_to_columns(texts: Sequence[bytes]) -> tuple[Array, Array]:
-    """Return (bytes, length of each) of some texts."""
+    """Return (bytes, length of each text) of texts."""
     return (np.frombuffer(b"".join(texts), np.uint8),
             np.array([len(text) for text in texts], np.int64))
 
 
 def texts_of(data: Array | None, lengths: Array | None) -> list[bytes]:
-    """Return the texts from their columns."""
+    """Return the texts stored in the columns (bytes, lengths)."""
     if data is None or lengths is None:
         return []
     raw, texts, position = data.tobytes(), [], 0

@@ -1,7 +1,7 @@
-"""Tasks of a rebuild: reading the log, and writing queues and index.
+"""The tasks of a rebuild, which read the log and write queues and index.
 
-A task may run more than once and on any worker: its files have a new name each time, below the
-scratch folder, and count only after the driver has received the name.
+A task may run more than once and on any worker: its files, below the scratch folder, have new names
+each time, and are used only if the driver receives their names.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ class RebuildJob:
 class SpooledRange(LogSummary):
     """Result for a range of the log: a `DerivedRange` without its columns, which are in ``spool``.
 
-    ``logics``: store time of the last message with a row, 0 without one. ``keys``: number of index
-    entries in the spool.
+    ``logics``: store time of the last message with a row, 0 without such a message. ``keys``:
+    number of index entries in the spool.
     """
 
     first: int = 0
@@ -105,7 +105,7 @@ def spool(job: RebuildJob, part: FileRange[LogPart]) -> SpooledRange:
 
 
 class _SpoolSink:
-    """Collects batches, so that segments are long."""
+    """Collects batches in memory, so that fewer and longer segments are written."""
 
     def __init__(self, job: RebuildJob, writer: SpoolWriter) -> None:
         self._job, self._writer = job, writer
@@ -152,8 +152,8 @@ def _arrays(derived: Derived) -> Iterator[Array]:
 
 @dataclass(frozen=True, slots=True)
 class QueueGroup:
-    """The task to write a group of queues. ``batches``: its batch queue files of
-    `expired_batches`.
+    """The task to write a group of queues. ``batches``: the batch queue files of `expired_batches`
+    for these queues.
     """
 
     number: int
@@ -162,7 +162,9 @@ class QueueGroup:
 
 @dataclass(slots=True)
 class TaskOutput:
-    """Output of a task in ``folder`` (a name in the job's folder); counts as in `Rebuilt`."""
+    """Output of a task, in ``folder`` (a name in the job's folder); the counts are those of
+    `Rebuilt`.
+    """
 
     folder: str
     gaps: int = 0

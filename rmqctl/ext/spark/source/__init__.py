@@ -1,5 +1,6 @@
-"""The data source ``rocketmq``: the tables of stores for Spark, read in place.
+"""The Spark data source ``rocketmq``, which reads the tables of stores in place.
 
 Spark registers `source.RocketMQ`. The tables and their rows are those of `rmqctl.sql`; `tiered`
-reads those of tiers. `stream` follows stores; `write` creates a store from a DataFrame.
+reads the tables of tiers. `stream` follows growing stores; `write` creates a store from a
+DataFrame.
 """

@@ -1,6 +1,7 @@
-"""Limits of a stream's batch, as Spark passes them, and replacements for a PySpark without limits.
+"""The classes with which Spark limits a stream's batch, with replacements for PySpark versions that
+lack them.
 
-PySpark 4.0 and 4.1 ask a stream for its end without a start or a limit.
+PySpark 4.0 and 4.1 request the end of a stream's batch without passing a start or a limit.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ else:
                 self.max_bytes = max_bytes
 
         class SupportsTriggerAvailableNow:
-            """A stream that is notified when the data available now is enough."""
+            """A stream that is told when a query reads only the data available now."""
 
 
 __all__ = ["ReadAllAvailable", "ReadLimit", "ReadMaxBytes", "SupportsTriggerAvailableNow"]

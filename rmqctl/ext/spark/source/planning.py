@@ -1,4 +1,4 @@
-"""Partitions of stores (`rmqctl.sql.planning`) and tiers."""
+"""Divide stores (`rmqctl.sql.planning`) and tiers into partitions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rmqctl.sql.schema import TIERED_MESSAGES
 
 
 def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> list[list[Piece]]:
-    """Return the pieces of each partition; a partition may have none.
+    """Return the pieces of each partition; a partition may have no pieces.
 
     ``filters`` are all conditions, including those of ``options``.
     Raises: NotAStoreError, StoreIOError.
@@ -20,7 +20,9 @@ def plan(options: ReadOptions, filters: Filters, cores: int | None = None) -> li
 
 
 def estimate(options: ReadOptions) -> tuple[int, int]:
-    """Return (partitions, bytes in them) of a read with these options, without push-down."""
+    """Return (number of partitions, bytes in them) of a read with these options and without filters
+    from Spark.
+    """
     items = _items(options, options.filters)
     return len(partitions(items, options, None)), sum(item.weight for item in items)
 

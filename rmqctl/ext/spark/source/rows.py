@@ -1,7 +1,8 @@
-"""Rows of a DataFrame as messages to be stored: recorded messages unchanged, or new messages.
+"""Convert rows of a DataFrame to messages to be stored: unchanged recorded messages, or new
+messages.
 
-Many tasks read and check the rows; the single writer of the log uses their output without looking
-at columns again.
+Many tasks read and check the rows; the single writer of the log uses the tasks' output and does not
+read columns again.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RECORD = "record"
 NEEDED = ("topic", "body")
 RECORDED = (*NEEDED, "queue_id", "queue_offset", "sys_flag", "born_timestamp", "born_host",
             "store_timestamp", "store_host", "properties_raw")
-"""The columns of a complete recorded message; the other fields of a record have defaults."""
+"""The columns required for a recorded message; the other fields of a record have defaults."""
 _RECORD_TOO = ("physical_offset", "total_size", "magic", "body_crc", "crc_ok", "flag",
                "reconsume_times", "prepared_transaction_offset")
 _PUT = (*NEEDED, "queue_id", "flag", "sys_flag", "born_timestamp", "born_host", "store_host",
@@ -54,7 +55,7 @@ RECORD_SCHEMA = pa.schema([pa.field(RECORD, pa.binary())])
 def is_recorded(names: Sequence[str], asked: bool | None) -> bool:
     """Return whether rows with these columns are stored as recorded.
 
-    ``asked``: the user's choice; None: as recorded if the columns allow it.
+    ``asked``: the user's choice; None: store as recorded if the columns allow it.
     Raises: UsageError for impossible combinations.
     """
     valid = {*MESSAGE_COLUMNS, *_IGNORED}

@@ -1,8 +1,9 @@
-"""Rows passed from tasks to a single writer: sorted runs in files, merged in bounded memory.
+"""Pass rows from tasks to a single writer: as sorted runs in files, which are merged in bounded
+memory.
 
 A run is an Arrow IPC stream whose first two columns, ``key`` and ``position``, determine the order
 of all rows of a job; no two rows have the same pair. Runs are in a folder that the driver and all
-executors see; only runs whose names a task returned count.
+executors can access; only runs whose names a task returned are used.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ BATCH_BYTES = 1 << 20
 MAX_OPEN = 64
 """Maximum number of runs that are open at a time."""
 Place = tuple[int, int]
-"""(key, position): the order of rows."""
+"""(key, position) of a row, which determines the order of rows."""
 
 
 class SortedRun(NamedTuple):
-    """A sorted run: the name of its file, its first and last place."""
+    """A sorted run: the name of its file, and the (key, position) of its first and last row."""
 
     name: str
     first: Place
@@ -42,7 +43,7 @@ def spool_schema(payload: pa.Schema) -> pa.Schema:
 
 
 class Spooler:
-    """Writer of runs from the rows of a task, which come in any order, in batches of the schema."""
+    """Writer of a task's rows as runs. Rows are added in any order, in batches of the schema."""
 
     def __init__(self, folder: str, schema: pa.Schema, run_bytes: int = RUN_BYTES) -> None:
         self._folder, self._schema, self._run_bytes = folder, schema, run_bytes
@@ -77,7 +78,7 @@ def _numbers(rows: pa.Table | pa.RecordBatch, name: str) -> np.ndarray[Any, np.d
 
 
 def _cut(rows: pa.Table) -> Iterator[pa.RecordBatch]:
-    """Yield the rows in batches small enough to have a batch of each of many runs in memory."""
+    """Yield the rows in batches so small that one batch of each of many runs fits into memory."""
     count = max(1, int(rows.num_rows * BATCH_BYTES / max(rows.nbytes, 1)))
     for start in range(0, rows.num_rows, count):
         yield from rows.slice(start, count).combine_chunks().to_batches()
@@ -103,7 +104,7 @@ def write_run(folder: str, schema: pa.Schema, batches: Iterator[pa.RecordBatch])
 
 
 class _RunCursor:
-    """The position of the merge in a run."""
+    """Cursor of the merge in one run."""
 
     def __init__(self, folder: str, run: SortedRun) -> None:
         self.path = os.path.join(folder, run.name)
@@ -136,7 +137,7 @@ class _RunCursor:
 
     @property
     def place(self) -> Place | None:
-        """Return the place of the next row; None after the last row."""
+        """Return the (key, position) of the next row; None after the last row."""
         if self._batch is None:
             return None
         return int(self._keys[self._at]), int(self._positions[self._at])
@@ -160,7 +161,7 @@ class _RunCursor:
 
 
 def merged(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of all runs in order of their places, in batches. Raises: StoreIOError."""
+    """Yield the rows of all runs ordered by (key, position), in batches. Raises: StoreIOError."""
     runs = sorted(runs, key=lambda run: (run.first, run.name))
     while _most_open(runs) > MAX_OPEN:
         groups = [runs[first:first + MAX_OPEN] for first in range(0, len(runs), MAX_OPEN)]
@@ -176,7 +177,9 @@ def _joined(folder: str, runs: Sequence[SortedRun], schema: pa.Schema) -> Sorted
 
 
 def _most_open(runs: Sequence[SortedRun]) -> int:
-    """Return the maximum number of overlapping runs; they are sorted by their start."""
+    """Return the maximum number of runs that overlap at any point. Runs must be sorted by their
+    start.
+    """
     ends: list[Place] = []
     most = 0
     for run in runs:

@@ -1,10 +1,10 @@
 """The data source ``rocketmq``: ``spark.read.format("rocketmq").option("table", ...).load(PATH)``.
 
 Spark creates these objects in its own Python processes, pickles them and reads on executors, so
-they contain only plain values. Spark does not prune columns: select few with ``.schema("topic
-string, ...")``. The reader accepts no filters from Spark, whatever the session's settings are:
-Spark (4.1 to 4.3) keeps accepted filters with the relation, so a frame that is used twice with
-different conditions would miss rows. To skip bytes, pass conditions as load options.
+they contain only plain values. Spark does not prune columns: to read only some columns, use
+``.schema("topic string, ...")``. The reader accepts no filters from Spark, whatever the session's
+settings are: Spark (4.1 to 4.3) keeps accepted filters in the relation, so a DataFrame that is used
+twice with different conditions would miss rows. To skip bytes, pass conditions as load options.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from rmqctl.sql.reader import Piece, TableReader
 
 
 class RocketMQ(DataSource):
-    """The data source: tables ``messages``, ``frames``, ``consumequeue``, ``index`` of stores, and
-    ``tiered_messages`` of their tiers.
+    """The data source with the tables ``messages``, ``frames``, ``consumequeue`` and ``index`` of
+    stores, and ``tiered_messages`` of the stores' tiers.
     """
 
     @classmethod

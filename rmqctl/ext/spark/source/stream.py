@@ -1,8 +1,9 @@
-"""``spark.readStream.format("rocketmq")``: follows stores that are being written, exactly once.
+"""``spark.readStream.format("rocketmq")``: follows growing stores and reads each message exactly
+once.
 
-An offset of the stream is, for each store, the physical offset of a frame border: everything before
-it was read. Each border is found by walking on from the last border, so no task ever searches for
-the start of a record. The two offsets of a batch and the logs alone determine its rows.
+An offset of the stream contains, for each store, the physical offset of a frame border up to which
+the log was read. Each border is found by scanning from the previous border, so no task searches for
+the start of a record. The rows of a batch depend only on the batch's two offsets and the logs.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ Offset = dict[str, int]
 LOOK_AGAIN = 1.0
 """Seconds between two searches for new stores."""
 _NEVER = 1 << 40
-"""A step larger than any file: ``splitSize`` 0, complete files."""
+"""A step larger than any file, used for ``splitSize`` 0 (parts are complete files)."""
 _log = logging.getLogger(__name__)
 
 
@@ -62,7 +63,7 @@ class StreamPartition(InputPartition):
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """A reader that plans batches in a process of the driver, which lives as long as the query."""
+    """A reader that plans batches, in a process on the driver that runs as long as the query."""
 
     def __init__(self, given: Mapping[str, str], asked: StructType) -> None:
         self._options = ReadOptions.of(given, FOLLOWING)
@@ -114,8 +115,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                      limit: ReadLimit | None = None) -> Offset:
         """Return the end of a batch that begins at ``start``. A new store is read from its start.
 
-        PySpark 4.0 and 4.1 do not pass the start of a batch: then it continues from the end of the
-        last batch, at first from the last file in use, whose start is a border.
+        PySpark 4.0 and 4.1 do not pass the start of a batch: then a batch begins at the end of the
+        last batch, and the first batch at the start of the last file in use, which is a border.
         """
         if start is None:
             start = {store: self._ends.get(store, log.last_file())
@@ -136,9 +137,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return dict(self._ends)
 
     def _share(self, reached: Offset, most: int) -> None:
-        """Advance all stores by ``most`` bytes in total, each by an equal share if it has as much.
+        """Advance all stores by ``most`` bytes in total, each by an equal share if the store has
+        that many bytes.
 
-        If there is any frame, at least one is included; the stores take turns.
+        At least one frame is included if any exists; the stores take turns.
         """
         stores = sorted(reached.keys() & self._logs.keys())
         self._turn = (self._turn + 1) % max(len(stores), 1)
@@ -174,7 +176,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable() if self._most is None else ReadMaxBytes(self._most)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
-        """Record the current ends of the logs; wait a moment for a record that is being written."""
+        """Save the current ends of the logs as the end of the query; wait briefly for a record that
+        is being written.
+        """
         logs = self._current_logs(now=True)
         target = {store: log.advance(log.last_file()) for store, log in logs.items()}
         if any(log.torn for log in logs.values()):
@@ -184,7 +188,9 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = target
 
     def partitions(self, start: Offset, end: Offset) -> list[InputPartition]:
-        """Return the parts of a batch, divided at borders, which offsets and logs determine."""
+        """Return the parts of a batch, divided at frame borders; the same offsets and logs give the
+        same parts.
+        """
         parts: list[InputPartition] = []
         logs = self._current_logs()
         for store, stop in sorted(end.items()):
@@ -281,6 +287,6 @@ class _Following(TableReader):
 
 
 def _expired(piece: LogSlice) -> bool:
-    """Return whether a file is gone because the log now begins after it."""
+    """Return whether a file has expired: it is missing and the log now begins after it."""
     files = listing(os.path.dirname(piece.file.path)).files
     return bool(files) and files[0].base > piece.file.base and not vfs.lexists(piece.file.path)

@@ -1,12 +1,11 @@
 """Read tiers: units of consume queues, or ranges of commit logs, and their messages.
 
-A unit points to exactly one message, so pieces of units need no seams: every position between two
-units is a seam. Commit logs are walked only for messages that no unit points to
-(``orphans=include``).
+A unit points to exactly one message, so consume queues can be divided between any two units. Commit
+logs are scanned only for messages that no unit points to (``orphans=include``).
 
-A message counts if its unit points to it, its own offset, size and queue offset match, and topic
-and queue are those of the folder. If planned files are missing, the job fails and names them; files
-added since are not read.
+A message counts if its unit points to it, its physicalOffset, size and queue offset match the unit,
+and its topic and queue match the folder. If planned files are missing, the job fails and names
+them; files added since are not read.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from rmqctl.sql.seams import PlannedSource, Seams, shrank, walk_range
 
 _BLOCK_UNITS = 1 << 14
 _MAX_HOLE = 64 << 10
-"""Maximum bytes between two messages that are read with them instead of skipped."""
+"""Maximum gap (bytes) between two messages that is read instead of skipped."""
 _SIZE = layout.field(Message, "total_size")
 _PHYSICAL = layout.field(Message, "physical_offset")
 
@@ -108,7 +107,7 @@ class RecordPiece(TierPiece):
 
 
 TierItem = tuple[int, Callable[[int, int], TierPiece]]
-"""(bytes, function that returns a piece for a range of them)."""
+"""(number of bytes, function that returns the piece for a range of these bytes)."""
 
 
 def has_tier(path: str) -> bool:
@@ -121,8 +120,8 @@ def has_tier(path: str) -> bool:
 
 
 def holding(table: str, paths: Sequence[str]) -> list[str]:
-    """Return the paths that a table is read from: those with a tier for tables of tiers; all paths
-    if none has one.
+    """Return the paths that a table is read from. For tables of tiers: the paths with a tier, or
+    all paths if no path has a tier.
     """
     return [path for path in paths if table != TIERED_MESSAGES or has_tier(path)] or list(paths)
 
@@ -154,7 +153,7 @@ def _queue(path: str, root: str, flat: FlatQueue) -> TierQueue:
 
 
 def _units(queue: TierQueue, flat: FlatQueue) -> Iterator[TierItem]:
-    """Yield pieces weighted by the bytes of their messages, as if all messages had the same
+    """Yield pieces with the estimated bytes of their messages, as if all messages had the same
     size.
     """
     segments = [segment for segment in flat.consume_queue.segments if segment.usable >= UNIT_SIZE]
@@ -224,7 +223,7 @@ def _led_to(reader: TierReader, piece: UnitPiece) -> Iterator[tuple[str, Batch]]
 
 
 class _UnitMessages:
-    """The messages of units, read in runs of neighbouring messages."""
+    """Reads the messages of units, in runs of adjacent messages."""
 
     def __init__(self, reader: TierReader, log: FlatFile, units: Array, first: int) -> None:
         self._reader, self._log = reader, log
@@ -269,7 +268,9 @@ class _UnitMessages:
                 yield self._behind_coda(segment, int(rows[row]))
 
     def _promises(self, segment: Segment, physical_offset: int, size: int) -> bool:
-        """Return whether a message (or coda) of the size in its unit is worth reading."""
+        """Return whether a unit's size is valid for a message (or coda), so that it is worth
+        reading.
+        """
         head = self._reader.read(segment.path, physical_offset - segment.base, CODA_SIZE)
         return is_coda(head) or int.from_bytes(head[:_SIZE.size], "big", signed=True) == size
 
@@ -298,7 +299,7 @@ def _runs(place: Array, offset: Array, size: Array, end: Array) -> Iterator[tupl
     """Yield ranges of units of a segment whose messages are in order, near each other, and about 2
     MiB in total.
 
-    A unit whose message would extend past its segment is a range of its own.
+    A unit whose message would extend past the segment's end forms a separate range.
     """
     if not len(offset):
         return

@@ -1,8 +1,8 @@
 """``df.write.format("rocketmq")``: a new store from a DataFrame of messages.
 
 Tasks check their rows and spool them, sorted, to a folder beside the target, which the driver and
-all executors must see. The commit puts them in order, with one engine, into a store in that folder
-and publishes the store by one rename: before it no store exists, after it the store is complete and
+all executors must see. The commit writes the rows in order to a store in that folder and publishes
+the store by one rename: before the rename no store exists, and after it the store is complete and
 on disk. A failure before the rename leaves nothing at the target.
 """
 
@@ -187,7 +187,7 @@ def make_store(target: str, staging: str, runs: Sequence[SortedRun], schema: pa.
 
 
 def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[list[Message]]:
-    """Yield messages in batches of the best size for the engine."""
+    """Yield messages in batches of the best size for the store's writer."""
     prepare = ingest.Preparer(settings, ingest.unique_ids())
     group: list[Message] = []
     size = 0
@@ -209,7 +209,7 @@ def _groups(batches: Iterable[pa.RecordBatch], settings: Settings) -> Iterator[l
 
 
 def settings_of(options: Mapping[str, str], *, recorded: bool = False) -> Settings:
-    """Return the settings of the store that the options describe. UsageError."""
+    """Return the settings of the store that the options describe. Raises: UsageError."""
     given = {name.lower(): text for name, text in options.items()}
     fields: dict[str, Any] = {}
     if recorded:
