@@ -1,9 +1,9 @@
-"""Next steps for a store in their order, and problems that no command repairs.
+"""Recommended next steps for a store, in order, and problems that no command repairs.
 
-A step is offered only where it changes something. `RepairOutlook` describes the effect of a planned
-repair. No step loses what the step before it kept: another copy comes first, then the repair of
-this store alone (at the end of the log, truncating before fillers), then consumer offsets, then
-commands that only read.
+A step is offered only if it would change something. `RepairOutlook` describes the effect of a
+planned repair. No step loses data that the previous step kept: restoring from another copy comes
+first, then repairing the store without a copy (at the end of the log, truncating before fillers),
+then consumer offsets, then commands that only read.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 Effect = Literal["read-only", "reversible", "irreversible"]
-"""Effect of a command when it is carried out: `undo` reverts what is reversible."""
+"""Effect of running a command; `undo` reverts a "reversible" one."""
 
 
 @dataclass(frozen=True, slots=True)
 class NextStep:
-    """A command, the reason for it, its effect, and its losses: ``{"messages": 3}`` are replaced by
-    fillers, ``{"undecided": 2}`` records are discarded.
+    """A recommended command, the reason for it, its effect, and its losses: ``{"messages": 3}`` are
+    replaced by fillers, ``{"undecided": 2}`` records are discarded.
     """
 
     command: str
@@ -49,7 +49,7 @@ def is_of_a_tier(command: str | None) -> bool:
 
 
 def of_the_tier(findings: Iterable[Finding]) -> Iterator[NextStep]:
-    """Yield the repair of a tier in the store if a finding of the tier names one."""
+    """Yield the repair of the tier in the store if a finding about the tier names a repair."""
     for command in dict.fromkeys(finding.next for finding in findings
                                  if finding.is_trouble and finding.next):
         if is_of_a_tier(command):
@@ -71,15 +71,15 @@ class Remaining:
 
 
 class DamagedTail(NamedTuple):
-    """Damage at the end of a log, from ``start`` on, with nothing intact after it. ``lost``:
-    messages that were there.
+    """Damage that reaches from ``start`` to the end of a log, with no intact record after it.
+    ``lost``: number of messages in it.
     """
 
     start: int
     lost: int
 
     def truncated(self, root: str) -> NextStep:
-        """Return the step that truncates the log there; ``root`` is quoted for a shell."""
+        """Return the step that truncates the log at ``start``; ``root`` is quoted for a shell."""
         return NextStep(f"rmqctl truncate {root} --to-phy {self.start}", Phrase(
             "truncates the damaged end of the log: {count:,} message lost there gets no filler",
             "truncates the damaged end of the log: {count:,} messages lost there get no fillers",
@@ -88,16 +88,16 @@ class DamagedTail(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class RepairOutlook:
-    """The effect of `recover` on a store as it is.
+    """The effect of `recover` on a store in its current state.
 
-    ``changes``: whether it changes anything. ``lost``: messages that it replaces by fillers or
-    drops. ``undecided``: records that need a decision of the user. ``undo_first``: the repair that
-    keeps what this one cannot restore. ``refused``: why no plan was made. ``is_member``: the log is
-    that of a DLedger member, which only another member repairs. ``truncate_to``: the end of the
-    log, where truncating the files that continue beyond it helps and loses no message.
-    ``form_unproven``: the user has to name the form in which consume queues are created. ``tail``:
-    the damaged end of the log, if it can be truncated instead of filled. ``groups_beyond``: groups
-    with an offset beyond the end of its queue after the repair; None if unknown.
+    ``changes``: whether `recover` changes anything. ``lost``: messages that `recover` replaces by
+    fillers or drops. ``undecided``: records that need a decision of the user. ``undo_first``: an
+    earlier repair that keeps data which `recover` cannot restore. ``refused``: why no plan was
+    made. ``is_member``: the log belongs to a DLedger member, which is repaired from another member.
+    ``truncate_to``: the end of the log, if truncating the files there helps and loses no message.
+    ``form_unproven``: the user has to choose the format of the new consume queues. ``tail``: the
+    damaged end of the log, if it can be truncated instead of filled. ``groups_beyond``: groups with
+    an offset beyond the end of its queue after the repair; None if unknown.
     """
 
     changes: bool = False
@@ -113,7 +113,7 @@ class RepairOutlook:
 
     @property
     def is_possible(self) -> bool:
-        """Return whether a command of this program improves anything."""
+        """Return whether any rmqctl command improves the store."""
         return bool(self.changes or self.undo_first or self.truncate_to is not None)
 
 
@@ -202,9 +202,9 @@ _OFFSETS_GONE = Phrase(
     "this store does not show how far groups had read: restore config/consumerOffset.json from a "
     "copy, set offsets with `rmqctl offsets reset` (--topic, --time), or accept consumeFromWhere")
 _FROM_COPY = " --from COPY"
-"""Ending of the command of a step that needs another copy; such steps come first."""
+"""Placeholder option at the end of commands that need another copy; these steps come first."""
 _RESTORED = ".restored"
-"""Ending of the name of the folder that a store elsewhere is copied into."""
+"""Suffix of the name of the folder that a remote or archived store is copied into."""
 _OF_A_HEADER = Phrase(
     "no broker writes this value, and the right one is unknown: `recover` leaves it, and "
     "consumers get the message; compare with a replica if the field matters")
@@ -215,8 +215,8 @@ _OF_A_MEMBER = Phrase("only another member of the DLedger group has these bytes:
 
 def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_held: bool,
           is_damaged: bool) -> Iterator[NextStep]:
-    """Yield the steps for a store that is not sound. ``outlook``: None if no repair was planned;
-    then a repair is offered wherever `recover` can plan one. ``is_held``: a broker uses the store;
+    """Yield the steps for a store that is not sound. ``outlook``: None if no repair was planned; a
+    repair is then offered if `recover` can plan one. ``is_held``: a broker uses the store;
     ``is_damaged``: `verify` finds damage.
     """
     if start.misled:
@@ -253,10 +253,11 @@ def steps(root: str, start: Prediction, outlook: RepairOutlook | None, *, is_hel
 
 def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int,
                 damages: int) -> list[NextStep]:
-    """Return the steps with the named backup as the first other copy; ``when`` in epoch ms.
+    """Return the steps, with the named backup as the first source to restore from; ``when`` in
+    epoch ms.
 
-    A backup that noted ``damages`` of the store when it was made comes after the other repairs: it
-    may lack the same bytes.
+    If the backup recorded ``damages`` of the store when it was made, restoring from it comes after
+    the other repairs: it may lack the same bytes.
     """
     if not planned:
         return []
@@ -277,8 +278,8 @@ def with_backup(planned: Sequence[NextStep], root: str, backup: str, when: int,
 
 
 def into_a_folder(root: str) -> tuple[str, list[NextStep]]:
-    """Return the folder that a store at a URL or in an archive is copied into, and the step that
-    copies it.
+    """Return the local folder for a store at a URL or in an archive, and the step that copies the
+    store into that folder.
     """
     copy = vfs.stem(root) + _RESTORED
     return copy, [NextStep(f"rmqctl restore {shlex.quote(root)} {shlex.quote(copy)}", Phrase(
@@ -286,8 +287,8 @@ def into_a_folder(root: str) -> tuple[str, list[NextStep]]:
 
 
 def with_next(start: Prediction, root: str) -> dict[str, Any]:
-    """Return the JSON document of a prediction, with the next step, which only reads or shows a
-    plan.
+    """Return the JSON document of a prediction, with a next step that only reads or
+    shows a plan.
     """
     step = _after(start, root)
     return {**start.as_dict(), "next": [step.command] if step else [],
@@ -321,16 +322,16 @@ def _after(start: Prediction, root: str) -> NextStep | None:
 
 
 def of_the_form(root: str) -> NextStep:
-    """Return the step that determines which consume queues a broker reads if a store has two
-    kinds.
+    """Return the step that determines which consume queues a broker reads, for a store that has
+    consume queues both in files and in RocksDB.
     """
     return NextStep(f"rmqctl doctor {shlex.quote(root)} --broker-conf FILE", Phrase(
         "storeType in the broker's configuration file determines which consume queues it reads"))
 
 
 def to_the_end(root: str, groups: Iterable[str]) -> Iterator[NextStep]:
-    """Yield the steps that reset the offsets of these groups from beyond the end of a queue to its
-    end.
+    """Yield the steps that reset consumer offsets of these groups that are beyond the end of a
+    queue to the end of that queue.
     """
     for group in sorted(group for group in groups if group):
         yield NextStep(f"rmqctl offsets reset {root} --group {shlex.quote(group)} --beyond-end",
@@ -338,7 +339,7 @@ def to_the_end(root: str, groups: Iterable[str]) -> Iterator[NextStep]:
 
 
 def of_the_queues(start: Prediction, root: str) -> Iterator[NextStep]:
-    """Yield the step that converts consume queues to the form that broker.conf selects, if the
+    """Yield the step that converts consume queues to the format selected in broker.conf, if the
     broker would not rebuild all of them.
     """
     for setting in start.configuration:
@@ -376,7 +377,7 @@ def of_metadata(start: Prediction, root: str) -> Iterator[NextStep]:
 
 
 def _repairs(root: str, outlook: RepairOutlook, *, lost: int) -> Iterator[NextStep]:
-    """Yield repairs: from another copy first, then of this store alone."""
+    """Yield repairs: those that use another copy first, then those that need only this store."""
     if outlook.undo_first is not None:
         yield NextStep(f"rmqctl undo {root} {outlook.undo_first}", _UNDO, "reversible")
         return
@@ -406,8 +407,8 @@ def _repairs(root: str, outlook: RepairOutlook, *, lost: int) -> Iterator[NextSt
 
 def remains(damaged: Sequence[tuple[str, int]], start: Prediction,
             outlook: RepairOutlook | None) -> list[Remaining]:
-    """Return the problems that no command of this program repairs. ``damaged``: categories of
-    findings and their counts, ignored if a repair is possible or none was planned.
+    """Return the problems that no rmqctl command repairs. ``damaged``: number of findings by
+    category, ignored if a repair is possible or none was planned.
     """
     by_hand = {(loss.what, str(loss.by_hand)): Remaining(loss.what, loss.count or 1, loss.by_hand)
                for loss in start.other_losses if loss.by_hand is not None and not loss.already}

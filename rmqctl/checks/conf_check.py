@@ -30,8 +30,8 @@ _MATTER = ("mappedFileSizeCommitLog", "mappedFileSizeConsumeQueue", "fileReserve
 
 @dataclass(frozen=True, slots=True)
 class ConfFinding:
-    """A finding about a setting. ``line``: its line in the file; None if the file does not set
-    it.
+    """A finding about a setting. ``line``: the setting's line in the file; None if not
+    set there.
     """
 
     finding: Finding
@@ -40,7 +40,7 @@ class ConfFinding:
     line: int | None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON finding as `verify` has it, with the setting added."""
+        """Return the finding as JSON, as `verify` does, with the setting added."""
         return {**self.finding.as_dict(), "setting": self.setting, "value": self.value,
                 "line": self.line}
 
@@ -131,8 +131,8 @@ class _ConfCheck:
     # -- folders, and the store -------------------------------------------------------------------
 
     def _paths(self) -> Iterator[ConfFinding]:
-        """Yield folders that do not exist on this machine. If a store is given, `follow` checks
-        root and log.
+        """Yield a finding for each configured folder that does not exist on this machine. If a
+        store is given, `follow` checks root and log.
         """
         for name in self._conf.texts:
             value = self._settings.given(name) if name.startswith(_PATH) else None
@@ -144,7 +144,7 @@ class _ConfCheck:
                         "{name}: {path} does not exist", name=name, path=shown(path)))
 
     def _here(self, path: str) -> str:
-        """Return a path below the file's own root as a path below the store."""
+        """Return a path below the root named in the file as a path below the store's root."""
         root = self._settings.given(ROOT)
         if self._store is None or not root or not path.startswith(os.path.join(root, "")):
             return path

@@ -1,10 +1,10 @@
-"""Effect of damage, a start or a repair on consumers: one record for each group and queue.
+"""Effect of damage, a broker startup or a repair on consumers: one record per group and queue.
 
-The losses by queue come from the caller (`rmqctl.checks.preflight`, a plan), the consumer offsets
-from ``config/``. Nothing else is read but what an offset needs. Unknown stays unknown: groups write
-their offsets to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean shutdown some
-messages after an offset were already consumed. Broadcast consumers keep their offsets themselves.
-With POP an offset covers delivered messages, not acknowledged ones.
+The caller supplies the losses by queue (`rmqctl.checks.preflight`, a plan); the consumer offsets
+are read from ``config/``. Queues are read only where an offset requires it. Unknown stays unknown:
+groups write their offsets to disk every 5 s (``flushConsumerOffsetInterval``), so after an unclean
+shutdown some messages after an offset were already consumed. Broadcast consumers keep their offsets
+themselves. With POP, an offset covers delivered messages, acknowledged or not.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class QueueLosses:
-    """The outcome for one queue, in queue offsets. ``end``: after its last message, after the start
-    or the repair. ``lost``: already missing from the log. ``cut``: intact, truncated by the start.
-    ``without_row``: in the log, but delivered to no consumer. ``undecodable``: clients cannot
-    decode them. ``made_from``: the first queue offset with an entry after the fillers, if the start
-    rebuilds the queue, but not from its beginning. ``least``: the min offset that the broker then
-    assumes, None if the size of its files is unknown.
+    """The outcome for one queue, in queue offsets. ``end``: the offset after the last message, once
+    the broker has started or the repair is done. ``lost``: already missing from the log. ``cut``:
+    intact, truncated by the start. ``without_row``: in the log, but delivered to no consumer.
+    ``undecodable``: clients cannot decode them. ``made_from``: the first queue offset with an entry
+    after the fillers, if the start rebuilds the queue, but not from its beginning. ``least``: the
+    min offset that the broker then assumes for the queue, None if the file size is unknown.
     """
 
     end: int
@@ -55,25 +55,25 @@ class QueueLosses:
 
     @property
     def complete(self) -> bool:
-        """Return whether all of them are known, not only the first ones."""
+        """Return whether all lost messages are known, not only the first ones."""
         return all(runs.complete for runs in (self.lost, self.cut, self.without_row,
                                               self.undecodable))
 
 
 class QueueImpact(NamedTuple):
-    """One queue for one group. All are counts of messages except the queue offsets ``position``,
-    ``max_offset`` and ``goes_on_at``.
+    """The effect on one group in one queue. All fields are message counts, except the queue offsets
+    ``position``, ``max_offset`` and ``goes_on_at``.
 
-    ``position``: the next offset that the group reads, None if it committed none (then all of the
-    queue counts as unread). ``max_offset``: the end of the queue after the start or repair.
-    ``beyond_end``: how far the position is beyond it; None beside a running broker, where this is
-    meaningless. ``lost_before``, ``lost_after``: lost messages before the position, and lost unread
-    ones. ``at_risk``: intact unread messages that consumers cannot get after the start;
-    ``would_be_cut``, ``without_row`` and ``undecodable`` give the reasons. ``goes_on_at``: where a
-    consumer reads next. ``twice``: messages certainly delivered again; ``twice_at_most``: including
-    those that may be, as the position may be older than what was consumed. ``skipped``: intact
-    unread messages of a group whose position the start loses, so that it continues at the end of
-    the queue (by default).
+    ``position``: the next offset that the group reads, None if it has not committed an offset (the
+    whole queue then counts as unread). ``max_offset``: the end of the queue after the start or
+    repair. ``beyond_end``: number of queue offsets from ``max_offset`` to the position; None while
+    a broker is running, as the position on disk is then out of date. ``lost_before``,
+    ``lost_after``: lost messages before and after the position. ``at_risk``: intact unread messages
+    that consumers cannot get after the start; ``would_be_cut``, ``without_row`` and ``undecodable``
+    give the reasons. ``goes_on_at``: where a consumer reads next. ``twice``: messages certainly
+    delivered again; ``twice_at_most``: including messages that may be delivered again because the
+    position on disk may be out of date. ``skipped``: intact unread messages of a group whose
+    position is lost at startup, so that it continues at the end of the queue (by default).
     """
 
     group: str
@@ -95,9 +95,9 @@ class QueueImpact(NamedTuple):
 
     @property
     def affected(self) -> bool:
-        """Return whether the group misses a message, receives one twice, or is beyond the end. It
-        has already received what is lost before its offset. The delay service is moved back to the
-        end and misses nothing.
+        """Return whether the group misses a message, receives one twice, or has an offset beyond
+        the end. Messages lost before its offset do not count, as the group has already received
+        them. The delay service is moved back to the end of the queue and misses nothing.
         """
         set_back = self.group == DELAY_GROUP and self.goes_on_at is not None
         return bool((self.beyond_end and not set_back) or self.lost_after or self.at_risk
@@ -109,10 +109,11 @@ COLUMNS = QueueImpact._fields
 
 @dataclass(frozen=True, slots=True)
 class Consumers:
-    """All groups of a store. ``queues`` by group, topic and queue id.
+    """The effect on all groups of a store. ``queues`` by group, topic and queue id.
 
-    ``without_position``: configured groups that have committed nothing here. ``complete``: whether
-    the figures count all losses; otherwise they are lower bounds. ``notes``: what is unknown.
+    ``without_position``: configured groups without a committed offset in this store. ``complete``:
+    whether the figures count all losses; otherwise they are lower bounds. ``notes``: what is
+    unknown.
     """
 
     queues: tuple[QueueImpact, ...]
@@ -136,7 +137,7 @@ class Consumers:
                          self.complete, self.notes, self.positions_known)
 
     def as_fields(self) -> dict[str, Any]:
-        """Return the records of affected queues, for documents of other commands."""
+        """Return the records of affected queues, for the documents of other commands."""
         return {"groups_affected": self.groups_affected,
                 "consumers": [queue._asdict() for queue in self.affected],
                 "consumers_complete": self.complete}
@@ -158,7 +159,7 @@ class Consumers:
 
     @property
     def affects(self) -> Phrase:
-        """Return the line without its name."""
+        """Return the summary line without the leading ``consumers:``."""
         # Groups with offsets here, and affected groups.
         groups = len({queue.group for queue in self.queues})
         names = list(dict.fromkeys(queue.group for queue in self.affected))
@@ -211,7 +212,7 @@ def consumers(store: Store, losses: Mapping[QueueKey, QueueLosses], situation: S
     """Return the effect of ``losses`` on every group of the store and on the delay service (group
     ``(delay)``). Queues of deleted topics are skipped. ``unplaced``: the number of lost messages
     whose queue is unknown. ``offsets_lost``: committed offsets by group, topic and queue id that a
-    broker does not load, or loses.
+    broker does not load or loses.
     """
     # The offset of each group by topic and queue, then offsets that a broker does not load.
     progress = ConsumerProgress.of(store)
@@ -296,7 +297,9 @@ def _impact(view: View, situation: Situation, group: str, key: QueueKey, positio
 
 def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, position: int,
               losses: QueueLosses) -> int | None:
-    """Return the offset at which a consumer beyond the end continues; None if unknown."""
+    """Return the offset at which a consumer whose offset is beyond the end continues; None if
+    unknown.
+    """
     end = losses.end
     if group == DELAY_GROUP:
         return end if situation.clamps else None
@@ -317,8 +320,8 @@ def _moved_to(view: View, situation: Situation, group: str, key: QueueKey, posit
 
 
 def _waiting(queues: Iterable[QueueImpact]) -> Iterable[str]:
-    """Yield a note on messages that were sent back. They come from the retry topic, and also from
-    their own topic if the offset there is not after them.
+    """Yield a note on messages that consumers sent back. The group receives them from the retry
+    topic, and again from the original topic if its offset there is not after them.
     """
     waiting = sorted({queue.group for queue in queues
                       if queue.topic == RETRY_PREFIX + queue.group and queue.twice_at_most})

@@ -15,16 +15,16 @@ from rmqctl.store.log.ranges import Threads
 
 _BLOCK = 1 << 20
 MAX_HOLES = 4 << 30
-"""Maximum bytes of holes of one file that are read as zeros. No file of a broker has more, and a
-file that takes no space may claim any size.
+"""Maximum bytes of holes that are read as zeros in one file. No broker file has more; a file
+without allocated blocks could claim any size.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class FileDigest:
-    """``path`` is relative to the store's root (absolute for a file elsewhere), ``size`` in bytes.
-    ``sha256``: None if ``problem`` gives the reason. ``changed``: whether the size of the file has
-    changed since the report began.
+    """Digest of a file. ``path`` is relative to the store's root (absolute for a file outside it),
+    ``size`` in bytes. ``sha256``: None if it cannot be read; ``problem`` gives the reason.
+    ``changed``: whether the size of the file has changed since the report began.
     """
 
     path: str
@@ -34,14 +34,16 @@ class FileDigest:
     changed: bool = False
 
     def line(self) -> str:
-        """Return the line as `sha256sum` writes and reads it; "" without a digest."""
+        """Return the line in the format of `sha256sum`; "" without a digest."""
         if self.sha256 is None:
             return ""
         return sum_line(self.sha256, self.path).decode("utf-8", "backslashreplace")
 
 
 def sum_line(sha256: str, path: str) -> bytes:
-    """Return a line of `sha256sum` without its newline, in its notation for names of any bytes."""
+    """Return a `sha256sum` line without its newline; unusual names are escaped as
+    `sha256sum` does.
+    """
     name = os.fsencode(path)
     escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
     return b"%s%s  %s" % (b"" if escaped == name else b"\\", sha256.encode(), escaped)
@@ -49,7 +51,9 @@ def sum_line(sha256: str, path: str) -> bytes:
 
 def digests(root: str, items: Sequence[Item], jobs: int = 1,
             progress: Callable[[int], None] | None = None) -> list[FileDigest]:
-    """Return the digests of files of a store, read in blocks. ``progress`` receives their bytes."""
+    """Return the digests of files of a store, read in blocks. ``progress`` receives the
+    bytes read.
+    """
     file_digests = []
     for item, digest in Threads(jobs).run(partial(_of_item, root), items):
         file_digests.append(digest)
@@ -59,7 +63,7 @@ def digests(root: str, items: Sequence[Item], jobs: int = 1,
 
 
 def of_all(lines: Iterable[str]) -> str:
-    """Return one digest for all of them: the digest of their lines, each with its newline."""
+    """Return one digest for a whole store: the digest of all lines, each with its newline."""
     digest = hashlib.sha256()
     for line in lines:
         digest.update(f"{line}\n".encode("utf-8", "backslashreplace"))
@@ -72,7 +76,7 @@ def _of_item(root: str, item: Item) -> FileDigest:
 
 def file_digest(root: str, name: str, size: int, most_holes: int | None = None, *,
                 device: bool = False) -> FileDigest:
-    """Return the digest of a file that had ``size`` bytes; with ``device`` it may be a block
+    """Return the digest of the first ``size`` bytes of a file; with ``device`` it may be a block
     device.
     """
     path, most = os.path.join(root, name), MAX_HOLES if most_holes is None else most_holes

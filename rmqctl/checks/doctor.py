@@ -1,7 +1,7 @@
-"""Diagnose a store in one sentence, from verification and prediction together.
+"""Diagnosis of a store in one sentence, from verification and prediction.
 
-Nothing is examined here that `rmqctl.checks.verify` and `rmqctl.checks.preflight` do not examine;
-this sums up both: who is affected, and what to do next, the safest step first.
+This module only summarizes `rmqctl.checks.verify` and `rmqctl.checks.preflight`: which groups are
+affected, and what to do next, the safest step first.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _MAX_CAUSES = 2
 
 @dataclass(frozen=True, slots=True)
 class DamageKind:
-    """One kind of finding. `count`: number of findings; `file`: file of the first one."""
+    """All findings of one category. `count`: their number; `file`: the file of the first one."""
 
     severity: str
     category: str
@@ -58,9 +58,9 @@ class Disk(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
     """A diagnosis. `findings`: result of a check of every byte; `start`: effects of a broker's
-    startup. `lock`: who holds the store. `profile`: contents of the log, if requested. `outlook`:
-    effects of a repair, if one was planned. `backup`: a backup of the store that the user names,
-    and when its newest restore point was made (epoch ms).
+    startup. `lock`: the process that holds the store. `profile`: contents of the log, if requested.
+    `outlook`: effects of a repair, if one was planned. `backup`: a backup of the store that the
+    user names, and the time of its newest restore point (epoch ms).
     """
 
     findings: VerifyResult[Coverage]
@@ -72,7 +72,9 @@ class Diagnosis:
     backup: tuple[str, int, int] | None = None
 
     def with_tier(self, findings: VerifyResult[Coverage]) -> Diagnosis:
-        """Return the diagnosis of a store with its tier, which these `findings` include."""
+        """Return the diagnosis of a store including its tier, whose findings `findings`
+        includes.
+        """
         self.start.in_tier = TierLosses.of(findings.tier)
         return replace(self, findings=findings)
 
@@ -95,24 +97,22 @@ class Diagnosis:
 
     @property
     def _is_damaged(self) -> bool:
-        """Return whether there is any finding except offsets beyond the end, for which the start
-        has steps.
+        """Return whether there is any finding other than an offset beyond the end, for which the
+        prediction already provides steps.
         """
         return any(row.category != "config-offset" for row in self.damaged)
 
     @property
     def losses(self) -> Losses:
-        """Return the account of what is lost, including what verification or a repair's plan
-        counted.
-        """
+        """Return all losses, including those counted by verification or in a repair plan."""
         lost = self.start.account.verified(self.findings.coverage)
         return lost if self.outlook is None else replace(
             lost, in_log=max(lost.in_log, self.outlook.undecided))
 
     @property
     def earlier(self) -> int:
-        """Return the messages of earlier queues, which consumers do not receive, as far as findings
-        are kept.
+        """Return the messages of earlier queues, which consumers do not receive, as far as the
+        findings list them.
         """
         return sum(finding.count for finding in self.findings.findings
                    if finding.category == "cq-earlier")
@@ -215,7 +215,7 @@ class Diagnosis:
 
     @property
     def _replaced(self) -> Phrase | None:
-        """Return what a repair could not restore; None without such a repair."""
+        """Return the data that a repair could not restore; None without such a repair."""
         count = self.losses.all_replaced
         return Phrase("no damage now, but a repair has replaced or marked {count:,} message",
                       "no damage now, but a repair has replaced or marked {count:,} messages",
@@ -243,13 +243,13 @@ class Diagnosis:
 
     @property
     def untold(self) -> str | None:
-        """Return why messages cannot be checked if the log cannot be read; else None."""
+        """Return the reason why messages cannot be checked if the log cannot be read; else None."""
         return self.not_judged.get("commitlog")
 
     @property
     def next(self) -> list[NextStep]:
-        """Return the steps in their order, repairs before commands that only read; empty if no step
-        is needed.
+        """Return the recommended steps in order, repairs before commands that only read; may be
+        empty.
         """
         if self.sound:
             return [] if not self._is_form_unknown else [advice.of_the_form(self.findings.root)]
@@ -328,10 +328,10 @@ def diagnose(store: Store, broker_version: str | None, jobs: int,
              progress: Callable[[int], None] | None = None, *,
              profile: bool = False, machine: StartEnvironment | None = None,
              phase: Callable[..., None] | None = None) -> Diagnosis:
-    """Verify a whole store and predict a start on it. `progress` receives bytes of the log, each of
-    them twice. `profile`: also profile the log, in the same pass. `machine`: the clock and the disk
-    of the start; None: this machine's. `phase` receives the name of each piece of work, and how
-    many bytes it reads where that is known.
+    """Verify a whole store and predict a broker startup. `progress` receives bytes of the log; each
+    byte is counted twice. `profile`: also profile the log, in the same pass. `machine`: the clock
+    and the disk at startup; None: this machine's. `phase` receives the name of each step, and the
+    number of bytes that it reads if known.
     Raises: StoreIOError.
     """
     release = release_of(broker_version) if broker_version else None

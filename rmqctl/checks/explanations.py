@@ -1,5 +1,5 @@
-"""Meanings of findings and actions, for people: explanations.toml, and explanations.zh.toml in
-Chinese.
+"""Explanations of findings and actions, from explanations.toml and explanations.zh.toml
+(Chinese).
 """
 
 from __future__ import annotations
@@ -20,8 +20,9 @@ FINDING, ACTION = "finding", "action"
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """``kind`` is `FINDING` or `ACTION`. ``cause``: the cause of a finding, or the effect of an
-    action. ``brokers``: how brokers react to it; ``advice``: what to do.
+    """Explanation of a finding or an action. ``kind`` is `FINDING` or `ACTION`. ``cause``: the
+    cause of a finding, or the effect of an action. ``brokers``: how brokers react to it;
+    ``advice``: what to do.
 
     ``severity``, ``meaning``, ``brokers`` and ``advice`` are "" for actions.
     """
@@ -65,8 +66,8 @@ def _findings(read: dict[str, Any]) -> Iterator[Explanation]:
 
 
 def explain(name: str, lang: str = "en") -> Explanation:
-    """Return the explanation of a finding or an action, also by a unique prefix of its name.
-    Raises: UsageError with similar names for anything else.
+    """Return the explanation of a finding or an action by its name or a unique prefix of the name.
+    Raises: UsageError with similar names for any other name.
     """
     by_name = explanations(lang)
     wanted = name.strip().lower()

@@ -1,7 +1,7 @@
-"""Findings: one problem each, in one of a closed list of categories.
+"""Findings: each describes one problem and has one of a fixed set of categories.
 
-A finding names structure, file and exact place, describes the problem, and gives the command for
-it. Each category has a severity, a meaning and a command: scripts filter by category, and
+A finding names the structure, the file and the position, describes the problem, and gives a command
+that helps. Each category has a severity, a meaning and a command: scripts filter by category, and
 docs/explanation/verify.md is generated from them.
 """
 
@@ -21,7 +21,7 @@ REBUILT = frozenset({"consumequeue", "index"})
 class Finding:
     """A finding. ``offset`` is the physical offset for the commitlog, otherwise the position in the
     file; ``position`` is always the position in ``file``. ``count``: number of entries or records.
-    ``cause``: what a repair must know of the fault, usually the name of the field; never shown.
+    ``cause``: a detail that a repair needs, usually the name of the field; never shown.
     """
 
     category: str
@@ -54,8 +54,8 @@ class Finding:
         return {name: getattr(self, name) for name in order}
 
     def with_next(self, command: str | None) -> Finding:
-        """Return a copy with another ``next``. `replace` takes five times as long, and there may be
-        many.
+        """Return a copy with another ``next``. `replace` is five times slower, and there may be
+        many findings.
         """
         return Finding(self.category, self.structure, self.detail, self.file, self.offset,
                        self.length, self.topic, self.queue_id, self.queue_offset, self.position,
@@ -63,7 +63,7 @@ class Finding:
 
     @property
     def is_trouble(self) -> bool:
-        """Return whether the finding makes the store not ok (info does not)."""
+        """Return whether the finding is a problem: any severity except info."""
         return self.severity != INFO
 
 
@@ -90,14 +90,14 @@ def _preflight(_finding: Finding, store: str) -> str:
 
 
 def _diagnose(finding: Finding, store: str) -> str:
-    """Return the command for problems that a repair may fix: `doctor` plans the repair, and names
-    it if it changes anything.
+    """Return `doctor`, the command for problems that a repair may fix: it plans the repair, and
+    recommends it if it changes anything.
     """
     return f"rmqctl {'preflight' if finding.severity == INFO else 'doctor'} {store}"
 
 
 def _derived(finding: Finding, store: str) -> str | None:
-    """Return the diagnosis of a structure that is rebuilt from the log, or a look at any other."""
+    """Return `doctor` for a structure that is rebuilt from the log, `_look` for any other."""
     return (_diagnose if finding.structure in REBUILT else _look)(finding, store)
 
 
@@ -115,7 +115,7 @@ def _or_info(finding: Finding, store: str) -> str:
 
 
 def _by_hand(_finding: Finding, _store: str) -> None:
-    """Return no command for a problem that only a person can fix: a broker's configuration file."""
+    """Return None: only a person can fix a problem in a broker's configuration file."""
 
 
 def _epochs(finding: Finding, store: str) -> str | None:
@@ -141,8 +141,8 @@ def _by_topic_table(finding: Finding, store: str) -> str:
 
 
 def _recover_tier(_finding: Finding, tier: str) -> str:
-    """Return the command that rebuilds a structure from the tiered files, or fixes what is not
-    damage.
+    """Return the command that rebuilds a structure from the tiered files, or fixes an
+    inconsistency.
     """
     return f"rmqctl tiered recover {tier}"
 
@@ -161,7 +161,7 @@ def _look_into_tier(finding: Finding, tier: str) -> str | None:
 
 
 def advised(finding: Finding, root: str) -> Finding:
-    """Return the finding with its ``next`` command, if there is something to show."""
+    """Return the finding with its ``next`` command, if there is one."""
     store = shlex.quote(root)
     if finding.structure == "config":
         return finding.with_next((finding.next or _SHOW_CONFIG).replace("STORE", store, 1))
@@ -169,7 +169,9 @@ def advised(finding: Finding, root: str) -> Finding:
 
 
 def advised_in_tier(finding: Finding, root: str) -> Finding:
-    """Return `advised` for a finding in a tier; ``root``: its folder or URL."""
+    """Return the finding of a tier with its ``next`` command; ``root``: the folder or URL of the
+    tier.
+    """
     tier = shlex.quote(root)
     # Unreadable files of a tier have the categories of a store's, with commands of their own.
     remedy = (CATEGORIES[finding.category].remedy if finding.category.startswith("tiered-")
@@ -181,7 +183,9 @@ def advised_in_tier(finding: Finding, root: str) -> Finding:
 
 
 class Category(NamedTuple):
-    """``meaning`` is the line that `explain` shows; ``remedy`` gives the ``next`` of a finding."""
+    """A category. ``meaning``: the line that `explain` shows; ``remedy`` returns a finding's
+    ``next``.
+    """
 
     severity: str
     meaning: str

@@ -1,6 +1,6 @@
-"""Effect of a verdict or a plan on messages: how many of how many, of which topics, stored when.
+"""Messages that a verdict or a plan affects: their number, topics and store times.
 
-All commands share one form (JSON: ``impact``), and one line of it for people.
+All commands use the same JSON object (``impact``) and the same line of text.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _MAX_TOPICS = 3
 
 @dataclass(frozen=True, slots=True)
 class Impact:
-    """``messages`` are affected out of ``of`` (None: not counted). ``topics``: counts by topic,
-    without messages of unknown topic. ``earliest``, ``latest``: range of their store times (ms),
-    None if unknown. ``complete``: whether topics and times cover all of them, not only the first
-    ones.
+    """``messages`` are affected out of ``of`` (None: not counted). ``topics``: counts by topic;
+    messages of unknown topic are not included. ``earliest``, ``latest``: range of their store times
+    (ms), None if unknown. ``complete``: whether topics and times cover all of them, not only the
+    first ones.
     """
 
     messages: int
@@ -43,7 +43,7 @@ class Impact:
 
     @property
     def concerned(self) -> Phrase:
-        """Return the line without its name."""
+        """Return the line without the leading ``affected:``."""
         count = counted(self.messages, "message") if self.of is None else Phrase(
             "{some:,} of {count:,} message", "{some:,} of {count:,} messages",
             some=self.messages, count=self.of)
@@ -77,8 +77,8 @@ class Impact:
 
 
 def span(times: Iterable[tuple[int | None, int | None]]) -> tuple[int | None, int | None]:
-    """Return the earliest and the latest of some spans of store times (ms); None for an end at
-    which a span is open.
+    """Return the earliest and the latest of several ranges of store times (ms); None if any range
+    is open at this end.
     """
     pairs = list(times)
     starts, ends = [start for start, _ in pairs], [end for _, end in pairs]

@@ -1,5 +1,4 @@
-"""Messages and entries that a store has lost and would lose: one account, and its list (JSON:
-``losses``).
+"""Messages and entries that a store has lost or would lose (JSON: ``losses``).
 
 Every command takes its counts of lost, undecided and replaced messages from `Losses`; no other
 module adds them up (tests/checks/test_one_account.py). `rmqctl.checks.preflight` finds them, and
@@ -27,8 +26,8 @@ class Loss:
     """``count`` of ``what`` (a constant above) is or would be lost; None if unknown.
 
     ``cause`` is one sentence. ``file`` is relative to the store root. ``already``: it was lost
-    before the start, so another start makes it no worse. ``by_hand``: what to do about it if no
-    command prevents it.
+    before the start, so another start loses nothing more. ``by_hand``: what to do by hand if no
+    command prevents the loss.
     """
 
     what: str
@@ -45,7 +44,9 @@ class Loss:
 
 
 def counted(what: str, count: int | None) -> Phrase:
-    """Return ``12 committed offsets``; ``committed offsets`` where the number is unknown."""
+    """Return the count with its unit, such as ``12 committed offsets``; only the unit
+    if unknown.
+    """
     if what == OFFSETS:
         return Phrase("committed offsets") if count is None else Phrase(
             "{count:,} committed offset", "{count:,} committed offsets", count=count)
@@ -66,7 +67,9 @@ def counted(what: str, count: int | None) -> Phrase:
 
 
 def summed(losses: Iterable[Loss]) -> Phrase | None:
-    """Return ``12 committed offsets, 3 topics``: one sum for each kind; None without a loss."""
+    """Return a sum for each kind of loss: ``12 committed offsets, 3 topics``; None
+    without a loss.
+    """
     sums: dict[str, int | None] = {}
     for loss in losses:
         total = sums.get(loss.what, 0)
@@ -78,14 +81,14 @@ def summed(losses: Iterable[Loss]) -> Phrase | None:
 
 
 class Verified(Protocol):
-    """Counts of a verification: `rmqctl.checks.verify.verify.Coverage`."""
+    """Counts of a verification, as in `rmqctl.checks.verify.verify.Coverage`."""
 
     messages_undecided: int
     messages_replaced: int
 
 
 class PlannedLosses(Protocol):
-    """Effect of a planned repair on the account: `rmqctl.repair.plan.Plan`."""
+    """Losses in a planned repair, as in `rmqctl.repair.plan.Plan`."""
 
     @property
     def fills(self) -> int:
@@ -100,8 +103,8 @@ class PlannedLosses(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class QueueLoss:
-    """Messages of one queue: missing from the log; truncated by the next startup; left by it
-    without a consume queue entry; intact, but clients cannot decode them.
+    """Messages of one queue: missing from the log; truncated by the next startup; left without a
+    consume queue entry by that startup; intact, but clients cannot decode them.
     """
 
     lost: int = 0
@@ -112,7 +115,7 @@ class QueueLoss:
 
 @dataclass(frozen=True, slots=True)
 class GroupLoss:
-    """Unread messages of a group: already lost, and at risk at the next startup."""
+    """Unread messages of a group: those already lost, and those at risk at the next startup."""
 
     unread_lost: int = 0
     at_risk: int = 0
@@ -120,9 +123,9 @@ class GroupLoss:
 
 @dataclass(frozen=True, slots=True)
 class TierLosses:
-    """Messages that neither a tier nor the log beside it has. ``messages``: lost; ``in_repairs``:
-    dropped by repairs of the tier; ``undecided``: records; ``replaced``: messages. ``by_topic``:
-    ``messages``.
+    """Losses of a tier: messages that neither the tier nor the local log has. ``messages``: lost;
+    ``in_repairs``: dropped by repairs of the tier; ``undecided``: records; ``replaced``: messages.
+    ``by_topic``: ``messages``.
     """
 
     messages: int = 0
@@ -133,7 +136,9 @@ class TierLosses:
 
     @classmethod
     def of(cls, coverage: Mapping[str, Any] | None) -> Self:
-        """Return the losses that a verification of the tier has counted; empty without one."""
+        """Return the tier's losses as counted by a verification of the tier; empty without a
+        verification.
+        """
         if coverage is None:
             return cls()
         topics = coverage["already_lost_by_topic"]
@@ -155,7 +160,7 @@ class TierLosses:
 
     @property
     def loss(self) -> Loss:
-        """Return the row in the list of losses."""
+        """Return these losses as a `Loss` for the list."""
         return Loss(MESSAGES, self.messages, Phrase(
             "{count:,} message is lost in the tier and not in the log",
             "{count:,} messages are lost in the tier and not in the log",
@@ -170,19 +175,20 @@ def _no_repairs() -> RepairLosses:
 
 @dataclass(frozen=True, slots=True)
 class Losses:
-    """Losses of a store, already and by a start: the one account that every command shows.
+    """All losses of a store, past and at the next startup, as every command shows them.
 
     ``known_lost``: messages that the log no longer has but that the log itself, consume queues,
-    index or committed offsets show. ``in_repairs``: what repairs dropped without a filler.
-    ``by_offsets``: those of ``known_lost`` that only committed offsets show. ``cut``: messages that
-    the next startup truncates, ``cut_undecided`` undecided records among them. ``without_entry``:
-    messages that it leaves in the log without a consume queue entry (None: not searched).
-    ``in_log``: undecided records of the log; a record that a repair discarded stays undecided.
-    ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``, ``groups``:
-    None if these cannot be checked. ``beside``: topics, groups, committed offsets, timers, index
-    entries, with the file that loses them. ``unread``: structures that would show lost messages but
-    cannot be read; then ``known_lost`` is not reliable. ``in_tier``: losses of the tier in the
-    store, besides all of these. ``at_least``: whether ``known_lost`` is only a lower bound.
+    index or committed offsets show. ``in_repairs``: messages that repairs dropped without a filler.
+    ``by_offsets``: part of ``known_lost`` that only committed offsets show. ``cut``: messages that
+    the next startup truncates, including ``cut_undecided`` undecided records. ``without_entry``:
+    messages that the next startup leaves in the log without a consume queue entry (None: not
+    searched). ``in_log``: undecided records of the log; a record that a repair discarded stays
+    undecided. ``replaced``: fillers and messages kept damaged (None: not counted). ``queues``,
+    ``groups``: None if these cannot be checked. ``beside``: topics, groups, committed offsets,
+    timers, index entries, with the file that loses them. ``unread``: structures that would show
+    lost messages but cannot be read; then ``known_lost`` is not reliable. ``in_tier``: losses of
+    the tier in the store, besides all of these. ``at_least``: whether ``known_lost`` is only a
+    lower bound.
 
     An index entry, a consume queue entry or a committed offset of a lost message is evidence of
     that loss, not a loss of its own.
@@ -215,12 +221,12 @@ class Losses:
 
     @property
     def unjudged(self) -> Phrase:
-        """Return why lost messages are not counted, for a line that names them."""
+        """Return the reason why lost messages are not counted, to append to a line."""
         return Phrase("not checked: {names} cannot be read", names=", ".join(self.unread))
 
     @property
     def unjudged_losses(self) -> Phrase:
-        """Return why lost messages are not counted, as a sentence of its own."""
+        """Return the reason why lost messages are not counted, as a complete sentence."""
         return Phrase("lost messages not counted: {names} cannot be read",
                       names=", ".join(self.unread))
 
@@ -261,8 +267,8 @@ class Losses:
 
     @property
     def all_replaced(self) -> int | None:
-        """Return the number of fillers and messages kept damaged, in log and tier; None if not
-        counted.
+        """Return the number of fillers and of messages kept damaged, in log and tier; None if
+        unknown.
         """
         return None if self.replaced is None else self.replaced + self.in_tier.replaced
 
@@ -280,14 +286,16 @@ class Losses:
 
     @property
     def unread_and_affected(self) -> int | None:
-        """Count deliveries that groups miss or would miss; None if that cannot be determined."""
+        """Return the number of messages that groups miss or would miss, counted per group; None if
+        unknown.
+        """
         return None if self.groups is None else sum(
             group.unread_lost + group.at_risk for group in self.groups.values())
 
     @property
     def total(self) -> int:
-        """Return the number of messages that are not there as they were sent; a step may lower it
-        only by restoring messages.
+        """Return the number of messages that are no longer present as sent; a step may reduce this
+        number only by restoring messages.
         """
         return self.already + self.undecided + (self.all_replaced or 0)
 
@@ -297,13 +305,13 @@ class Losses:
         return not (self.total or self.in_repairs.losses or self.unread)
 
     def verified(self, cover: Verified) -> Losses:
-        """Return the account including the counts of a verification of the whole store."""
+        """Return the losses including those counted by a verification of the whole store."""
         return replace(self, in_log=max(self.in_log, cover.messages_undecided),
                        replaced=cover.messages_replaced if self.replaced is None
                        else self.replaced)
 
     def lost_in_words(self, count: int) -> Phrase:
-        """Return the sentence for this many of the messages that are already lost."""
+        """Return the sentence for ``count`` of the messages that are already lost."""
         if self.at_least:
             return Phrase("at least {count:,} message is already lost",
                           "at least {count:,} messages are already lost", count=count)
@@ -327,8 +335,8 @@ class Losses:
         return sentences
 
     def after(self, plan: PlannedLosses) -> Losses:
-        """Return the account of missing messages once a plan for the store is carried out; messages
-        that the plan restores are no longer lost.
+        """Return the losses of missing messages after a plan is carried out; messages that the plan
+        restores are no longer lost.
         """
         from rmqctl.store.repair_losses import RepairLoss
 
@@ -339,7 +347,7 @@ class Losses:
                       queues=None, groups=None, in_tier=self.in_tier)
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields that documents share."""
+        """Return the fields that all JSON documents share."""
         return {"messages_already_lost": self.counted, "messages_undecided": self.undecided,
                 "messages_replaced": self.all_replaced,
                 "lost_in_repairs": self.in_repairs.as_list()}

@@ -1,9 +1,9 @@
-"""Comparison of two stores: missing and different messages, and everything around them (queue
-bounds, configuration files, checkpoints, epochs).
+"""Comparison of two stores: missing and different messages, queue bounds, configuration files,
+checkpoints and epochs.
 
-For members of a DLedger group the entries of up to three are compared as well. Messages are
-compared, not files: preallocated space, the sizes of files and bytes beyond the end of the log make
-no difference. ``a`` and ``b`` are treated alike.
+For a DLedger group, the entries of up to three members are compared as well. Messages are compared,
+not files: preallocated space, the sizes of files and bytes beyond the end of the log make no
+difference. The comparison is symmetric in ``a`` and ``b``.
 """
 
 from __future__ import annotations
@@ -45,10 +45,11 @@ _OF_MESSAGES = frozenset({"different", *MISSING.values()})
 
 @dataclass(frozen=True, slots=True)
 class DiffOptions:
-    """``whole``: messages that expired in one store only and configuration count as well.
+    """Options of a comparison. ``whole``: messages that expired in only one store, and
+    configuration, count as well.
 
-    ``strict`` (by queue): physical offset and store host count as well. ``most``: the number of
-    differences that are kept; all are counted. ``view`` is that of `rmqctl.broker.view.view_of`.
+    ``strict`` (by queue): physical offset and store host count as well. ``most``: maximum number of
+    differences that are kept; all are counted. ``view``: see `rmqctl.broker.view.view_of`.
     """
 
     by: By = "auto"
@@ -60,8 +61,8 @@ class DiffOptions:
 
 @dataclass(slots=True)
 class Diff:
-    """One comparison: `run` it, then read the results. With ``c``, a third member of a DLedger
-    group, the entries of all three are compared, and nothing else.
+    """A comparison: call `run`, then read the results. With ``c``, a third member of a DLedger
+    group, only the entries of the three members are compared.
     """
 
     a: Store
@@ -82,11 +83,11 @@ class Diff:
 
     @property
     def equal(self) -> bool:
-        """Return whether nothing that counts differs."""
+        """Return whether there is no difference that counts."""
         return not self.differences.total
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the JSON object of ``diff``, once it has run."""
+        """Return the JSON object of ``diff``; call `run` first."""
         impact, differences = self.impact, self.differences
         return {
             "equal": self.equal,
@@ -102,8 +103,8 @@ class Diff:
 
     @property
     def suspect(self) -> tuple[str, str] | None:
-        """Return (a, b or c; its path) of the store that is damaged or lacks messages; None if
-        nothing differs.
+        """Return (a, b or c; its path) for the store that is damaged or lacks messages; None if
+        there is no difference.
         """
         if self.equal:
             return None
@@ -117,8 +118,8 @@ class Diff:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the effect of the differences on messages, once `run` has ended; None if none
-        differs.
+        """Return the effect of the differences on messages; None without differences. Call `run`
+        first.
         """
         summary = self.summary
         if self.c is not None:
@@ -134,8 +135,7 @@ class Diff:
                       len(listed) == messages)
 
     def prepare(self) -> int:
-        """Choose how messages are paired; return the number of bytes of the logs that `run` will
-        read.
+        """Choose how messages are paired; return the number of log bytes that `run` will read.
 
         Raises: UsageError for a third store unless all are members of a DLedger group.
         """
@@ -260,8 +260,8 @@ class Diff:
                 **asdict(job.tally)}
 
     def _head(self, job: PhysicalPass, side: Side, other: Side, upto: int) -> int:
-        """Skip, or with ``whole`` report, the messages before the other log's beginning; return
-        their number.
+        """Skip the messages before the start of the other log, or report them with ``whole``;
+        return their number.
         """
         if self.options.whole:
             return job.rest(side, upto, f"{other.name} starts at {other.start}")
@@ -299,8 +299,8 @@ def shares_offsets(a: Side, b: Side) -> bool:
     """Return whether a few samples show the same messages at the same physical offsets in both
     logs.
 
-    Logs with files of one size count as sharing offsets if most records of any sample agree (a
-    slave may have diverged later); logs with files of different sizes only if all do.
+    Logs with the same file size share offsets if most records of any sample agree (a slave may have
+    diverged later); logs with different file sizes only if all records agree.
     """
     start, end = max(a.start, b.start), min(a.end, b.end)
     if start >= end:  # nothing in common: only an empty log leaves nothing to pair by queue
@@ -328,7 +328,9 @@ def _is_there(side: Side, record: Record) -> bool:
 
 @dataclass(slots=True)
 class QueueCount:
-    """Queues that were compared, queues that differ, and queues with only another beginning."""
+    """Numbers of compared queues, of queues that differ, and of queues that differ only in their
+    first offset.
+    """
 
     compared: int = 0
     different: int = 0
@@ -337,9 +339,9 @@ class QueueCount:
 
 def queue_differences(a: View, b: View, count: QueueCount, *, whole: bool = False) -> Iterator[
         Difference]:
-    """Yield queues whose consume queues do not have the same bounds, each in its view.
+    """Yield queues whose bounds differ between the stores, each store in its own view.
 
-    Entries expire with the log, so another beginning is only a difference if both logs begin at the
+    Entries expire with the log, so a different first offset counts only if both logs begin at the
     same offset, or with ``whole``.
     """
     left, right = _bounds(a), _bounds(b)
@@ -400,7 +402,7 @@ def _bounds_text(bounds: Bounds | str | None) -> str:
 
 @dataclass(slots=True)
 class ConfigCount:
-    """Names of configuration files by result of the comparison, without backups."""
+    """Names of configuration files, by result of the comparison; backups are not included."""
 
     same: int = 0
     different: list[str] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""Results of `diff`: a difference between two stores, and the differences of two records in words.
+"""Results of `diff`: differences between two stores, and a description of how two records differ.
 
 The stores are called ``a`` and ``b``, as on the command line. `Side` is one of the two logs: its
-frames in order, and its damage, by physical offset. A hole in the log (a missing file, a file that
-is too short) is skipped: whatever the other store has there counts as missing.
+frames and damaged spans, by physical offset. A hole in the log (a missing file, a file that is too
+short) is skipped: messages that the other store has in this range count as missing.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ _PAGE = 2 << 20
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference. Offsets and lengths are those of ``a``, or of ``b`` if ``a`` has nothing.
+    """A difference. Offsets and lengths refer to ``a``, or to ``b`` if ``a`` lacks the message.
 
-    ``physical_offset_b`` and ``msg_id_b`` are set if b has other values than a. ``fields``: names
-    of the differing fields (``properties.NAME`` for one property). ``structure`` is commitlog,
-    consumequeue, config or store.
+    ``physical_offset_b`` and ``msg_id_b`` are set if they differ from the values of a. ``fields``:
+    names of the differing fields (``properties.NAME`` for one property). ``structure`` is
+    commitlog, consumequeue, config or store.
     """
 
     kind: Kind
@@ -75,7 +75,7 @@ COLUMNS = tuple(field_of_row.name for field_of_row in fields(Difference))
 
 @dataclass(slots=True)
 class Differences:
-    """Keeps the first ``most`` differences and counts all of them by kind."""
+    """The first ``most`` differences, and the number of all differences by kind."""
 
     most: int = 1000
     listed: list[Difference] = field(default_factory=list)
@@ -87,7 +87,9 @@ class Differences:
 
     @property
     def room(self) -> int:
-        """Return how many more differences would be kept, to avoid wording the others."""
+        """Return how many more differences will be kept, so that callers need not describe the
+        others.
+        """
         return max(self.most - len(self.listed), 0)
 
     def add(self, difference: Difference) -> None:
@@ -103,7 +105,7 @@ class Differences:
 
 @dataclass(frozen=True, slots=True)
 class DifferenceRun:
-    """Differences of one kind without a gap between them, in the log or in a queue."""
+    """Adjacent differences of one kind, in the log or in a queue."""
 
     first: Difference
     last: Difference
@@ -119,7 +121,7 @@ class DifferenceRun:
 
 
 def runs(differences: Iterable[Difference]) -> Iterator[DifferenceRun]:
-    """Yield runs of differences, each of which continues where the one before it ends."""
+    """Group differences into runs: each one continues where the previous one ends."""
     run: DifferenceRun | None = None
     for difference in differences:
         if run is not None and _goes_on(run, difference):
@@ -156,7 +158,7 @@ def of_record(kind: Kind, record: Record, detail: str = "") -> Difference:
 
 
 def of_pair(a: Record, b: Record, *, ignored: frozenset[str] = frozenset()) -> Difference:
-    """Return the difference of two messages at the same place (or of the same queue offset)."""
+    """Return the difference of two messages with the same position or queue offset."""
     differing = differences_of(a, b, ignored=ignored)
     elsewhere: dict[str, Any] = {}
     if b.physical_offset != a.physical_offset:
@@ -180,8 +182,8 @@ def differences_of(a: Record, b: Record, *, ignored: frozenset[str] = frozenset(
         str, tuple[Any, Any]]:
     """Return the names of the fields that differ, in the order of the record, with both values.
 
-    ``ignored`` fields (`PLACE`) also exclude the appended property CRC, the sys_flag bit for the
-    width of the store host, and the order of the properties.
+    ``ignored`` fields (`PLACE`) also exclude the CRC property that brokers append, the sys_flag bit
+    for an IPv6 store host, and the order of the properties.
     """
     out: dict[str, tuple[Any, Any]] = {}
     for record_field in fields(Record):
@@ -220,7 +222,9 @@ def _in_words(a: Record, b: Record, differing: Mapping[str, tuple[Any, Any]]) ->
 
 
 def _pair(name: str, left: Any, right: Any) -> str:
-    """Return ``flag 0 / 7``; for bytes the position of the first difference."""
+    """Return both values, such as ``flag 0 / 7``; for bytes the position of the first
+    difference.
+    """
     if not isinstance(left, bytes):
         if name.endswith("_timestamp"):
             return f"{name} {time_text(left)} / {time_text(right)}"
@@ -249,7 +253,7 @@ class Side:
     """A cursor over the frames of a log. ``position`` is the start of the next frame.
 
     ``messages`` and ``bytes_damaged`` count what the cursor has passed. ``end`` is the end of the
-    log in its view, on disk after the last provable record, when the comparison began.
+    log in the selected view (on disk: after the last provable record) when the comparison began.
     """
 
     def __init__(self, name: Name, view: View) -> None:
@@ -263,7 +267,7 @@ class Side:
         self._page = bytearray(_PAGE)
 
     def _normalise(self) -> None:
-        """Move a position in a hole to the next file."""
+        """If the position is in a hole, move it to the next file."""
         if self.log.file_of(self.position) is None:
             later = [file.base for file in self.log.files if file.base >= self.position]
             self.position = min(later, default=max(self.position, self.log.end))
@@ -285,7 +289,7 @@ class Side:
             self._normalise()
 
     def passed(self, batch: Batch) -> None:
-        """Record every batch that is walked."""
+        """Record every batch that the cursor reads."""
         self.messages += len(batch)
         for span in batch.spans:
             if span.kind == DAMAGED:
@@ -294,13 +298,13 @@ class Side:
                 self.open_damage.append(DamagedSpan(span))
 
     def skip(self, upto: int, messages: int) -> None:
-        """Skip frames that are the same as the other side's."""
+        """Skip frames that are identical on the other side."""
         self.position = upto
         self.messages += messages
         self._normalise()
 
     def holds(self, physical: int, data: Array) -> bool:
-        """Return whether exactly these bytes are at ``physical``, all in one file."""
+        """Return whether the log has exactly these bytes at ``physical``, all in one file."""
         place = self.log.locate(physical)
         if place is None or place[1] + len(data) > place[0].size:
             return False
@@ -321,7 +325,7 @@ class Side:
     # -- damage -------------------------------------------------------------------------------
 
     def damaged_at(self, start: int, end: int) -> DamagedSpan | None:
-        """Return the damage that overlaps ``[start, end)``, if any, and count it as named."""
+        """Return damage that overlaps ``[start, end)``, if any, and mark it as reported."""
         for damage in self.open_damage:
             if damage.span.offset < end and start < damage.span.end:
                 damage.named = True
@@ -329,21 +333,21 @@ class Side:
         return None
 
     def close_damage(self, upto: int) -> list[DamagedSpan]:
-        """Return the damage entirely before ``upto`` and forget it."""
+        """Return the damage that ends before ``upto``, and remove it from the list."""
         closed = [damage for damage in self.open_damage if damage.span.end <= upto]
         self.open_damage = [damage for damage in self.open_damage if damage.span.end > upto]
         return closed
 
 
 class DamagedSpan:
-    """A damaged span; ``named`` once a difference names it."""
+    """A damaged span; ``named``: a difference already reports it."""
 
     def __init__(self, span: Span) -> None:
         self.span, self.named = span, False
 
     @property
     def place(self) -> tuple[int, int]:
-        """Return (physical offset, length)."""
+        """Return (physical offset, length) of the span."""
         return self.span.offset, self.span.length
 
     def words(self, side: Side) -> str:
@@ -351,10 +355,10 @@ class DamagedSpan:
 
 
 def report_damage(a: Side, b: Side, upto: int, out: Differences) -> int:
-    """Report damage before ``upto``, which both sides have passed, unless a difference names it
-    already.
+    """Report damage before ``upto``, which both sides have passed, unless a difference already
+    reports it.
 
-    Return the number of spans with equal damage on both sides, which are not differences.
+    Return the number of spans that are damaged identically on both sides; they are not differences.
     """
     damage_a, damage_b = a.close_damage(upto), b.close_damage(upto)
     if not damage_a and not damage_b:

@@ -1,9 +1,10 @@
 """Two or three members of a DLedger group compared entry by entry (spec: dledger.md §2, §3).
 
-An entry is the same if index, term, byte offset and all bytes are. Two members with an entry of the
-same index and term have the same log up to it, so of two that differ in bytes one is damaged. Where
-the terms differ, the logs diverge: two leaders wrote there, and the group keeps the entries that
-most of its members have. Only an entry recorded as committed shows which those are.
+An entry is the same if index, term, byte offset and all bytes are. If two members have an entry
+with the same index and term, their logs are the same up to this entry, so if its bytes differ, one
+of the two is damaged. Where the terms differ, the logs diverge: two leaders wrote entries, and the
+group keeps the entries that most members have. Only an entry recorded as committed shows which
+entries these are.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from rmqctl.store.store import Store
 NAMES = "abc"
 _MAX_TERMS = 10_000
 BEFORE, BEYOND, HOLE, WHOLE, DAMAGED = range(5)
-"""States of an index in a member: expired, not yet there, damage, an entry, a damaged entry."""
+"""State of an index in a member: expired, not yet written, damaged bytes, an entry, a damaged
+entry.
+"""
 
 
 class Term(NamedTuple):
@@ -40,9 +43,9 @@ class Term(NamedTuple):
 
 @dataclass(slots=True)
 class DLedgerMember:
-    """A member of the group. ``end_offset``: byte offset after its last entry. ``damaged``: entries
-    before its end that others have and that are damaged or missing here. ``behind``: entries that
-    it lacks at its end.
+    """A member of the group. ``end_offset``: byte offset after its last entry. ``damaged``: number
+    of entries before its end that other members have but that are damaged or missing in this
+    member. ``behind``: number of entries that it lacks at its end.
     """
 
     name: str
@@ -63,13 +66,13 @@ class DLedgerMember:
 
     @property
     def begin(self) -> int:
-        """Return the byte offset of its first file."""
+        """Return the byte offset of the member's first file."""
         return next((file.base for file in self.store.log.files if file.head), 0)
 
     @property
     def committed(self) -> int | None:
-        """Return the index up to which its checkpoint records entries as committed; None without
-        one.
+        """Return the index up to which the checkpoint records entries as committed; None without a
+        checkpoint.
         """
         index = committed_index(self.store)
         return None if index < 0 else index
@@ -97,8 +100,9 @@ class DLedgerMember:
 
 
 class DifferingEntries(NamedTuple):
-    """Indexes ``first`` to ``last`` whose entries differ between the members. By member: ``kinds``,
-    the ``groups`` of equal entries, their ``terms``. ``pos`` and ``end``: byte offsets.
+    """Indexes ``first`` to ``last``, whose entries differ between members. For each member:
+    ``kinds``, the ``groups`` of equal entries, and their ``terms``. ``pos`` and ``end``: byte
+    offsets.
     """
 
     first: int
@@ -136,9 +140,10 @@ class DifferingEntries(NamedTuple):
 
 @dataclass(slots=True)
 class Members:
-    """The comparison: `run` it, then read the results. ``common``: index, term and byte offset of
-    the last entry that all members have before they diverge. ``parted``: where they diverge.
-    ``runs``: the first ``most`` runs of differing entries, ``count`` their number of entries.
+    """The comparison: call `run`, then read the results. ``common``: index, term and byte offset of
+    the last entry that all members have before they diverge. ``parted``: the point at which they
+    diverge. ``runs``: the first ``most`` runs of differing entries, ``count`` their number of
+    entries.
 
     ``files``: files of the first member's log after a planned repair, instead of those on disk. No
     run extends across the index ``border``.
@@ -153,7 +158,9 @@ class Members:
     equal: int = 0
     count: int = 0
     expired: list[DifferingEntries] = field(default_factory=list)
-    """The first ``most`` runs that only some members still have, as the others begin later."""
+    """The first ``most`` runs that only some members still have because the other logs
+    begin later.
+    """
     runs: list[DifferingEntries] = field(default_factory=list)
     runs_total: int = 0
     common: tuple[int, int, int] | None = None
@@ -162,7 +169,7 @@ class Members:
     parted: DifferingEntries | None = None
 
     def run(self) -> None:
-        """Walk all logs.
+        """Read all logs.
         Raises: StoreIOError.
         """
         readers = [UnitReader(store.nodes[0]) for store in self.stores]
@@ -306,15 +313,15 @@ class Members:
 
     @property
     def newest(self) -> list[DLedgerMember]:
-        """Return the members whose last entry is the newest; only these are elected."""
+        """Return the members with the newest last entry; only these can be elected leader."""
         top = max((member.last_term, member.last) for member in self.members)
         return [member for member in self.members if (member.last_term, member.last) == top]
 
     @property
     def electable(self) -> list[str] | None:
-        """Return the members of a complete group of three whose log is at least as new as
-        another's, whose vote makes them leader. Empty for two members, which may belong to a larger
-        group.
+        """Return the members of a complete group of three whose log is at least as new as another
+        member's, so that this member would vote for them. Empty for two members, which may belong
+        to a larger group.
         """
         if len(self.members) < 3:
             return None
@@ -343,7 +350,7 @@ class Members:
             "newest": [member.name for member in self.newest], "electable": self.electable}
 
     def remarks(self) -> Iterator[str]:
-        """Yield the result in sentences."""
+        """Yield sentences that describe the result."""
         committed, newest, parted = self.committed, self.newest, self.parted
         top = newest[0]
         # Where the logs diverge, and which of them the group keeps.
@@ -384,7 +391,7 @@ class Members:
                    f"{top.name} are not marked as committed in any of them")
 
     def differences(self) -> Iterator[Difference]:
-        """Yield a difference for each run."""
+        """Yield a difference for each run of differing entries."""
         for run in self.runs:
             yield Difference("entry", physical_offset=run.pos + dledger.HEAD_SIZE,
                              length=run.end - run.pos - dledger.HEAD_SIZE,
@@ -397,7 +404,7 @@ def _goes_on(run: DifferingEntries, other: DifferingEntries) -> bool:
 
 
 def committed_index(store: Store) -> int:
-    """Return the committed index in the checkpoint of a store's node, -1 if there is none."""
+    """Return the committed index from the checkpoint of a store's node; -1 if it has none."""
     try:
         saved = store.nodes[0].checkpoint
     except FormatError:
@@ -406,5 +413,5 @@ def committed_index(store: Store) -> int:
 
 
 def are_members(stores: Sequence[Store]) -> bool:
-    """Return whether each store is that of one DLedger node."""
+    """Return whether each store belongs to a single DLedger node."""
     return all(store.layout.member for store in stores)

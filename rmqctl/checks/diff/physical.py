@@ -1,8 +1,8 @@
-"""Two logs that share their physical offsets (master and slave, before and after, a backup).
+"""Comparison of two logs with the same physical offsets (master and slave, store and backup).
 
-Both are walked together. Where a batch of one is in the other byte for byte, nothing else is
-compared; elsewhere records are paired by physical offset and compared by column. `PhysicalPass`
-reports differences; override `same`, `missing` and `different` to change that.
+Both logs are read in parallel. A batch that is identical byte for byte in both is not compared
+further; other records are paired by physical offset and compared by column. `PhysicalPass` reports
+differences; override `same`, `missing` and `different` to change that.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Progress = Callable[[int], None]
 
 @dataclass(slots=True)
 class PhysicalTally:
-    """Counts of messages by result, inside and outside the range that both stores cover."""
+    """Numbers of messages by result, inside and outside the range that both stores cover."""
 
     equal: int = 0
     different: int = 0
@@ -38,8 +38,8 @@ class PhysicalTally:
 
 
 class PhysicalPass:
-    """Compares the frames of two sides from their positions on; frames of only one side are missing
-    in the other.
+    """A comparison of the frames of two logs from their current positions on; a frame of only one
+    log is missing in the other.
 
     Batches passed to `same`, `missing` and `different` are valid only during the call.
     """
@@ -62,7 +62,7 @@ class PhysicalPass:
         self._close(min(self.a.position, self.b.position))
 
     def whole(self) -> None:
-        """Report every frame that only one side has."""
+        """Report all frames that only one side has."""
         start, end = max(self.a.start, self.b.start), min(self.a.end, self.b.end)
         for side in (self.a, self.b):
             self.rest(side, min(start, side.end))
@@ -128,7 +128,7 @@ class PhysicalPass:
     # -- telling ------------------------------------------------------------------------------
 
     def same(self, batch: Batch, rows: Array) -> None:
-        """Count the messages of a's batch that are in b, byte for byte."""
+        """Count the messages of a's batch that b has byte for byte."""
         self.tally.equal += len(rows)
 
     def missing(self, batch: Batch, which: Array, side: Side, detail: str = "") -> None:
@@ -163,7 +163,7 @@ class PhysicalPass:
         return ""
 
     def different(self, batch: Batch, rows: Array, their_batch: Batch, other: Array) -> None:
-        """Report messages of a's and b's batches that are at the same offsets but differ."""
+        """Report messages of two batches that are at the same offsets but differ."""
         self.tally.different += len(rows)
         room = min(self.out.room, len(rows))
         for left, right in zip(rows[:room].tolist(), other[:room].tolist(), strict=True):
@@ -175,7 +175,9 @@ class PhysicalPass:
 
 
 def _equal(a: Batch, rows: Array, b: Batch, other: Array) -> Array:
-    """Return which records of equal size and offset are equal byte for byte (bool)."""
+    """Return a boolean array: whether two records of the same size and offset are equal byte for
+    byte.
+    """
     out: Array = np.ones(len(rows), bool)
     if not len(rows):
         return out

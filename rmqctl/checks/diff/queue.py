@@ -1,9 +1,10 @@
-"""Two stores whose physical offsets differ (rebuilt, migrated): messages paired by queue.
+"""Comparison of two stores whose physical offsets differ (rebuilt, migrated), by queue offset.
 
-Both logs are walked side by side, in step by store time. A message is a key (topic, queue id, queue
-offset), a digest of its content and its place: 24 bytes, kept until the other log brings the same
-key. So memory depends on how far the two orders differ, not on the size of the logs. A pass before
-determines the queue offsets that each store has; messages outside those of the other need not wait.
+Both logs are read in parallel, in the order of store times. A message is represented by a key
+(topic, queue id, queue offset), a digest of its content and its position: 24 bytes, kept until the
+same key appears in the other log. So memory depends on how far the two orders differ, not on the
+size of the logs. An earlier pass determines the range of queue offsets of each store; messages
+outside the range of the other store are not kept.
 """
 
 from __future__ import annotations
@@ -33,14 +34,16 @@ from rmqctl.scan.queue_reach import QueueKey, QueueNumbers, QueueReach
 Progress = Callable[[int], None]
 _BLOCK = 1 << 16
 _BITS = 40
-"""A key is the queue's number above this many bits of queue offset."""
+"""Number of low bits of a key that contain the queue offset; the queue number is above them."""
 _UNROWED = 1 << (_BITS - 1)
 _WILD = 1 << 62
 
 
 @dataclass(slots=True)
 class Outside:
-    """Messages of one side before and beyond those of the other in the same queues."""
+    """Messages of one side that are before or after all messages of the other side in
+    their queue.
+    """
 
     before: int = 0
     beyond: int = 0
@@ -48,7 +51,7 @@ class Outside:
 
 @dataclass(slots=True)
 class JoinTally:
-    """Counts of messages by result; ``outside`` is by the side that has them."""
+    """Counts of messages by result; ``outside`` is counted for each side."""
 
     equal: int = 0
     different: int = 0
@@ -60,7 +63,7 @@ class JoinTally:
 
 @dataclass(slots=True)
 class _WaitingMessages:
-    """Messages without a partner yet, sorted by key, in log order within a key."""
+    """Messages that are not paired yet, sorted by key, and by position in the log within a key."""
 
     key: Array
     digest: Array
@@ -81,7 +84,7 @@ class _WaitingMessages:
 
 
 class _SideStream:
-    """The state of one log in the join."""
+    """The state of reading one log."""
 
     def __init__(self, side: Side) -> None:
         self.side = side
@@ -94,9 +97,9 @@ class _SideStream:
 
 
 class QueuePass:
-    """The comparison. ``strict``: the place where a message is stored counts as well.
+    """The comparison. ``strict``: a different position or store host is a difference.
 
-    ``whole``: messages older than those of the other store are missing there, not expired.
+    ``whole``: messages older than all messages of the other store are missing there, not expired.
     """
 
     def __init__(self, a: Side, b: Side, out: Differences, *, strict: bool = False,
@@ -130,9 +133,10 @@ class QueuePass:
             self._missing(stream.side, other.side, stream.waiting.place)
 
     def _measure(self, side: Side) -> dict[QueueKey, tuple[int, int]]:
-        """Return the queue offsets ``[first, end)`` that a store has of each queue, by its log.
+        """Return, for each queue, the queue offsets ``[first, end)`` that a store has according to
+        its log.
 
-        If the log has no message of a queue any more, its consume queue gives the end.
+        If the log no longer has messages of a queue, the end of its consume queue is used.
         """
         reach = QueueReach(plain=True)
         for batch in side.log.walk(0, side.end):
@@ -171,7 +175,9 @@ class QueuePass:
         stream.fresh_count += len(part[0])
 
     def _part(self, batch: Batch, side: Side) -> tuple[Array, Array, Array]:
-        """Return (key, digest, physical offset) of the messages that can have a partner."""
+        """Return (key, digest, physical offset) of the messages that the other store
+        may have too.
+        """
         queue_offset = batch.column("queue_offset")
         numbers = self._numbers.of(self._numbers.topic(text.topics(batch)),
                                    batch.column("queue_id"))
@@ -198,7 +204,9 @@ class QueuePass:
         return key[~hopeless], digest[~hopeless], place[~hopeless]
 
     def _limits_of(self, side: Side) -> tuple[Array, Array]:
-        """Return by queue number the first queue offset of a side, and the one after its last."""
+        """Return, for each queue number, one side's first queue offset and the queue offset after
+        its last message.
+        """
         first, end = self._limits[side.name]
         more = self._numbers.keys[len(first):]
         if more:
@@ -229,8 +237,8 @@ class QueuePass:
         a.waiting, b.waiting = left.take(~paired), right.take(alone)
 
     def _compare(self, places: Array, other: Array) -> None:
-        """Compare pairs with different digests record by record: the order of properties may differ
-        alone.
+        """Compare pairs with different digests record by record: only the order of properties may
+        differ.
         """
         for index in np.argsort(places, kind="stable").tolist():
             left = self.a.log.record_at(int(places[index]))
@@ -267,7 +275,7 @@ class QueuePass:
 
 
 def _rank(key: Array) -> Array:
-    """Return for each of the sorted keys the number of equal keys before it."""
+    """Return, for each of the sorted keys, the number of equal keys before it."""
     number = np.arange(len(key))
     first: Array = np.ones(len(key), bool)
     first[1:] = key[1:] != key[:-1]
