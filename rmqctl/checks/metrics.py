@@ -40,7 +40,7 @@ Sample = tuple[str, Mapping[str, str], float]
 def measured(stores: Sequence[tuple[str, Callable[[], Store]]],
              failed: Callable[[RmqctlError], None]) -> dict[
                  str, list[tuple[Mapping[str, str], float]]]:
-    """Return the samples of the stores by the names of `HELP`, opening one store after the other;
+    """Return the samples of the stores, by metric name (`HELP`). Only one store is open at a time;
     ``failed`` receives the error of a store that cannot be read.
     """
     samples_of: dict[str, list[tuple[Mapping[str, str], float]]] = {name: [] for name in HELP}

@@ -1,4 +1,6 @@
-"""A set of queue offsets, kept as runs: lost messages and those at risk are mostly adjacent."""
+"""A set of queue offsets, stored as runs: lost messages and messages at risk are mostly
+adjacent.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ import numpy as np
 from rmqctl.scan.frames import Array
 
 MAX_RUNS = 1 << 16
-"""Maximum number of runs of one set; further ones are dropped (``complete`` is False then)."""
+"""Maximum number of runs in a set; further runs are dropped (``complete`` is False then)."""
 _MAX_OFFSET = 1 << 62
 _MAX_PARTS = 64
 _NONE: Array = np.zeros((0, 2), np.int64)
@@ -29,8 +31,8 @@ class OffsetRuns:
         return bool(len(self._runs) or self._parts)
 
     def add(self, offsets: Array, counts: Array | None = None) -> None:
-        """Add queue offsets (int64, in any order); ``counts``: how many from each on. Offsets that
-        a queue cannot have are ignored.
+        """Add queue offsets (int64, in any order). ``counts``: number of consecutive offsets from
+        each one on. Values that are not possible queue offsets are ignored.
         """
         runs = np.empty((len(offsets), 2), np.int64)
         runs[:, 0] = offsets
@@ -45,25 +47,25 @@ class OffsetRuns:
                 self._settle()
 
     def add_run(self, first: int, end: int) -> None:
-        """Add the queue offsets from ``first`` to before ``end``."""
+        """Add the queue offsets from ``first`` up to, but not including, ``end``."""
         first, end = max(0, first), min(end, _MAX_OFFSET)
         if first < end:
             self.add(np.array([first], np.int64), np.array([end - first], np.int64))
 
     def runs(self) -> Array:
-        """Return the runs, ascending: int64 of shape (n, 2)."""
+        """Return the runs in ascending order: int64 of shape (n, 2)."""
         self._settle()
         return self._runs
 
     def count(self, first: int = 0, end: int = _MAX_OFFSET) -> int:
-        """Return the number of the queue offsets from ``first`` to before ``end``."""
+        """Return how many queue offsets of the set are in ``[first, end)``."""
         if first <= 0 and end >= _MAX_OFFSET:
             runs = self.runs()
             return int((runs[:, 1] - runs[:, 0]).sum()) if len(runs) else 0
         return max(0, self._below(end) - self._below(first))
 
     def has(self, offsets: Array) -> Array:
-        """Return which of the queue offsets (int64) are in the set (bool)."""
+        """Return a boolean array: whether the set contains each queue offset (int64)."""
         runs = self.runs()
         if not len(runs):
             return np.zeros(len(offsets), bool)
@@ -79,7 +81,7 @@ class OffsetRuns:
         return both
 
     def without(self, other: OffsetRuns) -> OffsetRuns:
-        """Return the difference (without the offsets of ``other``) as a new set."""
+        """Return the difference, this set without the offsets of ``other``, as a new set."""
         left = OffsetRuns()
         left.complete = self.complete and other.complete
         runs, others = self.runs(), other.runs()

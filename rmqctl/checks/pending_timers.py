@@ -1,4 +1,4 @@
-"""Timed messages that wait for their time, one by one, and the effect of a start on each."""
+"""Pending timed messages, one by one, and the effect of a startup on each."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ PENDING, WAITING = "pending", "not in the timer log yet"
 SKIPPED, UNREACHABLE, GONE = "overdue", "unreachable", "gone"
 MISSING = "missing in the timer log"
 NEVER = frozenset({SKIPPED, UNREACHABLE, GONE, MISSING})
-"""States of messages that no start delivers."""
+"""States of messages that no startup delivers."""
 
 
 def pending_timers(store: Store, now: int) -> Iterator[dict[str, Any]]:
-    """Yield the timed messages in the order in which the wheel reaches them, and last those that
-    are not in the timer log yet. ``now``: startup time of a broker (epoch ms). ``due`` (ms) is
-    taken from the message: a message due later than the wheel reaches is put into it several times.
-    ``deletes``: the key of the message that this one recalls.
+    """Yield the timed messages in the order in which the timer wheel reaches them, then the
+    messages that are not in the timer log yet. ``now``: startup time of a broker (epoch ms).
+    ``due`` (ms) is taken from the message: a message that is due later than the wheel covers enters
+    the wheel several times. ``deletes``: the key of the message that this one recalls.
     Raises: StoreIOError.
     """
     files = TimerFiles.of(store)

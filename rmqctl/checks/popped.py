@@ -2,10 +2,10 @@
 timer-and-others-5x.md §6).
 
 A broker records each delivery as a check point in its revive topic, and each acknowledgement beside
-it. Both wait in the timer until the messages become visible again. Then it reads the revive topic
-from the offset of its revive group on, and puts messages without an acknowledgement into a retry
-topic of the group. With ``popConsumerKVServiceEnable`` it keeps a record for each message in
-``kvStore/`` instead, until that message is acknowledged.
+it. Both wait in the timer until the messages become visible again. Then the broker reads the revive
+topic from the offset of its revive group on, and puts messages without an acknowledgement into a
+retry topic of the group. With ``popConsumerKVServiceEnable`` the broker keeps a record for each
+message in ``kvStore/`` instead, until that message is acknowledged.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ LOST, UNDECIDED = "lost", "undecided"
 GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC = (
     "gone", "replaced", "beyond the end", "no queue", "no topic")
 ORPHANED = frozenset({GONE, REPLACED, BEYOND, NO_QUEUE, NO_TOPIC})
-"""States of deliveries whose message cannot be delivered again."""
+"""States of deliveries whose messages cannot be delivered again."""
 DAMAGED = "damaged"
 """State of a record of the revive topic that is neither a check point nor an acknowledgement."""
 REVIVE_GROUP = "CID_RMQ_SYS_REVIVE_GROUP"
@@ -52,12 +52,12 @@ FIRST_POP_TIME = "1ST_POP_TIME"
 TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
 _MAX_WAIT_MS = 60_000
-"""Milliseconds by which a message may be stored after its delivery began: a waiting client waits at
+"""Maximum milliseconds from the start of a delivery until it is stored: a waiting client waits at
 most 30 s.
 """
 
 _MAX_NAMES = 246
-"""Maximum bytes of group and topic in the name of a retry topic."""
+"""Maximum bytes of group and topic together in the name of a retry topic."""
 
 _Long = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 _Int = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
@@ -74,8 +74,9 @@ class _PopRecord(msgspec.Struct, frozen=True):
 
 
 class CheckPoint(_PopRecord, frozen=True):
-    """One delivery: ``num`` messages with the queue offsets of ``queueOffsetDiff``. Times in ms.
-    ``rePutTimes``: how often a broker could not read its message and recorded it again.
+    """A delivery (check point): ``num`` messages, whose queue offsets are in ``queueOffsetDiff``.
+    Times in ms. ``rePutTimes``: how often a broker recorded the delivery again because it could not
+    read a message.
     """
 
     startOffset: _Long  # noqa: N815
@@ -93,7 +94,7 @@ class CheckPoint(_PopRecord, frozen=True):
         return self.popTime + self.invisibleTime
 
     def offsets(self) -> list[int]:
-        """Return the queue offsets of its messages.
+        """Return the queue offsets of the delivered messages.
         Raises: FormatError.
         """
         if not self.queueOffsetDiff:
@@ -104,7 +105,7 @@ class CheckPoint(_PopRecord, frozen=True):
 
 
 class Ack(_PopRecord, frozen=True):
-    """Acknowledged messages of a delivery."""
+    """The acknowledged messages of a delivery."""
 
     startOffset: _Long  # noqa: N815
     popTime: _Long  # noqa: N815
@@ -132,14 +133,14 @@ def read_state(record: Record) -> CheckPoint | Ack | None:
 
 
 _Key = tuple[str, str, str, int, int, int]
-"""Revive queue, topic, group, queue id, start offset and time of a delivery."""
+"""Identity of a delivery: revive queue, topic, group, queue id, start offset, time."""
 
 
 @dataclass(slots=True)
 class Delivery:
-    """``left``: the queue offsets that are not acknowledged. ``offset``: offset of the check point
-    in its revive queue, None while it waits in the timer. ``never``: no start delivers the check
-    point from the timer. ``record``: the record of the check point.
+    """A delivery with unacknowledged messages. ``left``: their queue offsets. ``offset``: offset of
+    the check point in its revive queue, None while it waits in the timer. ``never``: no startup
+    delivers the check point from the timer. ``record``: the record of the check point.
     """
 
     point: CheckPoint
@@ -181,8 +182,9 @@ class PoppedMessage(NamedTuple):
 
 @dataclass(slots=True)
 class PopState:
-    """``unmatched``: acknowledgements without a delivery: it was already acknowledged, or is
-    unknown. ``damaged``: unreadable records of the revive topics.
+    """The unacknowledged messages of a store. ``unmatched``: acknowledgements without a known
+    delivery (already acknowledged, or unknown). ``damaged``: unreadable records of the revive
+    topics.
     """
 
     messages: list[PoppedMessage] = field(default_factory=list)
@@ -194,7 +196,7 @@ class PopState:
 
 def popped(store: Store, now: int, report: Report = lambda _problem: None,
            wanted: Callable[[CheckPoint], bool] = lambda _point: True) -> PopState:
-    """Return the messages that were delivered and not acknowledged, by group, topic and queue.
+    """Return the messages that were delivered but not acknowledged, by group, topic and queue.
     ``now``: epoch ms. ``wanted``: selects the deliveries to return.
     Raises: StoreIOError.
     """
@@ -304,7 +306,7 @@ class _Deliveries:
 
 
 def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
-    """Yield the records of ``kvStore/``, one for each message."""
+    """Yield the records of ``kvStore/``; each is about one message."""
     folder = store.path(RECORDS)
     if not vfs.isdir(folder):
         return
@@ -329,7 +331,7 @@ def _records(store: Store, notes: list[str]) -> Iterator[Delivery]:
 
 
 class _DeliveryJudge:
-    """Return the outcome for the messages of a delivery in a broker."""
+    """Return what a broker does with the messages of a delivery."""
 
     def __init__(self, store: Store, now: int, reading: _Deliveries, report: Report) -> None:
         self._store, self._now, self._reading, self._report = store, now, reading, report
@@ -386,7 +388,9 @@ class _DeliveryJudge:
         return record, ""
 
     def _is_retried(self, point: CheckPoint, record: Record) -> bool | None:
-        """Return whether a retry topic has the message of a delivery; None if it cannot be read."""
+        """Return whether a retry topic contains a delivery's message; None if the topic cannot be
+        read.
+        """
         times = record.reconsume_times + 1
         wanted = identity(record), times, str(point.popTime) if times == 1 else None
         unknown = False
@@ -426,7 +430,7 @@ def normal_topic(point: CheckPoint) -> str:
 
 
 def retry_topics(point: CheckPoint) -> tuple[str, ...]:
-    """Return the retry topics of a delivery: in the first form, and in the form since 5.2.0."""
+    """Return the names of a delivery's retry topic: the original form, and the form since 5.2.0."""
     if point.topic.startswith(RETRY_PREFIX):
         return (point.topic,)
     return tuple(f"{RETRY_PREFIX}{point.consumerGroup}{separator}{point.topic}"

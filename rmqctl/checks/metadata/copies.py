@@ -1,7 +1,7 @@
 """Committed offsets of two copies of a store, compared by group (`diff`, ``recover --from``).
 
-Only slaves copy offsets, from their master and every 10 s; a master starts with its own
-``consumerOffset.json``. A master whose file is older than a slave's delivers messages again.
+Slaves copy offsets from their master every 10 s; a master starts with its own
+``consumerOffset.json``. If its file is older than a slave's, the master delivers messages again.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class GroupOffsets(NamedTuple):
 
     @property
     def in_words(self) -> str:
-        """Return ``a is ahead in 2 queues (by 45 messages)``, and the same for b."""
+        """Return ``a is ahead in 2 queues (by 45 messages)``, and the same text for b."""
         return "; ".join(
             f"{name} is ahead in {queues} queue{'' if queues == 1 else 's'} (by {messages:,} "
             f"message{'' if messages == 1 else 's'})" for name, queues, messages in (
@@ -42,8 +42,8 @@ class GroupOffsets(NamedTuple):
 
 
 def offset_differences(a: Store, b: Store) -> list[GroupOffsets]:
-    """Return the groups whose committed offsets differ, by name; empty if either store has no file
-    of offsets, or an unreadable one.
+    """Return the groups whose committed offsets differ, by name; empty if a store has no readable
+    file of consumer offsets.
     """
     offsets_a, offsets_b = _committed(a), _committed(b)
     if offsets_a is None or offsets_b is None:

@@ -1,7 +1,7 @@
 """Topics, groups and committed offsets that a startup loses, and those already lost.
 
 `verify` (findings), `preflight` (losses), `impact` (groups that begin without an offset) and
-`recover` (what its config step restores) share this judgement.
+`recover` (what its config step restores) use this module.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rmqctl.store.features import COMPACTION, FEATURES
 from rmqctl.store.store import Store
 
 Position = tuple[str, str, int]
-"""(group, topic, queue id)."""
+"""Identity of a committed offset: (group, topic, queue id)."""
 _MAX_NAMED = 3
 _READ = 4
 """The bit of ``perm`` that lets consumers read a topic."""
@@ -49,14 +49,14 @@ _LOST = {TOPICS: losses.TOPICS, GROUPS: losses.GROUPS, OFFSETS: losses.OFFSETS,
 
 
 REPORTED = frozenset({"config-emptied", "config-older"})
-"""Findings about a file that a broker loads."""
+"""Categories of findings about a file that a broker loads."""
 
 
 class Defect(NamedTuple):
-    """A loss, with the finding that `verify` reports for it.
+    """A loss, and the finding that `verify` reports for it.
 
-    ``category``: the finding; None if the check of the file itself already reports it. ``command``:
-    the command that repairs it, with STORE for the root.
+    ``category``: category of the finding; None if the check of the file itself already reports it.
+    ``command``: the command that repairs the loss, with STORE for the root.
     """
 
     loss: Loss
@@ -68,9 +68,9 @@ class Defect(NamedTuple):
 
 @dataclass(slots=True)
 class MetadataLosses:
-    """``offsets``: committed offsets that groups lose, as far as known. ``unknown``: others of
-    unknown value are lost. ``restored``: entries by file that are still in the copy which a broker
-    does not load.
+    """``offsets``: committed offsets that groups lose, as far as known. ``unknown``: offsets of
+    unknown value are lost as well. ``restored``: entries, by file, that only the copy which the
+    broker does not load still has.
     """
 
     defects: list[Defect] = field(default_factory=list)
@@ -88,7 +88,7 @@ def judge(store: Store, *, live: bool = False, logged: Collection[str] = (),
           release: str | None = None) -> MetadataLosses:
     """Return all defects. ``live``: a broker uses the store and writes both copies while they are
     read. ``logged``: topics with messages in the log, if known. ``release``: release of the broker
-    that starts; None: of the broker that wrote the store.
+    that starts; None: the release that wrote the store.
     """
     return (_MetadataJudge(store, live, logged, release).run() if store.layout.reads("config")
             else MetadataLosses())
@@ -143,7 +143,7 @@ class _MetadataJudge:
 
     @cached_property
     def groups(self) -> set[str] | None:
-        """Return the configured groups; None if unknown: no broker writes an empty table."""
+        """Return the configured groups; None if unknown, as no broker writes an empty table."""
         return set(self._groups.loaded) if self._groups.loaded else None
 
     # -- a file by itself -----------------------------------------------------------------------
@@ -189,7 +189,9 @@ class _MetadataJudge:
                        None if database else "config-emptied", already=True)
 
     def _compared(self, name: str, entries: Table) -> None:
-        """Compare what a broker loads with the copy that its next write replaces."""
+        """Compare the entries that a broker loads with the backup copy that its next write
+        overwrites.
+        """
         loaded, other = entries.loaded or {}, entries.other
         if name in (TOPICS, GROUPS):
             select = user_topics if name == TOPICS else user_groups
@@ -253,8 +255,8 @@ class _MetadataJudge:
         return bounds is None or position > bounds.first or not bounds.first
 
     def _gone(self, name: str, entries: Table) -> tuple[int | None, dict[str, object]]:
-        """Return (least number of entries that a file had, the readable ones). None: unknown; 0: no
-        sign of any entry.
+        """Return (minimum number of entries that a file had, the readable entries). None: unknown;
+        0: nothing indicates any entry.
         """
         readable = entries.other
         if name == TOPICS:
@@ -274,7 +276,9 @@ class _MetadataJudge:
 
     @cached_property
     def _proven_groups(self) -> set[str]:
-        """Return user groups that offsets, retry topics or dead letter topics prove."""
+        """Return user groups whose existence is shown by offsets, retry topics or dead letter
+        topics.
+        """
         groups = {group for group, topic, _ in self._committed
                   if topic in self.topics or topic in self.queues.with_messages}
         groups |= {group for topic in self.queues.with_messages
@@ -425,9 +429,9 @@ class _MetadataJudge:
     # -- the log's start ------------------------------------------------------------------------
 
     def _front(self) -> None:
-        """Judge missing log files before the first one. A broker's cleaner deletes the consume
-        queue files of expired messages at once, so remaining files show that it did not delete
-        these log files.
+        """Judge log files that are missing before the first existing file. A broker's cleaner
+        deletes the consume queue files of expired messages at the same time, so remaining queue
+        files show that these log files were not deleted by the cleaner.
         """
         layout = self.store.layout
         if not (layout.reads("commitlog") and layout.reads("consumequeue")):
@@ -449,7 +453,9 @@ class _MetadataJudge:
     # -- groups ---------------------------------------------------------------------------------
 
     def _retried(self) -> None:
-        """Judge groups without a committed offset that sent messages back, so they did consume."""
+        """Judge groups without a committed offset that sent messages back, which shows that they
+        consumed.
+        """
         offsets = self._offsets
         if offsets.loaded is None or offsets.loads_nothing or not offsets.loads_main:
             return
@@ -483,7 +489,7 @@ class _MetadataJudge:
                 "connects (autoCreateSubscriptionGroup); without it, its consumers are rejected."))
 
     def _skipped(self) -> Phrase:
-        """Return how many messages are skipped by groups without an offset."""
+        """Return the number of messages that groups without an offset skip."""
         if self.metadata.unknown:
             return Phrase(
                 "A group without a committed offset starts where its consumeFromWhere says: by "
@@ -512,5 +518,5 @@ def _table_of(offsets: Mapping[Position, int]) -> dict[str, object]:
 
 
 def commands(defects: Collection[Defect]) -> Iterator[str]:
-    """Return the commands that repair the defects, each once."""
+    """Return the commands that repair the defects, without duplicates."""
     yield from dict.fromkeys(defect.command for defect in defects if defect.command is not None)

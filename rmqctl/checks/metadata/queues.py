@@ -19,8 +19,8 @@ from rmqctl.store.store import Store
 
 
 class OffsetBeyondEnd(NamedTuple):
-    """A group with an offset beyond the end of a queue, where consumers get OFFSET_OVERFLOW_BADLY.
-    Both are queue offsets.
+    """A group whose offset is beyond the end of a queue, so that consumers get
+    OFFSET_OVERFLOW_BADLY. ``offset`` and ``end`` are queue offsets.
     """
 
     group: str
@@ -32,8 +32,8 @@ class OffsetBeyondEnd(NamedTuple):
 
 def offsets_beyond(store: Store, end_of: Callable[[str, int], int | None]) -> Iterator[
         OffsetBeyondEnd]:
-    """Yield committed offsets beyond the end of their queue, by ``end_of`` (0 without a queue, None
-    if unknown). Offsets of deleted topics do not count.
+    """Yield committed offsets beyond the end of their queue. ``end_of`` returns the end (0 without
+    a queue, None if unknown). Offsets of deleted topics are skipped.
     """
     configured = known_topics(store)
     for name in (OFFSETS, LMQ_OFFSETS):
@@ -54,8 +54,8 @@ class ReadableQueues:
 
     @cached_property
     def with_messages(self) -> dict[str, list[int]]:
-        """Return queue ids by topic of queues that have a file with an entry, system topics
-        included.
+        """Return, by topic, the ids of queues that have a file with an entry, including system
+        topics.
         """
         ids_by_topic: dict[str, list[int]] = {}
         try:
@@ -68,12 +68,12 @@ class ReadableQueues:
         return {topic: sorted(ids) for topic, ids in ids_by_topic.items()}
 
     def is_user(self, topic: str) -> bool:
-        """Return whether a topic is one of `user`."""
+        """Return whether `user` contains a topic."""
         return topic in self.with_messages and is_user_topic(topic) and group_of(topic) is None
 
     @cached_property
     def user(self) -> list[str]:
-        """Return topics that producers send to: no system, retry or dead letter topics."""
+        """Return the topics that producers send to; no system, retry or dead letter topics."""
         return [topic for topic in self.with_messages
                 if is_user_topic(topic) and group_of(topic) is None]
 
@@ -103,9 +103,9 @@ class ReadableQueues:
 
     @cached_property
     def before_log(self) -> dict[str, int]:
-        """Return, by topic, the number of entries in files whose log files are gone: a broker
-        deletes such files together with the log files that all of their entries point to. The last
-        file of a queue always stays.
+        """Return, by topic, the number of entries in files whose log files are missing. A broker
+        deletes such a queue file together with the log files that its entries point to. The last
+        file of a queue is never deleted.
         """
         counts: dict[str, int] = {}
         start = self._store.log.min_offset

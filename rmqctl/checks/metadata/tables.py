@@ -1,6 +1,6 @@
-"""The tables of ``config/`` as a broker loads them at startup, and the other copy.
+"""The tables of ``config/`` as a broker loads them at startup, and the copy that it does not load.
 
-`ConfigManager.load` takes the main file; if that is missing, empty or undecodable, its ``.bak``; if
+`ConfigManager.load` loads the main file; if that is missing, empty or undecodable, its ``.bak``; if
 that is missing or empty too, the broker starts with an empty table. The first write copies the main
 file over ``.bak`` (spec: checkpoint-and-small-files.md §4.1).
 """
@@ -62,7 +62,7 @@ def is_user_group(name: str) -> bool:
 
 
 def group_of(topic: str) -> str | None:
-    """Return the group whose retry or dead letter topic this is."""
+    """Return the group that a retry or dead letter topic belongs to."""
     for prefix in (RETRY_PREFIX, DLQ_PREFIX):
         if topic.startswith(prefix):
             return topic.removeprefix(prefix)
@@ -70,12 +70,12 @@ def group_of(topic: str) -> str | None:
 
 
 class Table(NamedTuple):
-    """One file. ``loaded``: the entries a broker starts with, None if it does not start with the
-    file.
+    """The entries of one file. ``loaded``: the entries that a broker loads; None if the file keeps
+    it from starting.
 
-    ``other``: entries of the copy that the broker does not load, as far as readable. ``written``:
-    ``loaded`` is the content of the main file, which the next write copies over ``.bak``.
-    ``damaged``: neither copy can be loaded, and the main file exists.
+    ``other``: readable entries of the copy that the broker does not load. ``written``: ``loaded``
+    comes from the main file, which the next write copies over ``.bak``. ``damaged``: neither copy
+    can be loaded, and the main file exists.
     """
 
     file: ConfigFile
@@ -110,7 +110,7 @@ class Table(NamedTuple):
 
 
 def table(store: Store, name: str) -> Table:
-    """Return the table of one file; for a database in its place, only what is loaded."""
+    """Return the table of one file; if a database replaces the file, only the loaded entries."""
     file = load_one(store, name)
     main, backup = file.main, file.backup
     if _loads(main):
@@ -138,8 +138,8 @@ def entries(name: str, value: Any) -> Entries:
 
 
 def positions(loaded: Entries) -> dict[tuple[str, str, int], int]:
-    """Return committed offsets by group, topic and queue id; the first two come from
-    ``TOPIC@GROUP``.
+    """Return committed offsets by group, topic and queue id; the file has ``TOPIC@GROUP`` as the
+    key.
     """
     offsets: dict[tuple[str, str, int], int] = {}
     for key, queues in loaded.items():
@@ -168,7 +168,7 @@ def _loads(copy: ConfigCopy) -> bool:
 
 
 def _readable(store: Store, copy: ConfigCopy) -> Any:
-    """Return the value of a copy, or the readable part of it before the damage."""
+    """Return the value of a copy, or its readable part before the damage."""
     if copy.database or copy.state not in (UNREADABLE, ODDITY):
         return copy.value
     if copy.value is not None:

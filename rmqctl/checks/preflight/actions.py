@@ -1,5 +1,5 @@
-"""Actions of a broker at startup, in the order in which they matter to a person: log, queues,
-index, checkpoint; and differences of other versions.
+"""Actions of a broker at startup, ordered by importance to the user: log, queues, index,
+checkpoint; and what other versions do differently.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqctl.store.store import Store
 def fill(predicted: Prediction, store: Store, log: CommitLog, version: BrokerVersion, loading: Load,
          queues: RecoveredQueues, index: LoadedIndex, walk: RecoveryWalk | None,
          saved: CheckpointRecord, gone: Callable[[Array], Array]) -> None:
-    """Add all actions and their figures to the prediction. ``gone``: returns which places of the
+    """Add all actions and their figures to the prediction. ``gone``: returns which positions of the
     log are those of lost messages.
     """
     emptied(predicted, store, loading)
@@ -136,7 +136,9 @@ def _queue(predicted: Prediction, store: Store, state: QueueState) -> None:
 
 
 def _looked_at(state: QueueState) -> tuple[str, ...]:
-    """Return the names of the remaining files that determine the end of the queue for recovery."""
+    """Return the names of the remaining files from which recovery determines the end of
+    the queue.
+    """
     files = [] if state.queue is None else state.queue.files
     remaining = [file for file in files[-LAST_FILES:] if file not in state.doomed]
     remaining = remaining or [file for file in files if file not in state.doomed][-1:]
@@ -144,7 +146,7 @@ def _looked_at(state: QueueState) -> tuple[str, ...]:
 
 
 def discarded(predicted: Prediction, store: Store, index: LoadedIndex) -> None:
-    """Add the deletion of index files that are not trusted."""
+    """Add the deletion of index files that the broker does not trust."""
     for loaded in index.discarded:
         predicted.doomed.append(target := relative(store, loaded.file.path))
         entries = loaded.header.entries if loaded.header else 0
@@ -219,7 +221,7 @@ def _checkpoint_reason(saved: CheckpointRecord, after: CheckpointRecord) -> str:
 def differences(predicted: Prediction, loading: Load, conf: BrokerConf) -> list[str]:
     """Return how other versions would treat this store (spec: recovery.md, versions.md).
 
-    One sentence for each row of the tables that matters here; empty if all versions agree.
+    One sentence for each version difference that affects this store; empty if all versions agree.
     """
     out: list[str] = []
     # Causes that keep one version from starting, but not another.

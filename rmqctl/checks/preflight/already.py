@@ -1,21 +1,22 @@
 """Messages that are lost before any broker starts: consume queues, index or consumer offsets show
-them but the log no longer has them, or gaps in the log show them (`rmqctl.checks.preflight.gaps`).
+them but the log no longer has them, or gaps in the log reveal them
+(`rmqctl.checks.preflight.gaps`).
 
 An entry proves a message if the other entries of its queue agree with it; so does an index entry.
-The offset of a group proves that there were messages before it, but not where. So a message counts
-once: by its place, plus messages that only offsets show beyond those known by entries. A record
-that may be a message is undecided, not lost.
+The offset of a group proves that there were messages before it, but not at which positions. To
+count each message once, messages with a known position are counted by position, and those that only
+committed offsets show are added. A record that may be a message is undecided, not lost.
 
-No evidence are entries that point before the beginning of the log (expired), entries whose message
-is there all the same (the entry is damaged), and entries beyond the end while a running broker
-appends. A broker's recovery leaves the bytes of the entries that it truncates, and its index: their
+An entry is not evidence if it points before the beginning of the log (expired), if its message
+exists all the same (the entry is damaged), or if it points beyond the end while a broker is
+running. A broker's recovery leaves the bytes of truncated entries and the index on the disk: their
 messages are lost. An index entry alone proves nothing beyond the last file of the log (the index
-may be another log's), nor beyond an end that the entries agree with if a repair has recorded its
-losses.
+may belong to another log), nor beyond an end that matches the consume queue entries if a repair has
+recorded its losses.
 
 A DLedger member's checkpoint names the last entry written: entries after the last intact one are
-lost, whether or not anything else shows them. Another store's checkpoint has the time of the last
-message written: if that is later than all messages, at least one is lost.
+lost, whether or not anything else shows them. The checkpoint of any other store has the time of the
+last message written: if that is later than all messages, at least one is lost.
 """
 
 from __future__ import annotations
@@ -59,21 +60,23 @@ from rmqctl.store.store import Store
 
 _MAX_SPANS = 1 << 20
 _MAX_READ = 1 << 20
-"""Entries up to which a queue is read from its beginning. In a longer queue the first entry that
-may point to no message is found by bisection, as its entries follow the log.
+"""Maximum number of entries of a queue that is read from its beginning. In a longer queue, the
+first entry that may not point to a message is found by bisection, as entries are in log order.
 """
 _PAGE = 1 << 16
 _BLOCK = 1 << 17
 _MAX_PLACES = 1 << 23
-"""Maximum number of distinct places. Further entries are counted, except those of light queues."""
+"""Maximum number of distinct positions. Further entries are only counted, except those of light
+queues.
+"""
 _SECOND = 1000
 _MAX_QUEUES = 1000
 
 
 @dataclass(slots=True)
 class Witnessed:
-    """Lost messages by place, with the number (in `RecoveredQueues.states`) of the queue that shows
-    them.
+    """Positions of lost messages, and the number (in `RecoveredQueues.states`) of the queue of
+    each.
     """
 
     places: list[Array] = field(default_factory=list)
@@ -92,7 +95,7 @@ class Witnessed:
 
 
 class AlreadyLost:
-    """Follows the walks of a prediction, then determines the lost messages."""
+    """Observes the scans of a prediction, then determines the lost messages."""
 
     def __init__(self, store: Store, queues: RecoveredQueues) -> None:
         self._store, self._queues = store, queues
@@ -103,27 +106,30 @@ class AlreadyLost:
         self._end = -1
         self._newest: int | None = None
         self.lost_offsets: dict[int, OffsetRuns] = {}
-        """Queue offsets of all lost messages that entries or committed offsets show, by number of
-        the queue.
+        """Queue offsets of all lost messages that entries or committed offsets show, by queue
+        number.
         """
         self.undecodable_offsets: dict[int, OffsetRuns] = {}
         self.places: Array = np.zeros(0, np.int64)
-        """Places of lost messages that entries or the index show."""
+        """Positions of lost messages that entries or the index show."""
         self._gaps = LogGaps()
         self._undecided = Undecided(store)
         self._starts: Array = np.zeros(0, np.int64)
         self._ends: Array = np.zeros(0, np.int64)
         self._pending: list[tuple[Array, ...]] = []
-        """Claims of batches: number, offset, count, place, and whether the record is intact."""
+        """Entries that records should have, by batch: queue number, offset, count, position, and
+        whether the record is intact.
+        """
         self._held = 0
         self._sound: set[int] = set()
-        """Numbers of queues whose entries all point to intact messages."""
+        """Numbers of queues in which every entry points to an intact message."""
 
     # -- along the walks ------------------------------------------------------------------------
 
     def look(self, batch: Batch, *, spans: bool = True, accepted: bool = True) -> None:
-        """Process a batch of a walk. ``spans``: False if a broker accepts the batch and what is
-        between. ``accepted``: the batch is accepted by recovery, which ends the log.
+        """Process a batch of a scan. ``spans``: False if a broker accepts the batch and the bytes
+        between its records. ``accepted``: recovery, which determines the end of the log, accepts
+        the batch.
         """
         # The last two records that recovery accepts.
         if not spans and accepted:
@@ -161,7 +167,7 @@ class AlreadyLost:
             self._count_rows()
 
     def _count_rows(self) -> None:
-        """Count the pending claims, many entries of a queue at a time."""
+        """Count the pending messages, many entries of a queue at a time."""
         if not self._pending:
             return
         number, offset, count, place, good = map(np.concatenate, zip(*self._pending, strict=True))
@@ -171,7 +177,7 @@ class AlreadyLost:
             self._seen[queue] = max(self._seen.get(queue, 0), last + 1)
 
     def take(self, walked: WalkResults) -> None:
-        """Process the whole log at once, from the results of a pass over it.
+        """Process the whole log at once, from the results of an earlier pass over it.
         Raises: StoreIOError.
         """
         self._pending, self._held = [], 0
@@ -274,9 +280,9 @@ class AlreadyLost:
                 self._elsewhere(predicted, log, places)
 
     def _lost_at_the_end(self, *, may_be_undecided: bool) -> tuple[int, int]:
-        """Return (number of messages after a place that a checkpoint shows, the place); (0, 0) if
-        none. ``may_be_undecided``: the last message may be a record that is not counted as a
-        message.
+        """Return (number of messages after a position that only a checkpoint shows, the position);
+        (0, 0) without any. ``may_be_undecided``: the last message may be a record that does not
+        count as a message.
         """
         store = self._store
         if store.nodes:
@@ -288,8 +294,8 @@ class AlreadyLost:
             and store.cut_off is None and not store.repair_losses.messages) else (0, 0)
 
     def _note_stale(self, predicted: Prediction, log: CommitLog) -> int:
-        """Note which records may be stale, left from an earlier use of their file; return their
-        number.
+        """Add a note on records that may be stale, left from an earlier use of their file; return
+        their number.
         """
         stale = [record for records in unclear_in_log(log, sorted(self._spans))
                  for record in records]
@@ -308,7 +314,7 @@ class AlreadyLost:
         return len(stale)
 
     def _note_contradicted(self, predicted: Prediction, log: CommitLog) -> int:
-        """Note the records that consume queues and index contradict; return their number."""
+        """Add a note on records that consume queues and index contradict; return their number."""
         odd = self._gaps.odd_places(DamagedBytes(self._starts, self._ends))[:MAX_STALE_PLACES]
         contradicted: list[Record] = []
         for file, places in groupby(odd, log.file_of):
@@ -325,7 +331,8 @@ class AlreadyLost:
         return len(contradicted)
 
     def _is_confirmed(self) -> bool:
-        """Return whether a broker stopped cleanly with the same end that this start would find.
+        """Return whether a broker stopped cleanly at the same end of the log that this start would
+        find.
 
         5.x records the start of the last message, 4.x only its store time.
         """
@@ -352,7 +359,7 @@ class AlreadyLost:
                     "shutdown confirmed: an earlier recovery truncated the messages", count=count))
 
     def _settle(self, log: CommitLog, *, up_to_end: bool) -> None:
-        """Merge the places without intact data into one ascending list."""
+        """Merge the positions without intact data into one ascending list."""
         spans = sorted([*self._spans, *((gap.start, gap.end) for gap in log.gaps())])
         self._end = max(self._end, log.min_offset)
         spans = [(start, min(end, self._end)) for start, end in spans if start < self._end]
@@ -372,7 +379,7 @@ class AlreadyLost:
         self._ends = np.array([span[1] for span in joined], np.int64)
 
     def gone(self, place: Array) -> Array:
-        """Return which places (int64) have no intact data (bool)."""
+        """Return a boolean array: whether there is no intact data at each position (int64)."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
         index = np.searchsorted(self._starts, place, "right") - 1
@@ -382,8 +389,9 @@ class AlreadyLost:
     # -- rows -----------------------------------------------------------------------------------
 
     def _rows(self, state: QueueState, low: int) -> Iterator[tuple[Array, Array | None, Array]]:
-        """Yield (first queue offsets, how many from each on, places) of the entries of a queue that
-        point to no message, page by page. A count of None means 1 each.
+        """Yield (first queue offsets, numbers of consecutive offsets, positions) of a queue's
+        entries that do not point to a message, page by page. If the second item is None, all
+        numbers are 1.
         """
         if not len(self._starts) or state.queue is None or not state.queue.exists:
             return
@@ -409,8 +417,8 @@ class AlreadyLost:
                     yield offset[gone], None, place[gone]
 
     def _leading_nowhere(self, place: Array, low: int) -> Array:
-        """Return which of neighbouring entries, by the places they point to, point to no message
-        (bool).
+        """Return a boolean array: whether each of the neighbouring entries, given by the positions
+        that they point to, points to no message.
         """
         gone = self.gone(place) & (place >= low)
         if not gone.any():
@@ -420,8 +428,8 @@ class AlreadyLost:
         return gone & agrees
 
     def _by_topic(self, witnessed: Witnessed) -> tuple[Array, Counter[str]]:
-        """Return the distinct places, and their counts by topic; light queues share messages of
-        others.
+        """Return the distinct positions, and their counts by topic; entries of light queues point
+        to messages of other queues.
         """
         if not sum(map(len, witnessed.places)):
             return np.zeros(0, np.int64), Counter()
@@ -440,8 +448,8 @@ class AlreadyLost:
 
     def _by_gaps(self, log: CommitLog, *,
                  from_begin: bool, end: int) -> tuple[list[OffsetGap], Counter[str]]:
-        """Return lost messages before physical ``end`` that only the queue offsets of others, or
-        damaged records, show. ``from_begin``: whether all of the log was examined.
+        """Return lost messages before physical ``end`` that only the queue offsets of other
+        messages, or damaged records, show. ``from_begin``: whether the whole log was examined.
         """
         gaps: list[OffsetGap] = []
         topics: Counter[str] = Counter()
@@ -463,10 +471,10 @@ class AlreadyLost:
 
     def _by_index(self, predicted: Prediction,
                   places: Array) -> tuple[Array, tuple[int, int] | None]:
-        """Return (places of messages that only the index shows, the range of store times in its
-        entries for all lost messages).
+        """Return (positions of messages that only the index shows, the range of store times in the
+        index entries of all lost messages).
 
-        The place of an entry with one flipped bit is corrected in ``places``.
+        The position in an entry with one flipped bit is corrected in ``places``.
         """
         entries = AllIndexEntries(self._store)
         keyed, times = [np.zeros(0, np.int64)], []
@@ -511,8 +519,8 @@ class AlreadyLost:
         return unknown, (min(times), max(times) + _SECOND - 1) if times else None
 
     def _agreed(self, places: Array) -> bool:
-        """Return whether there are consume queues and none of them points beyond the end of the
-        log.
+        """Return whether consume queues exist and none of their entries points beyond the end of
+        the log.
         """
         return not (places >= self._end).any() and any(
             state.queue is not None and state.disk_end for state in self._queues.states)
@@ -520,7 +528,7 @@ class AlreadyLost:
     # -- offsets of groups ----------------------------------------------------------------------
 
     def _by_positions(self, predicted: Prediction, log: CommitLog) -> Counter[str]:
-        """Return lost messages by topic that no entry shows, but that are before a committed
+        """Return, by topic, lost messages that no entry shows, but that are before a committed
         offset. Messages that a repair has recorded are not counted again.
         """
         inside = self._ends < ENDLESS
@@ -542,8 +550,8 @@ class AlreadyLost:
 
     def _times(self, predicted: Prediction, log: CommitLog, places: Array,
                indexed: tuple[int, int] | None) -> None:
-        """Set the store times (ms) between which all of them were stored, as far as neighbours
-        show.
+        """Set the range of store times (ms) of all lost messages, as far as neighbouring messages
+        show it.
         """
         before = after = None
         if len(places):
@@ -556,8 +564,8 @@ class AlreadyLost:
         predicted.already_lost_from, predicted.already_lost_to = before, after
 
     def _neighbour(self, log: CommitLog, place: int, *, before: bool) -> int | None:
-        """Return the store time of the last message before a place, or the first one after it, by
-        the entries that point to them.
+        """Return the store time of the last message before a position, or of the first message
+        after it, according to the entries that point to these messages.
         """
         times = []
         for state in self._queues.states[:_MAX_QUEUES]:
@@ -574,7 +582,7 @@ class AlreadyLost:
         return (max(times) if before else min(times)) if times else None
 
     def _elsewhere(self, predicted: Prediction, log: CommitLog, places: Array) -> None:
-        """Note entries that point into missing files, which have another possible cause."""
+        """Add a note on entries that point into missing files, which may have another cause."""
         inside: Array = np.zeros(len(places), bool)
         for file in log.files:
             # A file shorter than the others has lost its own end.
@@ -588,7 +596,7 @@ class AlreadyLost:
 
 
 def _matched(places: Array, gaps: list[OffsetGap]) -> int:
-    """Return how many of the places (ascending) may be those of messages that only gaps show."""
+    """Return how many of the positions (ascending) may belong to messages that only gaps show."""
     free: Array = np.ones(len(places), bool)
     for gap in sorted(gaps, key=lambda gap: gap.high):
         start, end = np.searchsorted(places, [gap.low + 1, gap.high]).tolist()
@@ -603,7 +611,7 @@ def _distinct(values: Array) -> Array:
 
 
 def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
-    """Yield (queue, its largest offset) of each queue in parallel columns."""
+    """Yield (queue, its largest offset) for each queue; the two arrays are parallel."""
     if not len(queues):
         return
     order = np.argsort(queues, kind="stable")
@@ -614,8 +622,8 @@ def _last_offsets(queues: Array, offsets: Array) -> Iterator[tuple[int, int]]:
 
 
 def _first_from(queue: ConsumeQueue, place: int) -> int:
-    """Return the queue offset of the first entry that points to ``place`` or after it, by
-    bisection.
+    """Return, by bisection, the queue offset of the first entry that points to ``place`` or after
+    it.
     """
     first, end = queue.first_index, queue.disk_end
     while first < end:
@@ -629,6 +637,6 @@ def _first_from(queue: ConsumeQueue, place: int) -> int:
 
 
 def _used(start: int, rows: Array) -> tuple[Array, Array]:
-    """Return (queue offsets, places) of the rows that point to a message."""
+    """Return (queue offsets, positions) of the entries that point to a message."""
     used = np.flatnonzero(valid(rows) & (rows["size"] != FILLER.size))
     return used + start, rows["physical_offset"][used].astype(np.int64)

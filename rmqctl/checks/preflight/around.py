@@ -30,8 +30,8 @@ clock: Callable[[Store], int] = lambda _store: now_ms()  # noqa: E731 - tests re
 
 
 def around(store: Store, disk_used: float | str | None = None) -> StartEnvironment:
-    """Return the clock and the disk of this machine; a ratio (0 to 1) or `IGNORE` replaces the
-    disk's.
+    """Return the clock and the disk of this machine; a ratio (0 to 1) or `IGNORE` replaces the disk
+    usage.
     """
     if disk_used == IGNORE:
         return StartEnvironment(clock(store),
@@ -44,7 +44,7 @@ def around(store: Store, disk_used: float | str | None = None) -> StartEnvironme
 
 
 def around_in_use(store: Store, disk_used: float | str | None = None) -> StartEnvironment:
-    """Return `around`, but judge the disk only if a broker uses the store or a ratio was passed."""
+    """Return `around`, but keep the disk only if a broker uses the store or a ratio was passed."""
     surroundings = around(store, disk_used)
     if disk_used is None and not surroundings.no_disk and not _in_use(store):
         return surroundings._replace(no_disk=Phrase("no sign that a broker uses this store"))
@@ -75,7 +75,9 @@ def _read_only(root: str) -> bool:
 
 
 def _in_use(store: Store) -> bool:
-    """Return whether a broker uses, or used, the store here: lock or abort file, or broker.conf."""
+    """Return whether a broker uses, or has used, the store on this machine: there is a lock file,
+    an abort file or a broker.conf.
+    """
     return vfs.access(store.root, os.W_OK) and bool(
         store.sizes.conf.path or store.has_abort or store.lock.held
         or vfs.exists(store.path("lock")))

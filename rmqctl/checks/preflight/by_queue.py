@@ -1,4 +1,6 @@
-"""Messages lost before and by a start, by queue and in queue offsets, as consumers see them."""
+"""Losses before and during a broker startup, by queue and in queue offsets, as
+consumers see them.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ def by_queue(predicted: Prediction, queues: RecoveredQueues, already: AlreadyLos
              unreachable: Unreachable | None = None,
              lost: TruncatedMessages | None = None) -> dict[tuple[str, int], QueueLosses]:
     """Return the losses of every queue, once all queues are judged. ``unreachable`` and ``lost``:
-    None if the start does not happen or truncates nothing.
+    None if the broker does not start or truncates nothing.
     """
     rowless = {} if unreachable is None else unreachable.offsets()
     losses_of: dict[tuple[str, int], QueueLosses] = {}
@@ -38,7 +40,7 @@ def by_queue(predicted: Prediction, queues: RecoveredQueues, already: AlreadyLos
 
 
 def _cut_rows(state: QueueState) -> OffsetRuns:
-    """Return the truncated entries of a light queue, which other queues' messages fill."""
+    """Return the truncated entries of a light queue, whose messages belong to other queues."""
     rows = OffsetRuns()
     rows.add_run(state.end, state.disk_end)
     return rows

@@ -2,9 +2,9 @@
 accepts messages.
 
 spec: recovery.md §12. The cleaner runs a minute after startup for the first time, then every 10
-seconds. Above one share of the disk in use it deletes the oldest log files whatever their age;
-above another the broker rejects messages. Files older than ``fileReservedTime`` are deleted in the
-hour of ``deleteWhen``, or at once if the disk is used beyond ``diskMaxUsedSpaceRatio``.
+seconds. Above one threshold of disk usage it deletes the oldest log files whatever their age; above
+another threshold the broker rejects messages. Files older than ``fileReservedTime`` are deleted in
+the hour of ``deleteWhen``, or at once if disk usage is above ``diskMaxUsedSpaceRatio``.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ HOUR = 3_600_000
 
 
 class Rules(NamedTuple):
-    """Limits of a broker; ratios of the disk in use. ``batch``: files of one run of the cleaner."""
+    """Limits of a broker; ratios are of disk usage. ``batch``: number of files that the cleaner
+    deletes in a run.
+    """
 
     reserved_hours: int
     delete_when: str
@@ -44,7 +46,9 @@ class Rules(NamedTuple):
     forces: bool
     batch: int
     both_disks: bool
-    """True if queues are checked although the log's disk is already full enough (4.x)."""
+    """True if the disk of the queues is checked even if the disk of the log is already full enough
+    (4.x).
+    """
 
     @classmethod
     def of(cls, store: Store, version: BrokerVersion) -> Rules:
@@ -65,13 +69,15 @@ class Rules(NamedTuple):
 
     @property
     def fails(self) -> bool:
-        """Return whether the cleaner fails at deleteWhen every time, before it checks the disk."""
+        """Return whether the cleaner fails at deleteWhen in every run, before it checks
+        the disk.
+        """
         hours, odd = _hours(self.delete_when)
         return odd is not None and not hours
 
     @property
     def fault(self) -> Phrase | None:
-        """Return the effect of a deleteWhen that is not a list of hours; None if it is one."""
+        """Return the effect of an invalid deleteWhen; None if it is a list of hours."""
         hours, odd = _hours(self.delete_when)
         if odd is None:
             return None
@@ -85,8 +91,8 @@ class Rules(NamedTuple):
                       hours=", ".join(f"{hour:02}" for hour in hours))
 
     def judge(self, log: float, queues: float) -> tuple[bool, bool, bool]:
-        """Return (messages are rejected, files are deleted whatever their age, files are deleted at
-        all) at these ratios.
+        """Return (whether messages are rejected, whether files are deleted whatever their age,
+        whether files are deleted at all) at these ratios.
         """
         log_full, queues_full = (used > self.refuse_ratio for used in (log, queues))
         force, queues_force = (used > min(self.clean_ratio, self.refuse_ratio)
@@ -103,8 +109,8 @@ class Rules(NamedTuple):
 
 
 def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
-    """Return when (epoch ms) expired files are next deleted by the hours of deleteWhen (``04`` or
-    ``04;16``), on a clock of the ``zone``; None: never.
+    """Return the time (epoch ms) at which expired files are next deleted, by the hours of
+    deleteWhen (``04`` or ``04;16``) in the time zone ``zone``; None: never.
     """
     hours, _ = _hours(delete_when)
     start = datetime.fromtimestamp(now // 1000, zone).replace(minute=0, second=0)
@@ -116,8 +122,9 @@ def next_deletion(delete_when: str, now: int, zone: tzinfo) -> int | None:
 
 
 def _hours(delete_when: str) -> tuple[list[int], str | None]:
-    """Return the hours in deleteWhen up to the first part that is not a number, and that part.
-    `UtilAll.isItTimeToDo` fails there; Java's split drops empty parts at the end.
+    """Return (hours of deleteWhen up to the first part that is not a number, this part).
+
+    `UtilAll.isItTimeToDo` fails at this part; Java's split drops empty parts at the end.
     """
     hours: list[int] = []
     named = delete_when.rstrip(";")
@@ -130,7 +137,7 @@ def _hours(delete_when: str) -> tuple[list[int], str | None]:
 
 
 class FileSystem:
-    """One file system: bytes in use out of all usable bytes, as a broker divides them."""
+    """A file system: bytes in use, and usable bytes, from which a broker computes the ratio."""
 
     def __init__(self, folder: str, used_ratio: float | None) -> None:
         about = vfs.statvfs(folder)
@@ -140,13 +147,13 @@ class FileSystem:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio in whole hundredths, rounded up."""
+        """Return the ratio in percent, rounded up to a whole number."""
         return -(-max(self.used, 0) * 100 // self.entire) / 100 if self.entire else 0.0
 
 
 def file_systems(store: Store, used_ratio: float | None) -> tuple[FileSystem, FileSystem]:
-    """Return the file systems of the log (of several folders the least full one) and of the queues;
-    ``used_ratio`` replaces their own figures.
+    """Return the file systems of the log (with several folders, the least full one) and of the
+    queues; ``used_ratio`` replaces their actual usage.
     Raises: StoreIOError.
     """
     try:
@@ -212,8 +219,8 @@ def disk_use(store: Store, rules: Rules, files: Sequence[StoreFile], around: Sta
 
 
 def expiry(disk: DiskUse | None) -> Phrase | None:
-    """Return the action for files that the broker deletes by age, and when; None if no file is too
-    old.
+    """Return the action for files that the broker deletes because of their age, and when it deletes
+    them; None if no file is old enough.
     """
     if disk is None or not disk.expires_files:
         return None
@@ -228,8 +235,8 @@ def expiry(disk: DiskUse | None) -> Phrase | None:
 
 
 def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
-    """Return the log files that remain after the start and that the cleaner may delete: all but the
-    last.
+    """Return the log files that remain after the start and that the cleaner may delete: all except
+    the last one.
     """
     doomed = {os.path.join(store.root, name) for name in predicted.doomed}
     end = predicted.truncate_to
@@ -238,9 +245,7 @@ def _files(predicted: Prediction, store: Store) -> list[StoreFile]:
 
 
 def _expired(files: Sequence[StoreFile], before: int) -> int:
-    """Return how many of the files, from the oldest on, were last written before ``before``
-    (ms).
-    """
+    """Return how many of the oldest files were last written before ``before`` (ms)."""
     for number, file in enumerate(files):
         try:
             if vfs.stat(file.path).st_mtime_ns // 1_000_000 > before:
@@ -252,9 +257,9 @@ def _expired(files: Sequence[StoreFile], before: int) -> int:
 
 def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expired: int,
                    used_ratio: float | None) -> tuple[int, float, bool, bool]:
-    """Return (files deleted whatever their age, share of the disk in use at first, whether messages
-    are rejected, whether expired files are deleted at once), run by run until nothing more is
-    deleted.
+    """Return (files deleted whatever their age, initial disk usage as a ratio, whether messages are
+    rejected, whether expired files are deleted at once), after as many runs of the cleaner as
+    delete files.
     """
     least, queues = file_systems(store, used_ratio)
     first, gone, forced = max(least.ratio, queues.ratio), 0, 0
@@ -275,7 +280,7 @@ def _first_minutes(store: Store, rules: Rules, files: Sequence[StoreFile], expir
 
 
 def allocated(file: StoreFile) -> int:
-    """Return the number of bytes that a file takes on the disk; 0 if it cannot be determined."""
+    """Return the number of bytes that a file occupies on the disk; 0 if it cannot be determined."""
     try:
         return min(vfs.stat(file.path).st_blocks * BLOCK, file.size)
     except OSError:
@@ -283,8 +288,8 @@ def allocated(file: StoreFile) -> int:
 
 
 def _messages_of(store: Store, files: Sequence[StoreFile], messages: int | None) -> int | None:
-    """Return the number of messages that begin in these files, by the entries of queues if there is
-    one for each of the ``messages`` of the log (None: unknown), otherwise by reading the files.
+    """Return the number of messages that begin in these files. Queue entries are counted if each of
+    the ``messages`` of the log (None: unknown) has one; otherwise the files are read.
     """
     if not files:
         return 0

@@ -1,5 +1,4 @@
-"""Losses of an older broker on a store that a newer one wrote, because it does not read these
-files.
+"""Losses when an older broker starts on a store written by a newer one: data that it does not read.
 
 spec: timer-and-others-5x.md §2-§6, rocksdb.md §7, tiered.md §1, versions.md. Pending timed messages
 are in `rmqctl.checks.preflight.timers`, the forms of the log in `rmqctl.broker.recovery`.
@@ -79,8 +78,8 @@ def judge_downgrade(predicted: Prediction, store: Store) -> None:
 
 
 def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
-    """Yield (the feature, the loss) of what a broker of the release does not read and nothing else
-    has.
+    """Yield (the feature, the loss) for data that a broker of the release does not read and that
+    exists nowhere else.
     """
     for feature, judge in ((store.layout.config, _config), (STATIC_TOPICS, _static),
                            (LONG_TOPICS, _delayed), (LONG_TRANSACTIONS, _open_transactions),
@@ -95,7 +94,7 @@ def downgrade_losses(store: Store, release: str) -> Iterator[tuple[str, Loss]]:
 
 
 def _config(store: Store, release: str) -> Iterator[Loss]:
-    """Yield entries that only RocksDB has: this release reads the JSON files beside it."""
+    """Yield entries that only RocksDB has: this release reads the JSON files instead."""
     if not store.layout.reads("config"):
         yield Loss(TOPICS, None, _config_cause(release), "config")
         return
@@ -128,7 +127,7 @@ def _entries(value: Any, table: str) -> dict[Any, Any]:
 
 
 def _static(store: Store, release: str) -> Iterator[Loss]:
-    """Yield static topics: their queue ids and offsets come from the mapping, not from the
+    """Yield static topics: their queue ids and offsets are defined by the mapping, not by the
     queues.
     """
     if not store.layout.reads("config"):
@@ -186,7 +185,7 @@ def _tier(store: Store, release: str) -> Iterator[Loss]:
 
 
 def _segments(tier: metadata.Metadata, topic: str, queue_id: int) -> list[metadata.SegmentEntry]:
-    """Return the consume queue segments of a queue in the tier, by their base."""
+    """Return the consume queue segments of a queue in the tier, by base offset."""
     ending = f"/{topic}/{queue_id}"
     return sorted((entry for path, entries in tier.segments[CONSUME_QUEUE].items()
                    if path.endswith(ending) for entry in entries.values()),
@@ -207,8 +206,8 @@ def _end_in_tier(tier: metadata.Metadata, topic: str, queue_id: int) -> int:
 
 
 def _delayed(store: Store, release: str) -> Iterator[Loss]:
-    """Yield delayed messages that wait behind one for a topic whose name the broker refuses: it
-    retries that one for ever.
+    """Yield delayed messages that wait after a message for a topic whose name the broker refuses:
+    the broker retries this message forever.
     """
     names = {row["group"] for row in load_one(store, "subscriptionGroup.json").rows()} | {
         topic for topic, _ in store.known_queues}

@@ -1,11 +1,10 @@
-"""Number of messages that a store has lost, from the results of one pass over its log, which is not
-read again.
+"""Number of messages that a store has lost, from the results of a pass over its log, without
+reading the log again.
 
-`verify` has compared all messages with the entries of their queues. Where an entry points to its
-message, a start changes nothing and nothing is missing, so only the rest counts: messages without
-their entry, damaged records, bytes that are not a record. With these, the parts of `preflight`
-count what they would count after walks of their own. That holds for ordinary stores only; any other
-store needs a walk.
+`verify` has compared all messages with the entries of their queues. If an entry points to its
+message, a start changes nothing and nothing is missing. So only messages without an entry, damaged
+records and bytes that are not a record are examined. From these, `preflight` obtains the same
+counts as from its own scan. This works for ordinary stores only; any other store has to be scanned.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
 _BACK = 64 << 10
-"""Bytes before the end of the log in which its last two records are searched first."""
+"""Bytes at the end of the log in which its last two records are searched first."""
 
 
 class _UnusualError(Exception):
-    """A structure that this module does not follow."""
+    """Raised for a store with a structure that this module does not handle."""
 
 
 def known_from(store: Store, seen: RangeResult) -> int | None:
@@ -67,8 +66,8 @@ def known_from(store: Store, seen: RangeResult) -> int | None:
 
 
 class SoundLog(NamedTuple):
-    """Results of a pass over a sound log: the last record, the results of walks, the number of
-    messages, and how many of them replace lost ones.
+    """Results of a pass over a sound log: the last record, the results of scans, the number of
+    messages, and the number of messages that replace lost ones.
     """
 
     last: int
@@ -79,7 +78,7 @@ class SoundLog(NamedTuple):
 
 def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: RecoveredQueues,
                seen: RangeResult) -> SoundLog | None:
-    """Return what a start needs to know of the log if it changes nothing there: the log was closed
+    """Return what a start needs to know about the log if it changes nothing: the log was closed
     cleanly, all of it is sound, and each message has its entry. Otherwise return None.
     Raises: StoreIOError.
     """
@@ -107,7 +106,7 @@ def sound_pass(store: Store, version: BrokerVersion, log: CommitLog, queues: Rec
 
 
 def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
-    """Return whether a broker would open exactly these files and decide by nothing else."""
+    """Return whether a broker opens exactly these files, and nothing else affects its start."""
     files = store.log.files
     return (store.layout.consumequeue == "file" and not store.sizes.conf.path
             and store.cut_off is None and not store.lock.held and not store.batch_queues
@@ -117,7 +116,9 @@ def _is_usual_store(store: Store, version: BrokerVersion) -> bool:
 
 
 def _is_usual_log(seen: RangeResult) -> bool:
-    """Return whether the pass has kept everything odd, and found nothing that needs a walk."""
+    """Return whether the pass has recorded every irregularity and found nothing that requires a
+    scan.
+    """
     return not (seen.unlisted or seen.shrunk or seen.batch_rows or not seen.passed.complete
                 or any(span.field == UNREADABLE for span in seen.spans)
                 or any(tally.shifted or tally.skipped or tally.unlisted or tally.unnoted
@@ -127,7 +128,7 @@ def _is_usual_log(seen: RangeResult) -> bool:
 
 @dataclass(slots=True)
 class _MessageColumns:
-    """Messages as columns: number of the queue, queue offset, place, size."""
+    """Messages as columns: queue number, queue offset, position, size."""
 
     number: Array
     offset: Array
@@ -149,7 +150,7 @@ class _MessageColumns:
 
 
 class _LossCount:
-    """One start of a broker, as far as the count depends on it."""
+    """A broker startup, as far as the number of lost messages depends on it."""
 
     def __init__(self, store: Store, version: BrokerVersion, log: CommitLog, seen: RangeResult,
                  queues: RecoveredQueues | None = None) -> None:
@@ -166,7 +167,7 @@ class _LossCount:
         self._clean = not store.has_abort
 
     def all_sound(self, start: int, end: int) -> WalkResults | None:
-        """Return the results of walks from ``start`` to ``end`` if every message has its entry and
+        """Return the results of a scan from ``start`` to ``end`` if every message has its entry and
         every entry its message; else None.
         Raises: StoreIOError.
         """
@@ -218,8 +219,8 @@ class _LossCount:
     # -- messages ---------------------------------------------------------------------------------
 
     def _without_entry(self) -> tuple[_MessageColumns, _MessageColumns, Array]:
-        """Return (intact messages whose entry points elsewhere, records with damaged bodies, which
-        of the latter have their entry).
+        """Return (intact messages whose entry points elsewhere, records with damaged bodies, a
+        boolean array: whether each of these records has its entry).
         """
         loose: list[tuple[int, int, int, int]] = []
         for number, tally in self._tallies.items():
@@ -249,7 +250,7 @@ class _LossCount:
         return self._numbers[key]
 
     def _agree(self, messages: _MessageColumns) -> Array:
-        """Return which messages their entries point to (bool)."""
+        """Return a boolean array: whether the entry of each message points to it."""
         agree: Array = np.zeros(len(messages), bool)
         for part in by_queue(messages.number):
             queue = self._queues.states[int(messages.number[part[0]])].queue
@@ -294,8 +295,8 @@ class _LossCount:
         return end
 
     def _require_dispatched(self, start: int, end: int) -> None:
-        """Require that the broker knows all entries that point to their messages: it writes none of
-        them again.
+        """Raise unless the broker already knows all entries that point to their messages, so that
+        it writes none of them again.
         """
         for number, tally in self._tallies.items():
             state = self._queues.states[number]
@@ -307,7 +308,7 @@ class _LossCount:
                 raise _UnusualError
 
     def _accepted(self, start: int, end: int) -> list[tuple[int, int]]:
-        """Return (place, store time) of the last two records of ``[start, end)``."""
+        """Return (position, store time) of the last two records of ``[start, end)``."""
         back = _BACK
         while True:
             last_two: list[tuple[int, int]] = []
@@ -349,7 +350,7 @@ class _LossCount:
         return walked
 
     def _runs(self, number: int, damaged: Array) -> Array:
-        """Return queue offsets of intact messages with their entry as half-open runs, int64 of
+        """Return the queue offsets of intact messages with an entry, as half-open runs: int64 of
         shape (n, 2).
         """
         tally = self._tallies.get(number)
@@ -366,7 +367,9 @@ class _LossCount:
         return np.array(pieces, np.int64).reshape(-1, 2)
 
     def _is_sound(self, number: int, runs: Array) -> bool:
-        """Return whether each entry of a queue points to its own message, and none is missing."""
+        """Return whether every entry of a queue points to its own message and no entry
+        is missing.
+        """
         queue = self._queues.states[number].queue
         return (isinstance(queue, ConsumeQueue) and queue.exists and len(runs) == 1
                 and runs[0, 0] <= queue.first_index and runs[0, 1] >= queue.disk_end
@@ -374,8 +377,8 @@ class _LossCount:
 
     def _pieces(self, number: int, runs: Array,
                 loose: _MessageColumns | None) -> list[tuple[int, int, int, int]]:
-        """Return the intact messages of a queue as adjacent pieces in log order; others may be
-        between messages with their entry.
+        """Return the intact messages of a queue as runs of adjacent messages in log order; messages
+        with an entry may be separated by others.
         """
         if loose is None:
             place = self._places(number, np.column_stack([runs[:, 0], runs[:, 1] - 1]).ravel())
@@ -393,7 +396,7 @@ class _LossCount:
                      (offset[ends] + 1).tolist(), strict=True)]
 
     def _places(self, number: int, offset: Array) -> Array:
-        """Return the places that entries with these queue offsets point to."""
+        """Return the positions that the entries with these queue offsets point to."""
         queue = self._queues.states[number].queue
         if not len(offset) or not isinstance(queue, ConsumeQueue):
             return np.zeros(0, np.int64)

@@ -1,8 +1,9 @@
 """Gaps in the log that show missing messages.
 
-The queue offsets of a queue are consecutive in the log. If some are missing between two records,
-and damaged bytes between these have space for them, the messages were there. A damaged record that
-still shows which message it was proves that message, too.
+The queue offsets of a queue are consecutive in the log. If queue offsets are missing between two
+records, and the damaged bytes between these records have space for the missing messages, then the
+messages existed. A damaged record whose queue and queue offset are still readable proves its
+message, too.
 """
 
 from __future__ import annotations
@@ -23,11 +24,13 @@ from rmqctl.scan.frames import Array
 _MAX_RUNS = 1 << 20
 """Maximum number of gapless runs of queues."""
 _MAX_AHEAD = 1000
-"""Queue offsets after the last record of its queue up to which a damaged record is trusted."""
+"""Maximum distance, in queue offsets after the last record of its queue, up to which a damaged
+record is trusted.
+"""
 
 
 class OffsetGap(NamedTuple):
-    """Queue offsets that only the log shows, all between two places of the log."""
+    """Queue offsets that only the log shows, all between two positions of the log."""
 
     low: int
     high: int
@@ -36,8 +39,8 @@ class OffsetGap(NamedTuple):
 
 @dataclass(slots=True)
 class _RecordRun:
-    """A gapless run of records of a queue: places of the first and last, offsets from … to before
-    ….
+    """A gapless run of records of a queue: positions of the first and the last record, and its
+    half-open range of queue offsets.
     """
 
     low: int
@@ -47,14 +50,14 @@ class _RecordRun:
 
 
 class DamagedBytes:
-    """Ascending spans of a log that do not overlap, with the number of bytes between two places."""
+    """Spans of a log, ascending and without overlap, to count the bytes between two positions."""
 
     def __init__(self, starts: Array, ends: Array) -> None:
         self._starts, self._ends = starts, ends
         self._before = np.append(0, np.cumsum(ends - starts))
 
     def within(self, low: int, high: int) -> int:
-        """Return the number of bytes from ``low`` to before ``high``."""
+        """Return the number of bytes of the spans in ``[low, high)``."""
         return max(0, self._up_to(high) - self._up_to(low)) if high > low else 0
 
     def _up_to(self, place: int) -> int:
@@ -65,19 +68,19 @@ class DamagedBytes:
 
 @dataclass(slots=True)
 class LogGaps:
-    """Follows the walks of a log, in any order of its ranges."""
+    """Observes the scans of a log, in any order of ranges."""
 
     _pieces: dict[int, list[_RecordRun]] = field(default_factory=dict)
     _held: int = 0
     _is_consecutive: list[bool] = field(default_factory=list)
     """For each queue, whether its offsets are consecutive in the log."""
     _named: dict[int, list[tuple[Array, Array, Array]]] = field(default_factory=dict)
-    """Of damaged records, by queue: queue offsets, how many each, places."""
+    """Queue offsets in damaged records, by queue: first offsets, numbers of offsets, positions."""
 
     def look(self, states: Sequence[QueueState], number: Array, offset: Array, count: Array,
              place: Array, good: Array) -> None:
-        """Add the own entries of records in the order of a walk: number of the queue, first queue
-        offset and how many, place. ``good`` (bool): the record is intact.
+        """Add the records of a scan, in order: queue number, first queue offset, number of offsets,
+        position. ``good`` (bool): the record is intact.
         """
         self._is_consecutive += [state.kind == PLAIN and not state.key[0].startswith(LMQ_PREFIX)
                                  for state in states[len(self._is_consecutive):]]
@@ -91,9 +94,9 @@ class LogGaps:
 
     def know(self, number: int, pieces: Iterable[tuple[int, int, int, int]],
              damaged: Array, places: Array) -> None:
-        """Add a queue without a walk: its messages as gapless runs (places of the first and the
-        last, queue offsets from … to before …), and the queue offsets of damaged records with their
-        ``places``.
+        """Add a queue without a scan: its messages as gapless runs (positions of the first and the
+        last message, half-open range of queue offsets), and the queue offsets of damaged records
+        with their positions ``places``.
         """
         self._pieces[number] = [_RecordRun(*piece) for piece in pieces]
         if len(damaged):
@@ -101,7 +104,7 @@ class LogGaps:
                 (damaged, np.ones_like(damaged), places))
 
     def _take(self, number: Array, offset: Array, count: Array, place: Array) -> None:
-        """Add intact records, by number of their queue."""
+        """Add intact records, by queue number."""
         if not len(number) or self._held >= _MAX_RUNS:
             return
         end = offset + count
@@ -120,8 +123,8 @@ class LogGaps:
                 self._held += 1
 
     def odd_places(self, damage: DamagedBytes) -> list[int]:
-        """Return the places of the records (ascending) on both sides of each jump in a queue's
-        offsets that no damage between them explains.
+        """Return the positions (ascending) of the records before and after each jump in a queue's
+        offsets that damage between the two records does not explain.
         """
         places: set[int] = set()
         for pieces in self._pieces.values():
@@ -133,9 +136,9 @@ class LogGaps:
 
     def gaps(self, number: int, accounted: OffsetRuns, damage: DamagedBytes, *,
              from_zero: bool, end: int) -> Iterator[OffsetGap]:
-        """Yield the gaps of a queue before physical ``end``. ``accounted``: queue offsets that
-        something else shows. ``damage``: everything that is not intact in the log. ``from_zero``:
-        the log begins with 0, and so did the queue.
+        """Yield the gaps of a queue before physical ``end``. ``accounted``: queue offsets that are
+        already counted. ``damage``: everything that is not intact in the log. ``from_zero``: the
+        log begins at offset 0, so the queue did, too.
         """
         pieces = sorted((piece for piece in self._pieces.get(number, ()) if piece.low < end),
                         key=lambda piece: piece.low)

@@ -1,4 +1,4 @@
-"""A prediction in one sentence, as every screen shows it."""
+"""Description of a prediction in one sentence, the same in all output."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_CAUSES = 2
 
 
 def in_words(prediction: Prediction) -> Phrase:
-    """Return the sentence: losses so far, whether a broker starts, and the losses of the start."""
+    """Return the sentence: losses so far, whether a broker starts, and what the start loses."""
     # Begin with the subject of the sentence, and with what is already lost without any start.
     broker = Phrase("a {version} broker", version=prediction.broker_version)
     if prediction.not_judged:

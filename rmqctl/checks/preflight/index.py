@@ -39,8 +39,8 @@ class Loaded:
 
 
 class LoadedIndex:
-    """The index of a store. ``discarded`` files are deleted when it is loaded after an unclean
-    end.
+    """The index of a store. ``discarded`` files are deleted when a broker loads it after an unclean
+    shutdown.
     """
 
     def __init__(self, store: Store, clean: bool, trusted_until: int) -> None:
@@ -67,23 +67,22 @@ class LoadedIndex:
         self._trusted_end, self._returned = self._end_phy, 0
         self.entries = self.duplicates = self.created = 0
         self.uncounted: list[Loaded] = []
-        """Discarded files whose entries `lost` cannot determine."""
+        """Discarded files whose number of lost entries `lost` cannot determine."""
         self.rolled_at = 0
-        """End time of the last file that became full: the checkpoint's index time; 0 without one.
-        """
+        """End time of the last full file: the checkpoint's index time; 0 without a full file."""
 
     @property
     def trusted_end(self) -> int:
-        """Return `end_phy` before anything is dispatched."""
+        """Return the value of `end_phy` before any message is dispatched."""
         return self._trusted_end
 
     @property
     def end_phy(self) -> int:
-        """Return the physical offset before which messages get no further entry."""
+        """Return the physical offset before which messages get no further index entry."""
         return self._end_phy
 
     def dispatch(self, batch: Batch, which: Array) -> None:
-        """Add the keys of the records ``which`` (bool) in their order."""
+        """Add the keys of the records selected by ``which`` (bool), in order."""
         # From the first record that the index does not reach.
         record = np.flatnonzero(which)
         if not len(record):
@@ -121,7 +120,7 @@ class LoadedIndex:
             self._current()
 
     def _last_entries(self, store: Store) -> int:
-        """Return how many entries of the last remaining file belong to its last message."""
+        """Return how many entries of the last remaining file belong to the last message in it."""
         if not self.kept or self.kept[-1].header is None:
             return 0
         try:
@@ -144,8 +143,8 @@ class LoadedIndex:
         ``end`` and are not recreated: their messages are not dispatched again, or have fewer keys
         than entries.
 
-        An entry of a lost message (``gone``, by place) is evidence of that loss, not a loss of its
-        own.
+        An entry of a lost message (``gone`` tests its position) is evidence of the lost message,
+        not a loss of its own.
         """
         if not self.discarded:
             return 0

@@ -1,5 +1,5 @@
-"""Checks whether a broker loads a store at all (spec: recovery.md §2): names and sizes of files,
-folders that do not belong there, unreadable configuration.
+"""Checks whether a broker can load a store at all (spec: recovery.md §2): names and sizes of files,
+unexpected folders, unreadable configuration.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from rmqctl.store.store import Store
 _CONFIG = ("topics.json", "consumerOffset.json", "subscriptionGroup.json", "consumerFilter.json",
            "delayOffset.json")
 _SINCE_5 = ("topicQueueMapping.json", "consumerOrderInfo.json", "timermetrics")
-"""Further files that a 5.x broker loads; it does not start if it cannot decode them."""
+"""Other files that a 5.x broker loads; it does not start if it cannot decode them."""
 QUEUES = "consumequeue"
 _FIVE = 5
 _EXTENSION_FILE = Settings().consumequeue_ext_file_size
-"""Size in bytes if the configuration file does not set it."""
+"""Default size in bytes if the configuration file does not set one."""
 REFUSE = "refuse to start"
 DELETE = "delete"
 
@@ -53,8 +53,8 @@ class Load:
 
 
 def load(store: Store, version: BrokerVersion) -> Load:
-    """Return everything that keeps a broker from starting; only names and sizes are read. Of
-    consume queues in an unsupported form only a damaged database is reported.
+    """Return everything that keeps a broker from starting; only names and sizes are read. For
+    consume queues in an unsupported format, only a damaged database is reported.
     """
     loading = Load()
     _config(store, version, loading)
@@ -98,7 +98,9 @@ def _extensions(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 
 def relative(store: Store, path: str) -> str:
-    """Return a path as a plan shows it: relative to the root if it is below it, else absolute."""
+    """Return a path as a plan shows it: relative to the root if it is inside the root, else
+    absolute.
+    """
     below = vfs.relpath(path, store.root)
     return vfs.abspath(path) if below.startswith(os.pardir) else below
 
@@ -128,7 +130,7 @@ def _config(store: Store, version: BrokerVersion, loading: Load) -> None:
 
 def _epochs(store: Store, version: BrokerVersion, loading: Load) -> None:
     """Check the epoch file of the controller mode: a broker that cannot read it does not start.
-    Without a configuration file the store shows the mode.
+    Without a configuration file, the store's files show whether the mode is on.
     """
     conf = store.sizes.conf
     if version.generation < _FIVE or not store.layout.controller or (
@@ -189,8 +191,8 @@ def _folder(store: Store, version: BrokerVersion, loading: Load, folder: str,
 
 
 def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last: str) -> None:
-    """Process a file that does not belong to the sequence; a broker deletes it if it is empty and
-    the last.
+    """Process a file that does not fit the sequence; a broker deletes it if it is empty and the
+    last.
     """
     name = os.path.basename(odd.path)
     if version.deletes_empty_last and not odd.unreadable and name == last and _is_empty(odd.path):
@@ -200,8 +202,8 @@ def _odd(store: Store, version: BrokerVersion, loading: Load, odd: Trouble, last
 
 
 def _is_empty(path: str) -> bool:
-    """Return whether a broker sees a length of 0. It checks neither name nor kind, except for
-    folders.
+    """Return whether a broker sees a length of 0. It checks neither the name nor the kind of a
+    file, except for folders.
     """
     try:
         info = vfs.stat(path)

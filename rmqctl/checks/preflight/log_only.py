@@ -1,8 +1,8 @@
-"""Prediction for a store whose consume queues have an unsupported form, from the log, the small
+"""Prediction for a store whose consume queues have an unsupported format, from the log, the small
 files and the file names alone (spec: rocksdb.md §4, recovery.md §2-§4).
 
-Only the consume queues show where a recovery begins. So the end of the log is determined for every
-file in which recovery may begin. If all of them give the same end, it is known; otherwise only
+Recovery begins at a file that depends on the consume queues. So the end of the log is determined
+for every file at which recovery may begin. If all results agree, the end is known; otherwise only
 messages beyond the furthest end are certainly lost.
 """
 
@@ -31,8 +31,8 @@ CONFIG = "config"
 
 
 class End(NamedTuple):
-    """The end of the log (a physical offset) after a recovery that begins in one of the files
-    ``first`` to ``last`` (numbers), and the reason for it.
+    """The end of the log (a physical offset) if recovery begins in one of the files ``first`` to
+    ``last`` (numbers), and the reason for this end.
     """
 
     first: int
@@ -67,8 +67,8 @@ def judge_log(store: Store, version: BrokerVersion, predicted: Prediction, loadi
 
 
 def _look(predicted: Prediction, log: CommitLog) -> str | None:
-    """Count the intact messages of the whole log and those that clients cannot decode; add notes on
-    damage.
+    """Count the intact messages of the whole log, and those that clients cannot decode; add notes
+    on damage.
     """
     count, places, first = MessageCounts(), 0, None
     for batch in log.walk():
@@ -89,7 +89,7 @@ def _look(predicted: Prediction, log: CommitLog) -> str | None:
 
 
 def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: CommitLog) -> None:
-    """Determine the end of the log and the messages that this loses."""
+    """Determine the end of the log and the messages that are lost there."""
     # The files in which a recovery may begin; after a clean end older brokers ignore the queues.
     if not store.has_abort and not version.normal_by_queues:
         number, predicted.start_reason = start_file(store, log, version, -1)
@@ -121,7 +121,7 @@ def _recover(store: Store, version: BrokerVersion, predicted: Prediction, log: C
 
 def possible_ends(log: CommitLog, starts: list[int], version: BrokerVersion) -> list[End]:
     """Return the ends of the log for recoveries that begin in the files ``starts`` (ascending
-    numbers), in log order. Every byte is walked once.
+    numbers), in log order. Every byte is read once.
     Raises: StoreIOError.
     """
     ends: list[End] = []
@@ -145,7 +145,7 @@ def _case(store: Store, log: CommitLog, end: End, cost: TailMessages) -> str:
 
 
 def _actions(store: Store, predicted: Prediction, log: CommitLog, loading: Load) -> None:
-    """Add the certain effects of the start on files."""
+    """Add the effects of the start on files that do not depend on the consume queues."""
     saved = checkpoint(store)
     actions.emptied(predicted, store, loading)
     if predicted.truncate_to is not None:
