@@ -1,9 +1,9 @@
-"""Transactions without an end, by their half messages (spec: recovery.md §10).
+"""Unfinished transactions, by their half messages (spec: recovery.md §10).
 
-An op message ends the half messages that it names. A broker checks all others from the offset of
-its check group on: it puts each half message again and asks the producer, until it was checked too
-often or is too old; then it puts it into a separate topic. So a transaction may have several half
-messages, which share the producer's unique key.
+An op message ends the half messages that it names. A broker checks all other half messages from the
+offset of its check group on: it appends the half message again and asks the producer, until the
+message was checked too often or is too old; then the broker moves it to a separate topic. So a
+transaction may have several half messages, which share the producer's unique key.
 """
 
 from __future__ import annotations
@@ -59,8 +59,9 @@ _CHUNK = 1 << 16
 
 @dataclass(slots=True)
 class Transaction:
-    """``record``: the last half message in the log, without its body. ``offsets``: offsets of all
-    copies that no op message names. ``given_up``: the message that a broker put aside.
+    """An unfinished transaction. ``record``: the last half message in the log, without its body.
+    ``offsets``: offsets of all copies that no op message names. ``given_up``: the copy in the
+    separate topic.
     """
 
     state: str
@@ -73,7 +74,9 @@ class Transaction:
 
     @property
     def ids(self) -> set[str | None]:
-        """Return the ids that may name it: the client's, and that of each message here."""
+        """Return the ids that may name the transaction: the client's id, and the id of each half
+        message.
+        """
         ids = {self.properties.get(TRANSACTION_ID), self.properties.get(props.UNIQUE_KEY)}
         return ids | {record.message_id for record in (self.record, self.given_up) if record}
 
@@ -82,7 +85,7 @@ class Transaction:
         return self.properties.get(GROUP)
 
     def age(self, now: int) -> int | None:
-        """Return the milliseconds since the producer sent it."""
+        """Return the milliseconds since the producer sent the message."""
         shown = self.record or self.given_up
         return None if shown is None else now - shown.born_timestamp
 
@@ -106,8 +109,8 @@ class Transaction:
 
 
 def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction]:
-    """Yield the transactions without an end, in the order of their half messages, then those with
-    only the message that a broker put aside. ``now``: epoch ms.
+    """Yield the unfinished transactions in the order of their half messages, then those of which
+    only the message in the separate topic exists. ``now``: epoch ms.
     Raises: StoreIOError.
     """
     store.layout.require(store.root, "consumequeue")
@@ -150,7 +153,7 @@ def transactions(store: Store, now: int, report: Report) -> Iterator[Transaction
 
 
 def _ended(view: View, queue_id: int, report: Report) -> set[int]:
-    """Return the queue offsets of half messages that op messages name."""
+    """Return the queue offsets of half messages that any op message names."""
     wanted = Selection(topic=props.OP_HALF_TOPIC, queue_id=queue_id, tag=ENDED)
     return half_offsets(chain.from_iterable(
         page.raw("body") for page in Selector(view.store, wanted, view, report).pages()))
@@ -158,7 +161,7 @@ def _ended(view: View, queue_id: int, report: Report) -> set[int]:
 
 def _without_end(store: Store, rows: QueueRows,
                  ended: set[int]) -> tuple[dict[str, Transaction], list[int]]:
-    """Return (transactions by their key, the queue offsets of half messages not in the log)."""
+    """Return (transactions by key, the queue offsets of half messages that are not in the log)."""
     by_key: dict[str, Transaction] = {}
     gone: list[int] = []
     done = np.append(np.sort(np.fromiter(ended, np.int64, len(ended))), np.iinfo(np.int64).max)
@@ -180,7 +183,7 @@ def _without_end(store: Store, rows: QueueRows,
 
 
 def was_ended(store: Store, id: str) -> bool:  # noqa: A002
-    """Return whether an id that names no unfinished transaction is that of a half message."""
+    """Return whether an id that names no unfinished transaction belongs to a half message."""
     with suppress(ValueError):
         record = store.log.record_at(parse_message_id(id)[2])
         if record is not None and record.message_id == id:
@@ -189,8 +192,8 @@ def was_ended(store: Store, id: str) -> bool:  # noqa: A002
 
 
 class _Copies:
-    """The queue offsets of all half messages of a transaction, by the index, which may lack some,
-    or if ``thorough``, by reading the topic once.
+    """The queue offsets of all half messages of a transaction: from the index, which may lack some,
+    or with ``thorough`` by reading the topic once.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -257,7 +260,7 @@ class _Rules:
             given("transactionCheckMax", MAX_CHECKS), int(conf.get("fileReservedTime")) * _HOUR)
 
     def judge(self, transaction: Transaction, now: int) -> None:
-        """Determine the outcome of the next check, and its time."""
+        """Determine the outcome and the time of the next check."""
         record = transaction.record
         assert record is not None
         times = _number(transaction.properties.get(TIMES))

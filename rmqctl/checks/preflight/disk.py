@@ -147,7 +147,7 @@ class FileSystem:
 
     @property
     def ratio(self) -> float:
-        """Return the ratio in percent, rounded up to a whole number."""
+        """Return the ratio, rounded up to hundredths."""
         return -(-max(self.used, 0) * 100 // self.entire) / 100 if self.entire else 0.0
 
 

@@ -42,7 +42,7 @@ _BACK = 64 << 10
 
 
 class _UnusualError(Exception):
-    """Raised for a store with a structure that this module does not handle."""
+    """A structure that this module does not handle."""
 
 
 def known_from(store: Store, seen: RangeResult) -> int | None:

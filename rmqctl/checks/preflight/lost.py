@@ -1,5 +1,5 @@
-"""Intact messages that a start loses: truncated, or left in the log without an entry or in one of
-several files of the same name.
+"""Intact messages that a start loses: truncated, or left in the log without an entry or stored in
+only one of several files with the same name.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _ENDLESS = 1 << 62
 
 
 def intact(batch: Batch) -> Array:
-    """Return which messages of a batch are intact (bool)."""
+    """Return a boolean array: whether each message of a batch is intact."""
     good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
     return good
 
@@ -56,7 +56,7 @@ def intact_by_topic(log: CommitLog, start: int, end: int) -> dict[str, int]:
 
 @dataclass(slots=True)
 class MessageCounts:
-    """Counts of messages of a log along a walk."""
+    """Counts of messages of a log during a scan."""
 
     intact: int = 0
     replaced: int = 0
@@ -64,8 +64,8 @@ class MessageCounts:
     first_damaged: int | None = None
 
     def add(self, batch: Batch, before: int | None = None) -> None:
-        """Count the messages of a batch, with ``before`` only those that start before that physical
-        offset.
+        """Count the messages of a batch; with ``before``, only messages that start before that
+        physical offset.
         """
         if not len(batch):
             return
@@ -108,7 +108,9 @@ class _Topics:
         self.times: list[int] = []
         """The earliest and the latest store time (ms); empty before the first message."""
         self.undecided = 0
-        """Number of those that may be messages or part of the body of a damaged message."""
+        """Number of counted messages that may be messages or part of the body of a
+        damaged message.
+        """
 
     @property
     def total(self) -> int:
@@ -118,7 +120,7 @@ class _Topics:
         self._count(self._columns(batch), rows)
 
     def _columns(self, batch: Batch) -> list[Array]:
-        """Return the columns noted for messages: the number of the topic, and the fields of
+        """Return the noted columns of messages: the number of the topic, and the fields of
         `_NOTED`.
         """
         return [self._topics.encode(text.topics(batch)), *map(batch.column, _NOTED)]
@@ -165,8 +167,8 @@ class TailMessages(_Topics):
 class TruncatedMessages(_Topics):
     """Intact messages beyond the end of the log, by topic.
 
-    ``superseded`` counts those whose queue offset belongs to a message before that end: an earlier
-    truncation left them, and they no longer belong to a queue.
+    ``superseded`` counts those whose queue offset belongs to a message before that end: these are
+    left from an earlier truncation and no longer belong to a queue.
     """
 
     def __init__(self, queues: RecoveredQueues, end: int) -> None:
@@ -174,15 +176,17 @@ class TruncatedMessages(_Topics):
         self._queues, self._end = queues, end
         self.superseded = 0
         self.offsets: dict[int, OffsetRuns] = {}
-        """Queue offsets of the messages in their own queues, by number of the queue."""
+        """Queue offsets of the messages, by queue number."""
         self._pending: list[tuple[list[Array], Array, list[BatchClaims]]] = []
-        """Columns of messages of batches, which of them count, and their claims."""
+        """Columns of the messages of batches, which messages count, and the entries they should
+        have.
+        """
         self._held = 0
 
     def collect(self, log: CommitLog, look: Callable[[Batch], None],
                 progress: Progress | None = None, *, whether: bool = False) -> None:
         """Collect the messages. ``look`` receives all batches. ``whether``: stop at the first
-        message.
+        message that counts.
         """
         for number, file in enumerate(log.files):
             if file.end <= self._end:
@@ -210,7 +214,7 @@ class TruncatedMessages(_Topics):
         self._held += len(batch)
 
     def _settle(self) -> None:
-        """Compare pending messages with the entries on disk, many of a queue at a time."""
+        """Compare pending messages with the entries on disk, many entries of a queue at a time."""
         if not self._pending:
             return
         columns, masks, lists = zip(*self._pending, strict=True)
@@ -238,7 +242,7 @@ class TruncatedMessages(_Topics):
 
 
 def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
-    """Yield parts of a batch, each of which ends at a place with undecided records, so that
+    """Yield parts of a batch, each of which ends at a position with undecided records, so that
     messages are listed in log order.
     """
     cuts = [(number, int(np.searchsorted(batch.offset, span.offset)))
@@ -255,8 +259,8 @@ def _up_to_doubt(batch: Batch) -> Iterator[Batch]:
 
 
 class Unreachable:
-    """Messages of the log without an entry in their queue, by topic, except those of an earlier
-    queue, left by a topic that was deleted and created again.
+    """Messages of the log without an entry in their queue, by topic. Messages of an earlier queue,
+    left from a topic that was deleted and created again, are not included.
     """
 
     def __init__(self, queues: RecoveredQueues, log: CommitLog) -> None:
@@ -265,11 +269,11 @@ class Unreachable:
         self._held = 0
         self.by_topic: Counter[str] = Counter()
         self.without_row: dict[int, OffsetRuns] = {}
-        """Queue offsets of the messages, by number of the queue."""
+        """Queue offsets of the messages, by queue number."""
         self._regained: dict[int, OffsetRuns] = {}
 
     def add(self, batch: Batch, put: Array) -> None:
-        """Add records of one batch; those ``put`` (bool) already have an entry."""
+        """Add records of a batch; the records selected by ``put`` (bool) already have an entry."""
         for claim in self._queues.expected(batch):
             left = ~put[claim.record]
             if left.any():
@@ -280,14 +284,14 @@ class Unreachable:
             self.flush()
 
     def hold(self, number: Array, offset: Array, place: Array) -> None:
-        """Count messages by number of their queue, queue offset and place."""
+        """Count messages, given by queue number, queue offset and position."""
         if len(number):
             self._pending.append((number, offset, np.ones(len(number), np.int64), place))
             self._held += len(number)
 
     def cut(self, log: CommitLog, end: int) -> None:
-        """Process entries that truncation removed, including those that point before the end of the
-        log.
+        """Process entries that truncation removed, including entries that point before the end of
+        the log.
 
         A wild entry also removes the entries after it.
         """
@@ -307,8 +311,8 @@ class Unreachable:
                                 first + row, first + row + 1)
 
     def regain(self, batch: Batch, put: Array) -> None:
-        """Record that records ``put`` (bool), counted without an entry, get their entry after
-        all.
+        """Record that the records ``put`` (bool), already counted as without an entry, do get their
+        entry.
         """
         for claim in self._queues.expected(batch):
             for queue, count in zip(*np.unique(claim.number[put[claim.record]],
@@ -317,9 +321,7 @@ class Unreachable:
             collect(self._regained, claim, put[claim.record])
 
     def offsets(self) -> dict[int, OffsetRuns]:
-        """Return the queue offsets of all messages that end up without an entry, by number of the
-        queue.
-        """
+        """Return the queue offsets of all messages without an entry in the end, by queue number."""
         return {number: runs.without(self._regained[number]) if number in self._regained else runs
                 for number, runs in self.without_row.items()}
 
@@ -345,8 +347,8 @@ class Unreachable:
                     offset[part[missing]], count[part[missing]])
 
     def _plainly_there(self, number: Array, offset: Array, place: Array) -> Array:
-        """Return which messages have an entry at their queue offset (bool). In most stores all have
-        one, so this is as cheap as possible for a queue.
+        """Return a boolean array: whether messages have an entry at their queue offset. In most
+        stores all messages have one, so this check is as cheap as possible for each queue.
         """
         # Queue by queue in the order of queue offsets: one read for each, if the offsets are close.
         order = np.lexsort((offset, number))
@@ -381,7 +383,7 @@ class Unreachable:
 
 
 def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Array) -> Array:
-    """Return which messages have their entry (bool)."""
+    """Return a boolean array: whether each message has its entry."""
     if isinstance(queue, BatchQueue):
         return np.isin(place, queue.all_used()["physical_offset"])
     inside = (offset >= queue.first_index) & (offset < end)
@@ -401,7 +403,7 @@ def _there(queue: ConsumeQueue | BatchQueue, end: int, offset: Array, place: Arr
 
 
 def units_at(queue: ConsumeQueue, offset: Array) -> Array:
-    """Return the entries with these queue offsets; zeros where there is none."""
+    """Return the entries with these queue offsets; zeros for entries that do not exist."""
     out: Array = np.zeros(len(offset), queue.timed_units(0, 0).dtype)
     order = np.argsort(offset, kind="stable")
     with closing(queue):
@@ -419,7 +421,7 @@ def units_at(queue: ConsumeQueue, offset: Array) -> Array:
 
 
 def collect(runs: dict[int, OffsetRuns], claim: BatchClaims, which: Array) -> None:
-    """Add the queue offsets of the entries ``which`` (bool), by number of the queue."""
+    """Add the queue offsets of the entries selected by ``which`` (bool), by queue number."""
     rows = np.flatnonzero(which)
     for part in by_queue(claim.number[rows]):
         numbered = rows[part]
@@ -428,19 +430,19 @@ def collect(runs: dict[int, OffsetRuns], claim: BatchClaims, which: Array) -> No
 
 
 def by_queue(number: Array) -> list[Array]:
-    """Return positions by number of the queue."""
+    """Return, for each queue number, the positions of its items."""
     order = np.argsort(number, kind="stable")
     return np.split(order, np.flatnonzero(np.diff(number[order])) + 1) if len(order) else []
 
 
 class DuplicateFiles(NamedTuple):
-    """Files of one name in several folders (apache/rocketmq#8859).
+    """Log files with the same name in several folders (apache/rocketmq#8859).
 
     A broker sorts the files of all folders by bare name, and takes the folders in the order of a
-    Java `HashSet` of their paths, so the order of two files of the same name is unknown. By
-    physical offset it reads the first (`MappedFileQueue.findMappedFileByOffset`), and appends to
-    the last. So content of only one of them is found or not by chance. ``differing``: intact
-    messages before the end of the log that not all of them have.
+    Java `HashSet` of their paths, so the order of two files of the same name is unknown. It reads a
+    physical offset from the first file (`MappedFileQueue.findMappedFileByOffset`), and appends to
+    the last. So data that only one of the files has is found or not by chance. ``differing``:
+    intact messages before the end of the log that not all of the files have.
     """
 
     files: list[StoreFile]
@@ -448,7 +450,7 @@ class DuplicateFiles(NamedTuple):
 
 
 def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
-    """Return names shared by several files of ``log``, whose end is ``end``.
+    """Return file names that occur several times in ``log``, whose end is ``end``.
     Raises: StoreIOError.
     """
     duplicates: list[DuplicateFiles] = []
@@ -462,8 +464,8 @@ def duplicate_files(log: CommitLog, end: int) -> list[DuplicateFiles]:
 
 
 def _only_here(log: CommitLog, number: int, numbers: list[int], end: int) -> int:
-    """Return the number of intact messages of file ``number`` that start before ``end`` and are not
-    in all of the files ``numbers``.
+    """Return the number of intact messages of file ``number`` that start before ``end`` and that
+    not all of the files ``numbers`` have.
     """
     count = 0
     for batch in Walk(log.source(number), 0):

@@ -41,7 +41,7 @@ class MissingMessages(NamedTuple):
 
     @property
     def counted(self) -> int | None:
-        """Return `already`; None if it cannot be determined."""
+        """Return the lost messages; None if they cannot be determined."""
         return None if self.known_lost is None else self.already
 
     @property
@@ -53,8 +53,8 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
     """Return the messages that a store has lost, as `preflight` counts them.
 
     ``damaged``: the caller has found damage in the log. If it has found none and no log file is
-    missing, only messages after the end of the log can be lost, so the log is not read again. Nor
-    is it read if ``seen``, the results of a verification of all of it, suffice.
+    missing, only messages after the end of the log can be lost, so the log is not read again. The
+    log is not read again either if ``seen``, the results of a complete verification, suffice.
     """
     if not store.layout.reads(LOG):
         return MissingMessages()
@@ -73,8 +73,8 @@ def missing(store: Store, *, damaged: bool, seen: RangeResult | None = None) -> 
 
 
 class Beyond(NamedTuple):
-    """Lost messages after a place: their number, and the ``places`` of those that entries or index
-    show.
+    """Lost messages after a position in the log: their number, and the ``places`` (positions) of
+    those that entries or index show.
     """
 
     messages: int = 0
@@ -83,7 +83,7 @@ class Beyond(NamedTuple):
 
 def known_beyond(store: Store, end: int) -> Beyond:
     """Return the lost messages that entries, index and committed offsets show from the physical
-    offset ``end`` on, where a repair truncates the log: nothing proves them afterwards.
+    offset ``end`` on, where a repair truncates the log. Afterwards nothing proves these messages.
     Raises: StoreIOError, UsageError.
     """
     looked_from = _looked_from(store, end)[1]
@@ -95,8 +95,8 @@ def known_beyond(store: Store, end: int) -> Beyond:
 
 
 def known_by_offsets(store: Store) -> int:
-    """Return the number of lost messages that only committed offsets show, so that changing them
-    hides the loss; 0 if that cannot be determined.
+    """Return the number of lost messages that only committed offsets show; changing these offsets
+    hides the loss. 0 if the number cannot be determined.
     """
     try:
         return _predicted(store).account.by_offsets
@@ -105,8 +105,8 @@ def known_by_offsets(store: Store) -> int:
 
 
 def known_by_checkpoint(store: Store) -> int:
-    """Return the number of lost messages that only the checkpoint shows, so that a new one hides
-    the loss; 0 if that cannot be determined.
+    """Return the number of lost messages that only the checkpoint shows; a new checkpoint hides the
+    loss. 0 if the number cannot be determined.
     """
     try:
         return _predicted(store).lost_at_end
@@ -115,7 +115,7 @@ def known_by_checkpoint(store: Store) -> int:
 
 
 def _predicted(store: Store) -> Prediction:
-    """Return the prediction with earlier losses, of the whole log if a start would truncate
+    """Return the prediction including earlier losses, for the whole log if a start would truncate
     messages.
     Raises: StoreIOError, UsageError.
     """
@@ -125,15 +125,17 @@ def _predicted(store: Store) -> Prediction:
 
 def _after_the_end(store: Store) -> bool:
     """Return whether entries, index or consumer offsets may show messages after the end of the log.
-    This includes everything that `preflight` counts in an undamaged log, and more.
+
+    This is true in every case in which `preflight` counts lost messages in an undamaged log, and in
+    some others.
     """
     start = last_dispatched(store)
     return True if start is None else _looked_from(store, start)[0] > 0
 
 
 def _looked_from(store: Store, start: int) -> tuple[int, Array]:
-    """Return (lost messages, the places of those that entries or index show) of a log examined from
-    the physical offset ``start`` on.
+    """Return (lost messages, positions of the messages that entries or index show) of a log
+    examined from the physical offset ``start`` on.
     """
     version = version_of(default_release(store))
     holder = store.lock

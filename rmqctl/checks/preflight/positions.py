@@ -1,11 +1,11 @@
 """Lost messages that only consumer offsets show, without an entry or a record.
 
-A committed offset proves that there were messages before it, within limits: `config/` may be edited
-by hand, copied from another cluster, left over from a topic of the same name, or damaged. So an
-offset beyond the known end of a queue counts only if something else shows that there was more than
-this log, and if the log lacks enough bytes for that many messages: in the holes inside it, after
-its end up to the end of the last file, and in one more file, which a broker creates ahead. Offsets
-that do not count are listed (``positions_unclear``).
+A committed offset proves that there were messages before it, but not reliably: `config/` may be
+edited by hand, copied from another cluster, left over from a topic of the same name, or damaged. So
+an offset beyond the known end of a queue counts only if there is other evidence that the log had
+more data, and if the log has space for that many missing messages: in its holes, between its end
+and the end of the last file, and in one more file, which a broker creates ahead. Offsets that do
+not count are listed (``positions_unclear``).
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue, valid
 from rmqctl.store.store import Store
 
 _MAX_ROWS = 1000
-"""Number of last entries of a queue whose sizes show how small its messages are."""
+"""Number of last entries of a queue from which the size of its smallest messages is estimated."""
 _MAX_NAMED = 3
 
 
 class WalkFacts(NamedTuple):
-    """Results of the walks. ``end``: physical offset after the last intact record. ``holes``: bytes
-    before it without intact data. ``seen``: the queue offset after the last record of each queue,
-    by number. ``last_time``: the store time (ms) of the last record that a broker accepts, None
-    without one.
+    """Results of the scans. ``end``: physical offset after the last intact record. ``holes``: bytes
+    before ``end`` without intact data. ``seen``: for each queue number, the queue offset after its
+    last record. ``last_time``: store time (ms) of the last record that a broker accepts, None
+    without such a record.
     """
 
     log: CommitLog
@@ -48,7 +48,7 @@ class WalkFacts(NamedTuple):
 
 
 class _OffsetBeyond(NamedTuple):
-    """A committed offset beyond ``known_end``, the known end of plain queue ``number``."""
+    """A committed offset beyond ``known_end``, the known end of the plain queue ``number``."""
 
     number: int
     position: OffsetBeyondEnd
@@ -65,10 +65,12 @@ class OffsetJudge:
     def __init__(self, store: Store, queues: RecoveredQueues, facts: WalkFacts) -> None:
         self._store, self._queues, self._facts = store, queues, facts
         self.lost: dict[int, tuple[int, int]] = {}
-        """Counted losses: queue offsets from … to before …, by number of the queue."""
+        """Half-open ranges of queue offsets of the counted losses, by queue number."""
 
     def judge(self, predicted: Prediction) -> Counter[str]:
-        """Return lost messages by topic; fill in ``offsets_beyond_end`` and what is unknown."""
+        """Return lost messages by topic; set ``offsets_beyond_end`` and add notes on what is
+        unknown.
+        """
         # Offsets beyond the end of their queue, and beyond the known losses.
         numbers = {state.key: number for number, state in enumerate(self._queues.states)
                    if state.kind == PLAIN}
@@ -135,7 +137,9 @@ class OffsetJudge:
 
     def _end_of(self, numbers: dict[tuple[str, int], int],
                 predicted: Prediction) -> Callable[[str, int], int]:
-        """Return a function for the end of a queue after the start, or now if no start succeeds."""
+        """Return a function that returns the end of a queue after the start, or its current end if
+        no start succeeds.
+        """
         batches = {state.key: state for state in self._queues.states if state.kind != PLAIN}
 
         def end(topic: str, queue_id: int) -> int:
@@ -151,7 +155,7 @@ class OffsetJudge:
     # -- what there may have been ---------------------------------------------------------------
 
     def _room(self) -> int:
-        """Return the number of bytes that missing messages may have used."""
+        """Return the number of bytes that the missing messages may have occupied."""
         files = self._facts.log.files
         behind = max(0, files[-1].end - self._facts.end) if files else 0
         return self._facts.holes + behind + max((file.size for file in files), default=0)
@@ -174,8 +178,8 @@ class OffsetJudge:
         return max(least, int(sizes.min())) if len(sizes) else least
 
     def _went_on(self, number: int) -> bool:
-        """Return whether anything but offsets shows that there was more than this log and this
-        queue.
+        """Return whether anything other than offsets shows that this log and this queue had more
+        data.
         """
         saved, state = self._store.checkpoint, self._queues.states[number]
         last = self._facts.last_time
@@ -186,7 +190,7 @@ class OffsetJudge:
 
     def _known_end(self, number: int) -> int:
         """Return the offset after the last queue offset that an entry or a message shows; 0 without
-        one.
+        any.
         """
         state = self._queues.states[number]
         on_disk = 0
@@ -197,8 +201,8 @@ class OffsetJudge:
         return max(on_disk, state.end, self._facts.seen.get(number, 0))
 
     def _is_recreated(self, number: int) -> bool:
-        """Return whether a queue begins with 0 in a log that does not. Its topic may have been
-        deleted and created again, so that offsets of the old one prove nothing.
+        """Return whether a queue begins at 0 although its log does not. The topic may have been
+        deleted and created again, so that offsets of the old topic prove nothing.
         """
         queue, log = self._queues.states[number].queue, self._facts.log
         if log.min_offset <= 0 or not isinstance(queue, ConsumeQueue) or not queue.exists:
@@ -215,7 +219,7 @@ def batch_end(state: QueueState, end: int | None) -> int:
 
 
 def _named(reached: list[_OffsetBeyond]) -> Phrase:
-    """Return ``g at 1000000 in orders/0, which ends at 81`` for the first ones."""
+    """Return ``g at 1000000 in orders/0, which ends at 81`` for the first few offsets."""
     first = [Phrase("{group} at {offset} in {queue}, which ends at {end}", group=position.group,
                     offset=position.offset, queue=f"{position.topic}/{position.queue_id}",
                     end=position.max_offset)

@@ -1,8 +1,8 @@
 """preflight: predict what a broker does to a store at startup, without doing it.
 
 spec: recovery.md §1-§6, consumequeue.md §4-§6, index.md §7-§9. `preflight` only reads. It follows
-the broker's steps in their order and keeps the result of each in memory as far as the next needs
-it.
+the broker's steps in their order and keeps the result of each step in memory as far as the next
+step needs it.
 """
 
 from __future__ import annotations
@@ -71,15 +71,16 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
               progress: Progress | None = None, machine: StartEnvironment | None = None,
               seen: RangeResult | None = None) -> Prediction:
     """Return what a broker of ``broker_version`` does at startup. None: the version that the store
-    was made for, else that of its generation. If rmqctl does not read the form of the consume
-    queues, only the log is judged (``not_judged``); if it does not read that of the configuration,
-    everything but the configuration; without a clear log, nothing.
+    was created for, else the version that represents its generation. If rmqctl does not read the
+    format of the consume queues, only the log is judged (``not_judged``); if it does not read the
+    format of the configuration, everything else is judged; if the layout of the log is unclear,
+    nothing is judged.
 
-    ``full``: messages without an entry are searched in the whole log, not only in the part that the
+    ``full``: search the whole log for messages without an entry, not only in the part that the
     broker reads; once messages are known to be lost, nothing else is searched. ``progress``
-    receives bytes of the log. ``machine``: the clock and the disk at startup; None: nothing that
-    depends on them is predicted. ``seen``: the results of a verification pass over the log, which
-    is not read again if all is sound.
+    receives bytes of the log. ``machine``: the clock and the disk at startup; None: effects of
+    clock and disk are not predicted. ``seen``: the results of a verification pass over the log,
+    which is not read again if all is sound.
     Raises: UsageError for a version that cannot be predicted, StoreIOError if the log cannot be
     read.
     """
@@ -92,7 +93,9 @@ def preflight(store: Store, broker_version: str | None = None, *, full: bool = T
 def _predict(store: Store, release: str, version: BrokerVersion, full: bool,
              progress: Progress | None, machine: StartEnvironment | None,
              seen: RangeResult | None) -> Prediction:
-    """Return the start of one broker on the files that it opens, and its first minutes."""
+    """Return the prediction of one broker's startup on the files that it opens, and of its first
+    minutes.
+    """
     version = as_configured(store, version)
     predicted = _of_log_and_queues(store, release, version, full, progress, seen)
     if machine is not None and store.layout.reads(LOG):
@@ -167,7 +170,7 @@ def _judge_consumers(store: Store, version: BrokerVersion, predicted: Prediction
 
 
 class _Start:
-    """One start of a broker, step by step."""
+    """A broker startup, step by step."""
 
     def __init__(self, store: Store, version: BrokerVersion, predicted: Prediction, loading: Load,
                  log: CommitLog, full: bool, running: bool, progress: Progress | None,
@@ -186,7 +189,7 @@ class _Start:
         self.walk: RecoveryWalk | None = None
         self.cut: CutOff | None = None
         self.skipped: list[int] = []
-        """Places at which the run-time dispatcher skips to the next file, in files that recovery
+        """Positions at which the run-time dispatcher skips to the next file, in files that recovery
         did not read.
         """
         self.count = MessageCounts()
@@ -279,7 +282,7 @@ class _Start:
             self.unreachable.cut(log, walk.end)
 
     def _recover_dledger(self, predicted: Prediction) -> None:
-        """Run DLedger's own recovery, then the broker's (spec: dledger.md §4)."""
+        """Simulate DLedger's own recovery, then the broker's recovery (spec: dledger.md §4)."""
         # DLedger truncates its own log first.
         log, store = self.log, self.store
         self.ledger = ledger = recovered(store, log)
@@ -348,7 +351,7 @@ class _Start:
                         file=relative(self.store, file.path)))
 
     def _reput(self, predicted: Prediction) -> None:
-        """Dispatch the messages after recovery (4.x: from the queues' own end on)."""
+        """Dispatch the messages after recovery (4.x: from the end of the queues on)."""
         assert self.predicted.truncate_to is not None
         # Where the broker begins to dispatch.
         end, log = self.predicted.truncate_to, self.log
@@ -457,7 +460,7 @@ class _Start:
                 "config/topics.json; deleted topics are not counted", count=count))
 
     def _add(self, batch: Batch, before: int | None = None) -> None:
-        """Count a batch, or the part of it ``before`` a physical offset."""
+        """Count the messages of a batch, or of its part ``before`` a physical offset."""
         self.count.add(batch, before)
 
     def _beyond(self, batch: Batch) -> None:

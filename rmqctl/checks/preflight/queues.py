@@ -1,4 +1,4 @@
-"""The consume queues as a broker's recovery leaves them, and the entries that dispatching adds.
+"""State of the consume queues after a broker's recovery, and the entries that dispatching adds.
 
 spec: consumequeue.md §4, §6 and §9. Everything happens in memory; entries are only counted.
 """
@@ -42,9 +42,9 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class BatchClaims:
-    """The own entries that records of a batch claim, by column: the queue's number (in
-    `RecoveredQueues.states`), the first queue offset and how many from it on, the record's place,
-    and its position in the batch.
+    """The entries that records of a batch should have in their own queues, as columns: queue number
+    (in `RecoveredQueues.states`), first queue offset, number of queue offsets, position of the
+    record, and its index in the batch.
     """
 
     number: Array
@@ -64,8 +64,8 @@ class RecoveredQueues:
         self._numbers: dict[tuple[str, QueueKey], int] = {}
         self._rocksdb = rocksdb = rocksdb_of(store, version)
         self.in_rocksdb = rocksdb is not None
-        """True if entries go into a database, each to its own queue offset, and overwrite existing
-        ones.
+        """True if entries go into a database: each one to its own queue offset, replacing an
+        existing entry.
         """
         self._checkpoint = -1 if rocksdb is None else rocksdb.checkpoint
         for state in recovered_queues(store, version):
@@ -80,7 +80,7 @@ class RecoveredQueues:
         self._further_table = QueueTable(self._further, self._maker(PLAIN))
         self._latest: tuple[Batch, list[BatchClaims]] | None = None
         self.logics_timestamp = 0
-        """Store time of the last dispatched message with an entry; 0 without one."""
+        """Store time of the last dispatched message with an entry; 0 without such a message."""
 
     def _take(self, state: QueueState) -> int:
         number = self._numbers[state.kind, state.key] = len(self.states)
@@ -99,13 +99,13 @@ class RecoveredQueues:
         return bool(self._batch_topics) and self._version.generation >= 5
 
     def number(self, key: QueueKey) -> int:
-        """Return the number of a plain queue in ``states``, adding the queue if it is new."""
+        """Return the number of a plain queue in ``states``; add the queue if it is new."""
         return self._maker(PLAIN)(key)
 
     @property
     def max_physic(self) -> int:
         """Return the physical offset up to which the queues record the log as dispatched; -1
-        without any.
+        without queues.
         """
         if self.in_rocksdb:
             return self._checkpoint
@@ -120,9 +120,9 @@ class RecoveredQueues:
 
     def least_made(self, state: QueueState) -> int | None:
         """Return the min offset that the broker assumes for a rebuilt queue with ``blanked``
-        fillers before its first entry; None if that depends on an unknown file size.
+        fillers before its first entry; None if the offset depends on an unknown file size.
 
-        4.x takes a filler for an entry of the message at 0 (`correctMinOffset`, consumequeue.md
+        4.x treats a filler as the entry of the message at 0 (`correctMinOffset`, consumequeue.md
         §5).
         """
         if self._version.generation >= 5 or self._store.log.min_offset > 0 or not state.blanked:
@@ -163,8 +163,8 @@ class RecoveredQueues:
                 state.max_physic = log_end if state.kind == PLAIN else log_end - 1
 
     def left_beyond(self, log_end: int | None) -> list[QueueState]:
-        """Return queues in RocksDB whose last entry points beyond the end of the log and remains
-        so.
+        """Return queues in RocksDB whose last entry points beyond the end of the log both before
+        and after the start.
         """
         if not self.in_rocksdb or log_end is None:
             return []
@@ -174,8 +174,8 @@ class RecoveredQueues:
     # -- dispatch -------------------------------------------------------------------------------
 
     def expected(self, batch: Batch) -> list[BatchClaims]:
-        """Return the own entries that records claim, those of plain queues first, then of batch
-        queues.
+        """Return the entries that records should have in their own queues, plain queues first, then
+        batch queues.
         """
         if self._latest is None or self._latest[0] is not batch:
             self._latest = batch, list(self._expected(batch))
@@ -205,11 +205,11 @@ class RecoveredQueues:
         self._last_topic = topic
 
     def dispatch(self, batch: Batch, which: Array, odd: bool = False) -> Array:
-        """Put the entries of the records ``which`` (bool); return which records now have an entry
-        (bool).
+        """Put the entries of the records ``which`` (bool); return a boolean array: whether each
+        record now has an entry.
 
-        A record whose entry already existed counts only if it is put again. ``odd``: the batch is
-        one record with a wrong physical offset.
+        A record whose entry already existed counts only if its entry is put again. ``odd``: the
+        batch is a single record with a wrong physical offset.
         """
         put: Array = np.zeros(len(batch), bool)
         behind = batch.offset + batch.column("total_size")
@@ -253,8 +253,8 @@ class RecoveredQueues:
                   place + batch.column("total_size")[record])
 
     def put(self, number: Array, offset: Array, place: Array, behind: Array) -> Array:
-        """Put entries (``behind``: the ends of their records); return which of them are written
-        (bool).
+        """Put entries (``behind``: the ends of their records); return a boolean array: whether each
+        entry is written.
         """
         done: Array = np.zeros(len(number), bool)
         if not len(number):
@@ -291,8 +291,8 @@ def _put_batch(state: QueueState, offset: Array, place: Array, part: Array, done
 
 def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
                     done: Array) -> None:
-    """Put entries at their own queue offsets; the last one is recorded as the queue's (rocksdb.md
-    §4).
+    """Put entries at their own queue offsets; record the last entry as the last of the queue
+    (rocksdb.md §4).
     """
     part = part[offset[part] >= 0]
     if not len(part):
@@ -311,7 +311,7 @@ def _put_in_rocksdb(state: QueueState, offset: Array, place: Array, part: Array,
 
 def _put_plain(state: QueueState, offset: Array, place: Array, behind: Array, part: Array,
                done: Array) -> None:
-    """Apply the put algorithm (consumequeue.md §4) to a run of adjacent entries at a time."""
+    """Apply the put algorithm (consumequeue.md §4), one run of adjacent entries at a time."""
     breaks = np.flatnonzero((np.diff(offset[part]) != 1) | (np.diff(behind[part]) <= 0)) + 1
     for run in np.split(part, breaks):
         next_row = int(np.searchsorted(behind[run], state.max_physic, "right"))

@@ -1,8 +1,8 @@
-"""The start after the predicted one: a clean start, with no message in between.
+"""The second startup after the predicted one: clean, and without new messages in between.
 
-A recovery reads only the last files of the log. After an unclean end it may begin later than after
-a clean end, and so skip older damage, at which the next start truncates the log (spec: recovery.md
-§3, §4).
+A recovery reads only the last files of the log. After an unclean shutdown it may begin at a later
+file than after a clean one, and so skip older damage; the next start then truncates the log at this
+damage (spec: recovery.md §3, §4).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rmqctl.store.store import Store
 
 def second_start(store: Store, version: BrokerVersion, log: CommitLog, first: Prediction,
                  begun: int, reach: int) -> SecondStart | None:
-    """Return what the second start does differently from the ``first`` one, which began at the
-    physical offset ``begun``; None if it keeps as much. ``reach``: the physical offset that the
-    consume queues reach after the first start.
+    """Return how the second start differs from the ``first`` one, whose recovery began at the
+    physical offset ``begun``; None if the second start keeps all messages. ``reach``: the physical
+    offset that the consume queues reach after the first start.
     Raises: StoreIOError.
     """
     end = first.truncate_to or 0

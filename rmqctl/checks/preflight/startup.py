@@ -1,4 +1,4 @@
-"""A start with the broker's configuration file, for each release that may start.
+"""Startup with the broker's configuration file, for each release that may be started.
 
 `rmqctl.checks.preflight.preflight` follows one start on the files that the broker opens. This
 module determines these files and combines the outcomes.
@@ -21,12 +21,12 @@ from rmqctl.phrases import Phrase
 from rmqctl.store.store import Store
 
 Predict = Callable[[Store, str, BrokerVersion, bool], Prediction]
-"""(store, release, its rules, whether the whole log is examined) -> outcome of a start."""
+"""Function (store, release, its rules, whether to examine the whole log) -> outcome of a start."""
 
 
 def start_of(store: Store, given: str | None, predict: Predict, *, full: bool) -> Prediction:
-    """Return the start of a broker of the release ``given`` (None: of the release that the files
-    show), and of every other release that is possible, as far as the broker reads.
+    """Return the prediction for a broker of the release ``given`` (None: the release that the files
+    show), and the outcomes for every other possible release, as far as a broker reads.
     """
     releases = judged(store, given)
     outcomes: list[Prediction] = []
@@ -70,7 +70,7 @@ def _start(store: Store, release: str, predict: Predict, *, full: bool) -> Predi
 
 def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
     """Return the prediction of a start in another folder, which neither changes nor serves this
-    one.
+    store.
     """
     prediction = Prediction(release, "abnormal" if store.has_abort else "normal",
                             profile=followed.version.name, mendable=store.layout.is_mended)
@@ -81,7 +81,7 @@ def _elsewhere(store: Store, release: str, followed: Followed) -> Prediction:
 
 
 def _count_unopened(store: Store, prediction: Prediction) -> None:
-    """Count all messages of the log as out of reach for the broker, but not as lost."""
+    """Count all messages of the log as unreachable for the broker, but not as lost."""
     prediction.messages_already_lost, prediction.already_lost_by_topic = 0, {}
     prediction.already_lost_from = prediction.already_lost_to = None
     prediction.already_lost_places = None

@@ -1,4 +1,4 @@
-"""The prediction of preflight as a value: the effects of a broker's startup on a store."""
+"""The result of preflight: predicted effects of a broker's startup on a store."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ _TELLING = ("commitlog", "consumequeue")
 
 
 class QueueChange(NamedTuple):
-    """A queue whose messages are dispatched again. ``kept``: names of the remaining files, after
-    which the broker continues.
+    """A queue whose messages are dispatched again. ``kept``: names of the remaining files; the
+    broker appends after them.
     """
 
     kind: str
@@ -53,9 +53,9 @@ class QueueChange(NamedTuple):
 
 
 class Noted(NamedTuple):
-    """A broker's records of its consume queues in RocksDB: per queue the queue offset after the
-    last entry and the place of its message; ``checkpoint``: physical offset up to which the log is
-    dispatched.
+    """The metadata of consume queues in RocksDB: for each queue, the queue offset after the last
+    entry and the position of the last message; ``checkpoint``: physical offset up to which the log
+    is dispatched.
     """
 
     queues: dict[tuple[str, int], tuple[int, int]]
@@ -76,7 +76,7 @@ class LostMessage(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class SecondStart:
     """A clean start after the predicted one, which truncates the log at ``truncate_to``, unlike the
-    first one: it begins with ``start_file`` and reaches older damage (``stop_reason``).
+    first start: recovery begins at ``start_file`` and reaches older damage (``stop_reason``).
     """
 
     start_file: str
@@ -103,9 +103,10 @@ class SecondStart:
 
 
 class DiskUse(NamedTuple):
-    """``deletes_files``: log files that the cleaner deletes in the first minutes because the disk
-    is full, with the number of their messages (None: unknown). ``expires_files``: files older than
-    ``fileReservedTime``. ``not_judged``: why the disk was not judged; then there are no ratios.
+    """The cleaner's actions. ``deletes_files``: log files that the cleaner deletes in the first
+    minutes because the disk is full, with the number of their messages (None: unknown).
+    ``expires_files``: files older than ``fileReservedTime``. ``not_judged``: reason why the disk
+    was not judged; there are no ratios then.
     """
 
     used_ratio: float | None
@@ -133,9 +134,9 @@ class Prediction:
     ``messages_lost``: intact messages that are truncated. ``superseded``: truncated messages whose
     queue offset already belongs to another message, left by an earlier truncation. ``unreachable``:
     messages that stay in the log without an entry in their queue (None: not searched in the whole
-    log). ``rows_lost``: entries of queues that are destroyed with an empty log.
+    log). ``rows_lost``: queue entries that are deleted because the log is empty.
     ``messages_already_lost``: messages that consume queues, index or committed offsets show but the
-    log no longer has; those of unknown topic are not counted by topic. They were stored between
+    log no longer has; messages of unknown topic are not counted by topic. All were stored between
     ``already_lost_from`` and ``already_lost_to`` (ms; None: unknown).
     """
 
@@ -159,33 +160,35 @@ class Prediction:
     actions: list[Action] = field(default_factory=list)
     messages_lost: int = 0
     messages_undecided: int = 0
-    """Records that may be messages or part of the body of a damaged message, in everything that was
-    read.
+    """Number of records, in everything that was read, that may be messages or part of the body of a
+    damaged message.
     """
     cut_undecided: int = 0
     """Number of undecided records among ``messages_lost``."""
     lost_by_topic: dict[str, int] = field(default_factory=dict)
     lost_first: list[LostMessage] = field(default_factory=list)
-    """List of the first ones."""
+    """The first of these messages."""
     lost_from: int | None = None
     lost_to: int | None = None
-    """The earliest and the latest store time (ms) of all of them."""
+    """The earliest and the latest store time (ms) of all these messages."""
     messages: int | None = None
     """Number of intact messages of the log; None if not all of it was read."""
     messages_replaced: int | None = None
-    """Number of intact messages that a repair put in place of lost ones, or kept damaged."""
+    """Number of intact messages that a repair wrote in place of lost messages, or kept damaged."""
     messages_damaged: int | None = None
-    """Messages with damaged properties, which no broker notices; not among the intact ones."""
+    """Number of messages with damaged properties, which brokers do not detect; not counted as
+    intact.
+    """
     repairs: RepairLosses = field(default_factory=RepairLosses)
-    """Losses of earlier repairs: no start restores them, or loses them again."""
+    """Losses of earlier repairs: a start neither restores these messages nor loses them again."""
     in_tier: TierLosses = field(default_factory=TierLosses)
     """Losses of the tier in the store, once it is verified."""
     superseded: int = 0
     unreachable: int | None = 0
     unreachable_by_topic: dict[str, int] = field(default_factory=dict)
     shadowed: int = 0
-    """Messages in one of several log files of the same name, of which a broker reads only the
-    first: found or not by chance.
+    """Number of messages that only one of several log files with the same name has; a broker reads
+    only the first of these files, so it finds such messages or not by chance.
     """
     messages_already_lost: int = 0
     lost_by_offsets: int = 0
@@ -193,7 +196,8 @@ class Prediction:
     lost_at_end: int = 0
     """Number of lost messages that only a checkpoint shows."""
     lost_at_least: bool = False
-    """True if more may be lost than is counted: a checkpoint has only the time of the last message.
+    """True if more messages may be lost than counted: a checkpoint has only the time of the last
+    message.
     """
     already_lost_by_topic: dict[str, int] = field(default_factory=dict)
     already_lost_from: int | None = None
@@ -202,9 +206,9 @@ class Prediction:
     """The first and the last physical offset of lost messages that entries or index show."""
     offsets_beyond_end: list[OffsetBeyondEnd] = field(default_factory=list)
     positions_unclear: list[OffsetBeyondEnd] = field(default_factory=list)
-    """Offsets before which messages may be lost or not."""
+    """Committed offsets for which it is unknown whether messages before them are lost."""
     position_notes: list[str] = field(default_factory=list)
-    """The sentences of ``notes`` on consumer offsets."""
+    """The part of ``notes`` that is about consumer offsets."""
     queue_losses: dict[tuple[str, int], QueueLosses] | None = None
     """The outcome for each queue, in queue offsets; None if queues were not judged."""
     consumers: Consumers | None = None
@@ -222,43 +226,45 @@ class Prediction:
     index_uncounted: int = 0
     """Discarded index files whose losses are unknown."""
     index_from: int = 0
-    """Physical offset before which messages get no index entry, even if they are dispatched."""
+    """Physical offset before which messages get no index entry even if they are dispatched."""
     leaves: bool = False
-    """True if anything remains beyond the end of the log: bytes, entries, index entries."""
+    """True if any bytes, entries or index entries remain beyond the end of the log."""
     cut_off: bool = False
-    """True if a repair has already truncated the log there."""
+    """True if a repair has already truncated the log at ``truncate_to``."""
     checkpoint: CheckpointRecord | None = None
     notes: list[str] = field(default_factory=list)
     differences: list[str] = field(default_factory=list)
     unopened: bool = False
-    """True if only a consume queue database, which `recover` rebuilds, prevents the start."""
+    """True if only a consume queue database prevents the start; `recover` rebuilds it."""
     not_judged: dict[str, str] = field(default_factory=dict)
-    """Structures in an unsupported form, with the reason; the prediction does not cover them."""
+    """Structures in an unsupported format, with the reason; the prediction does not cover them."""
     configuration: list[SettingEffect] = field(default_factory=list)
     """Effects of the broker's configuration file on this start."""
     proven: bool = True
-    """True if the assumed release was requested, or is proven by the files."""
+    """True if the assumed release was requested, or if the files prove it."""
     others: list[Prediction] = field(default_factory=list)
-    """Outcomes of other possible releases, followed as far as a broker reads."""
+    """Outcomes for other possible releases, as far as a broker reads."""
     conf_path: str = ""
     log_unopened: bool = False
-    """True if the broker opens another log: ``messages_lost`` stay on the disk, unread."""
+    """True if the broker opens another log: the ``messages_lost`` remain on the disk but are not
+    read.
+    """
     assumed: dict[str, Any] = field(default_factory=dict)
     """Assumed values of settings that are not configured."""
     queues: list[QueueChange] = field(default_factory=list)
     metadata: MetadataLosses = field(default_factory=MetadataLosses)
     """The outcome for topics, groups and committed offsets."""
     other_losses: list[Loss] = field(default_factory=list)
-    """Losses of structures that neither the log nor ``config/`` covers; `losses` includes them."""
+    """Losses of structures that neither the log nor ``config/`` covers; included in `losses`."""
     doomed: list[str] = field(default_factory=list)
     """Deleted files and folders of log, consume queues and index (relative to the root or
     absolute), in the order in which a broker deletes them.
     """
 
     noted: Noted | None = None
-    """Records of the consume queue database after the start; None if the queues are files."""
+    """Metadata of the consume queue database after the start; None if the queues are in files."""
     second_start: SecondStart | None = None
-    """The clean start after this one, if it loses messages that this one keeps."""
+    """The clean start after this one, if it loses messages that this start keeps."""
     incurable: int = 0
     """Number of these messages that no repair of the store can save."""
     refuses_writes: bool = False
@@ -283,21 +289,21 @@ class Prediction:
 
     @property
     def misled(self) -> list[SettingEffect]:
-        """Return settings that keep the broker from starting on, or serving, everything that is
-        there.
+        """Return settings that keep the broker from starting on, or from serving, all data in the
+        store.
         """
         return [setting for setting in self.configuration if setting.effect in FATAL]
 
     @property
     def version(self) -> dict[str, Any]:
-        """Return the assumed release, and others that may start as well."""
+        """Return the assumed release and other possible releases."""
         return {"judged_as": self.broker_version, "proven": self.proven, "candidates": [
             self.broker_version, *(other.broker_version for other in self.others)]}
 
     @property
     def undecided(self) -> list[Phrase]:
-        """Return the outcomes for other releases, if the release is unknown and decides the
-        outcome.
+        """Return the outcomes for other releases, if the release is unknown and the outcome depends
+        on it.
         """
         return [Phrase(
             "the broker's release is unknown: a {version} broker {does} (pass --broker-version)",
@@ -312,7 +318,7 @@ class Prediction:
 
     @property
     def does(self) -> Phrase:
-        """Return the outcome in few words: ``does not start``, ``loses messages``."""
+        """Return the outcome in a few words: ``does not start``, ``loses messages``."""
         if not self.starts:
             return Phrase("does not start")
         if self.is_so_alone:
@@ -325,7 +331,7 @@ class Prediction:
 
     @property
     def account(self) -> Losses:
-        """Return the account of lost, undecided and replaced messages that commands show."""
+        """Return the numbers of lost, undecided and replaced messages that commands show."""
         queues = None if self.queue_losses is None else {
             key: QueueLoss(runs.lost.count(), runs.cut.count(), runs.without_row.count(),
                            runs.undecodable.count())
@@ -387,8 +393,8 @@ class Prediction:
 
     @property
     def start_is_harmless(self) -> bool:
-        """Return whether the broker starts without losing anything, including entries that show a
-        loss.
+        """Return whether the broker starts without losing anything, including entries that are
+        evidence of a loss.
         """
         return self.is_so_alone and all(other.is_so_alone for other in self.others)
 
@@ -414,13 +420,13 @@ class Prediction:
 
     @property
     def also_loses(self) -> Phrase | None:
-        """Return the losses of the start besides messages: ``12 committed offsets, 3 topics``."""
+        """Return what the start loses besides messages: ``12 committed offsets, 3 topics``."""
         return summed(loss for loss in self.beside_messages if not loss.already)
 
     @property
     def costless(self) -> Phrase:
-        """Return the outcome of a start that loses no message, as an infinitive: ``lose
-        nothing``.
+        """Return the outcome of a start that loses no messages, as an infinitive:
+        ``lose nothing``.
         """
         also = self.also_loses
         if also is None:
@@ -430,7 +436,7 @@ class Prediction:
 
     @property
     def loses(self) -> Phrase:
-        """Return the outcome of a start: ``loses nothing``."""
+        """Return the outcome of a start, as a verb in the third person: ``loses nothing``."""
         also = self.also_loses
         if also is None:
             return Phrase("loses nothing")
@@ -457,8 +463,8 @@ class Prediction:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the messages that are lost, would be lost or would have no entry, out of all; None
-        without any.
+        """Return the messages that are lost, would be lost or would have no entry, and the number
+        of all messages; None if none is affected.
         """
         topics = Counter(self.lost_by_topic) + Counter(self.already_lost_by_topic) + Counter(
             self.unreachable_by_topic)

@@ -1,4 +1,6 @@
-"""Records of a log that may be messages or part of the body of a damaged message, along a walk."""
+"""Records found in a scan of a log that may be messages or part of the body of a
+damaged message.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,14 @@ _MAX_LOOKED_UP = 1 << 16
 
 @dataclass(slots=True)
 class Undecided:
-    """``count`` of the undecided records, and the queue offsets that they claim, by queue."""
+    """``count`` of the undecided records, and the queue offsets in these records, by queue."""
 
     store: Store
     count: int = 0
     offsets: dict[QueueKey, OffsetRuns] = field(default_factory=dict)
 
     def look(self, spans: Iterable[Span]) -> None:
-        """Add the undecided records in spans of a walk.
+        """Add the undecided records in the spans of a scan.
         Raises: StoreIOError.
         """
         frames = [frame for span in spans for frame in span.doubtful]

@@ -1,4 +1,4 @@
-"""Results of walks over a log, derived from the results of one pass."""
+"""Results of scans of a log, derived from the results of one pass."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from rmqctl.scan.frames import Array, Span
 
 @dataclass(slots=True)
 class WalkResults:
-    """Results of `AlreadyLost.look` in walks over the whole log. By number of the queue: ``ends``,
-    the offset after the last intact message; ``pieces``, runs of adjacent messages (places of the
-    first and last, queue offsets from … to before …); ``damaged``, queue offsets in damaged
-    records, and their places; ``sound``, queues without these and without an entry that points to
-    no message. ``newest``: the latest store time (ms) of an intact message.
+    """Results of `AlreadyLost.look` for a scan of the whole log. By queue number: ``ends``, the
+    offset after the last intact message; ``pieces``, runs of adjacent messages (positions of the
+    first and last message, half-open range of queue offsets); ``damaged``, queue offsets in damaged
+    records, and the positions of these records; ``sound``, queues without damaged records in which
+    every entry points to a message. ``newest``: the latest store time (ms) of an intact message.
     """
 
     spans: list[Span]
