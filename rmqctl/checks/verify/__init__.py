@@ -1,4 +1,4 @@
-"""`verify`: everything of a store that can be checked.
+"""`verify`: checks of everything in a store that can be checked.
 
-One pass over the log, an explanation of what is left over, and a check for each small structure.
+One pass over the log, an explanation of left-over entries, and a check of each small structure.
 """

@@ -1,9 +1,9 @@
-"""Checks whether the next start of a broker repairs what `verify` finds, made only once it finds
-that.
+"""Checks whether the next broker startup repairs the problems that `verify` finds; only made if
+there are any.
 
-Brokers dispatch again what is in the part of the log that their recovery reads. The size of that
-part depends on the release, the abort file and the checkpoint; `rmqctl.checks.preflight` follows it
-(spec: recovery.md §3-§6, §15).
+Brokers dispatch the messages in the part of the log that their recovery reads again. The size of
+that part depends on the release, the abort file and the checkpoint; `rmqctl.checks.preflight`
+follows it (spec: recovery.md §3-§6, §15).
 """
 
 from __future__ import annotations
@@ -26,22 +26,24 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 _AFTER_CLEAN_END = {"4.4.0": "4.0.0 to 4.4.0", "5.3.1": "5.0.0 to 5.3.1"}
-"""Releases that recreate fewer entries at a start after a clean end, by the last of them."""
+"""Releases that recreate fewer entries at a startup after a clean shutdown; each is the last such
+release of its generation.
+"""
 _OF_AN_INDEX_FILE = frozenset({"index-unreadable", "index-header", "index-slot", "index-chain",
                                "index-entry", "index-time", "index-ahead", "file-size"})
-"""Categories of damage inside an index file, discarded together with the file."""
+"""Categories of damage inside an index file; they disappear if the whole file is discarded."""
 _END_TIME = HEADER.field("end_timestamp").offset
 
 
 @dataclass
 class AtStart:
-    """The outcome of a start on ``store`` with releases of both generations. It reads, once, only
-    the part of the log that they read at a start.
+    """The outcome of starting releases of both generations on ``store``. Reads the part of the log
+    that a startup reads, once.
     """
 
     store: Store
     relied_on: bool = False
-    """True if a problem does not count because a start is still to come."""
+    """True if any problem is ignored because the next startup repairs it."""
 
     @cached_property
     def _starts(self) -> list[Prediction] | None:
@@ -60,8 +62,8 @@ class AtStart:
 
     def rows(self, key: QueueKey, place: int | None, end: int) -> StartRepairs:
         """Return whether a start recreates all missing entries of a queue. ``place``: physical
-        offset of the message of the first one (None: unknown). ``end``: the queue offset after the
-        last message of the queue, which misplaced entries do not reach.
+        offset of the message of the first missing entry (None: unknown). ``end``: the queue offset
+        after the last message of the queue, which misplaced entries do not reach.
         """
         if place is None:
             return StartRepairs()
@@ -74,21 +76,21 @@ class AtStart:
         return self._judge(place, is_recreated)
 
     def rely(self) -> None:
-        """Record that a problem does not count because a start is still to come."""
+        """Record that a problem is ignored because the next startup repairs it."""
         self.relied_on = True
 
     def keys(self, place: int | None) -> StartRepairs:
-        """Return whether a start recreates all missing index entries, like `rows`."""
+        """Return whether a start recreates all missing index entries; see `rows`."""
         if place is None:
             return StartRepairs()
         return self._judge(place, lambda start: self._indexed and place >= start.index_from)
 
     def index_file(self, finding: Finding) -> Finding:
-        """Return the finding with severity info if a start discards the index file it is about, as
-        it does not trust such files after an unclean end (index.md §9).
+        """Return the finding, with severity info if the next start discards the index file, which
+        is not trusted after an unclean shutdown (index.md §9).
 
-        The severity stays if the end time is wrong and entries are lost, as that may be the reason
-        for discarding it, or if entries beyond the end of the log show lost messages.
+        The severity is kept if the end time is wrong and entries are lost, as that may be the
+        reason for discarding it, or if entries beyond the end of the log show lost messages.
         """
         if (finding.structure != "index" or not finding.is_trouble or finding.file is None
                 or finding.category not in _OF_AN_INDEX_FILE):
@@ -110,8 +112,8 @@ class AtStart:
         return self.store.sizes.conf.message_index is not False
 
     def _judge(self, place: int | None, is_repaired: Callable[[Prediction], bool]) -> StartRepairs:
-        """Return the outcome by a test of both starts. ``place``: physical offset from which the
-        log has to be read again; None if it need not be.
+        """Return the outcome of both starts according to a test. ``place``: physical offset from
+        which the log must be read again; None if no part must be.
         """
         if not self._starts:
             return StartRepairs()
@@ -128,6 +130,6 @@ class AtStart:
 
 
 def _reads(start: Prediction, place: int) -> bool:
-    """Return whether everything from the physical offset ``place`` on is dispatched again."""
+    """Return whether all messages from the physical offset ``place`` on are dispatched again."""
     return any(part.start <= place < part.end and (part.behind is None or place > part.behind)
                for part in start.dispatch)

@@ -1,7 +1,8 @@
-"""Known findings: a cron job reports only what is new.
+"""Known findings, so that a cron job reports only new findings.
 
-A finding is the same as one of an earlier run if category, structure, file and place are equal. The
-list is a JSON file outside the store, which people may read, edit and keep under version control.
+A finding is known if an earlier run had a finding with the same category, structure, file and
+position. The list is a JSON file outside the store, which people may read, edit and keep under
+version control.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ Key = tuple[Any, ...]
 
 
 class Baseline:
-    """The known findings of one store, by its name if the list is about several. `knows` also
-    records every finding it is asked about; `save` writes them.
+    """The known findings of one store; the store's name is part of the list if it covers several.
+    `knows` also records every finding passed to it; `save` writes the recorded findings.
     """
 
     def __init__(self, root: str, keys: frozenset[Key] = frozenset(),
@@ -55,7 +56,7 @@ class Baseline:
         return len(self._known_keys)
 
     def knows(self, finding: Finding) -> bool:
-        """Return whether the finding is a known one."""
+        """Return whether the finding is known, and record it."""
         key = self._key(finding)
         if len(self._recorded) < _MAX_KEYS:
             self._recorded[key] = None
@@ -77,7 +78,9 @@ class Baseline:
                 for key in sorted(self._recorded, key=repr)]
 
     def _key(self, finding: Finding) -> Key:
-        """Return the text with escapes for a name that is not UTF-8; it is read back unchanged."""
+        """Return the text with bytes that are not UTF-8 escaped, so that they are read back
+        unchanged.
+        """
         file = finding.file
         if file is not None and os.path.isabs(file) == os.path.isabs(self._root):
             file = vfs.relpath(file, self._root)

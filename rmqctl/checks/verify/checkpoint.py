@@ -1,7 +1,7 @@
 """The checkpoint page, the abort file and the lock file (checkpoint-and-small-files.md §1-§3).
 
-A checkpoint may lag behind at any time: a broker only walks more of the log at its next start. One
-that is ahead of the log makes it walk too little.
+A checkpoint may lag behind at any time: a broker then only reads more of the log at its next start.
+If a checkpoint is ahead of the log, the broker reads too little.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl recover STORE --only checkpoint"
 _MAX_SIZE = 1 << 16
 _NOT_SET = -1
-"""Value of the two offsets if a broker has no such offset."""
+"""Value that a broker writes for an offset that it does not have."""
 _DRIFT_MS = 3_600_000
 _DRIFT_BYTES = 1 << 36
-"""Growth by a running broker between the log pass and this check, in bytes."""
+"""Number of bytes by which a running broker may extend the log between the log pass and
+this check.
+"""
 _TIMES = CHECKPOINT.names[:layout.CLASSIC_FIELDS]
 _OFFSETS = CHECKPOINT.names[layout.CLASSIC_FIELDS:]
 
@@ -138,7 +140,7 @@ def _lock(store: Store) -> Iterator[Finding]:
 
 
 def _small(path: str, parse: Callable[[bytes], object]) -> Iterator[Finding]:
-    """Yield a finding for a small file: wrong content is only a warning."""
+    """Yield a finding if the content of a small file is wrong; this is only a warning."""
     try:
         if not stat.S_ISREG(vfs.stat(path).st_mode):
             yield Finding("small-file", "store", "not a regular file", file=path)

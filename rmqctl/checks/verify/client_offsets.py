@@ -1,4 +1,4 @@
-"""``verify`` of the offsets.json of a broadcasting consumer, and its effect on the client."""
+"""Check of the offsets.json of a broadcasting consumer, and the effect of damage on the client."""
 
 from __future__ import annotations
 
@@ -36,8 +36,7 @@ class ClientOffsetsCoverage(NamedTuple):
 
 
 def verdict_of(path: str, most: int) -> VerifyResult[ClientOffsetsCoverage] | None:
-    """Return the verdict on a file, with at most ``most`` findings; None for a file of another
-    kind.
+    """Return the verdict on a file, with at most ``most`` findings; None for any other file.
     Raises: StoreIOError.
     """
     with FileSource(path) as source:
@@ -78,14 +77,14 @@ def verdict_of(path: str, most: int) -> VerifyResult[ClientOffsetsCoverage] | No
 
 
 def covered(verdict: VerifyResult[ClientOffsetsCoverage]) -> dict[str, Any]:
-    """Return the coverage, for people."""
+    """Return a sentence on what was checked."""
     return {"queues": str(verdict.coverage.queues), "brokers": str(verdict.coverage.brokers),
             "topics": str(verdict.coverage.topics),
             "group": client_offsets.group_of(verdict.root) or Phrase("unknown")}
 
 
 def _unread(offsets: ClientOffsets) -> Iterator[tuple[str, int]]:
-    """Return why a client does not load a file that can be parsed."""
+    """Return the reason why a client does not load a file that can be parsed."""
     return ((oddity.detail, oddity.offset) for oddity in offsets.oddities
             if oddity.kind in NOT_LOADED)
 

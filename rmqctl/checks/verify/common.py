@@ -1,4 +1,6 @@
-"""Helpers for the checks of small structures: bounded reports, and reading without raising."""
+"""Helpers for the checks of small structures: limits on findings, and reading without
+exceptions.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,9 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 MAX_SINGLE = 100
-"""Findings of one category in one file that are reported singly; the rest is counted."""
+"""Maximum number of findings of one category in one file that are reported one by one; the rest is
+counted.
+"""
 LOOK = "rmqctl dump FILE --at OFFSET --hex"
 
 
@@ -47,7 +51,7 @@ def bounded(findings: Iterable[Finding], *, by_folder: bool = False,
 
 
 def runs(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Yield (first, how many) for each run of consecutive numbers."""
+    """Yield (first number, how many numbers) for each run of consecutive numbers."""
     first = last = None
     for number in numbers:
         if first is None or last is None:
@@ -78,7 +82,7 @@ def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) 
         tuple[int, bytes]]:
     """Yield (number of the first unit, bytes of whole units) of each page that may contain data.
 
-    Holes are skipped: a sparse file of a terabyte costs nothing. ``end``: in units.
+    Holes are skipped: a sparse file of a terabyte costs nothing. ``end``: end position in units.
     """
     unit_number, last = 0, source.size // unit if end is None else min(end, source.size // unit)
     while unit_number < last:
@@ -95,26 +99,26 @@ def pages(source: FileSource, unit: int, per_page: int, end: int | None = None) 
 
 
 def used_units(data: bytes, unit: int) -> Array:
-    """Return which units are not all zero (bool)."""
+    """Return a boolean array: whether each unit has any byte that is not zero."""
     return np.asarray(np.frombuffer(data, np.uint8).reshape(-1, unit).any(axis=1))
 
 
 class Gaps:
-    """Finds runs of unused rows in a file that are followed by used ones: holes, not its end.
+    """Search for holes in a file: runs of unused entries followed by used entries.
 
-    Garbage in the unused part at the end does not make the rows before it a hole.
+    Garbage in the unused part at the end does not turn the entries before it into a hole.
     """
 
     def __init__(self) -> None:
         self.used = 0
-        """Return the number after the last row that is not all zero."""
+        """Return the number after the last entry that is not all zero."""
         self._pending: list[tuple[int, int]] = []
 
     def add(self, number: Array, valid: Array) -> list[tuple[int, int]]:
-        """Return (first, how many) of the holes that are now certain.
+        """Return (first number, how many) of the holes that are now certain.
 
-        ``number``: the next rows that are not zero, ascending; ``valid``: which of them are real
-        rows.
+        ``number``: numbers of the next entries that are not zero, ascending; ``valid``: which of
+        them are real entries.
         """
         before = np.concatenate([[self.used - 1], number[:-1]])
         self._pending += [(int(before[row]) + 1, int(number[row] - before[row]) - 1)
@@ -129,16 +133,16 @@ class Gaps:
 _NEVER_CONFIRMED = sum(layout.width_of(Message, name)[0] for name in (
     "flag", "born_timestamp", "reconsume_times", "prepared_transaction_offset"))
 BY_QUEUE = sum(layout.width_of(Message, name)[0] for name in ("queue_id", "queue_offset"))
-"""Bytes of a message, besides its topic, that its consume queue entry confirms."""
+"""Bytes of a message, in addition to its topic, that its consume queue entry confirms."""
 _BY_INDEX = layout.width_of(Message, "store_timestamp")[0]
 
 
 def unconfirmed_bytes(sys_flag: Array, properties: Array, *, by_index: bool) -> int:
-    """Return the number of bytes of messages, of a store or a tier, that neither queue nor index
-    can disprove.
+    """Return the number of bytes of messages, in a store or tier, that neither queue nor index
+    confirms.
 
-    ``properties``: bytes of each message's properties that neither was compared with. ``by_index``:
-    whether their store times were.
+    ``properties``: bytes of the properties of each message that were not compared with either.
+    ``by_index``: whether the store times were compared with the index.
     """
     wide = sum(int((sys_flag & bit != 0).sum()) for bit in (
         sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6))

@@ -1,8 +1,8 @@
 """Compacted topics of 5.1+: a log and a sparse queue in pairs of files (timer-and-others-5x.md §2).
 
-A record of this log is a commitlog record whose physical offset is its place in this log, so the
-frame walk proves it. Working folders, ``.delete`` files and holes between files are traces of a
-compaction and legal.
+A record of this log is a commitlog record whose physical offset is its position in this log, so the
+same scan validates it. Working folders, ``.delete`` files and holes between files are left by a
+compaction and are legal.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def _queues(store: Store) -> set[tuple[str, str]]:
 
 @dataclass(slots=True)
 class _Log:
-    """Contents of a log file: columns of its intact records, and the other spans."""
+    """Contents of a log file: columns of the intact records, and the spans without one."""
 
     columns: dict[str, Array] = field(default_factory=dict)
     damage: list[Span] = field(default_factory=list)
@@ -86,7 +86,7 @@ class _Log:
 
 
 class _CompactedQueue:
-    """One queue of a compacted topic."""
+    """A queue of a compacted topic."""
 
     def __init__(self, store: Store, topic: str, queue: str, held: bool) -> None:
         self._folders = {part: store.path(FOLDER, part, topic, queue) for part in (LOG, QUEUE)}
@@ -236,8 +236,8 @@ def _columns(batch: Batch) -> tuple[Array, ...]:
 
 
 def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
-    """Yield (position, rows) up to the end unit or the unused part; a text reports what is odd
-    there.
+    """Yield (position, entries) up to the end unit or the unused part; a string instead of entries
+    describes an irregularity.
     """
     end = UNIT.array(layout.build(END_UNIT))
     gaps = Gaps()
@@ -261,7 +261,9 @@ def _used(source: FileSource) -> Iterator[tuple[int, Array | str]]:
 
 
 def _positions(store: Store, held: bool) -> Iterator[Finding]:
-    """Check ``position-checkpoint``, the progress of compaction of each queue, and its backup."""
+    """Check ``position-checkpoint``, which records the progress of compaction by queue, and its
+    backup.
+    """
     path = store.path(FOLDER, POSITIONS)
     states = [_json(store, name) for name in (POSITIONS, f"{POSITIONS}.bak")]
     main, backup = states

@@ -1,5 +1,5 @@
-"""Configuration files, and structures of some brokers only: consumequeue extension, batch
-consumequeue.
+"""Checks of configuration files, and of structures that only some brokers use: consume queue
+extension, batch consume queue.
 
 spec: checkpoint-and-small-files.md §4, consumequeue.md §8, §9.
 """
@@ -37,15 +37,17 @@ from rmqctl.store.store import Store
 _FIX = "rmqctl config STORE"
 _STRUCTURE = {"log-start": "commitlog", "compaction": "compaction"}
 _TRIES, _PAUSE = 4, 0.05
-"""A running broker of 5.1-5.3 overwrites its files in place: a torn file is read again."""
+"""Files of a running 5.1-5.3 broker are overwritten in place: a partly written file is
+read again.
+"""
 
 
 def check(store: Store, *, live: bool | None = None,
           logged: Mapping[QueueKey, int] | None = None,
           release: str | None = None) -> Iterator[Finding]:
     """Yield the findings for all JSON files of ``config/``. ``live``: whether a broker holds the
-    store. ``logged``: queues with messages in the log and the queue offsets after their last ones;
-    None: the log was not read. ``release``: release of the assumed broker, if given.
+    store. ``logged``: queues with messages in the log and the queue offset after the last message
+    of each; None: the log was not read. ``release``: broker release that was requested, if any.
     """
     # The files, those of RocksDB first; a running broker may be writing one.
     held = store.lock.held if live is None else live
@@ -93,7 +95,9 @@ def check(store: Store, *, live: bool | None = None,
 
 
 def _names(store: Store) -> list[str]:
-    """Return the main names of the files in the folder, including backups of missing files."""
+    """Return the names of the main files in the folder, including missing files that
+    have a backup.
+    """
     folder = store.path(FOLDER)
     try:
         names = {name.removesuffix(BACKUP) for name in vfs.listdir(folder)}

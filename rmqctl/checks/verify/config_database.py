@@ -1,4 +1,4 @@
-"""Configuration in RocksDB: its databases, their entries, and the effects of a start on them
+"""Checks of configuration in RocksDB: databases, entries, and the effects of a startup on them
 (rocksdb.md §4, §7, §10).
 """
 
@@ -21,7 +21,9 @@ _LEFT = {"topics.json": "topics", "subscriptionGroup.json": "groups", _OFFSETS: 
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Yield the findings for databases in the place of files, and for JSON files beside them."""
+    """Yield the findings for databases that replace JSON files, and for JSON files that still
+    exist.
+    """
     details: set[str] = set()
     for name in store.config_parts:
         file = load_one(store, name)
@@ -51,7 +53,9 @@ def _judge(store: Store, file: ConfigFile) -> Iterator[Finding]:
 
 
 def _beside(store: Store, file: ConfigFile) -> Iterator[Finding]:
-    """Yield findings on what a start imports from an older JSON file, and what it does not."""
+    """Yield findings on entries that a startup imports, or does not import, from an older JSON
+    file.
+    """
     old = out_of_date(store, file.name)
     if old.value is None:
         return
@@ -89,8 +93,8 @@ def _groups(value: dict[str, Any]) -> set[str]:
 
 
 def _without_topic(store: Store) -> Iterator[Finding]:
-    """Yield the queues of topics that are not configured. A broker deletes them from its database
-    of consume queues, the first time 10 minutes after startup.
+    """Yield the queues of topics that are not configured. A broker deletes these queues from its
+    consume queue database, for the first time 10 minutes after startup.
     """
     file, configured, topics = topics_cleaned(store)
     if topics:
@@ -105,7 +109,7 @@ def topics_cleaned(store: Store) -> tuple[ConfigFile, frozenset[str], list[str]]
     """Return (the configuration of topics, the configured topics, topics with queues in RocksDB
     that are not configured).
 
-    The last is empty if the configuration cannot be read.
+    The last item is empty if the configuration cannot be read.
     """
     file = load_one(store, "topics.json")
     table = (file.value or {}).get("topicConfigTable")

@@ -1,6 +1,6 @@
-"""Results of a pass over the log, shared by the checks that explain it.
+"""Results of a pass over the log, shared by the checks that explain them.
 
-The results of ranges are plain values, merged in log order.
+The results of each range of the log are plain values, merged in log order.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ _SYSTEM = ("rmq_sys_", "RMQ_SYS_", props.SCHEDULE_TOPIC)
 
 
 class StartRepairs(NamedTuple):
-    """Releases that repair a finding at startup without losing a message, and those that do not.
-    ``entries_lost``: index entries that such a start discards for good. ``unflushed``: why the
-    entries are not on the disk yet, if a broker keeps them in memory and the log has them all.
+    """Outcome of a startup for a finding: releases that repair it without losing a message, and
+    releases that do not. ``entries_lost``: number of index entries that the startup discards
+    permanently. ``unflushed``: the reason why entries are not on the disk yet, if a broker keeps
+    them in memory and the log has all of their messages.
     """
 
     by: tuple[str, ...] = ()
@@ -45,8 +46,8 @@ class StartRepairs(NamedTuple):
 
     @property
     def severity(self) -> str:
-        """Return INFO if all of them repair it, or nothing is wrong; else "", the category's own
-        severity.
+        """Return INFO if all of these releases repair the finding, or nothing is wrong; else "",
+        which means the severity of the category.
         """
         return INFO if self.unflushed or (self.by and not self.not_by) else ""
 
@@ -61,7 +62,7 @@ class StartRepairs(NamedTuple):
         return f"; {' or '.join(self.by)} {action} at startup, {' or '.join(self.not_by)} does not"
 
     def index_words(self, action: str) -> str:
-        """Return `words` about the index, with the entries that the start loses."""
+        """Return `words` for the index, and the number of entries that the startup loses."""
         words = self.words(action)
         if words and self.entries_lost:
             count = self.entries_lost
@@ -82,7 +83,7 @@ class Starts(Protocol):
 
 @dataclass
 class Context:
-    """Results on the whole log, to look up where a left-over entry points."""
+    """Results about the whole log, to look up the message that a left-over entry points to."""
 
     store: Store
     result: RangeResult
@@ -96,7 +97,7 @@ class Context:
     loose_rows: dict[int, tuple[QueueKey, int]] = field(default_factory=dict)
     reported: set[int] = field(default_factory=set)
     at_start: Starts | None = None
-    """Outcome of a start, used if something is missing; None beside a running broker."""
+    """Outcome of the next startup, used if something is missing; None while a broker is running."""
 
     def __post_init__(self) -> None:
         holes = [(span.offset, span.end) for span in self.result.spans]
@@ -127,7 +128,7 @@ class Context:
 
     @property
     def unflushed(self) -> str:
-        """Return why entries are not on the disk yet, in words."""
+        """Return the reason why entries are not on the disk yet, as a sentence."""
         return _IN_MEMORY if self.live else _WAS_IN_MEMORY
 
     @cached_property
@@ -137,7 +138,7 @@ class Context:
 
         Entries go into RocksDB without a write-ahead log and in log order, and both column families
         are flushed together. So the checkpoint on the disk shows which entries are there, and later
-        ones are only in the memory of the broker (rocksdb.md §4).
+        entries are only in the memory of the broker (rocksdb.md §4).
         """
         store = self.store
         if store.layout.consumequeue != "rocksdb" or not (self.live or store.has_abort):
@@ -153,8 +154,8 @@ class Context:
 
     @cached_property
     def rowless(self) -> set[int]:
-        """Return physical offsets of messages without an entry of their own if the queue has no
-        more entries.
+        """Return physical offsets of messages that have no entry of their own if the queue has no
+        further entries.
         """
         return {claim.physical_offset for (topic, _), tally in self.result.queues.items()
                 if not topic.startswith(props.LMQ_PREFIX)
@@ -162,12 +163,12 @@ class Context:
 
     @cached_property
     def default_delays(self) -> bool:
-        """Return whether any delayed message is due by the default delay table."""
+        """Return whether a delayed message is due according to the default delay table."""
         return any(tally.agreeing for (topic, _), tally in self.result.queues.items()
                    if topic == props.SCHEDULE_TOPIC)
 
     def was_read(self, physical: int) -> bool:
-        """Return whether this run has read that part of the log."""
+        """Return whether this run has read the part of the log at this physical offset."""
         return self.looked_at is None or any(
             start <= physical < end for start, end in self.looked_at)
 
@@ -178,7 +179,8 @@ class Context:
 
 class BadRecord(NamedTuple):
     """An intact record whose bytes do not match a checksum. ``field`` is ``body`` or
-    ``properties``. ``why``: the fault of properties that no checksum covers; "" if one does.
+    ``properties``. ``why``: what is wrong with properties that no checksum covers; "" if a checksum
+    covers them.
     """
 
     offset: int
@@ -189,18 +191,18 @@ class BadRecord(NamedTuple):
     field: str
     why: str = ""
     is_body: bool = False
-    """True if it has a body that does not match its CRC."""
+    """True if the record has a body that does not match its CRC."""
     rowed: bool = True
-    """True if messages of its kind have an entry in their queue."""
+    """True if messages like this one have an entry in their queue."""
 
 
 @dataclass(slots=True)
 class PassFacts:
-    """Notes of a pass for a prediction (`rmqctl.checks.preflight.from_pass`), which then need not
-    read the log again. ``intact_end``: after the last intact message. ``blanks``: where files are
-    closed. ``odd_numbers``: records with a number that a broker cannot read. ``first_v2``: the
-    first record of version 2. ``complete``: whether everything is kept, and no message has further
-    entries.
+    """Data that a prediction needs from a pass (`rmqctl.checks.preflight.from_pass`), so that it
+    need not read the log again. ``intact_end``: the offset after the last intact message.
+    ``blanks``: the blank records that close files. ``odd_numbers``: records with a number that a
+    broker cannot read. ``first_v2``: the first record of version 2. ``complete``: whether all data
+    is kept, and no message has additional entries.
     """
 
     intact_end: int = -1
@@ -220,7 +222,7 @@ class PassFacts:
 
 @dataclass(slots=True)
 class RangeResult:
-    """Results of one range of the log. Byte counts refer to the frames that start in it."""
+    """Results of one range of the log. Byte counts refer to the frames that start in the range."""
 
     first: int
     position: int = 0
@@ -248,7 +250,7 @@ class RangeResult:
     """Number of fillers by topic."""
     first_filler: int | None = None
     kept_damaged: int = 0
-    """Messages that a repair kept with damaged bodies."""
+    """Messages with damaged bodies that a repair kept."""
     first_kept: int | None = None
     profile: LogProfile | None = None
     """Set if a profile was requested."""
@@ -257,7 +259,7 @@ class RangeResult:
     passed: PassFacts = field(default_factory=PassFacts)
 
     def keep_bad(self, record: BadRecord) -> None:
-        """List a record, up to a limit."""
+        """Add a record to the list, up to a limit."""
         if len(self.bad) < MAX_LISTED:
             self.bad.append(record)
         else:
@@ -316,8 +318,8 @@ class ComparedStructures:
 
 
 def known_topics(store: Store) -> frozenset[str] | None:
-    """Return the configured topics. None if they cannot be read, or if a broker does not store the
-    topics that it creates by itself (rocksdb.md §7, v2).
+    """Return the configured topics. None if they cannot be read, or if the broker does not store
+    the topics that it creates by itself (rocksdb.md §7, v2).
     """
     if store.layout.config == "rocksdb-v2":
         return None

@@ -1,4 +1,4 @@
-"""The files of the controller mode: epochs and the broker's identity (dledger.md §8)."""
+"""Checks of the files of the controller mode: epochs and the broker's identity (dledger.md §8)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rmqctl.store.store import Store
 
 _IDENTITIES = (IDENTITY, f"{IDENTITY}-temp")
 _MAX_CHECKED = 100
-"""Number of last epochs whose starts are looked up in the log."""
+"""Number of most recent epochs whose start offsets are looked up in the log."""
 
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
@@ -64,7 +64,7 @@ def _epochs(store: Store, log_end: int | None, live: bool,
 
 def _entries(store: Store, path: str, epochs: Sequence[Epoch], log_end: int | None, live: bool,
              in_damage: Callable[[int], bool]) -> Iterator[Finding]:
-    """Yield contradictions between the epochs, and between them and the log."""
+    """Yield contradictions between epochs, and between epochs and the log."""
     number = disorder(epochs)
     if number is not None:
         before, epoch = epochs[number - 1], epochs[number]

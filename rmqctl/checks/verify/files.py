@@ -1,7 +1,7 @@
-"""Names, sizes and gaps of every file sequence of a store (spec: commitlog.md §1, consumequeue.md
-§1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2, recovery.md §2).
+"""Checks of names, sizes and gaps of every file sequence of a store (spec: commitlog.md §1,
+consumequeue.md §1, §8, §9, index.md §1, timer-and-others-5x.md §1.3, §2, recovery.md §2).
 
-Legal, so not a finding: any file size, expired first files, preallocated files, queue folders that
+Legal, so not findings: any file size, expired first files, preallocated files, queue folders that
 come and go, RocksDB files beside the topics, working folders of a compaction.
 """
 
@@ -25,14 +25,17 @@ from rmqctl.store.store import Store
 
 WORKING = ("compacting", "replicating")
 _MAX_VOTERS = 1000
-"""Maximum number of queues whose files show the file size: enough to outvote any damage."""
+"""Maximum number of queues whose files are used to determine the file size; more do not matter even
+if some are damaged.
+"""
 _LOG_FIX = "rmqctl recover STORE --strategy salvage"
 _CQ_FIX = "rmqctl recover STORE --only consumequeue"
 _INDEX_FIX = "rmqctl recover STORE --only index"
 MAX_SIZE = (1 << 31) - 1
-"""Maximum size of a file that a broker maps: sizes are Java integers."""
+"""Maximum size of a file that a broker maps: Java uses an integer for it."""
 _MAX_CANDIDATES = 20
-"""Maximum number of distinct sizes and distances that are compared: a folder may contain anything.
+"""Maximum number of distinct sizes and distances that are compared: a folder may
+contain anything.
 """
 
 
@@ -54,7 +57,9 @@ def _all(store: Store) -> Iterator[Finding]:
 
 
 def _nested(store: Store) -> str:
-    """Return the severity of a folder among the files; 5.1+ skips it (recovery.md §2)."""
+    """Return the severity of an unexpected folder among the files; 5.1+ skips such folders
+    (recovery.md §2).
+    """
     return INFO if store.generation == 4 else ""
 
 
@@ -96,7 +101,7 @@ def _commitlog(store: Store) -> Iterator[Finding]:
 
 
 def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Finding]:
-    """Yield findings for files none of which has a possible size, so that the right size is
+    """Yield findings if no file of a sequence has a possible size, so that the right size is
     unknown.
     """
     for file in files:
@@ -114,8 +119,8 @@ def _only_odd(sequence: FileSequence, files: list[StoreFile]) -> Iterator[Findin
 
 def _queues(store: Store, structure: str, unit: int, given: int | None, fix: str | None,
             row_size: int | None = None, part: str | None = None) -> Iterator[Finding]:
-    """Yield the findings for the queues of one structure, whose common file size all of them vote
-    for.
+    """Yield the findings for the queues of one structure; their common file size is chosen by
+    majority.
     """
     top = store.path(structure, part) if part else store.path(structure)
     if not vfs.lexists(top):
@@ -169,7 +174,7 @@ def _queue_id(name: str) -> int | None:
 
 def _queue_name(sequence: FileSequence, path: str, name: str,
                 queue: int | None) -> Iterator[Finding]:
-    """Yield a finding for a folder that a broker does not take for a queue and skips
+    """Yield a finding for a folder that a broker skips because its name is not a queue id
     (consumequeue.md §1).
     """
     if queue is None:
@@ -285,12 +290,12 @@ class FileSequence:
     queue_id: int | None = None
     fix: str | None = None
     row_size: int | None = None
-    """Bytes of a row if a place in the stream is a queue offset."""
+    """Size of an entry in bytes, if offsets in the stream correspond to queue offsets."""
 
     def finding(self, category: str, detail: str, path: str, *, base: int = 0,
                 position: int | None = None, length: int | None = None, count: int = 1,
                 severity: str = "") -> Finding:
-        """Return a finding about a file; ``base`` is where the file starts in its stream."""
+        """Return a finding about a file; ``base`` is the offset of the file in its stream."""
         offset = position
         if self.structure == "commitlog" and position is not None:
             offset = base + position
@@ -305,7 +310,7 @@ class FileSequence:
 
 @dataclass(slots=True)
 class Votes:
-    """Collects evidence of the common size of the files of a structure."""
+    """Evidence of the common size of the files of a structure."""
 
     unit: int = 1
     lengths: Counter[int] = field(default_factory=Counter)
@@ -333,16 +338,16 @@ class Votes:
                     if 0 < size <= MAX_SIZE and size % self.unit == 0), key=weight, default=None)
 
     def sure(self, size: int) -> bool:
-        """Return whether more than one size or distance shows this size."""
+        """Return whether at least two sizes or distances support this size."""
         return self.lengths[size] + self.steps[size] > 1
 
 
 def strange(sequence: FileSequence, folder: str, entries: Listing, *, allowed: tuple[str, ...] = (),
             nested: str = INFO) -> Iterator[Finding]:
-    """Yield findings for other content in the folder of a sequence.
+    """Yield findings for unexpected content in the folder of a sequence.
 
-    ``allowed``: names of sub-folders that belong there. ``nested``: the severity of any other (""
-    for none: 5.1+ skips them).
+    ``allowed``: names of sub-folders that belong there. ``nested``: severity of any other
+    sub-folder ("": no finding, as 5.1+ skips such folders).
     """
     for trouble in entries.troubles:
         name = os.path.basename(trouble.path)
@@ -366,9 +371,7 @@ def _in_sequence(name: str) -> bool:
 
 
 def occupied(entries: Listing) -> list[int]:
-    """Return the offsets of file names that something unreadable has, which are not missing
-    files.
-    """
+    """Return the offsets in the names of unreadable files; these files are not missing."""
     taken = [os.path.basename(trouble.path) for trouble in entries.troubles] + entries.folders
     return sorted(base for base in map(names.parse_offset, taken) if base is not None)
 
@@ -379,7 +382,7 @@ def check_sequence(sequence: FileSequence, files: list[StoreFile], size: int, *,
     """Yield findings on sizes, names and gaps of one sequence, sorted by name; ``size`` is the
     right size.
 
-    ``taken``: offsets whose file exists but is unreadable. ``gaps``: whether a gap is damage.
+    ``taken``: offsets of files that exist but are unreadable. ``gaps``: whether a gap is damage.
     ``aligned``: whether ``size`` is certain enough to check names against it.
     """
     usable: list[StoreFile] = []
@@ -424,7 +427,9 @@ def _length(sequence: FileSequence, file: StoreFile, size: int, unit: int,
 
 def _missing(sequence: FileSequence, before: StoreFile, end: int, size: int,
              taken: Iterable[int]) -> Iterator[Finding]:
-    """Yield files missing between ``before`` and the one at ``end``: one finding per run."""
+    """Yield the files missing between the file ``before`` and the file at ``end``: one finding per
+    run.
+    """
     start = max(before.base + size, before.end)
     for stop in [*(base for base in taken if start <= base < end), end]:
         if stop > start:

@@ -1,4 +1,4 @@
-"""The verdicts on several stores, as one document."""
+"""Verdicts on several stores, combined into one document."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rmqctl.errors import RmqctlError
 
 @dataclass(frozen=True, slots=True)
 class JudgedStore:
-    """The verdict on a store, or the error that prevented it."""
+    """The verdict on a store, or the error because of which there is none."""
 
     root: str
     verdict: VerifyResult[Coverage] | None
     error: RmqctlError | None = None
 
     def findings(self) -> list[dict[str, Any]]:
-        """Return the findings as rows that name the store."""
+        """Return the findings as rows that include the name of the store."""
         return [] if self.verdict is None else [
             {"store": self.root, **finding.as_dict()} for finding in self.verdict.findings]
 

@@ -1,8 +1,9 @@
 """Findings about the index: entries compared with the log's keys, and each file's own structure.
 
 A file of n entries is sound if each entry is reached exactly once: every slot and every link points
-to an older entry of the same slot, no two point to the same one, and together they are n. That is
-checked by column, without following a chain, so a cycle cannot hang it (spec: index.md §2-§6).
+to an older entry of the same slot, no two point to the same entry, and there are n pointers in
+total. This is checked by column, without following a chain, so a cycle cannot cause an endless loop
+(spec: index.md §2-§6).
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from rmqctl.store.store import Store
 MAX_SINGLE = 1000
 _PAGE = 1 << 16
 MAX_SINGLE_IN_FILE = 100
-"""Broken links or slots of one kind in a file that are reported singly."""
+"""Maximum number of broken links or slots of one kind in a file that are reported one by one."""
 
 
 def index_findings(context: Context) -> Iterator[Finding]:
@@ -90,8 +91,8 @@ def _extra(context: Context) -> Iterator[Finding]:
 
 
 def _belongs(context: Context, physical: int, key_hash: int) -> bool:
-    """Return whether an entry is legitimate: a restart may index the message at the border again
-    (index.md §5), and a message kept damaged may have lost the key.
+    """Return whether an entry without a key is legitimate: after a restart, a broker may index the
+    last message again (index.md §5), and a message kept damaged may have lost the key.
     """
     record = context.store.log.record_at(physical)
     if record is None or is_kept_damaged(record):
@@ -146,8 +147,8 @@ def _missing(context: Context) -> Iterator[Finding]:
 
 def _keys(tally: KeyTally, category: str, pairs: list[tuple[int, int]], words: str,
           severity: str = "", more: int = 0) -> Finding:
-    """Return a finding for keys without an entry; the file is the one they should be in, or
-    before.
+    """Return a finding for keys without an entry; its file is the one that should contain the
+    entries, or the file before.
     """
     first = min((physical for physical, _ in pairs), default=0)
     last = max((physical for physical, _ in pairs), default=0)
@@ -203,7 +204,9 @@ def _file(store: Store, index: IndexFile, counting: _SlotCounts) -> Iterator[Fin
 
 
 def _ends(store: Store, index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Check the header's first and last place and time against the entries and their messages."""
+    """Check the first and last offset and time in the header against the entries and their
+    messages.
+    """
     header = index.header
     if not entries:
         return
@@ -243,7 +246,9 @@ def read_slots(source: FileSource, shape: Shape) -> Array:
 
 
 class _ReachedEntries:
-    """Entries that a slot or link points to: a byte each, and a list of those reached twice."""
+    """Entries that slots or links point to: a byte for each entry, and a list of entries reached
+    twice.
+    """
 
     def __init__(self, entries: int) -> None:
         self.seen: Array = np.zeros(entries + 1, np.uint8)
@@ -256,8 +261,8 @@ class _ReachedEntries:
 
 
 def _sound(index: IndexFile, entries: int) -> int | None:
-    """Return the number of used slots if exactly one slot or newer entry of its slot points to each
-    entry, by the kernel; else None, also without the kernel.
+    """Return the number of used slots if exactly one slot or newer entry of the same slot points to
+    each entry; else None. Uses the kernel; None without it.
     """
     kernel = active()
     shape, source = index.shape, index.source
@@ -346,8 +351,9 @@ def _chains(index: IndexFile, entries: int, counting: _SlotCounts) -> Iterator[F
 
 
 class _SlotCounts:
-    """The counts of used slots in the files of a store, oldest first. Brokers since 4.7.1 count
-    used slots, older ones every put; a file written during an upgrade has both.
+    """The counts of used slots in the headers of a store's index files, oldest first. Brokers since
+    4.7.1 count used slots, older brokers count every put; a file written during an upgrade has a
+    mixture.
     """
 
     def __init__(self, store: Store) -> None:
@@ -367,8 +373,8 @@ class _SlotCounts:
         self._since |= counted == used < entries
 
     def _is_newer(self, index: IndexFile) -> bool:
-        """Return whether a broker since 4.9.1 put the first entry: these write no separator at the
-        end.
+        """Return whether a broker since 4.9.1 put the first entry: these brokers write no separator
+        at the end of a key list.
         """
         entry = index.entry(1)
         record = None if entry is None else self._store.log.record_at(entry.physical_offset)
@@ -419,8 +425,8 @@ def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
 
 
 def _behind(index: IndexFile, entries: int) -> Iterator[Finding]:
-    """Yield entries after the counted ones: the header's count is too small, or they are stale
-    bytes.
+    """Yield entries after the number of entries in the header: either this number is too small, or
+    the entries are stale bytes.
     """
     position = index.shape.entry_position(entries + 1)
     if index.source.next_data(position) >= index.source.size:

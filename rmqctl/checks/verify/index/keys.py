@@ -1,8 +1,8 @@
 """Keys of the log compared with entries of the index, by column and in both directions.
 
 A broker indexes messages in log order, so the entries of all index files, one file after the other,
-are the log's keys in order. They are compared block by block; entries without a partner are kept
-aside and paired at the end.
+are the log's keys in order. They are compared block by block; left-over entries are collected and
+paired at the end.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from rmqctl.store.index.entries import AllIndexEntries, EntryPlace, OpenedFile
 
 MAX_LISTED = 200_000
 _MARGIN = 4096
-"""Entries after those of a block that are compared with it."""
+"""Number of additional entries, after those of a block, that are compared with the block."""
 
 
 @dataclass(slots=True)
 class KeyTally:
-    """Entries without key and keys without entry, of one range of the log."""
+    """Entries without a key and keys without an entry, in one range of the log."""
 
     expected: int = 0
     actual: int = 0
@@ -62,8 +62,9 @@ class KeyTally:
 
 
 def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Array, Array]:
-    """Pair equal (place, hash) of two lists, each once. Return (for each actual one the number of
-    an equal wanted one, -1 if none is left; numbers of the wanted ones without a partner).
+    """Pair equal items (position, hash) of two lists; each item is used once. Return (for each
+    actual item the number of an equal wanted item, or -1; numbers of the wanted items that are not
+    paired).
     """
     count = len(wanted[0])
     place, hashes = (np.concatenate(both) for both in zip(wanted, actual, strict=True))
@@ -88,7 +89,7 @@ def paired(wanted: tuple[Array, Array], actual: tuple[Array, Array]) -> tuple[Ar
 
 
 def _by_place(place: Array, hashes: Array) -> Array:
-    """Return the order by place and hash; equal ones keep their order."""
+    """Return the order by position and hash; equal items keep their order."""
     low = int(place.min(initial=0))
     if int(place.max(initial=0)) - low < 1 << 31 and int(hashes.min(initial=0)) >= 0:
         # Sorting one column that is nearly in order takes a fraction of the time.
@@ -97,9 +98,9 @@ def _by_place(place: Array, hashes: Array) -> Array:
 
 
 class KeyCheck:
-    """Compares the keys of messages, passed by blocks in log order, with the entries.
+    """A comparison of the keys of messages, passed by blocks in log order, with the index entries.
 
-    It ends at the first unreadable entries, which the file check reports.
+    It stops at the first unreadable entries; the file check reports these.
     """
 
     def __init__(self, entries: AllIndexEntries, start: int) -> None:
@@ -123,7 +124,7 @@ class KeyCheck:
             self.unreadable = True
 
     def passed(self, position: int) -> None:
-        """Record that all keys up to this physical offset have their entries."""
+        """Record that all keys before this physical offset have their entries."""
         self.tally.expected += position - self.position
         self.tally.actual += position - self.position
         self.position = position
@@ -141,8 +142,8 @@ class KeyCheck:
         self._pair(physical, key_hash, store_time, end, entries)
 
     def _times(self, entries: Array, store_time: Array, position: Array) -> None:
-        """Compare entries at positions of the sequence with the store times of their messages:
-        whole seconds since the begin time of their file, truncated (index.md §6).
+        """Compare the times in entries with the store times of their messages: whole seconds since
+        the begin time of the file, rounded down (index.md §6).
         """
         if not len(entries):
             return
@@ -160,8 +161,9 @@ class KeyCheck:
                                         place))
 
     def _rolled(self, file: int, diff: int) -> bool:
-        """Return whether ``diff`` may be in entry 1. In a rolled file it counts from the end of the
-        file before (index.md §7), which may have expired, or of the last one by name.
+        """Return whether entry 1 may have the time difference ``diff``. In a rolled file it counts
+        from the end time of the previous file (index.md §7), which may have expired, or of the last
+        file by name.
         """
         if file == 0:
             return diff >= 0 and self.entries.files[0].header.begin_phy_offset > 0
@@ -207,7 +209,7 @@ class KeyCheck:
         self.tally.actual += taken
 
     def finish(self, end: int | None) -> None:
-        """Record the entries left before physical offset ``end`` (None: all) as extra."""
+        """Record the entries before physical offset ``end`` (None: all) that are not paired."""
         none = np.zeros(0, np.int64)
         limit = (1 << 63) - 1 if end is None else end
         before = -1

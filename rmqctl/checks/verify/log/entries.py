@@ -1,8 +1,9 @@
-"""The entries of a DLedger log: their headers, the chain of their indexes and terms, and the units
-of DLedger's index (spec: dledger.md §2, §3, §7). The messages in them are checked like any others.
+"""Checks of the entries of a DLedger log: their headers, the chain of their indexes and terms, and
+the units of DLedger's index (spec: dledger.md §2, §3, §7). The messages in them are checked like
+any others.
 
-`EntryTally` follows the pass over the log and merges like ranges; `entry_findings` reports its
-faults, and those that checkpoint and index show.
+`EntryTally` follows the pass over the log and merges like ranges; `entry_findings` reports faults
+in the entries, and contradictions with checkpoint and index.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ _FIELDS = ("magic", "size", "pos", "body_length")
 
 
 class EntryFault(NamedTuple):
-    """A fault at an entry: ``category``, its ``pos`` and ``size``, and the reason."""
+    """A fault of an entry: ``category``, position ``pos``, ``size`` in bytes, and the reason."""
 
     category: str
     pos: int
@@ -41,7 +42,7 @@ class EntryFault(NamedTuple):
 
 @dataclass(slots=True)
 class EntryTally:
-    """Entries of a range of the log, in order. ``loose``: after the last one there are bytes that
+    """Entries of a range of the log, in order. ``loose``: the last entry is followed by bytes that
     are not an entry, so indexes may be missing there.
     """
 
@@ -54,7 +55,7 @@ class EntryTally:
     unlisted: int = 0
 
     def add(self, batch: Batch, log: CommitLog, units: UnitReader | None) -> None:
-        """Add the entries of a batch, and the spans after them."""
+        """Add the entries of a batch, and the spans after these entries."""
         if len(batch):
             self._heads(batch, units)
         for span in batch.spans:
@@ -131,7 +132,9 @@ class EntryTally:
             self.unlisted += 1
 
     def merge(self, other: EntryTally, adjacent: bool) -> None:
-        """Merge the tally of the next range; ``adjacent``: nothing is between."""
+        """Add the tally of the next range; ``adjacent``: there are no bytes between the
+        two ranges.
+        """
         if other.first is not None:
             self.loose |= other.first_loose or not adjacent
             self._follow(other.first)

@@ -63,8 +63,8 @@ def log_findings(context: Context, log_end: int, queue_findings: list[Finding]) 
 
 def with_earlier_start(context: Context, log_end: int, findings: Iterable[Finding]) -> Iterator[
         Finding]:
-    """Yield the findings; the first about the end of the log mentions that a broker's last start
-    may have truncated it there.
+    """Yield the findings; the first finding about the end of the log mentions that a broker may
+    have truncated the log there at its last startup.
     """
     ended = _ended_by_a_start(context)
     for finding in findings:
@@ -79,10 +79,11 @@ def with_earlier_start(context: Context, log_end: int, findings: Iterable[Findin
 
 
 def _ended_by_a_start(context: Context) -> int | None:
-    """Return where a broker's last start truncated the log, by the checkpoint; None if unknown.
+    """Return the offset at which a broker truncated the log at its last startup, according to the
+    checkpoint; None if unknown.
 
-    A 5.x broker recorded the start of the message before the end, a 4.x one its store time (if
-    stopped cleanly); damage to the next message since then looks the same.
+    A 5.x broker records the start of the message before the end, a 4.x broker its store time (after
+    a clean shutdown). Later damage to the next message looks the same.
     """
     saved = context.store.checkpoint
     if context.live or context.store.has_abort or saved is None:
@@ -97,8 +98,8 @@ def _ended_by_a_start(context: Context) -> int | None:
 
 
 def _index_agrees(context: Context) -> bool:
-    """Return whether several entries point after the log: a single entry may just be wrong
-    itself.
+    """Return whether several entries point beyond the end of the log; a single entry may itself be
+    wrong.
     """
     return any(physical >= context.log_end for physical, _, _ in context.result.keys.extra)
 
@@ -144,15 +145,15 @@ def _spans(context: Context, log_end: int, gone: int) -> Iterator[Finding]:
 
 
 def _damage(context: Context) -> list[tuple[int, int]]:
-    """Return damaged places, physical ``[start, end)``, ascending."""
+    """Return the damaged spans, physical ``[start, end)``, ascending."""
     result = context.result
     return sorted([*((span.offset, span.end) for span in result.spans if span.kind != BLANK),
                    *((bad.offset, bad.offset + bad.size) for bad in result.bad)])
 
 
 def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
-    """Yield records that only their times distinguish from messages: near damage, without an
-    entry.
+    """Yield records near damage that have no entry, so that only their store times suggest that
+    they are stale.
     """
     with suppress(StoreIOError):  # already reported for that file
         for records in unclear_in_log(context.store.log, [
@@ -165,7 +166,7 @@ def _earlier_life(context: Context, log_end: int) -> Iterator[Finding]:
 
 def _contradicted(context: Context) -> Iterator[Finding]:
     """Yield intact records that entries and index contradict: near messages whose entry points
-    elsewhere, and where entries point to no message of theirs.
+    elsewhere, or where entries point to different messages.
     """
     store = context.store
     odd = sorted({*context.loose_rows, *(
@@ -216,7 +217,7 @@ def _bad_records(context: Context) -> Iterator[Finding]:
 
 
 def _without_crc(context: Context) -> Iterator[Finding]:
-    """Yield messages without the CRC that brokers have appended to the others."""
+    """Yield messages without the appended CRC that other messages have."""
     for run in context.result.seals.suspicious():
         yield Finding(
             "property-crc-missing", "commitlog",
@@ -256,7 +257,7 @@ _HEADERS: dict[str, tuple[str, Callable[[Record], object]]] = {
 
 
 def _headers(context: Context) -> Iterator[Finding]:
-    """Yield fields of intact records that no broker can have written."""
+    """Yield fields of intact records whose values no broker can have written."""
     headers = context.result.headers
     headers.settle()
     single = 0
@@ -299,7 +300,7 @@ def _headers(context: Context) -> Iterator[Finding]:
 
 
 def _fillers(context: Context) -> Iterator[Finding]:
-    """Yield findings for what `recover` wrote in place of lost bytes."""
+    """Yield findings for records that `recover` wrote in place of lost bytes."""
     counts, first = context.result.fillers, context.result.first_filler
     kept = context.result.kept_damaged
     if kept and context.result.first_kept is not None:

@@ -39,13 +39,13 @@ if TYPE_CHECKING:
     from rmqctl.store.log.dledger import UnitReader
 
 _SMALL, _MAX_HELD = 1 << 18, 1 << 21
-"""Bytes of one waiting buffer, and of all waiting buffers."""
+"""Maximum bytes of one buffer of pending messages, and of all of them."""
 UNREADABLE = "(unreadable)"
-"""Replaces the field of a span that the system could not read."""
+"""Text that replaces the field of a span if the system could not read the span."""
 
 
 class LogPass:
-    """Checks one source range after the other; `result` accumulates."""
+    """The check of one source range after another; `result` accumulates the results."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
                  start: int,
@@ -76,7 +76,9 @@ class LogPass:
             self._units = UnitReader(indexed[0]) if len(indexed) == 1 else None
 
     def _start(self, first: int) -> None:
-        """Open the index at the first frame (a resync may have moved it after the cut)."""
+        """Open the index at the first frame, which may start after the cut if the walk had to
+        resynchronize.
+        """
         self._started = True
         self.result.first = first
         self._messages.start(first)
@@ -84,7 +86,7 @@ class LogPass:
             self._sound.start(self._messages.keys)
 
     def passes(self, file: StoreFile) -> Sound | None:
-        """Return the check that runs inside a walk over a file, if any."""
+        """Return the check that runs inside a scan of a file, if any."""
         return None if self._sound is None or file.head else self._over
 
     def _over(self, data: Array, base: int, at: int, end: int) -> int:
@@ -98,7 +100,7 @@ class LogPass:
         return reached
 
     def run(self, file: StoreFile, walk: TolerantWalk) -> None:
-        """Consume a walk: all frames of one file's range."""
+        """Process a scan: all frames of one file's range."""
         self.result.position = file.base + walk.position
         for item in walk:
             if not self._started:
@@ -117,8 +119,8 @@ class LogPass:
             self.result.shrunk.append(file.path)
 
     def _hold(self, batch: Batch) -> None:
-        """Process small files together: work by column costs as much for few messages as for
-        many.
+        """Process small files together: column operations cost about the same for few messages as
+        for many.
         """
         is_small = len(batch.data) <= _SMALL and self.result.entries is None and (
             len(batch) > 0 or bool(self._held))
@@ -137,7 +139,7 @@ class LogPass:
             self._held, self._held_bytes = [], 0
 
     def _unread(self, file: StoreFile, lost: Unread) -> None:
-        """Count bytes that the system cannot read as damage."""
+        """Count bytes that the system cannot read as damaged."""
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
         if self.result.entries is not None:
             self.result.entries.passed()
@@ -147,7 +149,7 @@ class LogPass:
             self.result.profile.fill(DAMAGED, span.offset, span.end)
 
     def finish(self, *, last: bool) -> RangeResult:
-        """Compare pending messages. ``last``: this is the end of the log."""
+        """Compare pending messages. ``last``: no message of the log follows."""
         if not self._started:
             self._start(self.result.first)
         self._take_held()
@@ -218,7 +220,7 @@ class LogPass:
         self._messages.check(CheckedBatch(batch, properties, codes, ok, sealed))
 
     def _note(self, batch: Batch, numbers: Array) -> None:
-        """Keep the facts of a batch that a prediction needs."""
+        """Keep the data of a batch that a prediction needs."""
         facts = self.result.passed
         intact = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
         if len(intact):
@@ -266,8 +268,8 @@ class LogPass:
                 sysflag.has_consume_queue_row(flag)))
 
     def _batches(self, batch: Batch, codes: Array, ok: Array) -> None:
-        """Collect the entries that records of batch consumequeue topics must have (consumequeue.md
-        §9).
+        """Collect the entries that records of topics with a batch consume queue must have
+        (consumequeue.md §9).
         """
         batched = np.array([topic in self._batch_topics for topic in self._topics.texts], bool)
         for index in np.flatnonzero(batched[codes] & ok).tolist():
@@ -284,8 +286,8 @@ class LogPass:
 
 
 class CheckedBatch(NamedTuple):
-    """The messages of a batch. ``topic``: numbers of their topics. ``ok``: False if a checksum
-    failed. ``sealed``: whether they have an appended CRC.
+    """The messages of a batch. ``topic``: number of each message's topic. ``ok``: False if a
+    checksum failed. ``sealed``: whether each message has an appended CRC.
     """
 
     batch: Batch
@@ -296,7 +298,7 @@ class CheckedBatch(NamedTuple):
 
 
 class MessageChecks:
-    """Receives batches in log order and compares them with consume queues and index."""
+    """The comparison of batches, received in log order, with consume queues and index."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
                  topics: text.Dictionary, result: RangeResult) -> None:
@@ -346,7 +348,7 @@ class MessageChecks:
         self._count_doubtful(part, checked)
 
     def _count_doubtful(self, part: CheckedBatch, checked: Array) -> None:
-        """Add the bytes of intact records that nothing in this store could disprove.
+        """Add the bytes of intact records that no other structure of this store confirms.
 
         ``checked``: bytes of each record's properties that were compared with queue or index.
         """
@@ -384,12 +386,12 @@ class MessageChecks:
     def _add_further(self, part: CheckedBatch, rows: ExpectedRows,
                      further: tuple[Array, text.Texts, Array], *,
                      skipped: bool = False) -> None:
-        """Add further entries, some of which may legally be missing.
+        """Add additional expected entries, some of which may legally be missing.
 
         A 5.x broker gives queue offsets to messages of some topics that it then does not dispatch
         (apache/rocketmq#8693); an older broker, which may have written the store before, dispatches
-        them. If the store is that of a broker which may write no such entries at all, none counts
-        as missing. A list too short for the broker (``skipped``) adds none either.
+        them. If the broker of this store may not write such entries at all, none counts as missing.
+        A list of queues that is too short for the broker (``skipped``) adds no entries either.
         """
         message, names, offsets = further
         if not len(message):

@@ -2,7 +2,7 @@
 
 A range starts at the first provable record at or after its cut; the range before it must end
 exactly there. If it does not (because of a forged record inside a body, for example), the second
-range is walked again from the true seam, so the result never depends on the number of threads.
+range is read again from the true boundary, so the result never depends on the number of threads.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""Additional bytes of a range for each queue of the store and for each file of its log, since each
-range examines all of them.
+"""Additional bytes of memory that a range needs for each queue of the store and each file of the
+log, since each range examines all of them.
 """
 _MAX_BYTES = 1 << 30
-"""Maximum bytes of a range for one of several threads: progress is reported by range."""
+"""Maximum bytes of a range if there are several threads; progress is reported once per range."""
 Progress = Callable[[int], None]
 
 
@@ -71,7 +71,9 @@ def split(store: Store, parts: int, minimum: int = MIN_RANGE,
 
 
 def _used(store: Store) -> list[int]:
-    """Return the starts of the zeros at the end of each file, so that these are read only once."""
+    """Return the start of the zeros at the end of each file, so that these zeros are read only
+    once.
+    """
     ends = []
     for number, file in enumerate(store.log.files):
         try:
@@ -125,7 +127,7 @@ def _worker(job: _PassJob, part: VerifyRange, shared: _SharedProgress | None = N
 
 
 class _SharedProgress:
-    """Progress of several threads: each range reports its bytes once they are done."""
+    """Progress of several threads: each range reports its bytes when they are done."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -195,7 +197,9 @@ def run(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures, job
 
 
 def _seam(store: Store, position: int) -> int:
-    """Return the start of the next frame after ``position``: in a hole, that of the next file."""
+    """Return the start of the next frame after ``position``; in a hole, the start of
+    the next file.
+    """
     if store.log.file_of(position) is not None:
         return position
     later = [file.base for file in store.log.files if file.base >= position]
@@ -203,13 +207,14 @@ def _seam(store: Store, position: int) -> int:
 
 
 PIECE = 64 << 20
-"""Bytes of one sampled piece of the log."""
+"""Bytes of one piece of a sampled log."""
 
 
 def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
-    """Return pieces of about ``share`` of the log, the same ones for the same seed; at least one.
+    """Return pieces that cover about ``share`` of the log, at least one; the same seed gives the
+    same pieces.
 
-    The piece with the end of the used log is always among them, as crashes damage that part.
+    The piece with the end of the used log is always included, as crashes damage that part.
     """
     pieces = split(store, 1 << 30, min(PIECE, max(1, store.log.end // 64)))
     used = [part for part in pieces if not _unused(store, part)]
@@ -224,7 +229,7 @@ def sample(store: Store, share: float, seed: int) -> list[VerifyRange]:
 
 
 def _unused(store: Store, part: VerifyRange) -> bool:
-    """Return whether a range has no data at all (the hole of a preallocated file)."""
+    """Return whether a range contains no data (a hole in a preallocated file)."""
     place = store.log.locate(part.start)
     if place is None:
         return True
@@ -236,7 +241,9 @@ def _unused(store: Store, part: VerifyRange) -> bool:
 def run_parts(store: Store, ends: dict[QueueKey, int], wanted: ComparedStructures,
               parts: list[VerifyRange],
               progress: Progress | None = None) -> RangeResult:
-    """Check only some ranges of the log, one after the other, without conclusions on the gaps."""
+    """Check only some ranges of the log, one after the other, without conclusions about
+    the gaps.
+    """
     total: RangeResult | None = None
     for part in parts:
         result = run_range(store, ends, wanted, part, part.end >= store.log.end, progress)

@@ -1,7 +1,7 @@
-"""Messages without an appended CRC among others that have it (spec: commitlog.md §5.4).
+"""Messages without an appended CRC among messages that have one (spec: commitlog.md §5.4).
 
-A broker appends it to every message while enabledAppendPropCRC is on. So a few messages without it
-are suspicious; many show that it was off for a time.
+A broker appends it to every message while enabledAppendPropCRC is on. So a few messages without a
+CRC are suspicious; many show that the option was off for a time.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import numpy as np
 from rmqctl.scan.frames import Array
 
 MAX_SUSPICIOUS = 3
-"""Maximum length of a run of messages without an appended CRC that no broker leaves by restarting
-in between.
+"""Maximum length of a run of messages without an appended CRC that is suspicious: longer runs may
+be due to a restart with another setting.
 """
 MAX_LISTED = 1000
 
@@ -31,8 +31,8 @@ class UnsealedRun(NamedTuple):
 
 @dataclass(slots=True)
 class Seals:
-    """Runs in log order: before the first message with an appended CRC, between two such messages
-    (the first `MAX_LISTED` places), after the last.
+    """Runs in log order: the run before the first message with an appended CRC, runs between two
+    such messages (the first `MAX_LISTED`), and the run after the last such message.
     """
 
     sealed: bool = False
@@ -41,7 +41,7 @@ class Seals:
     behind: UnsealedRun | None = None
 
     def add(self, offset: Array, size: Array, sealed: Array, ok: Array) -> None:
-        """Add messages after the others, by column; those that are not ``ok`` do not count."""
+        """Add the next messages, by column; messages that are not ``ok`` do not count."""
         lacking = ok & ~sealed
         if not lacking.any():
             self._seal(bool(sealed.any()))
@@ -61,16 +61,14 @@ class Seals:
                                        len(part)))
 
     def add_run(self, run: UnsealedRun, *, sealed: bool) -> None:
-        """Add messages after the others, all of which have an appended CRC or all of which lack
-        it.
-        """
+        """Add the next messages, all of which have an appended CRC, or none of which has one."""
         if sealed:
             self._seal(True)
         else:
             self._lack(run)
 
     def merge(self, other: Seals) -> None:
-        """Merge the part of the log after this one."""
+        """Merge the runs of the next part of the log."""
         if other.before is not None:
             self._lack(other.before)
         if other.sealed:
@@ -79,7 +77,7 @@ class Seals:
             self.behind = other.behind
 
     def suspicious(self) -> Iterator[UnsealedRun]:
-        """Yield the runs that a broker's setting does not explain."""
+        """Yield the runs that a change of the broker's setting does not explain."""
         last = [self.behind] if self.behind is not None else []
         yield from (run for run in [*self.between, *last] if run.messages <= MAX_SUSPICIOUS)
 

@@ -1,8 +1,8 @@
-"""Messages that agree with everything in the store, skipped by the kernel in one loop.
+"""Skipping of messages that agree with everything in the store, in one loop of the kernel.
 
-It ends at the first message that does not agree, or that needs another check: the pass by column
-(`log_pass`) continues there. The messages skipped by then are a *run*, whose numbers are added to
-the results like those of a batch.
+The loop ends at the first message that does not agree, or that needs another check: the pass by
+column (`log_pass`) continues there. The messages skipped by then are a *run*, whose numbers are
+added to the results like those of a batch.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _ROWS, _ENTRIES, _TIMED = 1, 2, 4
 _UNITS = 1 << 18
 """Maximum number of units of consume queues in memory."""
 _MIN_READ, _MAX_READ = 64, 1 << 13
-"""Minimum and maximum number of entries of a queue that are read at a time."""
+"""Minimum and maximum number of entries of a queue that are read at once."""
 _ENTRIES_HELD = 1 << 15
 _MAX_QUEUE_ID = 1 << 12
-"""Queue ids from here on are left to the pass by column."""
+"""Queue ids from this one on are checked only in the pass by column."""
 _INTERVALS = 1 << 12
 _BAD = 1 << 12
 _SHORT = 256
-"""Runs of fewer messages cost more to close than the pass by column."""
+"""Minimum number of messages of a run: closing a shorter run costs more than checking by column."""
 
 
 class SoundPass:
@@ -72,8 +72,8 @@ class SoundPass:
 
     @cached_property
     def _of_index(self) -> tuple[Array, Array]:
-        """Return the number of the first entry of each file and the one after the last, and the
-        files' begin times.
+        """Return (number of the first entry of each file, followed by the number after the last
+        entry; begin time of each file).
         """
         if self._keys is None:
             return np.zeros(1, np.int64), np.zeros(0, np.int64)
@@ -92,7 +92,7 @@ class SoundPass:
             self._state[self._at[name]] = value
 
     def over(self, data: Array, base: int, at: int, end: int, result: RangeResult) -> int:
-        """Return the offset up to which records are sound, for `Walk.sound`."""
+        """Return the offset up to which records are sound, as a callback for `Walk.sound`."""
         keys = self._keys
         if keys is not None and keys.unreadable:
             return at
@@ -204,7 +204,7 @@ class SoundPass:
     # -- what it leaves -------------------------------------------------------------------------
 
     def settle(self, result: RangeResult) -> None:
-        """Count the run. The next message begins another run, or is checked by column."""
+        """Count the run. The next message begins a new run or is checked by column."""
         if not self.waiting:
             return
         self._keep_bad(result)
