@@ -1,5 +1,5 @@
-"""State file with the place where the last verify run of a store stopped, so that the next run can
-continue there.
+"""State file with the log position at which the last verify run of a store stopped, so that the
+next run can continue there.
 
 It is kept outside the store (verify is read-only): in a file that the user names, or below the
 user's state folder.
@@ -23,7 +23,9 @@ _DOING = "write the state file"
 
 
 def default_path(root: str) -> str:
-    """Return the state file of a store: its real path, hashed, below XDG_STATE_HOME."""
+    """Return the path of a store's state file, below XDG_STATE_HOME; its name is a hash of the real
+    path.
+    """
     home = os.environ.get("XDG_STATE_HOME") or os.path.join(os.path.expanduser("~"), ".local",
                                                             "state")
     name = hashlib.sha256(os.fsencode(vfs.realpath(root))).hexdigest()[:32]
@@ -34,8 +36,8 @@ def default_path(root: str) -> str:
 class VerifiedEnd:
     """The end of the verified part: physical ``position``, a frame border.
 
-    ``anchor`` and ``anchor_end`` are the last record before it: while it is there, the log has only
-    grown since.
+    ``anchor`` and ``anchor_end`` identify the last record before it: while this record exists, the
+    log has only grown.
     """
 
     position: int
@@ -43,7 +45,7 @@ class VerifiedEnd:
     anchor_end: int | None = None
 
     def holds(self, store: Store) -> bool:
-        """Return whether this is still the store in which the place was taken."""
+        """Return whether this is still the store for which the position was saved."""
         if not store.log.min_offset <= self.position <= store.log.end:
             return False
         if self.anchor is None or self.anchor < store.log.min_offset:
@@ -54,10 +56,11 @@ class VerifiedEnd:
 
 def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: bool, log_end: int,
                last_record: tuple[int, int] | None) -> VerifiedEnd:
-    """Return the place before which nothing has to be checked again: before the first problem in
+    """Return the position before which nothing has to be checked again: before the first problem in
     the log.
 
-    ``before``: where this run began. ``last_record``: start and end of the last record it read.
+    ``before``: the position at which this run began. ``last_record``: start and end of the last
+    record that this run read.
     """
     if ok:
         if last_record is None and before is not None:
@@ -73,7 +76,7 @@ def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: b
 
 
 def load(path: str, root: str) -> VerifiedEnd | None:
-    """Return the place saved by the last run of this store; None without a usable one."""
+    """Return the position saved by the last run on this store; None if there is no usable one."""
     try:
         with open(path, encoding="utf-8") as file:
             saved = json.load(file)
@@ -87,7 +90,7 @@ def load(path: str, root: str) -> VerifiedEnd | None:
 
 
 def save(path: str, root: str, place: VerifiedEnd) -> None:
-    """Save a place: the file is the old one or the new one, even after a crash.
+    """Save a position atomically: after a crash, the file has either the old or the new content.
     Raises: StoreIOError.
     """
     text = json.dumps({"store": vfs.realpath(root), **asdict(place)})

@@ -36,7 +36,7 @@ DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-dama
 
 
 class Covering(Protocol):
-    """Coverage of a run, in numbers."""
+    """Type of the coverage of a run: what was checked, in numbers."""
 
     def as_dict(self) -> Mapping[str, Any]: ...
 
@@ -46,10 +46,11 @@ C = TypeVar("C", bound=Covering)
 
 @dataclass(frozen=True, slots=True)
 class VerifyResult(Generic[C]):
-    """``findings`` are the first ones, ``counts`` all of them by (category, severity).
+    """The result. ``findings``: the first findings; ``counts``: number of all findings by
+    (category, severity).
 
-    Findings in the baseline (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` has them
-    with the severity `KNOWN`.
+    Findings in the baseline (`rmqctl.checks.verify.baseline`) are not listed; ``counts`` includes
+    them with the severity `KNOWN`.
 
     ``pieces``: how many pieces of the log were read, None for all of it. ``tier``: coverage of a
     tier in the store, by name; None if none was checked. ``not_judged``: requested structures in an
@@ -82,7 +83,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def troubles(self) -> int:
-        """Return the number of findings that are new and more than information."""
+        """Return the number of findings that are new and more severe than info."""
         return sum(count for (_, severity), count in self.counts.items()
                    if severity not in (INFO, KNOWN))
 
@@ -95,7 +96,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def next(self) -> str | None:
-        """Return the next command, one that only reads if possible; None if all is well."""
+        """Return the next command, a read-only one if possible; None if there is no problem."""
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
         if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ",
@@ -108,7 +109,7 @@ class VerifyResult(Generic[C]):
         """Return the effect of the findings in the form of `rmqctl.checks.impact.Impact`; None
         without an effect. Also ``rows``, which point to no message, and damaged ``bytes`` of the
         log. ``messages``: messages without an entry in their queue, and damaged records.
-        ``topics``: number of affected places of each.
+        ``topics``: number of affected messages and entries of each topic.
         """
         troubles = [finding for finding in self.findings if finding.is_trouble]
         if not troubles:
@@ -195,7 +196,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def _rows_lost(self) -> list[Finding]:
-        """Return the findings on entries that point to no message, which are only informational if
+        """Return the findings on entries that point to no message, which have the severity info if
         the log is damaged.
         """
         return [finding for finding in self.findings
@@ -239,8 +240,8 @@ def _count(findings: Iterable[Finding], categories: frozenset[str]) -> int:
 def first_findings(findings: Iterable[Finding], most: int,
                    is_known: IsKnown | None = None) -> tuple[
         tuple[Finding, ...], Counter[tuple[str, str]]]:
-    """Return (the first ``most`` findings, the number of all by category and severity). Known ones
-    are only counted.
+    """Return (the first ``most`` findings, the number of all findings by category and severity).
+    Known findings are only counted.
     """
     first: list[Finding] = []
     counts: Counter[tuple[str, str]] = Counter()
@@ -282,15 +283,15 @@ def verdict(run: Verification, most: int,
 
 
 def times_around(store: Store, start: int, end: int) -> tuple[int | None, int | None]:
-    """Return the store times (ms) of the messages that are `around`."""
+    """Return the range of store times (ms) of the messages that are `around`."""
     before, after = around(store, start, end)
     return (None if before is None else before.store_timestamp,
             None if after is None else after.store_timestamp)
 
 
 def around(store: Store, start: int, end: int) -> tuple[Record | None, Record | None]:
-    """Return the messages just before and after physical offsets [start, end); None without one, or
-    if it is damaged.
+    """Return the messages just before and just after physical offsets [start, end); None for a
+    message that does not exist or is damaged.
     """
     try:
         before = containing(store, start - 1)

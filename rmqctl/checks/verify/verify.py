@@ -1,7 +1,7 @@
-"""verify: everything of a store that can be checked, as a stream of findings.
+"""verify: checks of everything in a store that can be checked, as a stream of findings.
 
-The log pass reads every byte of the log once and compares it with consume queues and index on the
-way; left-over entries are explained afterwards. Small structures have their own checks.
+The log pass reads every byte of the log once and compares each message with consume queues and
+index; left-over entries are explained afterwards. Small structures have their own checks.
 """
 
 from __future__ import annotations
@@ -47,23 +47,26 @@ _OVER_LOG = ("commitlog", "consumequeue", "index", "checkpoint", "timer")
 _WITHOUT_LOG = frozenset({"config", "store"})
 """Structures that can be checked without reading the log."""
 _BEYOND = frozenset({"cq-ahead", "log-cut", "index-ahead", "checkpoint-ahead"})
-"""Categories of what remains beyond the end of a log that a repair truncated as a broker does."""
+"""Categories of findings after the end of a log that a repair truncated in the same way as a
+broker.
+"""
 _SEQUENCES = {"commitlog": "commitlog", "consumequeue": "consumequeue",
               "consumequeue_ext": "consumequeue", "batchconsumequeue": "consumequeue",
               "index": "index", "timer": "timer", "compaction": "compaction"}
-"""The ``--only`` name that checks the file names and sizes of a structure."""
+"""The ``--only`` value that selects the check of file names and sizes of a structure."""
 
 
 @dataclass(slots=True)
 class VerifyOptions:
-    """``only``: structures to check (None: all). ``jobs``: threads for the log pass.
+    """Options of a run. ``only``: structures to check (None: all). ``jobs``: threads for the log
+    pass.
 
     ``ranges``: the number of pieces that the log is cut into for them (None: automatic).
-    ``sample``: check that share (0…1) of the log, in pieces chosen by ``seed``; ``since``: from
+    ``sample``: check this share (0…1) of the log, in pieces chosen by ``seed``; ``since``: from
     this physical offset on; ``part``: only these physical offsets ``[start, end)``; either start
     must be a frame border. In all three cases entries are only compared with the part that was
-    read. ``profile``: also profile the log by time and place. ``release``: release of the assumed
-    broker (None: of the broker that wrote the store).
+    read. ``profile``: also profile the log by time and position. ``release``: release of the
+    assumed broker (None: of the broker that wrote the store).
     """
 
     only: frozenset[str] | None = None
@@ -85,10 +88,10 @@ class VerifyOptions:
 class Coverage:
     """Bytes of the commitlog by kind; the first four add up to ``bytes_total``.
 
-    ``messages_undecided``: intact records that may be messages or part of a body, and stale ones.
-    ``messages_replaced``: messages that a repair put in place of lost ones, or kept damaged.
-    ``messages_lost_in_repairs``: messages and undecided records that repairs dropped;
-    ``discarded``: the undecided ones among them.
+    ``messages_undecided``: intact records that may be messages or part of a body, and stale
+    records. ``messages_replaced``: messages that a repair put in place of lost ones, or kept
+    damaged. ``messages_lost_in_repairs``: messages and undecided records that repairs dropped;
+    ``discarded``: the undecided records among these.
     """
 
     bytes_total: int = 0
@@ -114,9 +117,10 @@ class Coverage:
 
 @dataclass(slots=True)
 class Verification:
-    """One run. ``coverage`` and ``checked`` are complete once `findings` was iterated to its end.
+    """A run. ``coverage`` and ``checked`` are complete after `findings` has been iterated to its
+    end.
 
-    ``progress`` receives bytes of the log, ``phase`` the name of each step after that pass.
+    ``progress`` receives bytes of the log, ``phase`` the name of each step after the log pass.
     """
 
     store: Store
@@ -143,7 +147,9 @@ class Verification:
 
     @property
     def settled(self) -> bool:
-        """Return whether all is well now, without a repair by the start of a broker."""
+        """Return whether there is no problem, without counting on a broker startup to
+        repair any.
+        """
         return self.ok and not self._at_start.relied_on
 
     def _parts(self) -> list[ranges.VerifyRange] | None:
@@ -175,8 +181,8 @@ class Verification:
             yield with_advice if mends else with_advice.with_next(None)
 
     def _judged(self) -> Iterator[Finding]:
-        """Yield all findings, but only one of each category for an index file that the next start
-        discards.
+        """Yield all findings; for an index file that the next startup discards, only one of each
+        category.
         """
         for structure, findings in groupby(self._all(), key=attrgetter("structure")):
             if structure != "index" or self.store.lock.held:
@@ -253,14 +259,14 @@ class Verification:
             self.phase(phase)
 
     def _judges(self, structure: str) -> bool:
-        """Return whether a structure is wanted and can be read; of config/ always the other
-        files.
+        """Return whether a structure was requested and can be read; for config/, this means the
+        files that are not in RocksDB.
         """
         return self.options.wants(structure) and structure not in self.store.layout.damaged and (
             structure == "config" or structure not in self.not_judged)
 
     def _layout(self) -> Iterator[Finding]:
-        """Yield structures that are not checked, and which of two forms counts."""
+        """Yield structures that are not checked, and findings on which of two formats is used."""
         by_reason: dict[str, list[str]] = {}
         for name, reason in self.not_judged.items():
             by_reason.setdefault(reason, []).append(name)
@@ -312,8 +318,8 @@ class Verification:
                        at_start=None if live else self._at_start)
 
     def _end_of(self, result: RangeResult) -> int:
-        """Return the offset after the last record, or after its file's blank if the next file
-        already exists.
+        """Return the offset after the last record, or after the blank that ends its file if the
+        next file already exists.
         """
         end = result.last_record_end
         if end is None:
@@ -383,7 +389,7 @@ class Verification:
 
 
 def _left(store: Store, cut: CutOff) -> Finding:
-    """Return the finding for bytes that a repair truncated and left in their file."""
+    """Return the finding for bytes after the end of a log that a repair truncated."""
     file = store.log.file_of(cut.end)
     count = sum(int(batch.crc_ok().sum()) for batch in store.log.walk(cut.end, cut.used))
     return Finding(
@@ -395,7 +401,9 @@ def _left(store: Store, cut: CutOff) -> Finding:
 
 
 def _unreadable(queue: ConsumeQueue, error: StoreIOError) -> Finding:
-    """Return the finding for an unreadable queue, with the file if it does not even open."""
+    """Return the finding for an unreadable queue; it names the file if the queue cannot
+    be opened.
+    """
     path = queue.folder
     for file in queue.files:
         try:

@@ -1,1 +1,1 @@
-"""Consume queues compared with the messages of the log, both ways; extension and batch queues."""
+"""Comparison of consume queues with the log in both directions; extension and batch queues."""

@@ -1,5 +1,5 @@
-"""Rows of a batch consumequeue, each by itself, in order, and compared with its message; and
-messages without a row (consumequeue.md §9).
+"""Checks of batch consume queues: each entry, the order of entries, each entry's message, and
+messages without an entry (consumequeue.md §9).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ _PAGE = 1 << 15
 _MAX_SINGLE = 1000
 
 Wrong = tuple[str, str, str]
-"""(category, field, words)."""
+"""A fault: (category, field, description)."""
 
 
 def batch_expected(record: Record) -> tuple[int, int]:
-    """Return (msgBaseOffset, batchSize) of the row that a broker writes for a record.
+    """Return (msgBaseOffset, batchSize) of the entry that a broker writes for a record.
 
-    Only a record with both INNER_BASE and INNER_NUM covers more than its own queue offset.
+    Only a record with both INNER_BASE and INNER_NUM covers several queue offsets.
     Raises: ValueError if a broker could not read the numbers.
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
@@ -57,7 +57,7 @@ def check(store: Store, log_end: int, *, live: bool = False,
 
 
 class _BatchQueueCheck:
-    """The check of the rows of one queue, file by file."""
+    """The check of the entries of one queue, file by file."""
 
     def __init__(self, store: Store, queue: BatchQueue, log_end: int, live: bool,
                  in_damage: Callable[[int], bool]) -> None:
@@ -111,7 +111,7 @@ class _BatchQueueCheck:
                           count=(file.size - row * UNIT_SIZE) // UNIT_SIZE)
 
     def _page(self, file: StoreFile, rows: Array, index: Array) -> Iterator[Finding]:
-        """Yield the rows of one file that are not zero; ``index``: their numbers in it."""
+        """Yield the entries of one file that are not zero; ``index``: their numbers in the file."""
         good: Array = np.ones(len(rows), bool)
         bases = rows["msg_base_offset"]
         for wrong, mask in self._alone(rows):
@@ -142,8 +142,8 @@ class _BatchQueueCheck:
         ]
 
     def _ahead(self, file: StoreFile, rows: Array, index: Array, good: Array) -> Iterator[Finding]:
-        """Yield rows beyond the end of the log, one finding per run, and remove them from
-        ``good``.
+        """Yield entries that point beyond the end of the log, one finding per run, and remove these
+        entries from ``good``.
         """
         ahead = good & (rows["physical_offset"] >= self._log_end)
         if not self._store.log.files:
@@ -161,10 +161,11 @@ class _BatchQueueCheck:
                              base=int(rows["msg_base_offset"][row]), count=count)
 
     def _order(self, rows: Array) -> Iterator[tuple[int, Wrong]]:
-        """Yield rows that are out of the order of their messages, or that cover a queue offset
-        twice.
+        """Yield entries whose order differs from the order of their messages, or that cover a queue
+        offset twice.
 
-        Only rows without another fault are considered: one wild number must not accuse the others.
+        Only entries without another fault are considered, so that one wrong number does not make
+        other entries look wrong.
         """
         if not len(rows):
             return
@@ -184,7 +185,7 @@ class _BatchQueueCheck:
                 yield row, ("cq-out-of-order", "msg_base_offset", words)
 
     def _messages(self, rows: Array, number: Array) -> Iterator[tuple[int, Wrong]]:
-        """Compare the rows ``number`` with the messages that they point to."""
+        """Compare the entries ``number`` with the messages that they point to."""
         if not self._store.log.files:
             return
         physical, first = np.unique(rows["physical_offset"][number].astype(np.int64),
@@ -238,11 +239,13 @@ class _BatchQueueCheck:
 
 
 Expected = list[tuple[int, int, int, int]]
-"""(physical offset, size, base offset, count) of each record, in log order."""
+"""One tuple for each record, in log order: (physical offset, size, base offset, count)."""
 
 
 def batch_forward(context: Context) -> Iterator[Finding]:
-    """Yield records of batch topics that no row points to: in the middle, or after the last row."""
+    """Yield records of batch topics that no entry points to: between others, or after the last
+    entry.
+    """
     for key, expected in context.result.batch_rows.items():
         queue = context.store.batch_queues.get(key)
         if queue is None or not queue.exists:

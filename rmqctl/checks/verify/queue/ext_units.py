@@ -1,5 +1,5 @@
-"""The consumequeue extension: its units file by file, and single units by address (consumequeue.md
-§8).
+"""Checks of the consume queue extension: all units, file by file, and single units by address
+(consumequeue.md §8).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _MARK = int.from_bytes(layout.END_MARK, "big", signed=True)
 class ExtReader(Closing):
     """The extension units of one queue, by the address in an entry's tags code.
 
-    Reads a page at a time and keeps the last one, which serves neighbouring entries.
+    Reads a page at a time and caches the last page for neighbouring entries.
     """
 
     def __init__(self, store: Store, topic: str, queue: int) -> None:
@@ -41,7 +41,7 @@ class ExtReader(Closing):
         self._source: FileSource | None = None
 
     def place(self, address: int) -> tuple[str, int] | None:
-        """Return (file, position in it) of an address; None outside the files."""
+        """Return (file, position in the file) of an address; None outside the files."""
         if not layout.is_address(address):
             return None
         offset = layout.byte_offset(address)
@@ -70,8 +70,8 @@ class ExtReader(Closing):
             return None
 
     def _read(self, path: str, position: int) -> tuple[int, int, bytes]:
-        """Return (position, last position with a certainly complete unit, bytes) of the page
-        there.
+        """Return (position, last position at which a unit is certainly complete, bytes) of the page
+        that contains this position.
         """
         if self._source is None or self._source.name != path:
             self.close()
@@ -87,11 +87,10 @@ class ExtReader(Closing):
 
 
 def check(store: Store) -> Iterator[Finding]:
-    """Walk all extension files: every unit must be followed by another one, up to an end mark.
+    """Check all extension files: every unit must be followed by another one, up to an end mark.
 
-    After the last unit that the consume queue points to, the last file may contain units that a
-    recovery truncated and later units only half overwrote: nobody reads them, and they are not
-    checked.
+    After the last unit that the consume queue points to, the last file may contain truncated units
+    that later units overwrote only in part. No broker reads these units, so they are not checked.
     """
     top = store.path(FOLDER)
     for topic in listing(top).folders:
@@ -109,9 +108,7 @@ def check(store: Store) -> Iterator[Finding]:
 
 
 def _addressed(store: Store, topic: str, queue_id: int) -> int:
-    """Return the byte offset after the start of the last unit that an entry of the queue points
-    to.
-    """
+    """Return the offset after the start of the last unit that an entry of the queue points to."""
     queue = store.queue(topic, queue_id)
     if queue is None:
         return 0
@@ -127,7 +124,7 @@ def _addressed(store: Store, topic: str, queue_id: int) -> int:
 
 
 def _file(file: StoreFile, topic: str, queue: int, end: int | None) -> Iterator[Finding]:
-    """Read one file; units from ``end`` on are not checked (None: the end mark is required)."""
+    """Check one file; units from ``end`` on are not checked (None: the end mark is required)."""
     def tell(detail: str, position: int, length: int | None = None) -> Finding:
         return Finding("cq-ext", FOLDER, detail, file=file.path, offset=position, length=length,
                        topic=topic, queue_id=queue, next=_FIX)
@@ -188,10 +185,10 @@ class _Window:
         return size == HEAD_SIZE + bits and bits >= 0 and position + size <= self._source.size
 
     def way_on(self, position: int, *ways: int) -> int | None:
-        """Return the first of the sizes after which, from ``position``, a unit or the end mark
-        follows.
+        """Return the first size for which a unit or the end mark follows after ``position`` plus
+        this size.
 
-        If there is none, return one after which the unused part follows; else None.
+        If there is no such size, return one after which the unused part follows; else None.
         """
         inside = [way for way in ways if way >= HEAD_SIZE and position + way <= self._source.size]
         for way in inside:
@@ -201,7 +198,9 @@ class _Window:
 
 
 def _next_used(source: FileSource, position: int) -> int | None:
-    """Return the first position from ``position`` on that is not zero; None if all are."""
+    """Return the first position from ``position`` on with a byte that is not zero; None if there is
+    none.
+    """
     while position < source.size:
         position = source.next_data(position)
         data = source.read(position, _CHUNK)

@@ -1,7 +1,7 @@
 """Explanations of differences between log and consume queue: one category for each entry.
 
-Works on the tallies of the log pass: entries without a claim (reverse direction) and claims of
-messages whose entry differs. Slow and exact, and only run on what is left over.
+Works on the tallies of the log pass: entries without a message (reverse direction), and messages
+whose entry differs (claims). Slow and exact, so only used for left-over entries and messages.
 """
 
 from __future__ import annotations
@@ -25,15 +25,17 @@ from rmqctl.scan.queue_reach import telling
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 MAX_SINGLE = 20_000
-"""Left-over entries of one queue that are examined singly; the rest is counted."""
+"""Maximum number of left-over entries of a queue that are examined one by one; the rest
+is counted.
+"""
 _OFF = "stored while enableMultiDispatch was off and enableLmq on"
 _OR_LOST = ("or the entries are lost; unknown which. If multi-dispatch is off, pass "
             "--broker-conf FILE with enableMultiDispatch=false; recover --multi-dispatch creates "
             "the entries")
 _MAX_GAP = 1 << 20
-"""Gap before a queue's last message from which on its queue offset counts as damaged."""
+"""Minimum gap before the last message of a queue for which its queue offset counts as damaged."""
 _MAX_OFFSET = (1 << 63) // UNIT_SIZE
-"""Queue offset from which on an entry would be in no possible file."""
+"""Minimum queue offset whose entry cannot be in any possible file."""
 
 
 class LeftOverRows:
@@ -45,12 +47,14 @@ class LeftOverRows:
         self.tally = tally or QueueTally()
         self._ahead: list[tuple[int, int]] = []
         self._impossible: list[tuple[int, int]] = []
-        """(first, how many) entries that point beyond the log to impossible places."""
+        """Runs of entries that point beyond the log to impossible positions: (first entry, how
+        many).
+        """
         self._lost: list[int] = []
         self._loose: dict[int, UnitRecord] = {}
         self._gaps: list[tuple[int, int, int]] = []
-        """Entries after a gap: first queue offset, number of messages, by how many places too
-        early.
+        """Entries after a gap: first queue offset, number of messages, by how many positions they
+        are too early.
         """
         self._unseen = 0
 
@@ -90,7 +94,7 @@ class LeftOverRows:
     # -- reverse: rows nobody claimed -----------------------------------------------------------
 
     def prepare(self) -> None:
-        """Classify the entries that no message covers: expired, filler, ahead, lost, stray."""
+        """Classify the entries that belong to no message: expired, filler, ahead, lost, stray."""
         self._settle()
         log = self.context.store.log
         for start, end in uncovered(self.tally, self.queue.first_index, self.end):
@@ -107,11 +111,11 @@ class LeftOverRows:
                     self._sort_row(first + index, UnitRecord(*(int(v) for v in rows[index])))
 
     def _settle(self) -> None:
-        """Distinguish entries of a light queue that moved up because of the broker's own gaps from
-        others that are too early: the former move by at most as many places as queue offsets were
-        skipped before them.
+        """Distinguish entries of a light queue that are too early because the broker skipped queue
+        offsets from entries that are too early for another reason: the former are early by at most
+        the number of queue offsets skipped before them.
 
-        If the beginning of the log was not read, the number of skipped ones is unknown.
+        If the beginning of the log was not read, the number of skipped queue offsets is unknown.
         """
         tally, context = self.tally, self.context
         if not self.queue.topic.startswith(props.LMQ_PREFIX):
@@ -133,8 +137,8 @@ class LeftOverRows:
         A broker appends such an entry at the end of its queue, before the queue offset of its
         message (`ConsumeQueue.putMessagePositionInfo`). So each run of entries continues the one
         before it, no later entry is at the queue offset of its message, and no other message has a
-        queue offset inside the gap. From the first run of other entries on, messages become claims
-        again.
+        queue offset inside the gap. If a run does not meet these conditions, its messages and all
+        later ones become claims again.
         """
         tally = self.tally
         claimed = sorted(claim.queue_offset for claim in tally.claims)
@@ -160,7 +164,7 @@ class LeftOverRows:
         tally.shifted.clear()
 
     def _claim(self, first: int, count: int, by: int) -> None:
-        """Turn messages whose entries are ``by`` places too early into claims."""
+        """Turn messages whose entries are ``by`` positions too early into claims."""
         tally = self.tally
         single = min(count, MAX_SINGLE)
         tally.unlisted += count - single
@@ -175,7 +179,9 @@ class LeftOverRows:
 
     @property
     def _is_switched(self) -> bool:
-        """Return whether messages may legally have queue offsets of this queue, but no entries."""
+        """Return whether messages may legally have queue offsets of this queue without having
+        entries.
+        """
         return self.queue.topic.startswith(props.LMQ_PREFIX) and (
             self.context.store.light_queues.switched)
 
@@ -190,7 +196,9 @@ class LeftOverRows:
         return inside
 
     def _stretch(self, row: int) -> None:
-        """Add an entry that points after the log; neighbours in one file form one run."""
+        """Add an entry that points beyond the log; neighbouring entries in one file
+        form one run.
+        """
         starts_file = any(file.base == row * UNIT_SIZE for file in self.queue.files)
         if self._ahead and self._ahead[-1][1] == row and not starts_file:
             self._ahead[-1] = self._ahead[-1][0], row + 1
@@ -215,11 +223,11 @@ class LeftOverRows:
 
 
 class QueueReconciler(LeftOverRows):
-    """Explains one queue."""
+    """The explanation of one queue."""
 
     def findings(self) -> Iterator[Finding]:
-        """Prepare the queue. Call this for all queues first: an entry of one may explain a message
-        of another.
+        """Prepare the queue. Call this for all queues first: an entry of one queue may explain a
+        message of another.
         """
         # Messages without their entry, or with another one.
         if self._is_switched:
@@ -271,8 +279,8 @@ class QueueReconciler(LeftOverRows):
 
     def _beyond(self) -> Iterator[tuple[int, int]]:
         """Yield the runs of entries that point beyond the log and may prove lost messages, except
-        those whose own message is in the log. Entries that others contradict are recorded as
-        impossible.
+        entries whose own message is in the log. Entries that other entries contradict are recorded
+        as impossible.
         """
         own = np.array(sorted({claim.queue_offset for claim in self.tally.claims}), np.int64)
         for first, end in self._ahead:
@@ -305,13 +313,13 @@ class QueueReconciler(LeftOverRows):
     # -- light queues of a broker that was switched ----------------------------------------------
 
     def _without_rows(self) -> Iterator[Finding]:
-        """Remove and report the claims of messages that a broker gave a queue offset but not an
+        """Remove and report the claims of messages to which a broker gave a queue offset but no
         entry.
 
         5.x does so with enableLmq while enableMultiDispatch is off, and at its next start counts
         from the end of the entries again. So a queue offset may belong to another message, which
-        has the entry. Without any entry, only a broker that has it switched off shows
-        that none is missing: one that has it on may have been switched since.
+        has the entry. If there is no entry at all, none is known to be missing only while
+        enableMultiDispatch is off: if it is on now, it may have been switched on later.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(
@@ -392,7 +400,7 @@ class QueueReconciler(LeftOverRows):
             f"offset {rows}: {self.queue.why_unread}", claims[0].queue_offset, count=len(claims))
 
     def _also_in(self, claim: Claim, topic: str, _queue_id: int) -> bool:
-        """Return whether a message must have an entry in another light queue besides this one."""
+        """Return whether a message must have an entry in another light queue as well."""
         if not topic.startswith(props.LMQ_PREFIX):
             return False
         record = self.context.store.log.record_at(claim.physical_offset)
@@ -508,7 +516,7 @@ class QueueReconciler(LeftOverRows):
             structure="commitlog", offset=claim.physical_offset)
 
     def _loose_rows_left(self) -> Iterator[Finding]:
-        """Yield entries that no claim of this queue explains."""
+        """Yield entries that do not belong to any claim of this queue."""
         for row, unit in sorted(self._loose.items()):
             if unit.physical_offset in self.context.reported:
                 continue
@@ -549,15 +557,15 @@ class QueueReconciler(LeftOverRows):
 
 def _is_flip(run: Shift, *more: Shift) -> bool:
     """Return whether a damaged queue offset of the last message explains its entry better than a
-    gap.
+    gap does.
     """
     return run.length == 1 and not more and (
         (run.first ^ (run.first - run.by)).bit_count() == 1 or run.by >= _MAX_GAP)
 
 
 def dispatched_to(record: Record, queue: str) -> bool:
-    """Return whether a message was multi-dispatched to ``queue`` (an LMQ may have legal gaps,
-    #8693).
+    """Return whether a message was also dispatched to ``queue`` by multi-dispatch (an LMQ may have
+    legal gaps, #8693).
     """
     properties = props.parse(record.properties.decode("utf-8", "replace"))
     return queue in properties.get(props.MULTI_DISPATCH, "").split(",")
@@ -571,7 +579,7 @@ def _ranges(rows: list[int], most: int = 8) -> str:
 
 
 def missing_queue(context: Context, key: QueueKey, tally: QueueTally) -> Iterator[Finding]:
-    """Yield a finding for a queue with messages in the log and nothing on disk."""
+    """Yield a finding for a queue with messages in the log but no entries on disk."""
     if tally.messages <= 0:
         return  # none of them needs an entry
     topic, queue_id = key
@@ -622,7 +630,7 @@ def _have(count: int) -> str:
 
 
 def uncovered(tally: QueueTally | None, first: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield the intervals of ``[first, end)`` without an entry of any message."""
+    """Yield the parts of ``[first, end)`` that no message's entry covers."""
     position = first
     for start, stop in merged(tally.covered if tally else []):
         if stop <= position:

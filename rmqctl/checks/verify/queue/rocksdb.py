@@ -1,6 +1,6 @@
-"""Checks of a consume queue database by itself: whether all of it can be read, and whether each
-queue's recorded last entry is right (spec: rocksdb.md §3, §4, §10). Its entries are compared with
-the log like those of files.
+"""Checks of a consume queue database: whether all of it can be read, and whether each queue's
+recorded last entry is right (spec: rocksdb.md §3, §4, §10). Its entries are compared with the log
+like entries in files.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ STRUCTURE = "consumequeue"
 
 
 def check(context: Context) -> Iterator[Finding]:
-    """Yield the findings for a database that opens; nothing if consume queues are in files."""
+    """Yield the findings for the database, if it can be opened; nothing if consume queues are in
+    files.
+    """
     store = context.store
     database = store.rocksdb if store.layout.consumequeue == "rocksdb" else None
     if database is None:
@@ -50,9 +52,10 @@ def check(context: Context) -> Iterator[Finding]:
 
 
 def check_copy(store: Store) -> Iterator[Finding]:
-    """Compare the database of a broker that writes its queues twice with the files that it reads.
+    """Compare the database of a broker that writes consume queues to both RocksDB and files with
+    the files, from which it reads.
 
-    As entries are not written through, a killed broker leaves holes in it for good.
+    Entries are not flushed at once, so a killed broker leaves permanent holes in the database.
     """
     # An unreadable copy does not affect the broker, which reads files.
     folder = store.path(STRUCTURE)
@@ -130,8 +133,8 @@ def _last(context: Context, database: RocksQueues, queue: RocksQueue) -> Iterato
 
 def gaps(context: Context, queue: ConsumeQueue, tally: QueueTally,
          unclaimed: Iterable[tuple[int, int]]) -> Iterator[Finding]:
-    """Yield queue offsets without an entry between others with one, for which the log has no
-    message either.
+    """Yield queue offsets that have no entry, although adjacent ones have, and no message in the
+    log.
 
     ``unclaimed``: intervals of queue offsets whose entries point to no message of the log.
     """

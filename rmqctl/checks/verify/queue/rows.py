@@ -1,8 +1,9 @@
-"""Forward direction: every message of the log compared with its consume queue entry, by column.
+"""Comparison of every message of the log with its consume queue entry (forward direction), by
+column.
 
 Entries are compared by position (queue offset), queue by queue, for many messages at a time.
-Matching ones are only remembered as intervals of covered entries; differences are kept singly, up
-to a limit, for `reconcile` to explain.
+Matching entries are recorded only as intervals; differences are recorded one by one, up to a limit,
+and `reconcile` explains them.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from rmqctl.store.store import Store
 
 QueueKey = tuple[str, int]
 MAX_LISTED = 100_000
-"""Differences kept singly for one run; the rest is counted."""
+"""Maximum number of differences of one run that are recorded one by one; the rest is counted."""
 TIME = "store_timestamp"
 """The field of entries that record a store time."""
 _BLOCK = 1 << 17
-"""Messages gathered before queues are compared: many entries per queue, few reads."""
+"""Number of messages that are collected before queues are compared, so that each read covers many
+entries of a queue.
+"""
 _BACK, _MAX_BACK = 1 << 12, 1 << 21
-"""Initial and maximum number of entries before its place in which the entry of a light queue's
-message is searched.
+"""Initial and maximum number of earlier entries in which the entry of a light queue's message is
+searched.
 """
 
 
@@ -48,10 +51,10 @@ class Claim(NamedTuple):
 
 @dataclass(slots=True)
 class QueueTally:
-    """Results for the messages of one queue. Intervals are half-open, ascending, merged.
+    """Results for the messages of one queue. Intervals are half-open, ascending and merged.
 
-    ``skipped``: queue offsets of a light queue that a broker gave to messages which it then did not
-    dispatch to it. ``shifted``: entries after such a gap.
+    ``skipped``: queue offsets of a light queue that a broker gave to messages but did not dispatch.
+    ``shifted``: entries after such a gap.
     """
 
     messages: int = 0
@@ -60,9 +63,11 @@ class QueueTally:
     wrong_tags: list[Claim] = field(default_factory=list)
     odd_tags: list[Claim] = field(default_factory=list)
     wrong_times: int = 0
-    """Entries in RocksDB that record another store time than their message's."""
+    """Number of entries in RocksDB whose store time differs from that of their message."""
     first_wrong_time: tuple[int, int, int] | None = None
-    """The first of them: queue offset, the time (ms) in the entry, that of the message."""
+    """The first such entry: its queue offset, the time (ms) in the entry, the time of
+    the message.
+    """
     agreeing: int = 0
     unlisted: int = 0
     first_phy: int = 1 << 62
@@ -70,12 +75,14 @@ class QueueTally:
     shifted: list[Shift] = field(default_factory=list)
     skipped: list[int] = field(default_factory=list)
     without_queue: list[Claim] = field(default_factory=list)
-    """Intact messages of a queue without a file; further ones are counted in `unnoted`."""
+    """Intact messages of a queue that has no file; further such messages are counted in
+    `unnoted`.
+    """
     unnoted: int = 0
     begun: int | None = None
-    """Start of the queue (`begun_at`), once determined."""
+    """Queue offset at which the queue starts (`begun_at`), once determined."""
     earlier: tuple[int, int, int] = 0, 1 << 62, -1
-    """Messages of an earlier queue: how many, physical offsets of the first and the last."""
+    """Messages of an earlier queue: their number, physical offsets of the first and the last."""
 
     @property
     def end(self) -> int:
@@ -128,9 +135,9 @@ def merged(intervals: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 @dataclass(slots=True)
 class ExpectedRows:
-    """Expected entries as columns: queue (number of a key), queue offset, place, size, tags code.
+    """Expected entries as columns: queue number, queue offset, physical offset, size, tags code.
 
-    ``damaged`` marks entries of records with a damaged body: their fields are doubtful too.
+    ``damaged`` marks entries of records with a damaged body: their fields may be damaged, too.
     """
 
     queue: Array
@@ -151,7 +158,7 @@ class ExpectedRows:
 
 
 class QueueRows:
-    """Collects expected entries and compares them with the consume queues in blocks."""
+    """Collection of expected entries, which are compared with the consume queues in blocks."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int]) -> None:
         self.store, self.ends = store, ends
@@ -164,7 +171,7 @@ class QueueRows:
         self._ext: dict[QueueKey, ExtReader] = {}
 
     def number(self, key: QueueKey) -> int:
-        """Return the number that replaces a queue in `ExpectedRows.queue`."""
+        """Return the number that represents a queue in `ExpectedRows.queue`."""
         number = self._numbers.get(key)
         if number is None:
             number = self._numbers[key] = len(self.keys)
@@ -179,9 +186,9 @@ class QueueRows:
                 self.flush()
 
     def skip(self, number: int, offset: int) -> None:
-        """Record a queue offset whose message may have an entry, but need not.
+        """Record a queue offset whose message may, but need not, have an entry.
 
-        The entry itself is added like others, as ``damaged``, and is not counted.
+        The entry itself is added like other entries, as ``damaged``, and is not counted.
         """
         tally = self._tally(self.keys[number])
         if len(tally.skipped) < MAX_LISTED:
@@ -189,8 +196,8 @@ class QueueRows:
         tally.messages -= 1
 
     def agree(self, number: int, least: int, behind: int, physical: int, intact: int) -> None:
-        """Record messages ``[least, behind)`` of a queue, the first of them at ``physical``, with
-        matching entries; ``intact``: the queue offset after the last intact one.
+        """Record that messages ``[least, behind)`` of a queue have matching entries; the first
+        message is at ``physical``. ``intact``: the queue offset after the last intact message.
         """
         tally, count = self._tally(self.keys[number]), behind - least
         tally.messages += count
@@ -287,7 +294,9 @@ class QueueRows:
 
     def _tags(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows,
               units: Array) -> None:
-        """Check tags codes that differ from the hash: legal for delays and extension addresses."""
+        """Check tags codes that differ from the hash; this is legal for delays and extension
+        addresses.
+        """
         code = units["tags_code"].astype(np.int64)
         wrong: Array = ~rows.damaged
         if queue.topic == props.SCHEDULE_TOPIC:
@@ -303,7 +312,9 @@ class QueueRows:
         self._keep_tags(tally.wrong_tags, tally, rows, units, wrong)
 
     def _units_agree(self, queue: ConsumeQueue, rows: ExpectedRows, address: Array) -> Array:
-        """Return whether the extension units have the messages' own tags code and store time."""
+        """Return a boolean array: whether the extension units have the messages' own tags code and
+        store time.
+        """
         if vfs.lacks(self.store.root, FOLDER):
             return np.ones(len(rows), bool)
         key = queue.topic, queue.queue_id
@@ -334,8 +345,8 @@ class QueueRows:
 
     def _earlier(self, queue: ConsumeQueue, tally: QueueTally, physical: Array,
                  which: Array) -> Array:
-        """Return which messages belong to an earlier queue, before the first message of this one
-        (bool).
+        """Return a boolean array: whether messages belong to an earlier queue, before the first
+        message of this queue.
         """
         if tally.begun is None:
             tally.begun = begun_at(queue, self.store.log)
@@ -346,7 +357,9 @@ class QueueRows:
         return earlier
 
     def _shifted(self, queue: ConsumeQueue, tally: QueueTally, rows: ExpectedRows) -> Array:
-        """Return which messages have an entry before their place in their queue (bool)."""
+        """Return a boolean array: whether messages have an entry at an earlier position in their
+        queue.
+        """
         log_end = self.ends.get((queue.topic, queue.queue_id))
         end = queue.disk_end if log_end is None else log_end
         ahead, by, units = rows_ahead(queue, end, rows.offset, rows.physical, rows.size)
@@ -392,7 +405,9 @@ def _cover(tally: QueueTally, offsets: Array) -> None:
 
 
 def _spread(rows: ExpectedRows) -> list[ExpectedRows]:
-    """Return parts with close queue offsets, so that no read is mostly waste."""
+    """Return parts with close queue offsets, so that no read consists mostly of
+    unneeded entries.
+    """
     span = int(rows.offset.max() - rows.offset.min())
     if span <= 4 * len(rows) + 4096:
         return [rows]
@@ -412,7 +427,7 @@ def _compare_times(tally: QueueTally, rows: ExpectedRows, noted: Array) -> None:
 
 class Shift(NamedTuple):
     """``length`` consecutive messages of a queue, from queue offset ``first`` on, whose entries are
-    ``by`` places too early.
+    ``by`` positions too early.
     """
 
     first: int
@@ -421,7 +436,7 @@ class Shift(NamedTuple):
 
 
 def shifts(offset: Array, by: Array) -> Iterator[Shift]:
-    """Yield messages with these queue offsets and shifts, by run."""
+    """Yield runs of the messages with these queue offsets and shifts."""
     borders = np.flatnonzero((np.diff(by) != 0) | (np.diff(offset) != 1)) + 1
     for start, end in zip([0, *borders.tolist()], [*borders.tolist(), len(by)], strict=True):
         yield Shift(int(offset[start]), end - start, int(by[start]))
@@ -429,9 +444,9 @@ def shifts(offset: Array, by: Array) -> Iterator[Shift]:
 
 def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
                size: Array) -> tuple[Array, Array, Array]:
-    """Return the entries of messages before their places in their queue, which ends at queue offset
-    ``end``: (which messages have one (bool), by how many places each is too early, the units of
-    those).
+    """Find entries of messages at earlier positions of their queue, which ends at queue offset
+    ``end``. Return (a boolean array: which messages have such an entry, by how many positions each
+    of these is too early, the entries).
     """
     begin, units = _ahead(queue, end, offset, physical)
     none: Array = np.zeros(len(offset), bool)
@@ -447,8 +462,8 @@ def rows_ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array,
 
 
 def _ahead(queue: ConsumeQueue, end: int, offset: Array, physical: Array) -> tuple[int, Array]:
-    """Return (queue offset, entries from there on), from before the entry of the first message
-    on.
+    """Return (queue offset, entries from this offset on), starting before the entry of the first
+    message.
     """
     first, end = int(offset.min()), min(int(offset.max()) + 1, end)
     least, back = int(physical.min()), _BACK

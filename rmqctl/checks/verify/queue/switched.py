@@ -1,7 +1,8 @@
 """Light queues (``%LMQ%…``) of a 5.x broker whose enableMultiDispatch was switched off for a time.
 
-With enableLmq it continues to give queue offsets of these queues, but writes no entries in any of
-them (consumequeue.md §10). So entries missing in one light queue but present in others are lost.
+With enableLmq, such a broker continues to assign queue offsets in these queues, but writes no
+entries to any of them (consumequeue.md §10). So an entry that is missing in one light queue but
+exists in others is lost.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 
 def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[int]:
-    """Return which messages, at physical offsets ``places`` and without an entry in light queue
-    ``key``, were stored while multi-dispatch was on: another light queue has an entry for a message
-    in the same gap between two entries of this queue, or after its last.
+    """Return a boolean array: whether each message at ``places`` (physical offsets), without an
+    entry in light queue ``key``, was stored while multi-dispatch was on, that is, whether another
+    light queue has an entry for a message in the same gap between two entries of this queue, or
+    after its last.
     Raises: StoreIOError.
     """
     if not places:
@@ -42,7 +44,7 @@ def stored_while_on(context: Context, key: QueueKey, places: list[int]) -> set[i
 
 
 def _places(queue: ConsumeQueue) -> Array:
-    """Return the physical offsets that the used entries of a queue point to (int64)."""
+    """Return the physical offsets (int64) that the used entries of a queue point to."""
     places = [np.zeros(0, np.int64)]
     with closing(queue):
         for _, rows in queue.pages(queue.first_index, queue.disk_end):

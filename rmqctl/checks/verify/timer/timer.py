@@ -1,10 +1,11 @@
-"""The timer of 5.x: timer log, wheel and timercheck, each compared with the others and the
-commitlog.
+"""Checks of the timer of 5.x: timer log, wheel and timercheck, each compared with the others and
+the commitlog.
 
-spec: timer-and-others-5x.md §1. They are read in the reverse of the order in which a broker makes
-them durable (timercheck, wheel, log), so that a running broker only ever shows more than promised.
-A unit that points to no intact message is at fault, unless the consume queue of the timer topic has
-the same entry: then the message is damaged or missing, which is a fault of the commitlog.
+spec: timer-and-others-5x.md §1. They are read in the reverse of the order in which a broker flushes
+them (timercheck, wheel, log), so that with a running broker each file is at least as new as the
+files read before require. A unit that points to no intact message is wrong, unless the consume
+queue of the timer topic has the same entry: then the message is damaged or missing in the
+commitlog.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ from rmqctl.store.store import Store
 
 _MAGICS = timer_log.MAGIC_DEFAULT | timer_log.MAGIC_ROLL | timer_log.MAGIC_DELETE
 BEYOND_END, FLUSHED_BEYOND_END = "beyond-end", "flushed-beyond-end"
-"""Causes of findings: a position after the end of what it is in; that of the timer log itself."""
+"""Causes of findings: a position after the end of the file it refers to; a position after the end
+of the timer log.
+"""
 _FLUSHED = "last_timer_log_flush_pos"
 _YEAR_3000 = 32_503_680_000_000
 _NEVER = -1
@@ -42,9 +45,13 @@ _LONG_MAX = (1 << 63) - 1
 _TOPIC = TIMER_TOPIC.encode()
 _ANYWHERE = 1 << 62
 _MAX_SINGLE = 1000
-"""Units without a message that are examined singly; all others are reported alike."""
+"""Maximum number of units without a message that are examined one by one; the others are reported
+alike.
+"""
 _MAX_AHEAD = 1 << 20
-"""Entries of the consume queue that are read from the expected place of the first one on."""
+"""Number of entries of the consume queue that are read from the expected position of the first one
+on.
+"""
 
 
 def check(store: Store, log_end: int | None = None, *, live: bool | None = None,
@@ -93,7 +100,7 @@ def _check(store: Store, records: TimerRecords, held: bool) -> Iterator[Finding]
 
 
 def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """Check the file by itself and add its record to ``records``."""
+    """Check timercheck by itself, and add its record to ``records``."""
     # The file, in its full length.
     path = store.path("config", "timercheck")
     if not vfs.lexists(path):
@@ -132,7 +139,7 @@ def _timercheck(store: Store, records: list[TimerCheckRecord]) -> Iterator[Findi
 
 
 def _progress(store: Store, log: TimerLog, records: list[TimerCheckRecord]) -> Iterator[Finding]:
-    """Compare timercheck with the store (after the log was read)."""
+    """Compare timercheck with the store (after the log has been read)."""
     path = store.path("config", "timercheck")
     if not records:
         if log.end > log.start and not vfs.lexists(path):
@@ -196,7 +203,9 @@ def _units(log: TimerLog, records: TimerRecords, wheel: Wheel | None, flushed: i
 
 
 def _wrong(log: TimerLog, page: UnitPage) -> list[tuple[str, str, Array]]:
-    """Return (field, fault, which units), in the order of the reports: each unit once."""
+    """Return (field, fault, boolean array of the units), in the order of the reports; each unit
+    occurs once.
+    """
     units = page.units
     previous, magic = units["prev_pos"].astype(np.int64), units["magic"]
     physical = units["physical_offset"].astype(np.int64)
@@ -227,11 +236,11 @@ def _tell(page: UnitPage, rows: Array, name: str, words: str,
 
 
 Wrong = tuple[int, str, str]
-"""(row, field, fault)."""
+"""A fault of a unit: (its number, field, description)."""
 
 
 class TimerRecords:
-    """Looks up the messages of units, a page at a time."""
+    """Look-up of the messages of units, a page at a time."""
 
     def __init__(self, store: Store, log_end: int,
                  in_damage: Callable[[int], bool] | None = None) -> None:
@@ -325,8 +334,8 @@ class TimerRecords:
         self._lost += units["physical_offset"][rows[:5]].tolist()[:5 - len(self._lost)]
 
     def _queued(self, units: Array, rows: Array) -> Array:
-        """Return which of the units the timer topic's consume queue has too, with message and
-        size.
+        """Return a boolean array: whether the timer topic's consume queue has an entry with the
+        message offset and size of each unit.
         """
         queue = self._store.known_queue(TIMER_TOPIC, 0)
         out: Array = np.zeros(len(rows), bool)
@@ -366,7 +375,7 @@ def _unfit(is_timer: bool, size: int) -> tuple[str, str]:
 
 
 def _is_timer(batch: Batch) -> Array:
-    """Return which records are of the timer topic."""
+    """Return a boolean array: whether each record belongs to the timer topic."""
     out: Array = np.zeros(len(batch), bool)
     same = np.flatnonzero(batch.column("topic_length") == len(_TOPIC))
     start = batch.column("topic_start")[same]
@@ -375,7 +384,7 @@ def _is_timer(batch: Batch) -> Array:
 
 
 def _due(properties: text.Properties, count: int) -> Array:
-    """Return when each message is to be delivered (ms), -1 if it does not say."""
+    """Return the delivery time of each message (ms); -1 if the message has none."""
     out: Array = np.full(count, -1, np.int64)
     rows, times = properties.find(TIMER_OUT_MS)
     for row, raw in zip(rows.tolist(), times.tolist(), strict=True):
@@ -385,8 +394,8 @@ def _due(properties: text.Properties, count: int) -> Array:
 
 
 def _bisect(queue: ConsumeQueue, physical: int) -> int:
-    """Return the first entry at or after ``physical`` in a queue in order; any place in a damaged
-    queue.
+    """Return the first entry at or after ``physical`` in a sorted queue; in a damaged queue, any
+    entry.
     """
     low, high = queue.first_index, queue.disk_end
     while low < high:

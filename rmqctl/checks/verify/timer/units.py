@@ -1,7 +1,7 @@
-"""The timer log by column: its places, which of them are used, and the times of its units.
+"""The timer log by column: positions of units, whether each is used, and the times of the units.
 
-spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file; if less than a
-unit and an end mark remain, the end mark is there.
+spec: timer-and-others-5x.md §1.3. Units are at multiples of 52 bytes in each file; if the remaining
+space is too small for a unit and an end mark, the end mark is at this position.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ _PAGE = 1 << 14
 _LOW = 0xFFFFFFFF
 _USED, _SOUND = 1, 2
 _CACHE = 96 << 20
-"""Bytes of unit times kept to follow chains: 8 MB for a file of default size."""
+"""Bytes of unit times that are kept to follow chains: 8 MB for a file of default size."""
 
 
 @dataclass(slots=True)
 class UnitPage:
     """Adjacent units of a file, with their positions in the stream.
 
-    ``used`` excludes places that were never written.
+    ``used`` excludes positions that were never written.
     """
 
     file: StoreFile
@@ -45,7 +45,7 @@ class UnitPage:
 
 @dataclass(slots=True)
 class TimerLog:
-    """The files of the timer log, sorted. ``end`` and `times` are valid once `pages` was
+    """The files of the timer log, sorted. ``end`` and `times` are valid after `pages` has been
     iterated.
     """
 
@@ -61,14 +61,16 @@ class TimerLog:
 
     @property
     def units_per_file(self) -> int:
-        """Return the number of places of units in a file; an end mark must fit after the last
-        one.
+        """Return the number of unit positions in a file; an end mark must fit after the
+        last one.
         """
         room = self.file_size - UNIT_SIZE - TAIL.size
         return room // UNIT_SIZE + 1 if room >= 0 else 0
 
     def is_place(self, position: Array) -> Array:
-        """Return whether a unit can start at each stream position (of any file, expired or not)."""
+        """Return a boolean array: whether a unit can start at each stream position (of any file,
+        expired or not).
+        """
         inside = position % self.file_size
         mask: Array = ((position >= 0) & (inside % UNIT_SIZE == 0)
                        & (inside // UNIT_SIZE < self.units_per_file))
@@ -77,8 +79,8 @@ class TimerLog:
     # -- reading ------------------------------------------------------------------------------
 
     def pages(self) -> Iterator[UnitPage | Finding]:
-        """Yield pages in order; unreadable places, and unused ones among used places, become
-        findings.
+        """Yield pages in order; unreadable positions, and unused positions between used ones,
+        become findings.
         """
         self.end = self.start
         last_used = self._last_used()
@@ -106,7 +108,9 @@ class TimerLog:
 
     def _file(self, source: FileSource, file: StoreFile, number: int, used: Array) -> Iterator[
             UnitPage]:
-        """Yield the pages of one file; keep the times, and the state of each place in ``used``."""
+        """Yield the pages of one file; record the times of units, and the state of each position in
+        ``used``.
+        """
         count = len(used)
         times: Array = np.zeros(count, np.uint32)
         self._times[number] = times
@@ -125,10 +129,10 @@ class TimerLog:
                 yield UnitPage(file, position, units, filled)
 
     def _gaps(self, file: StoreFile, used: Array, followed: bool) -> Iterator[Finding]:
-        """Yield places that were never written before the last unit (or the end, if a file
-        follows).
+        """Yield positions that were never written before the last unit (or before the end of the
+        file, if a file follows).
 
-        Garbage after zeros does not make the log longer; a damaged unit after others does.
+        Garbage after zeros does not extend the log; a damaged unit after other units does.
         """
         sound = np.flatnonzero(used & _SOUND)
         behind = int(sound[-1]) + 1 if len(sound) else 0
@@ -162,16 +166,17 @@ class TimerLog:
     # -- looking back -------------------------------------------------------------------------
 
     def time_of(self, units: Array) -> Array:
-        """Return the slots of the units: the low 32 bits of their time in units of the
+        """Return the slots of the units: the low 32 bits of the time, counted in units of the
         precision.
         """
         times: Array = (slot_time(units) // self.precision & _LOW).astype(np.uint32)
         return times
 
     def times(self, position: Array) -> tuple[Array, Array]:
-        """Return (known, `time_of`) for the units at stream positions.
+        """Return (a boolean array: whether each unit is known, `time_of` for each unit) for stream
+        positions.
 
-        Units of the latest files read are known, unless `forget` named them.
+        Units of the latest files read are known, except units passed to `forget`.
         """
         is_known: Array = np.zeros(len(position), bool)
         out: Array = np.zeros(len(position), np.uint32)
@@ -197,7 +202,7 @@ class TimerLog:
         return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return one unit, read by itself; None if there is none."""
+        """Return a single unit, read separately; None if there is no unit."""
         number = self._number(position)
         if number < 0:
             return None
@@ -212,9 +217,7 @@ class TimerLog:
 
 
 def slot_time(units: Array) -> Array:
-    """Return the time (ms) of the wheel slot each unit belongs to (int64, wrapping as Java
-    does).
-    """
+    """Return the time (ms) of each unit's wheel slot (int64, with overflow as in Java)."""
     times: Array = (units["curr_write_time"].astype(np.int64)
                     + units["delay_time"].astype(np.int64))
     return times

@@ -1,9 +1,9 @@
-"""The timer wheel: each slot by itself, then compared with the units of the timer log.
+"""Checks of the timer wheel: each slot by itself, then compared with the units of the timer log.
 
-spec: timer-and-others-5x.md §1.2, §1.3, §1.5. Slots are never cleared, only overwritten by a later
-lap: a past slot whose units have expired is legal. The slot of a time points to its newest unit,
-and each unit to the one before it. If two of them disagree about the time, the one that nothing
-else confirms is at fault: one damage, one finding.
+spec: timer-and-others-5x.md §1.2, §1.3, §1.5. Slots are never cleared, only overwritten in a later
+round of the wheel: a past slot whose units have expired is legal. The slot of a time points to its
+newest unit, and each unit to the previous unit. If two of them have different times, only the slot
+or unit that nothing else confirms is reported.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from rmqctl.scan.source import FileSource
 
 _PAGE = 1 << 15
 _MAX_SAMPLED = 500
-"""Maximum number of slots whose units show the precision of the wheel."""
+"""Maximum number of slots whose units are used to determine the precision of the wheel."""
 _NONE = -1
 _MAX_KEPT = 1 << 17
-"""Maximum number of disagreements kept for judgement; random bytes may give any number."""
+"""Maximum number of contradictions kept for the final check; random bytes may cause any number."""
 
 
 @dataclass(slots=True)
 class Wheel:
-    """The slots by column. ``sound``: used and without a fault of its own."""
+    """The slots by column. ``sound``: slots that are used and have no fault themselves."""
 
     path: str
     time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
@@ -43,7 +43,7 @@ class Wheel:
     bad: Array = field(default_factory=lambda: np.zeros(SLOTS, bool))
 
     def read(self, log: TimerLog) -> Iterator[Finding]:
-        """Read the file, and find the faults of slots by themselves.
+        """Read the file, and find slots that are wrong by themselves.
         Raises: StoreIOError.
         """
         with FileSource(self.path) as source:
@@ -101,11 +101,11 @@ class Wheel:
 
     @property
     def used(self) -> int:
-        """Return how many slots were ever used."""
+        """Return the number of slots that were ever used."""
         return int(self.sound.sum() + self.bad.sum())
 
     def precision(self, log: TimerLog) -> int:
-        """Return the milliseconds of a slot, as shown by the units that slots point to."""
+        """Return the duration of a slot in ms, as shown by the units that slots point to."""
         votes: Counter[int] = Counter()
         for number in np.flatnonzero(self.sound)[:_MAX_SAMPLED].tolist():
             unit = log.unit(int(self.last[number]))
@@ -124,10 +124,10 @@ class Wheel:
                              f"points beyond the end of the timer log ({log.end})")
 
     def mismatches(self, log: TimerLog) -> Iterator[tuple[str, Array, Array]]:
-        """Yield (field, slots, positions that they point to) of slots that point to a unit of
-        another time.
+        """Yield (field, slots, positions that the slots point to) for slots that point to a unit
+        with another time.
 
-        Units that are damaged, expired or too far back are skipped.
+        Units that are damaged, expired or too old are skipped.
         """
         for name, column in (("last_pos", self.last), ("first_pos", self.first)):
             sound_slots = np.flatnonzero(self.sound & ~self.bad)
@@ -136,8 +136,8 @@ class Wheel:
             yield name, sound_slots[other], column[sound_slots[other]]
 
     def unconfirmed(self, position: Array, time: Array) -> Array:
-        """Return which units (``time`` in slots) are beyond the unit that the slot of their time
-        points to.
+        """Return a boolean array: whether units (``time`` in slots) are after the unit that the
+        slot of their time points to.
         """
         number = time % SLOTS
         mask: Array = ((self.time[number] != time) | (self.last[number] < position)
@@ -147,8 +147,8 @@ class Wheel:
     def lost(self, position: Array, time: Array) -> Array:
         """Return the slots that do not point to the newest of these units.
 
-        A slot taken by a later lap is legal, and so is one whose first unit is not the oldest: a
-        recovery may have restarted it (§1.5).
+        A slot that a later round of the wheel uses is legal, and so is a slot whose first unit is
+        not the oldest: a recovery may have started the slot again (§1.5).
         """
         number = time % SLOTS
         bad = (self.time[number] < time) | (
@@ -165,7 +165,7 @@ class Wheel:
 
 
 class WheelChains:
-    """Collects the slots of units, page by page, and judges them at the end."""
+    """Collection of the slots of units, page by page; the slots are judged at the end."""
 
     def __init__(self, log: TimerLog, wheel: Wheel | None, flushed: int) -> None:
         self._log, self._wheel, self._flushed = log, wheel, flushed
@@ -173,7 +173,7 @@ class WheelChains:
         self._broken: list[tuple[int, int]] = []
 
     def take(self, page: UnitPage, rows: Array) -> None:
-        """Add the units ``rows`` of a page, which have no other fault."""
+        """Add the units ``rows`` of a page; these have no other fault."""
         units, position = page.units[rows], page.position[rows]
         previous = units["prev_pos"].astype(np.int64)
         is_known, time = self._log.times(previous)
@@ -227,7 +227,8 @@ class WheelChains:
                               "delivered")
 
     def _wrong_slots(self, wheel: Wheel) -> Iterator[tuple[str, Array, Array]]:
-        """Yield (field, slots, positions of their units) of slots that disagree with their units.
+        """Yield (field, slots, positions of their units) for slots whose time differs from that of
+        their units.
 
         If the unit's own time belongs to this slot, the time of the slot is wrong.
         """
