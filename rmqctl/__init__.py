@@ -21,7 +21,9 @@ __path__ = [os.path.abspath(folder) for folder in __path__]
 
 
 def __getattr__(name: str) -> Any:
-    """The entry point for programs, loaded on first use, as the command line does not need it."""
+    """Entry point for Python programs, loaded on first use because the command line does not need
+    it.
+    """
     if name == "open":
         from rmqctl.api import open as opened
 

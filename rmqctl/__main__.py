@@ -1,4 +1,4 @@
-"""The process: ``rmqctl`` and ``python -m rmqctl``."""
+"""Entry point of the process: ``rmqctl`` and ``python -m rmqctl``."""
 
 import gc
 import sys
@@ -8,7 +8,7 @@ def run() -> int:
     """Run rmqctl with the process's arguments and return the exit code.
 
     The garbage collector is off while modules are loaded and at exit, where it would take a tenth
-    of a short run. `cli` enables it again once its command is loaded.
+    of the time of a short run. `cli` enables it again once its command is loaded.
     """
     gc.disable()
     from rmqctl.cli import main

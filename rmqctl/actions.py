@@ -1,4 +1,4 @@
-"""One line of a plan: an action of a repair, or of a broker at startup."""
+"""An action of a plan: of a repair, or of a broker at startup."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 from rmqctl.parse_values import time_or_zero
 
 Value = int | str | Mapping[str, int] | None
-"""A number, a file's name, or numbers by their meaning; None without a value."""
+"""State before or after an action: a number, a file's name, or numbers by name; None without a
+value.
+"""
 _TIME = "_timestamp"
 """Suffixes of the names of numbers that are times (epoch ms)."""
 _PLURALS = {"entry": "entries"}
@@ -21,11 +23,11 @@ class Action:
     ``consumequeue/TopicTest/0``, ``checkpoint``).
 
     ``before`` and ``after`` (JSON: ``from``, ``to``) are the old and the new state, as data.
-    ``unit``: what they count (``byte``, ``entry``); "" for offsets (of the end of a queue, or of
-    the log), names, or a byte (``0x41``). ``offset`` and ``length``: the affected bytes of the log,
-    None for all of the target. ``reason`` is in words; ``proof`` is the evidence, as data.
-    ``action`` is a verb of at most three words: ``truncate``, ``move aside``, ``rebuild``, ``fill``
-    …
+    ``unit``: the unit of both (``byte``, ``entry``); "" for offsets (of the end of a queue or the
+    log), names, or a byte value (``0x41``). ``offset`` and ``length``: the affected bytes of the
+    log, None if all of the target is affected. ``reason`` is in words; ``proof`` is the evidence,
+    as data. ``action`` is a verb of at most three words: ``truncate``, ``move aside``, ``rebuild``,
+    ``fill`` …
     """
 
     action: str
@@ -45,7 +47,7 @@ class Action:
                 "proof": None if self.proof is None else dict(self.proof)}
 
     def in_words(self) -> dict[str, str | int]:
-        """Return the row of a table for people: action, target, from, to, reason."""
+        """Return the row for a table in the output: action, target, from, to, reason."""
         before = self._cell(self.before)
         if self.offset is not None:
             before = (f"{self.length or 0:,} bytes from {self.offset}" if self.before is None

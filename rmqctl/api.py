@@ -66,7 +66,7 @@ _NAMES = tuple(name for name in FIELDS if name not in _WITHOUT)
 _VIEWS = ("disk", "broker", "auto")
 _FIRST, _LAST = 0, (1 << 63) - 1
 _MAX_SHOWN, _MAX_WIDTH = 10, 80
-"""Number of messages that a notebook shows, and of characters of a value."""
+"""Number of messages, and number of characters of a value, that a notebook shows."""
 Time = datetime | int | str
 
 
@@ -132,8 +132,9 @@ class Topic(Row):
 class GroupOffset(Row):
     """The progress of a consumer group in a queue; ``group`` is None if no group reads the topic.
 
-    ``diff``: number of messages that it has not consumed. ``last_store_timestamp``: store time
-    (epoch ms) of the last consumed message; ``unread_since``: of the oldest message not consumed.
+    ``diff``: number of messages that the group has not consumed. ``last_store_timestamp``: store
+    time (epoch ms) of the last consumed message; ``unread_since``: store time of the oldest message
+    not consumed.
     """
 
     group: str | None
@@ -420,7 +421,7 @@ class Store:
 
 
 def source_readers() -> Readers:
-    """Return the readers of Parquet messages and of a tier, as sources of a repair."""
+    """Return the readers of Parquet messages and of a tier, to be used as sources of a repair."""
     from rmqctl.repair.sources.opening import Readers
 
     def parquet(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
@@ -452,7 +453,7 @@ class Messages:
     decoding: Decoding | None = field(default=None, repr=False)
     view: str = "disk"
     problems: list[Problem] = field(default_factory=list)
-    """Problems of the last reading: damage, gaps, entries that point to nothing."""
+    """Problems found in the last iteration: damage, gaps, entries that point to nothing."""
 
     def __iter__(self) -> Iterator[Message]:
         for stored in self._pages():
@@ -532,7 +533,7 @@ class Messages:
 
 def _as_objects(stored: Page, names: Sequence[str],
                 decoding: Decoding | None = None) -> Iterator[Message]:
-    """Yield the messages of a page, with bodies as they are stored."""
+    """Yield the messages of a page, with bodies as stored."""
     rows: Iterator[Any] = Projection(names, "none", decoding=decoding).rows(stored)
     if _BODY not in names:
         yield from rows

@@ -1,6 +1,7 @@
-"""The program: build the typer application, run it, and turn every end into an exit code.
+"""The program: build the typer application, run it, and turn every result or exception into an exit
+code.
 
-Nothing heavy is imported here, and no command: see ``rmqctl.commands``.
+No large module and no command is imported here: see ``rmqctl.commands``.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ from rmqctl.errors import StoreIOError
 
 _PROGRAM = "rmqctl"
 _COMPLETING = "_RMQCTL_COMPLETE"
-"""Variable that a shell's completion script sets."""
+"""Environment variable that a shell's completion script sets."""
 _EPILOG = (
     "Exit codes: 0 done, 1 findings, 2 usage error, 3 not a store, 4 held by another process, 5 "
     "I/O error, 6 failed, 70 internal error. 'rmqctl COMMAND --help' shows what a command does to "
@@ -108,7 +109,7 @@ def main(argv: Sequence[str] | None = None, *, own_process: bool = False) -> int
 
 
 def _complete() -> int:
-    """Print a shell's completions for a line; never an error."""
+    """Print the shell completions of a command line; never fail."""
     with contextlib.suppress(SystemExit, Exception):
         build().main(args=[], prog_name=_PROGRAM)
     return 0
@@ -122,7 +123,9 @@ def _spelled(args: list[str]) -> list[str]:
 
 
 def _without_language(args: list[str]) -> list[str]:
-    """Drop ``--lang`` where no command has it: help of the program itself knows it anyway."""
+    """Drop ``--lang`` for a command that does not have it; the help of the program itself accepts
+    it.
+    """
     if "--lang" not in args or not all(word.startswith("-") for word in [
             word for word, before in zip(args, ["", *args], strict=False) if before != "--lang"]):
         return args

@@ -1,8 +1,8 @@
 """Exceptions with their exit codes.
 
-Every part may raise them; only ``cli.main`` turns them into a line on stderr and an exit code. The
+Any module may raise them; only ``cli.main`` turns them into a line on stderr and an exit code. The
 user reads the text of an exception: one line, in plain words, naming the file. This module imports
-nothing heavy because everything imports it.
+no large module because every module imports it.
 """
 
 from __future__ import annotations
@@ -84,13 +84,15 @@ class RmqctlError(Exception):
 
 
 class UsageError(RmqctlError):
-    """An invalid option or argument that only the command itself can judge."""
+    """An invalid option or argument that only the command itself can detect."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.USAGE
 
 
 class OtherCommandError(UsageError):
-    """Another ``command``, a line for a shell, does what was requested; the text says why."""
+    """Another command, ``command`` (a shell command line), does what was requested; the text says
+    why.
+    """
 
     def __init__(self, reason: str, command: str) -> None:
         super().__init__(reason)
@@ -98,13 +100,13 @@ class OtherCommandError(UsageError):
 
 
 class NotAStoreError(RmqctlError):
-    """The path is not a store directory, or the file is of an unknown kind."""
+    """The path is not a store directory, or the type of the file is unknown."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
 
 
 class UnsupportedError(RmqctlError):
-    """A known kind of file in a version or variant that rmqctl does not read."""
+    """A known file type in a version or variant that rmqctl does not read."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
 
@@ -128,7 +130,7 @@ EXTRAS: dict[str, tuple[str, str]] = {
 
 
 class MissingExtraError(RmqctlError):
-    """A package of an extra (`EXTRAS`) that is not installed."""
+    """A package of an optional extra (`EXTRAS`) is not installed."""
 
     exit_code: ClassVar[ExitCode] = ExitCode.NOT_A_STORE
 
@@ -145,7 +147,9 @@ class MissingExtraError(RmqctlError):
 
 
 def require(*packages: str) -> None:
-    """Raise MissingExtraError before any work is done if a package (of `EXTRAS`) is missing."""
+    """Raise MissingExtraError if a package of an extra (`EXTRAS`) is missing, before
+    work begins.
+    """
     from importlib.util import find_spec
 
     for package in packages:
@@ -252,7 +256,7 @@ class CopyLimitError(StoreIOError):
 
 @contextmanager
 def noting_refusals() -> Iterator[list[str]]:
-    """Collect refusals by the system while this is open, even if the caller continued.
+    """Collect the refusals of the system during the block, even if the caller handled them.
 
     A missing file is not a refusal. For code that must not act on an incomplete view: a temporarily
     unreadable file looks like a damaged one.
@@ -266,9 +270,9 @@ def noting_refusals() -> Iterator[list[str]]:
 
 
 class JobError(RmqctlError):
-    """The work itself failed: workers were killed, a cluster failed.
+    """A failure of the workers that process a store, such as a killed worker or a failed cluster.
 
-    As it says nothing about the store and must not become a finding, it is not a StoreIOError.
+    This is not a StoreIOError, as it says nothing about the store and must not become a finding.
     """
 
     exit_code: ClassVar[ExitCode] = ExitCode.IO
@@ -315,7 +319,7 @@ _ERRNO_WORDS: dict[int, str] = {
 
 
 def interruption(error: BaseException) -> BaseException | None:
-    """Return the exception of a signal that a library replaced by an error of its own."""
+    """Return the exception for a signal that a library replaced with its own error."""
     seen: list[BaseException] = []
     cause: BaseException | None = error
     while cause is not None and cause not in seen:
@@ -327,7 +331,9 @@ def interruption(error: BaseException) -> BaseException | None:
 
 
 def errno_words(exc: OSError) -> str:
-    """Return the reason of ``exc`` in plain words, followed by its symbol if it has one."""
+    """Return the reason for ``exc`` in plain words, followed by the symbol of its error number, if
+    any.
+    """
     if exc.errno is None:
         return str(exc) or type(exc).__name__
     words = _ERRNO_WORDS.get(exc.errno) or (exc.strerror or os.strerror(exc.errno)).lower()

@@ -37,7 +37,7 @@ _LONG_MAX_TEXT = str(_LONG_MAX)
 """mqadmin's value for "no end" of a range of times (``Long.MAX_VALUE``)."""
 _DATES_OF_DIGITS = {8: "yyyyMMdd", 14: "yyyyMMddHHmmss"}
 _SECONDS_DIGITS, _MILLIS_DIGITS = 10, 13
-"""Digits of epoch seconds and milliseconds from September 2001 to the year 2286."""
+"""Numbers of digits of epoch seconds and milliseconds between September 2001 and the year 2286."""
 
 
 def ungrouped(text: str) -> str:
@@ -131,8 +131,8 @@ _shown_in: ContextVar[tzinfo] = ContextVar("shown_in", default=UTC)
 def show_times_in(zone: tzinfo) -> None:
     """Make `time_text` show times in ``zone`` from now on, unless it receives another zone.
 
-    Sentences are built deep in the library, which has no options. The zone applies to the calling
-    command and its threads (each command runs in a context of its own).
+    Sentences are built inside the library, which does not know the options. The zone applies to the
+    calling command and its threads (each command runs in a context of its own).
     """
     _shown_in.set(zone)
 
@@ -295,7 +295,7 @@ def parse_address(text: str | Address) -> Address:
 
 
 def is_url(target: str) -> bool:
-    """Return whether a location is for fsspec: ``memory://…``, ``s3://…``."""
+    """Return whether a location is an fsspec URL: ``memory://…``, ``s3://…``."""
     return "://" in target
 
 
@@ -349,7 +349,7 @@ def parse_zone(text: str | tzinfo) -> tzinfo:
 
 
 def _local_zone() -> tzinfo:
-    """Return the zone of this machine with its whole history, not only the offset of today."""
+    """Return the time zone of this machine with its whole history, not only its current offset."""
     from zoneinfo import ZoneInfo
 
     name = os.environ.get("TZ", "").removeprefix(":")

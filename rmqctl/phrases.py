@@ -15,18 +15,20 @@ class Catalog(dict[str, str]):
     """A language: English template -> template."""
 
     def text(self, text: str) -> str:
-        """Return another text in the language; here it counts as data and is unchanged."""
+        """Return a text that is not a phrase in the language; here it is data and remains
+        unchanged.
+        """
         return text
 
     def tidy(self, text: str) -> str:
-        """Return a translated text without what only another language needs."""
+        """Return a translated text without marks that only another language needs."""
         return text
 
 
 class Phrase(str):
     """A sentence: ``Phrase("{count:,} message is lost", "{count:,} messages are lost", count=14)``.
 
-    The second template is used unless the value ``count`` is 1, and is then the key in a catalog.
+    The second template is used unless the value ``count`` is 1, and is then the key in the catalog.
     Values may be phrases themselves; all others are data, and the same in every language. Without
     values the text is used as it is, including braces.
     """
@@ -51,7 +53,7 @@ class Phrase(str):
 
 
 class Joined(Phrase):
-    """Texts with a separator, which may differ in another language."""
+    """Texts joined with a separator; another language may have a different separator."""
 
     __slots__ = ()
 
@@ -70,8 +72,8 @@ class Joined(Phrase):
 
 
 def translated(value: Any, catalog: Catalog) -> Any:
-    """Return a phrase, or another text that has a template, in the language of ``catalog``; any
-    other value unchanged.
+    """Return a phrase, or any other text that has a template, in the language of ``catalog``;
+    return any other value unchanged.
     """
     if isinstance(value, Phrase):
         return value.translated(catalog)

@@ -32,7 +32,7 @@ _CELL = "padding:0 1em 0 0;text-align:left"
 
 @dataclass(frozen=True, eq=False, repr=False, kw_only=True)
 class Document(Mapping[str, Any]):
-    """The JSON output of a command: a mapping, its principal fields also as attributes."""
+    """The JSON output of a command: a mapping; the main fields are also attributes."""
 
     document: Mapping[str, Any]
 
@@ -57,7 +57,7 @@ class Row(Mapping[str, Any]):
     __match_args__: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the fields by their names."""
+        """Return the fields by name."""
         return {name: [row.as_dict() for row in value] if isinstance(value, list) else value
                 for name, value in self.items()}
 
@@ -90,7 +90,7 @@ class Report(Document):
     @classmethod
     def of(cls, command: str, store: str, ok: bool | None, verdict: str,
            document: Mapping[str, Any], findings: Sequence[Finding] = ()) -> Self:
-        """Return a report that takes its additional fields from the document."""
+        """Return a report whose additional fields are read from the document."""
         own = {field.name: document[field.name] for field in fields(cls)
                if field.name not in Report.__dataclass_fields__}
         return cls(command=command, store=store, ok=ok, verdict=verdict, document=document,
@@ -184,7 +184,7 @@ class RepairPlan(Document):
     carry_out: Callable[[], Mapping[str, Any]]
 
     def __bool__(self) -> bool:
-        """True if there is nothing to do."""
+        """True if the plan does nothing."""
         return bool(self.actions)
 
     def apply(self) -> dict[str, Any]:
@@ -214,8 +214,8 @@ class RepairPlan(Document):
 
 
 def recover_plan(root: str, options: RecoverOptions, *, decided: bool) -> RepairPlan:
-    """Return the plan of a repair of the store at ``root``. ``decided``: undecided records are
-    decided.
+    """Return the plan of a repair of the store at ``root``. ``decided``: the user has decided about
+    undecided records.
     Raises: errors of `rmqctl.repair.recover.plan_recover`.
     """
     from rmqctl.repair.executor.check_plan import check, moved_aside
@@ -296,7 +296,7 @@ def _steps_after(plan: Plan) -> list[NextStep]:
 
 
 def _refuse(root: str, plan: Plan, *, decided: bool) -> None:
-    """Raise RefusedError for a plan that lacks a decision of its user."""
+    """Raise RefusedError if the user has not made a decision that the plan needs."""
     if plan.ambiguous and not decided:
         raise RefusedError(f"{root}: {plan.ambiguous:,} records are undecided. Nothing was "
                            "changed. Pass ambiguous='keep' or ambiguous='leave-out'")
@@ -345,12 +345,12 @@ def store_facts(store: Store, view: View) -> dict[str, Any]:
 
 @contextmanager
 def silent(_label: str, _total: int) -> Iterator[Callable[[int], None]]:
-    """Accept the progress of a plan and show nothing."""
+    """Accept the progress of a plan without showing it."""
     yield lambda _bytes: None
 
 
 def page(title: str, verdict: str, rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return a heading, a sentence and a table for notebooks."""
+    """Return a heading, a sentence and a table as HTML for notebooks."""
     parts = [f"<b>rmqctl {html.escape(title)}</b><br>{html.escape(verdict)}"]
     if rows:
         heads = "".join(f'<th style="{_CELL}">{html.escape(name)}</th>' for name in rows[0])

@@ -37,11 +37,11 @@ _START_S = 30.0
 _END_S = 10.0
 _TOPIC_S = 0.02
 _NOT_AVAILABLE = 14
-"""A status on which producers retry."""
+"""A response code on which producers retry."""
 _FOUND = 0
 _READ_AND_WRITE = 6
 _NOT_OURS = "RMQCTL_"
-"""Environment variables for option defaults must not affect a test's server."""
+"""Environment variables with option defaults; they must not affect a test's server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +259,7 @@ class RocketMQ:
         return self._fault(self.resume, "pause")
 
     def resume(self) -> None:
-        """End `pause`."""
+        """End the `pause`."""
         self._order("resume")
 
     def stop(self) -> Fault:
@@ -273,7 +273,7 @@ class RocketMQ:
         self._order("start")
 
     def restart(self) -> None:
-        """Stop and start the server; clients have to connect again."""
+        """Restart the server; clients have to connect again."""
         self.stop().end()
 
     def _fault(self, end: Callable[[], None], order: str, **values: object) -> Fault:
@@ -347,7 +347,7 @@ class RocketMQ:
 
 
 class Fault:
-    """A fault that is injected until the block ends, or until `end`."""
+    """An injected fault, which lasts until the end of the block or until `end`."""
 
     def __init__(self, end: Callable[[], None]) -> None:
         self.end = end

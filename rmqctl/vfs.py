@@ -1,7 +1,7 @@
 """Folders and files by path, local or elsewhere: readers of stores ask this module instead of `os`.
 
-A store may be at a URL, or in an archive. Such a place is listed once, and `mount` registers it;
-from then on paths below it are answered from that list, and `FileSource` reads ranges of its files.
+A store may be at a URL, or in an archive. Such a location is listed once, and `mount` registers it.
+From then on, paths below it are looked up in this list, and `FileSource` reads ranges of its files.
 All other paths are passed to the operating system.
 """
 
@@ -26,16 +26,16 @@ from rmqctl.errors import StoreIOError
 ARCHIVES = (".tar", ".zip", ".tar.zst", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 _PAGE = 4096
 _DEVICE = -1
-"""Device number of all mounted places, whose files have distinct inode numbers."""
+"""Device number of all mounted locations; their files have distinct inode numbers."""
 _MAX_DEPTH = 64
 _FRESH = 10.0
-"""Seconds for which a list stays valid."""
+"""Seconds for which a listing remains valid."""
 
 
 class PlaceReader(Protocol):
     """Reads ranges of the files of a mounted place. `failed`: why some ranges could not be read.
-    `sampled`: samples may show the end of a file; `sampled_files`: number of files for which they
-    did.
+    `sampled`: samples may show the end of a file; `sampled_files`: number of files for which
+    samples did.
     """
 
     failed: StoreIOError | None
@@ -50,20 +50,22 @@ class PlaceReader(Protocol):
         """
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes at several places (position, length), requested at the same time."""
+        """Return the bytes of several ranges (position, length), requested at the same time."""
 
     def next_data(self, path: str, position: int) -> int:
-        """Return the first position from ``position`` on that may not be zero, as far as known."""
+        """Return the first position from ``position`` on that may have a byte that is not zero, as
+        far as known.
+        """
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the data of a file, if samples show it."""
+        """Return the position after the data of a file, if samples found it."""
 
     def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A file of a mounted place. ``identity`` differs once the file has changed."""
+    """A file of a mounted place. ``identity`` changes when the file changes."""
 
     size: int
     mtime_ns: int = 0
@@ -185,12 +187,14 @@ def is_remote(path: str | os.PathLike[str]) -> bool:
 
 
 def is_elsewhere(target: str) -> bool:
-    """Return whether a place has to be mounted: a URL, an archive, or a path in an archive."""
+    """Return whether a location has to be mounted: a URL, an archive, or a path in an archive."""
     return "://" in target or archive_of(target) is not None
 
 
 def archive_of(target: str) -> tuple[str, str] | None:
-    """Return (the archive on a path, the path in it); None without an archive."""
+    """Return (path of the archive that contains a path, path inside the archive); None without an
+    archive.
+    """
     if not any(ending in target for ending in ARCHIVES):
         return None
     parts = target.split("/")
@@ -203,15 +207,15 @@ def archive_of(target: str) -> tuple[str, str] | None:
 
 
 def stem(target: str) -> str:
-    """Return the last name in a path or URL, without the ending of an archive, to name a folder."""
+    """Return the last name in a path or URL, without an archive suffix, to name a folder."""
     name = target.rstrip("/").rpartition("/")[2]
     return next((name.removesuffix(ending) for ending in ARCHIVES if name.endswith(ending)),
                 name) or "store"
 
 
 def listed_tree(root: str) -> Tree | None:
-    """Return a place that was listed a moment ago, or a local archive that has not changed
-    since.
+    """Return a place that was listed a moment ago, or a local archive that has not changed since it
+    was listed.
     """
     tree = _trees.get(root)
     if tree is None:
@@ -222,8 +226,8 @@ def listed_tree(root: str) -> Tree | None:
 
 
 def stamp_of(root: str) -> tuple[int, int, int] | None:
-    """Return a stamp of the local archive that contains a path; it changes when the archive
-    does.
+    """Return a stamp of the local archive that contains a path; the stamp changes with
+    the archive.
     """
     archive = None if "://" in root else archive_of(root)
     if archive is None:
@@ -243,8 +247,8 @@ def is_mounted(path: str) -> bool:
 
 
 def mount(tree: Tree, named: str) -> None:
-    """Answer for the paths of a place from now on; ``named``: the name by which it was
-    requested.
+    """Look up paths below a place in its listing from now on; ``named``: the name in the user's
+    request.
     """
     with _lock:
         if not _trees:
@@ -278,7 +282,9 @@ def _set_trees(trees: dict[str, Tree]) -> None:
 
 
 def _tidy() -> None:
-    """Unmount unused places except the last ones, since each takes memory or disk space."""
+    """Unmount unused places except the most recent ones, since each one takes memory or
+    disk space.
+    """
     idle = sorted({id(tree): tree for tree in _trees.values() if not tree.users}.values(),
                   key=lambda tree: tree.listed_at)[:-_MAX_IDLE]
     idle += [tree for tree in _replaced if not tree.users]
@@ -292,8 +298,8 @@ def _tidy() -> None:
 
 
 def raise_failure() -> None:
-    """Raise the error of a file of a mounted place that could not be read, as a result was given
-    without it.
+    """Raise the error of a file of a mounted place that could not be read, because a result was
+    computed without this file.
     Raises: StoreIOError.
     """
     for failure in _failures:
@@ -310,7 +316,7 @@ def lacks(root: str, structure: str) -> bool:
 
 
 def sampled(root: str) -> int:
-    """Return the number of files of a mounted place whose end samples showed."""
+    """Return the number of files of a mounted place whose end was found by sampling."""
     mounted = _find(root)
     return 0 if mounted is None else mounted[0].reader.sampled_files
 

@@ -1,3 +1,3 @@
-"""An evidence folder: the contents of a store, a file or an image, how they were determined, and
-sums that prove that nothing has changed.
+"""Evidence folders: the contents of a store, a file or an image, how they were determined, and
+checksums that prove that nothing has changed.
 """

@@ -1,5 +1,5 @@
-"""Fill an evidence folder: the originals and their sums first, then rmqctl's findings, then sums of
-everything.
+"""Creation of an evidence folder: the originals and their checksums first, then rmqctl's findings,
+then checksums of everything.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ DOCUMENTS = {"info": (), "doctor": (), "verify": ("--limit", str(MAX_FINDINGS)),
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """Subject of an examination. `words`: a command of rmqctl on it, with the options for reading
-    it. `redact`: the option passed to commands that redact. `redaction`: their key, which they read
-    from the descriptor `key`.
+    """Subject of an examination. `words`: the arguments of an rmqctl command on the subject, with
+    the options for reading it. `redact`: the option passed to commands that redact. `redaction`:
+    the key of the redaction; commands read it from the file descriptor `key`.
     """
 
     root: str
@@ -44,7 +44,7 @@ class Case:
 
 @dataclass(slots=True)
 class CaseResult:
-    """Result of an examination. `problems`: reasons why something is not in the folder."""
+    """Result of an examination. `problems`: reasons why data is missing in the folder."""
 
     summary: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
@@ -53,8 +53,8 @@ class CaseResult:
 
 def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[[int], None]],
             size: int) -> CaseResult:
-    """Create the evidence folder ``target``. ``step`` receives the name of the step that starts and
-    its bytes, and returns a function that receives the bytes done.
+    """Create the evidence folder ``target``. ``step`` receives the name and the number of bytes of
+    the step that starts, and returns a function that receives the bytes processed.
     Raises: StoreIOError, RefusedError.
     """
     result, folder = CaseResult(), Folder(target)
@@ -93,7 +93,7 @@ def collect(case: Case, target: str, step: Callable[[str, int | None], Callable[
 
 def _examined(case: Case, folder: Folder, runs: CommandRuns, copies: DamageCopies,
               step: Callable[[str], object]) -> dict[str, Any]:
-    """Run the commands; return the part of the summary about their output."""
+    """Run the commands; return the part of the summary that describes their output."""
     documents: dict[str, Any] = {}
     live = None
     if case.is_store:

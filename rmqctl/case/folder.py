@@ -1,4 +1,4 @@
-"""The evidence folder itself: files with known names, a mark until it is finished, and sums.
+"""An evidence folder: files with known names, a marker while it is unfinished, and checksums.
 
 Everything is written in place, so a killed run leaves its files and `UNFINISHED`, which is deleted
 last. `SUMS` names every other file; `sha256sum -c` reads it.
@@ -34,7 +34,7 @@ _FOLDER_MODE = 0o700
 
 
 class _NamedFile(io.FileIO):
-    """A file whose write errors name it (StoreIOError)."""
+    """A file that names itself in write errors (StoreIOError)."""
 
     def write(self, data: Any) -> int:
         try:
@@ -44,7 +44,9 @@ class _NamedFile(io.FileIO):
 
 
 class Folder:
-    """A new evidence folder at ``path``, which is empty or does not exist. StoreIOError."""
+    """A new evidence folder at ``path``, which is empty or does not exist.
+    Raises: StoreIOError.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -56,11 +58,11 @@ class Folder:
             raise StoreIOError.from_oserror(error, path, "make") from None
 
     def at(self, name: str) -> str:
-        """Return the path of a file."""
+        """Return the path of a file in the folder."""
         return os.path.join(self.path, name)
 
     def new(self, name: str) -> io.BufferedWriter:
-        """Return a new file to write to; its folder is created.
+        """Return a new file to write to; create its folder.
         Raises: StoreIOError.
         """
         path = self.at(name)
@@ -78,8 +80,8 @@ class Folder:
             file.write(data)
 
     def finish(self) -> str:
-        """Flush everything to disk, write the sums and delete the mark; return the sum of the
-        sums.
+        """Flush everything to disk, write the checksums and delete the marker; return the checksum
+        of the file of checksums.
         """
         lines = []
         folders = [self.path]
@@ -117,7 +119,7 @@ def _hash(fd: int, digest: Any, path: str) -> None:
 
 
 def names(root: str) -> Iterator[str]:
-    """Yield the paths of all files below a folder: names with /, sorted in each folder."""
+    """Yield the paths of all files below a folder, with /, sorted within each folder."""
     def failed(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, os.fsdecode(error.filename or root), "list")
 
@@ -154,7 +156,7 @@ class Check:
 
 
 def check(path: str) -> Check:
-    """Compare every file of an evidence folder with its sum.
+    """Compare every file of an evidence folder with its checksum.
     Raises: NotAStoreError, StoreIOError.
     """
     is_marked = os.path.lexists(os.path.join(path, UNFINISHED))
@@ -190,7 +192,9 @@ def check(path: str) -> Check:
 
 
 def _parsed(line: bytes) -> tuple[str, str] | None:
-    """Return (name, sum) of a line of sums; a name outside the folder counts as missing."""
+    """Return (name, checksum) of a line of checksums; a name outside the folder counts
+    as missing.
+    """
     is_escaped, line = line.startswith(b"\\"), line.removeprefix(b"\\")
     digest, gap, name = line.partition(b"  ")
     if not gap or len(digest) != 64:
@@ -202,5 +206,5 @@ def _parsed(line: bytes) -> tuple[str, str] | None:
 
 
 def json_line(value: Any) -> bytes:
-    """Return a value as one line of JSON; bytes that are not text stay as escapes."""
+    """Return a value as one line of JSON; bytes that are not text are written as escapes."""
     return json.dumps(value, ensure_ascii=True).encode() + b"\n"

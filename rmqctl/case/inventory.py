@@ -1,7 +1,8 @@
-"""The originals: every file below a place with its sum, and whether one has changed meanwhile.
+"""Inventory of the originals: every file below a path with its checksum, and whether any file
+changed in the meantime.
 
-Links are listed but not followed, except those of the log's folders. Only regular files are opened,
-except for a device that is named itself.
+Links are listed but not followed, except links to folders of the log. Only regular files are
+opened, except for a device that the user names.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _KINDS = {stat.S_IFREG: "file", stat.S_IFDIR: "folder", stat.S_IFLNK: "link", st
 
 @dataclass(slots=True)
 class Inventory:
-    """Result of listing the originals. `problems`: the first few, in words; `unread`: their
-    number.
+    """Result of listing the originals. `problems`: descriptions of the first few problems;
+    `unread`: number of unreadable files.
     """
 
     files: int = 0
@@ -116,8 +117,8 @@ def entries(root: str, log_folders: Iterable[str],
 
 
 def stamps(root: str, log_folders: Iterable[str]) -> dict[str, int]:
-    """Return one number for all sizes, times and names of the originals, which changes when they
-    do.
+    """Return one number computed from the sizes, times and names of all originals; any change in
+    these changes the number.
     """
     total, count = 0, 0
     for path, about in entries(root, log_folders, lambda _text: None):

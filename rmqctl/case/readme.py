@@ -109,5 +109,7 @@ def _folded(text: str, indent: int) -> list[str]:
 
 
 def _shown(text: str) -> str:
-    """Return a text on one line, whatever characters a name has."""
+    """Return a text on one line, even if a name in it contains line breaks or other special
+    characters.
+    """
     return "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in text)

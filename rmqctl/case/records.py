@@ -1,5 +1,5 @@
-"""Bytes that a case keeps: a copy of every place that a finding names, and the records that carving
-finds in addition to the messages of the store.
+"""Bytes that a case keeps: a copy of every damaged location that a finding names, and the records
+that carving finds in addition to the messages of the store.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _in = lru_cache(maxsize=4096)(os.path.realpath)
 
 
 class DamageCopies:
-    """Copies of damaged places, with an index. ``redaction``: keep only digests of them."""
+    """Copies of damaged locations, with an index. ``redaction``: if given, keep only digests."""
 
     def __init__(self, folder: Folder, redaction: Redaction | None) -> None:
         self._folder, self._redaction = folder, redaction
@@ -45,9 +45,7 @@ class DamageCopies:
         self._index.close()
 
     def add(self, path: str, position: int, length: int, about: Mapping[str, Any]) -> None:
-        """Copy a place of a file; the index lists what cannot be read.
-        Raises: StoreIOError.
-        """
+        """Copy a range of a file; the index lists ranges that cannot be read."""
         place = _in(path), position, length
         if length <= 0 or place in self._seen:
             return
@@ -83,7 +81,7 @@ class DamageCopies:
 
 
 class FindingPlaces:
-    """The places of the findings of `verify`."""
+    """The locations in the findings of `verify`."""
 
     def __init__(self, findings: Iterable[Mapping[str, Any]]) -> None:
         self._by_file: dict[str, list[tuple[int, int, str]]] = {}
@@ -95,14 +93,14 @@ class FindingPlaces:
             ranges.sort()
 
     def at(self, path: str, position: int) -> str | None:
-        """Return the category of a finding there."""
+        """Return the category of the finding at this location."""
         ranges = self._by_file.get(_in(path), [])
         number = bisect_right(ranges, (position, 1 << 63, "")) - 1
         return ranges[number][2] if number >= 0 and position < ranges[number][1] else None
 
 
 class Live:
-    """The physical offsets of the messages that a store serves: 8 bytes each, on disk."""
+    """The physical offsets of the messages in a store: 8 bytes each, on disk."""
 
     def __init__(self, root: str, exported: Iterable[bytes]) -> None:
         self._by_file: dict[str, Array] = {}
@@ -135,8 +133,8 @@ class Live:
 
 def carve(runs: CommandRuns, folder: Folder, words: Sequence[str], live: Live | None,
           places: FindingPlaces, copies: DamageCopies) -> Counter[str]:
-    """Carve and keep all records except the ``live`` ones, with the way in which each was found;
-    return the number of each kind.
+    """Carve, and keep all records except the ``live`` ones, each with the method that found it;
+    return the number of records by kind.
     Raises: StoreIOError.
     """
     counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The commands of a case: each is a logged run of rmqctl, as an examiner would type it."""
+"""Commands of a case: each is a logged run of rmqctl, as an examiner would type it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ MEANINGS = {0: "done", 1: "findings", 2: "usage", 3: "not available", 4: "held b
             5: "I/O error", 6: "refused", 70: "internal error of rmqctl"}
 _DONE = (0, 1)
 _PROGRAM = (sys.executable, "-P", "-m", "rmqctl")
-"""Load nothing from the working directory: it may be a stranger's."""
+"""Command that starts rmqctl; -P keeps Python from loading modules from the working directory,
+which may be untrusted.
+"""
 _MOUNTS = "/proc/self/mountinfo"
 
 
@@ -36,7 +38,7 @@ def now() -> str:
 
 
 def host(path: str, *, redacted: bool) -> dict[str, Any]:
-    """Return the facts about the machine that an examiner needs; `redacted`: without any name."""
+    """Return the facts about the machine that an examiner needs; `redacted`: omit all names."""
     facts: dict[str, Any] = {
         "rmqctl": __version__, "python": platform.python_version(), "system": platform.system(),
         "release": platform.release(), "machine": platform.machine(), "time_zone": time.tzname[0],
@@ -49,7 +51,7 @@ def host(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
-    """Return how the file system of the originals is mounted, if the system reports it."""
+    """Return the mount options of the file system of the originals, if the system reports them."""
     best: tuple[str, dict[str, Any]] = "", {}
     with suppress(OSError, ValueError, IndexError), open(_MOUNTS, encoding="utf-8",
                                                          errors="surrogateescape") as file:
@@ -67,8 +69,8 @@ def _mounted(path: str, *, redacted: bool) -> dict[str, Any]:
 
 
 class CommandRuns:
-    """Runs commands, one after the other. ``redaction``: applied to the texts that they print;
-    ``passed``: descriptors that they inherit.
+    """A runner of commands, one after the other. ``redaction``: applied to the output of the
+    commands; ``passed``: file descriptors that the commands inherit.
     """
 
     def __init__(self, folder: Folder, redaction: Redaction | None,
@@ -78,7 +80,7 @@ class CommandRuns:
         self.rows: list[dict[str, Any]] = []
 
     def note(self, row: dict[str, Any]) -> None:
-        """Append to the log and flush it."""
+        """Append an entry to the log and flush the log."""
         self._log.write(json_line(row))
         self._log.flush()
 
@@ -86,8 +88,8 @@ class CommandRuns:
         self._log.close()
 
     def document(self, words: Sequence[str], name: str) -> Any:
-        """Run a command that prints one JSON document, which becomes the file ``name``; return the
-        document, or None without one.
+        """Run a command that prints one JSON document, and write the document to the file ``name``;
+        return the document, or None if there is none.
         """
         with tempfile.TemporaryFile() as out:
             self.finished(words, name, out)
@@ -112,8 +114,8 @@ class CommandRuns:
     @contextmanager
     def run(self, words: Sequence[str], output: str, out: IO[bytes] | int) -> Iterator[
             Popen[bytes]]:
-        """Run a command whose output goes to ``out`` or is read by the caller; at the end of the
-        block, wait for it and log it.
+        """Run a command whose output is written to ``out`` or read by the caller; at the end of the
+        block, wait for the command and log it.
         Raises: StoreIOError.
         """
         number = len(self.rows) + 1

@@ -259,8 +259,8 @@ class Verification:
             self.phase(phase)
 
     def _judges(self, structure: str) -> bool:
-        """Return whether a structure was requested and can be read; for config/, this means the
-        files that are not in RocksDB.
+        """Return whether a structure was requested and can be read. config/ always counts as
+        readable: only parts of it may be unreadable.
         """
         return self.options.wants(structure) and structure not in self.store.layout.damaged and (
             structure == "config" or structure not in self.not_judged)

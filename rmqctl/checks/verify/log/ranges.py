@@ -28,8 +28,8 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""Additional bytes of memory that a range needs for each queue of the store and each file of the
-log, since each range examines all of them.
+"""Minimum bytes of a range for each queue of the store and for each file of its log, since each
+range examines all of them.
 """
 _MAX_BYTES = 1 << 30
 """Maximum bytes of a range if there are several threads; progress is reported once per range."""

@@ -2,10 +2,9 @@
 the commitlog.
 
 spec: timer-and-others-5x.md §1. They are read in the reverse of the order in which a broker flushes
-them (timercheck, wheel, log), so that with a running broker each file is at least as new as the
-files read before require. A unit that points to no intact message is wrong, unless the consume
-queue of the timer topic has the same entry: then the message is damaged or missing in the
-commitlog.
+them (timercheck, wheel, log), so that with a running broker a file is never older than the files
+that refer to it. A unit that points to no intact message is wrong, unless the consume queue of the
+timer topic has the same entry: then the message is damaged or missing in the commitlog.
 """
 
 from __future__ import annotations
