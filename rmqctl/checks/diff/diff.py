@@ -83,7 +83,7 @@ class Diff:
 
     @property
     def equal(self) -> bool:
-        """Return whether there is no difference that counts."""
+        """Return whether the stores have no difference that counts."""
         return not self.differences.total
 
     def as_dict(self) -> dict[str, Any]:
@@ -103,8 +103,8 @@ class Diff:
 
     @property
     def suspect(self) -> tuple[str, str] | None:
-        """Return (a, b or c; its path) for the store that is damaged or lacks messages; None if
-        there is no difference.
+        """Return (a, b or c; its path) for the store that is damaged or lacks messages; None
+        without a difference.
         """
         if self.equal:
             return None

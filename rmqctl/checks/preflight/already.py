@@ -379,7 +379,7 @@ class AlreadyLost:
         self._ends = np.array([span[1] for span in joined], np.int64)
 
     def gone(self, place: Array) -> Array:
-        """Return a boolean array: whether there is no intact data at each position (int64)."""
+        """Return a boolean array: whether each position lacks intact data (int64)."""
         if not len(self._starts):
             return np.zeros(len(place), bool)
         index = np.searchsorted(self._starts, place, "right") - 1

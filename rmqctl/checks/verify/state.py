@@ -76,7 +76,7 @@ def next_place(before: VerifiedEnd | None, findings: Iterable[Finding], *, ok: b
 
 
 def load(path: str, root: str) -> VerifiedEnd | None:
-    """Return the position saved by the last run on this store; None if there is no usable one."""
+    """Return the position saved by the last run on this store; None without a usable position."""
     try:
         with open(path, encoding="utf-8") as file:
             saved = json.load(file)

@@ -96,7 +96,7 @@ class VerifyResult(Generic[C]):
 
     @property
     def next(self) -> str | None:
-        """Return the next command, a read-only one if possible; None if there is no problem."""
+        """Return the next command, a read-only one if possible; None without a problem."""
         remedies = [finding.next for finding in self.findings if finding.is_trouble
                     and finding.next]
         if any(remedy.startswith(("rmqctl recover ", "rmqctl preflight ",

@@ -147,8 +147,8 @@ class Verification:
 
     @property
     def settled(self) -> bool:
-        """Return whether there is no problem, without counting on a broker startup to
-        repair any.
+        """Return whether the store has no problem, without counting on a broker startup to repair
+        any.
         """
         return self.ok and not self._at_start.relied_on
 

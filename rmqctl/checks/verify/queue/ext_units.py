@@ -188,7 +188,7 @@ class _Window:
         """Return the first size for which a unit or the end mark follows after ``position`` plus
         this size.
 
-        If there is no such size, return one after which the unused part follows; else None.
+        Without such a size, return one after which the unused part follows; else None.
         """
         inside = [way for way in ways if way >= HEAD_SIZE and position + way <= self._source.size]
         for way in inside:

@@ -318,8 +318,8 @@ class QueueReconciler(LeftOverRows):
 
         5.x does so with enableLmq while enableMultiDispatch is off, and at its next start counts
         from the end of the entries again. So a queue offset may belong to another message, which
-        has the entry. If there is no entry at all, none is known to be missing only while
-        enableMultiDispatch is off: if it is on now, it may have been switched on later.
+        has the entry. Without any entry, none is known to be missing only while enableMultiDispatch
+        is off: if it is on now, it may have been switched on later.
         """
         rows = {unit.physical_offset for unit in self._loose.values()}
         untold = self.context.store.light_queues.untold and not any(

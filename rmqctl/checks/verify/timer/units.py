@@ -202,7 +202,7 @@ class TimerLog:
         return self.files[self._number(position)]
 
     def unit(self, position: int) -> UnitRecord | None:
-        """Return a single unit, read separately; None if there is no unit."""
+        """Return a single unit, read separately; None if no unit is there."""
         number = self._number(position)
         if number < 0:
             return None
