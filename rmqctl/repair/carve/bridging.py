@@ -1,8 +1,8 @@
 """Fillers for missing parts of a carved log, as `recover` writes them.
 
-A gap of the log is tiled: one filler for each message that a queue lacks there, so that the
-messages after it keep their queue offsets, and one of no queue for the rest. A missing file has
-space for as many.
+A gap gets one filler for each message that a queue lacks there, so that later messages keep their
+queue offsets, and a filler without a queue for the rest. A missing file has space for as many
+fillers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _MIN_FILLER, _MIN_SEALED = least_filler(Style()), least_filler(_SEALED)
 
 
 class MissingOffsets(NamedTuple):
-    """Queue offsets ``first`` and the next ``number - 1``, which no message has."""
+    """A range of missing queue offsets: ``number`` of them, from ``first`` on."""
 
     topic: str
     queue_id: int
@@ -42,7 +42,7 @@ class MissingOffsets(NamedTuple):
 class Bridge:
     """Fillers for the missing parts of a log whose files have ``file_size`` bytes.
 
-    ``room``: the total bytes of fillers that may be planned. A missing file gets one filler.
+    ``room``: the total bytes of fillers that may be planned. A missing file gets a single filler.
     """
 
     def __init__(self, file_size: int, room: int) -> None:
@@ -57,15 +57,15 @@ class Bridge:
                 and gap <= self._room and len(missing) <= self._files)
 
     def take(self, end: int, physical: int) -> list[int]:
-        """Plan to bridge a gap; return the sizes of its stretches that fillers can fill."""
+        """Plan to bridge a gap; return the sizes of the ranges in it that fillers can fill."""
         missing, start = self._missing(end, physical)
         self._files -= len(missing)
         self._room -= physical - start
         return [stop - at for at, stop, _ in self._stretches(end, physical)]
 
     def _missing(self, end: int, physical: int) -> tuple[range, int]:
-        """Return (the bases of missing files between, the start of the gap in the file of
-        ``physical``).
+        """Return (the base offsets of the missing files in the gap, the start of the gap in the
+        file that contains ``physical``).
         """
         size = self.file_size
         base, last = physical - physical % size, end - end % size
@@ -84,7 +84,9 @@ class Bridge:
 
     def records(self, end: int, before: Record, lacking: Sequence[MissingOffsets] = ()) -> Iterator[
             Record]:
-        """Yield the fillers between the end of the log and a message, with those of its queues."""
+        """Yield the fillers between the end of the log and a message, with the missing messages
+        that they replace.
+        """
         physical = before.physical_offset
         rows = deque(gap.filler(number) for gap in lacking for number in range(gap.number))
         room = sum(stop - at for at, stop, _ in islice(self._stretches(end, physical), 8))
@@ -132,7 +134,7 @@ class _Gap:
 
 @dataclass(slots=True)
 class Lacking:
-    """Messages that the queues of a log lack in each of its gaps; its records come in order.
+    """The messages missing in each gap of a log, by queue; records are added in log order.
 
     ``rows``: by the physical offset of the message after the gap.
     """
@@ -140,7 +142,9 @@ class Lacking:
     rows: dict[int, list[MissingOffsets]] = field(default_factory=dict)
     _gaps: list[_Gap] = field(default_factory=list)
     _ends: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """(the next queue offset, the number of gaps before), by queue; -1 where messages move up."""
+    """By queue: (the next queue offset, the number of gaps before the queue's last message). An
+    offset of -1: the queue's messages move up.
+    """
 
     def gap(self, physical: int, stretches: list[int]) -> None:
         """Note a gap before the next message."""

@@ -34,7 +34,9 @@ DAMAGED = "damaged"
 _PAGE_RECORDS = 512
 _PAGE_BYTES = 4 << 20
 _NEIGHBOURS = 2
-"""Undecided records of one shift that make it a source's own, if no longer chain exists."""
+"""Number of undecided records with one shift that make this the source's own shift, if the source
+has no longer chain.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +53,7 @@ class CarveOptions:
 
 @dataclass(slots=True)
 class CarveTally:
-    """Counts before any condition. Sizes in bytes."""
+    """Counts of all records found, whether selected or not. Sizes in bytes."""
 
     sources: int = 0
     bytes_read: int = 0
@@ -66,8 +68,8 @@ class CarveTally:
     unreadable_bytes: int = 0
     unreadable_sources: int = 0
     astray: int = 0
-    """Misplaced messages in files that are named like log files, where damage moved them. In an
-    image the files of a log are in any order.
+    """Misplaced messages in files that are named like log files: damage moved these messages. (In a
+    disk image, by contrast, misplaced messages are normal.)
     """
     given: int = 0
     """Messages that were selected."""
@@ -76,7 +78,9 @@ class CarveTally:
 
     @property
     def messages(self) -> int:
-        """Return the number of intact messages, each once, without those inside damaged ones."""
+        """Return the number of distinct intact messages, without messages inside damaged
+        records.
+        """
         return self.in_place + self.doubtful + self.misplaced
 
     @property
@@ -96,7 +100,7 @@ class CarveTally:
 
 @dataclass(frozen=True, slots=True)
 class CarvedPage:
-    """Some messages of one source. ``offset``: their positions in it (int64).
+    """Some messages of one source. ``offset``: the messages' positions in the source (int64).
 
     Valid only until the next page is requested.
     """
@@ -127,7 +131,9 @@ class Carving:
         self._misplaced, self._embedded, self._damaged = Spool(), Spool(), Spool()
         self._doubtful, self._undecided = Spool(), Spool()
         self._unsure, self._inside = Spool(), Spool()
-        """Doubtful and embedded records of one source, until its fragments are known."""
+        """Doubtful and embedded records of one source, kept until the source's fragments are
+        known.
+        """
         self._unreadable: list[tuple[int, int]] = []
         malloc_tuning.keep_freed_memory()
 
@@ -208,10 +214,10 @@ class Carving:
                 self.file_ends |= scan.pieces.file_ends
 
     def _decide(self, scan: Scan, *, is_named: bool) -> Iterator[CarvedPage]:
-        """Place the undecided records of a source: in place if they fit a log found there, or if
-        nothing contradicts them, not even the name of the source.
+        """Classify the undecided records of a source: in place if they fit a log found in the
+        source, or if nothing contradicts them, not even the source's file name.
 
-        Without any log found, the most frequent shift among them counts as one.
+        If no log was found, the most frequent shift among the records counts as a log.
         """
         log_shifts = set(scan.log_shifts)
         if not scan.in_place:
@@ -245,8 +251,8 @@ class Carving:
             log_shift.close()
 
     def _settle(self, scan: Scan, log_shift: Spool, *, is_named: bool) -> None:
-        """Place the doubtful and embedded records of a source: in place if a fragment ends in the
-        damaged record before them.
+        """Classify the doubtful and embedded records of a source: a record is in place if a
+        fragment ends in the damaged record before it.
         """
         for spool, others in ((self._unsure, self._doubtful), (self._inside, self._embedded)):
             for rows in spool.chunks():
@@ -265,8 +271,8 @@ class Carving:
 
     def _spooled(self, spool: Spool, placement: str, *, shown: bool = True,
                  contradicted: bool = False) -> Iterator[CarvedPage]:
-        """Yield the records of a spool. With ``contradicted``, records are misplaced that overlap
-        messages in place of the same broker.
+        """Yield the records of a spool. With ``contradicted``, records that overlap in-place
+        messages of the same broker become misplaced.
         """
         for every in self._pages(spool):
             carved = self._uncontradicted(every, only_look=placement != IN_PLACE) if (
@@ -277,8 +283,9 @@ class Carving:
 
     def _uncontradicted(self, carved: CarvedPage, *, believed: bool = False,
                         only_look: bool = False) -> CarvedPage:
-        """Return the page without records that overlap others in place, which are misplaced, unless
-        all are ``believed``. Note the places of the returned records, unless ``only_look``.
+        """Return the page without records that overlap records in place; those become misplaced.
+        With ``believed`` all records are returned. Note the ranges of the returned records, unless
+        ``only_look``.
         """
         page, offset = carved.page, carved.offset
         physical, sizes = map(page.numbers, ("physical_offset", "total_size"))
@@ -289,7 +296,7 @@ class Carving:
         return replace(carved, page=page.select(np.flatnonzero(~taken)), offset=offset[~taken])
 
     def _pages(self, spool: Spool) -> Iterator[CarvedPage]:
-        """Yield the records of a spool, read again."""
+        """Read the records of a spool from their sources again and yield them."""
         for rows in spool.chunks(_PAGE_RECORDS):
             edges = np.flatnonzero(np.diff(rows["source"])) + 1
             for part in np.split(rows, edges):

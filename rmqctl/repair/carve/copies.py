@@ -1,8 +1,8 @@
 """Copies of messages in a compaction log or a tier, beside the log that they come from.
 
-Such a file has the messages of one queue, each with its own physical offset. The log has messages
-of several queues one after the other. So a message of a run of one queue is a copy if a run of
-several queues has the same message at another physical offset.
+Such a file contains messages of one queue only; a log mixes the messages of several queues. So a
+message in a run of a single queue is a copy if a run with several queues has the same message at
+another physical offset.
 """
 
 from __future__ import annotations
@@ -14,14 +14,16 @@ from rmqctl.scan.frames import Array
 
 _MAX_RUNS = 1 << 20
 _MAX_COPIES = 1 << 22
-"""Messages of runs of one queue that are compared at once."""
+"""Number of messages from single-queue runs that are compared at once."""
 _STEP = 1 << 16
 _SEVERAL = -2
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 def identities(*columns: Array) -> Array:
-    """Return a number for each row, equal if all columns are."""
+    """Return a number for each element; two elements get the same number if all their columns are
+    equal.
+    """
     numbers: Array = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
         numbers = (numbers ^ column.astype(np.int64).view(np.uint64)) * _FACTOR
@@ -30,8 +32,8 @@ def identities(*columns: Array) -> Array:
 
 
 class ShiftQueues:
-    """The queues of the messages by source and shift (physical offset minus position). At most a
-    million are kept; messages of later ones are not recognised as copies.
+    """The queues of the messages, by source and shift (physical offset minus position). At most a
+    million are kept; copies in later queues are not recognised.
     """
 
     def __init__(self) -> None:
@@ -56,7 +58,7 @@ class ShiftQueues:
 
     def without_copies(self, rows: RowFile, into: RowFile) -> tuple[RowFile, int]:
         """Return (``rows`` without the copies, the number of copies). Without copies the first is
-        ``rows`` itself, else ``into``. Messages of a run that copies were made of are not late.
+        ``rows`` itself, else ``into``. Messages of a run that was copied are not marked late.
         Raises: StoreIOError.
         """
         count = sum(int(self._of_one(part).sum()) for part in rows.chunks(_STEP))
@@ -78,7 +80,9 @@ class ShiftQueues:
         return into, len(rows) - len(into)
 
     def _copied(self, rows: RowFile, part: int, parts: int) -> Array:
-        """Return the identities of messages, of one part of all, that both kinds of runs have."""
+        """Return the identities of messages that occur in both kinds of runs, for one part of all
+        identities.
+        """
         def some(*, of_one: bool) -> Array:
             own: list[Array] = [np.zeros(0, np.uint64)]
             for chunk in rows.chunks(_STEP):
@@ -92,12 +96,12 @@ class ShiftQueues:
         return some(of_one=False)
 
     def _having(self, rows: Array, copied: Array) -> set[tuple[int, int]]:
-        """Return the runs of several queues that have a copied message."""
+        """Return the runs with several queues that contain a copied message."""
         return set(self._keys(rows[self._of_several(rows) & _among(
             rows["identity"], copied)])[0])
 
     def _of_one(self, rows: Array) -> Array:
-        """Return which messages are of a run of one queue."""
+        """Return a boolean array: whether each message is in a run of a single queue."""
         keys, run = self._keys(rows)
         is_of: Array = np.array([self._queue.get(key, -1) >= 0 for key in keys], bool)[run]
         return is_of
@@ -109,7 +113,7 @@ class ShiftQueues:
 
 
 def _among(values: Array, wanted: Array) -> Array:
-    """Return which values are among the ``wanted``, which are sorted."""
+    """Return a boolean array: whether each value occurs in the sorted array ``wanted``."""
     if not len(wanted):
         return np.zeros(len(values), bool)
     place = np.minimum(np.searchsorted(wanted, values), len(wanted) - 1)

@@ -1,9 +1,9 @@
 """Records in place that may be part of the body of a damaged record.
 
-If a log continues after unknown bytes, a record with any body may have been there:
-`rmqctl.scan.damage.extents` determines from where on that is impossible. This concerns only a log
-that was met before, or that starts with its source: in an image it is unknown what preceded the
-first record of a log.
+If a log continues after unknown bytes, these may have been the start of a record of any size, with
+the following records in its body. `rmqctl.scan.damage.extents` determines the position from which
+that is impossible. The check applies only if an earlier part of the log was found, or if the log
+starts with its source: in an image the bytes before a log's first record are unrelated.
 """
 
 from __future__ import annotations
@@ -25,26 +25,28 @@ _MAX_STEPS = 1000
 
 
 def is_file(shift: int, size: int) -> bool:
-    """Return whether a source of this size, with records of this shift, may be one file of a log,
-    or its files in order from the first one.
+    """Return whether a source of this size, with records of this shift, may be a single log file,
+    or all files of a log in order.
     """
     return shift >= 0 and size > 0 and shift % size == 0
 
 
 class Doubts:
-    """The records of the logs of a source that may be part of the body of a damaged one."""
+    """Determines which records of a source's logs may be part of the body of a damaged record."""
 
     def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:
         self._window, self._file_end, self._record = window, file_end, record
         self._logs: OrderedDict[int, tuple[AsLog, Passed]] = OrderedDict()
         self._pieces: dict[int, tuple[int, int]] = {}
-        """(end, position up to which records are doubtful) of the last piece, by shift."""
+        """By shift: (end of the last piece, position up to which records are doubtful)."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
         self.gap = 0
         """The position of the bytes for which `until` last found records doubtful."""
         self.cut: Callable[[int, int], int | None] = lambda _shift, _gap: None
-        """The end of a fragment at (shift, gap), or None; nothing after such an end is doubtful."""
+        """By (shift, gap): the end of a fragment there, or None. Records after such an end are not
+        doubtful.
+        """
 
     def _log(self, shift: int) -> tuple[AsLog, Passed]:
         log_state = self._logs.get(shift)
@@ -108,8 +110,8 @@ class Doubts:
         return 0
 
     def _first(self, start: int) -> tuple[int, int, bool] | None:
-        """Return the first record of a file that starts here; in DLedger's it is after an entry
-        header.
+        """Return the position of the first record of a file that starts here: in a DLedger log,
+        after the entry header.
         """
         head = self._window.read(start, dledger.HEAD_SIZE)
         framed = dledger.detect(head) == dledger.FRAMED
@@ -119,7 +121,7 @@ class Doubts:
         """Yield records of one shift (`spool.PLACE`), with whether they are doubtful. Raises:
         StoreIOError.
 
-        To be called in ascending order.
+        Calls must be in ascending order.
         """
         begin, ends = 0, rows["position"] + rows["size"]
         edges = (np.flatnonzero(rows["position"][1:] != ends[:-1]) + 1).tolist()
@@ -134,7 +136,7 @@ class Doubts:
             begin = edge
 
     def _from_piece(self, shift: int, start: int, end: int) -> int:
-        """Apply `until` to records in positions ``[start, end)`` that follow each other."""
+        """Apply `until` to consecutive records in positions ``[start, end)``."""
         last_piece = self._pieces.get(shift)
         gap, sure = last_piece or (0 if is_file(shift, self._window.size) else start, 0)
         if gap >= sure:  # else it was judged together with the records before

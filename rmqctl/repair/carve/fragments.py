@@ -1,8 +1,8 @@
-"""Chains of records in a source, and proofs that a file system split a log between two of them.
+"""Chains of records in a source, and proofs that a file system split a log between two chains.
 
-If a log breaks off, a record may be damaged, and the following records may be in its body. Or a
-fragment of the file ends there, and the following records have nothing to do with it. The latter is
-proven by a record that two parts, from two places, make complete: its lengths and its CRC match.
+If a log breaks off, either a record is damaged, and the following records may be part of its body;
+or a fragment of the file ends there, and the following records are unrelated. A fragment is proven
+if two parts at different positions join to one record with matching lengths and CRC.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from rmqctl.repair.carve.window import Window
 from rmqctl.scan.frames import Array
 
 REACH = (4 << 20) + (64 << 10)
-"""The largest record that brokers write by default, and more: the possible extent of a body."""
+"""Greater than the largest record that brokers write by default: the possible extent of a body."""
 NEXT = (0, dledger.HEAD_SIZE)
-"""Bytes between messages that follow each other."""
+"""Number of bytes between consecutive messages."""
 SECTOR = 512
 _MAX_CHAINS = 1 << 20
 _MAX_NEXT = 4
@@ -31,8 +31,8 @@ _MAX_READS = 1 << 16
 
 
 class Chain(NamedTuple):
-    """Records in positions ``[start, end)`` that follow each other, with one shift. ``file_end``
-    bytes after them end a file of their log.
+    """Consecutive records with one shift in positions ``[start, end)``. ``file_end``: number of
+    bytes after them that end a file of their log.
     """
 
     shift: int
@@ -57,7 +57,7 @@ class Chains:
         self._cuts: dict[tuple[int, int], int | None] = {}
 
     def start(self, shift: int, at: int) -> None:
-        """Note that records of a shift start at ``at``, perhaps the next ones of the last chain."""
+        """Note that records of a shift start at ``at``; they may continue the last chain."""
         rows = self._rows
         if rows and rows[-4] == shift and (self._is_open or (
                 not rows[-1] and at - rows[-2] in NEXT)):
@@ -79,8 +79,8 @@ class Chains:
         return (Chain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
 
     def cut(self, shift: int, at: int) -> int | None:
-        """Return the end of the fragment in which a log of this shift breaks off at ``at``, if that
-        is proven: nothing after it belongs to the record at ``at``. Raises: StoreIOError.
+        """Return the proven end of the fragment in which a log of this shift breaks off at ``at``,
+        or None. No byte after this end belongs to the record at ``at``. Raises: StoreIOError.
         """
         key = shift, at
         if key not in self._cuts:
@@ -90,9 +90,9 @@ class Chains:
         return self._cuts[key]
 
     def apart(self, shift: int, at: int, end: int) -> int | None:
-        """Return the greatest possible end of the record at which a log of this shift breaks off,
-        by the first record that follows it in another fragment, outside of positions ``[at, end)``;
-        None without one.
+        """Return the greatest possible end of the record at which a log of this shift breaks off:
+        the next record of the log, found in another fragment outside of positions ``[at, end)``,
+        limits it. None without such a record.
         """
         physical, positions = self._after(shift, at, end)
         apart = ((physical - positions - shift) % SECTOR == 0) & (
@@ -100,19 +100,25 @@ class Chains:
         return int(physical[apart.argmax()]) - shift if apart.any() else None
 
     def goes_on(self, shift: int, at: int) -> int | None:
-        """Return where a log of this shift continues after ``at``, within the reach of a record."""
+        """Return where a log of this shift continues after ``at``, at most a record's length
+        away.
+        """
         physical, positions = self._after(shift, at, at + REACH)
         own = physical - positions == shift
         return int(positions[own.argmax()]) if own.any() else None
 
     def _after(self, shift: int, at: int, end: int) -> tuple[Array, Array]:
-        """Return the starts whose place in the log is in positions ``[at, end)`` of this shift."""
+        """Return the chain starts whose physical offsets correspond to positions ``[at, end)`` at
+        this shift.
+        """
         physical, positions = self._sorted()
         first, after = np.searchsorted(physical, (at + shift, end + shift))
         return physical[first:after], positions[first:after]
 
     def _sorted(self) -> Array:
-        """Return the physical offsets of the starts, ascending, and their positions."""
+        """Return the physical offsets of the chain starts, ascending, and the positions of the
+        starts.
+        """
         if self._starts is None:
             table = np.frombuffer(self._rows, np.int64).reshape(-1, 4)
             places = np.stack([table[:, 0] + table[:, 1], table[:, 1]])
@@ -137,8 +143,9 @@ class Chains:
         return None
 
     def _joined(self, shift: int, at: int, position: int, size: int) -> int | None:
-        """Return the end of the first of two fragments that make one record of ``size`` bytes, with
-        entry headers before and after it, if it has one. The other fragment ends at ``position``.
+        """Return the end of the first of two fragments that together contain one record of ``size``
+        bytes (in a DLedger log with the entry headers before and after it). The other fragment ends
+        at ``position``.
         """
         first = self._window.read(at, size)
         rest = self._window.read(max(position - size, 0), min(size, position))

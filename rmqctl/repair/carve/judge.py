@@ -1,4 +1,4 @@
-"""Judgement whether a record, a blank or an end is at a position of a window."""
+"""Checks whether a record, a blank or an end of a log is at a position of a window."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ _BLANK = layout.reader(Blank)
 
 
 class Judge:
-    """Judges positions of a window's source. Shifts are as in `rmqctl.repair.carve.scan`."""
+    """Checks positions of a window's source. Shifts are as in `rmqctl.repair.carve.scan`."""
 
     def __init__(self, window: Window, candidates: Candidates) -> None:
         self._window, self._candidates = window, candidates
         self._sums = Checksums(window)
         self._searched = 0, 0, 0, False
-        """(shift, from, to, whether a record starts there): see `_next_followed`."""
+        """Last result of `_next_followed`: (shift, from, to, whether a record starts at ``to``)."""
 
     def record(self, position: int) -> tuple[int, int, bool] | None:
-        """Return (size, shift, whether the CRC is right) of the record at a position, or None."""
+        """Return (size, shift, whether the CRC matches) of the record at a position, or None."""
         window = self._window
         head = window.read(position, START_SIZE)
         if len(head) < START_SIZE:
@@ -62,7 +62,7 @@ class Judge:
         return magic in VERSIONS and bool(physical == position + shift)
 
     def is_blank(self, position: int) -> bool:
-        """Return whether the header of an END_OF_FILE record is here, of whatever size."""
+        """Return whether the header of an END_OF_FILE record of any size is here."""
         head = self._window.read(position, BLANK_SIZE)
         if len(head) < BLANK_SIZE:
             return False
@@ -70,7 +70,9 @@ class Judge:
         return magic == MAGIC_BLANK and bool(total >= BLANK_SIZE)
 
     def file_end(self, position: int) -> int:
-        """Return the size of the end of a file here, DLedger's included; 0 without one."""
+        """Return the size of the blank or DLedger end mark that ends a log file here; 0 without
+        one.
+        """
         head = self._window.read(position, BLANK_SIZE)
         if self.is_blank(position):
             return total_size_at(head)
@@ -114,11 +116,11 @@ class Judge:
         return self.is_blank(position) or not any(self._window.read(position, START_SIZE))
 
     def _next_followed(self, start: int, end: int, shift: int) -> int:
-        """Return the first position from ``start`` on of an intact record that another record or an
-        end follows.
+        """Return the position of the first intact record from ``start`` on that is followed by
+        another record or by an end of the log.
 
-        ``end`` or more if none is before it. The searched range is remembered, so that the source
-        is searched once in all.
+        ``end`` or more if there is none before ``end``. The searched range is cached, so that each
+        byte is searched only once.
         """
         log_shift, low, high, stands = self._searched
         if log_shift != shift or not low <= start <= high:
@@ -138,8 +140,8 @@ class Judge:
     def behind(self, position: int, end: int) -> int:
         """Return where the search continues after the last record of a chain.
 
-        No CRC covers topic and properties. If they are not text, other bytes have been written over
-        them, and a record may start there.
+        No CRC covers topic and properties. If these are not text, they were overwritten, and
+        another record may start in them.
         """
         head = self._window.read(position, START_SIZE)
         if len(head) < START_SIZE:

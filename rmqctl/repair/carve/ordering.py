@@ -1,4 +1,4 @@
-"""The order in which carved messages are written, and the number of stores for them.
+"""The order in which carved messages are written, and the number of new stores.
 
 Records are written broker by broker, the one with the earliest message first, each in the order of
 its log. So queue offsets ascend within each queue, wherever the pieces of the log were found. A
@@ -31,9 +31,11 @@ from rmqctl.scan.frames import Array
 from rmqctl.store.pages import Page
 
 MAX_HOSTS = 4096
-"""Store hosts that are distinguished; later ones count as one host."""
+"""Maximum number of distinguished store hosts; all further hosts count as one."""
 MAX_LOGS = 64
-"""Logs that are distinguished; other messages are put at the end of the last one."""
+"""Maximum number of distinguished logs; messages of further logs are put at the end of the last
+one.
+"""
 RUN = 1 << 20
 _STEP = 1 << 10
 _MIN_FILLER = least_filler(Style())
@@ -50,7 +52,9 @@ the queue or -1, queue offset, store time).
 """
 _FOLLOWS = -1
 _CLOCK = 60_000
-"""Milliseconds by which a broker's clock may have been set back between fragments of a log."""
+"""Maximum number of milliseconds by which a broker's clock may have been set back between fragments
+of a log.
+"""
 
 
 class _Places(RowFile):
@@ -72,10 +76,11 @@ class _Places(RowFile):
 
 @dataclass(slots=True)
 class CarvedLog:
-    """One of the logs that were found. ``reason``: why it is not part of those before.
+    """One of the logs that were found. ``reason``: why this log is not part of the earlier ones.
+    ``places``: its messages in order; ``tail``: messages that do not fit between these.
 
-    ``places``: its messages in their order; ``tail``: messages that fit nowhere between them.
-    ``keeps``: whether physical offsets are kept (not possible with entry headers between them).
+    ``keeps``: whether physical offsets are kept (impossible if DLedger entry headers are between
+    the messages).
     """
 
     number: int
@@ -90,8 +95,8 @@ class CarvedLog:
     _after: tuple[int, int] = (-1, 0)
 
     def distance(self, place: RecordPlace) -> int | None:
-        """Return the distance in store time of a message from the last one; None if it cannot
-        follow, `_FOLLOWS` if it is the next one in the same source.
+        """Return the difference between the store times of a message and of the last message; None
+        if the message cannot follow, `_FOLLOWS` if it is the next one in the same source.
         """
         _, physical, _, source, position, *_, time = place
         if physical == self.end and self._after == (source, position):
@@ -125,7 +130,9 @@ class CarvedLog:
 
 
 class Order:
-    """Collects places, then yields them sorted. ``run``: places sorted in memory at once."""
+    """Collects places, then yields them sorted. ``run``: number of places sorted in memory at
+    once.
+    """
 
     def __init__(self, run: int = RUN) -> None:
         self._spool = _Places()
@@ -139,13 +146,13 @@ class Order:
         self._reach: list[int] = []
         """The end of the last message of each host that is not misplaced."""
         self._broker: list[int] = []
-        """For each host another one of the same broker, or itself."""
+        """For each host: another host of the same broker, or the host itself."""
         self._last = -1, 0, 0, 0
-        """(source, its end in the log, its end in the source, host) of the last record."""
+        """The last record: (source, its end in the log, its end in the source, host)."""
         self.size = 0
         """Bytes of all records."""
         self.copies = 0
-        """Messages left out of the `logs`, which have them at another place."""
+        """Number of copies that are left out: the `logs` contain the same messages elsewhere."""
 
     def __len__(self) -> int:
         return len(self._spool)
@@ -200,7 +207,7 @@ class Order:
 
     def _bring_together(self, carved: CarvedPage, physical: Array, ends: Array,
                         host: Array) -> None:
-        """Join the hosts of records that follow each other without a gap: they are one broker."""
+        """Join the hosts of contiguous records: they belong to one broker."""
         source, after, position, other = self._last
         if (source, after, position) == (carved.source, physical[0], carved.offset[0]):
             self._broker[self._first(int(host[0]))] = self._first(other)
@@ -232,11 +239,10 @@ class Order:
 
     def logs(self, bridge: Callable[[], Bridge]) -> list[CarvedLog]:
         """Return the logs that were found, with the places of their messages. ``bridge``: returns
-        the bridge of a log.
+        the bridge of a log. Each log continues with the message that fits best: the next one in the
+        same source, else the one with the next store time.
 
-        Each log continues with the message that fits it best: the next one in its source, else the
-        one with the next store time. A message that contradicts all logs of its broker starts
-        another one.
+        A message that contradicts all logs of its broker starts a new log.
         """
         names = [(topic.decode("utf-8", "surrogateescape"), queue) for topic, queue in self._queues]
         self._leave_copies()

@@ -1,10 +1,10 @@
-"""Contradictions to a piece of a log in a source without a reliable order, such as an image.
+"""Contradictions to pieces of a log in a source without a reliable order, such as a disk image.
 
 A file system stores the files of a log, and the fragments of each, in any order. So the position of
-a piece proves nothing: it is contradicted by a log that is interrupted there and continues after
-it, unless the bytes between are elsewhere, or by another message at the same physical offset. A
-piece that follows a record without an end may be the body of that record, unless a fragment ends in
-it (`rmqctl.repair.carve.fragments`).
+a piece proves nothing. A piece is contradicted by a log that it interrupts (unless the interrupted
+bytes of that log are found elsewhere), or by another message at the same physical offset. A piece
+after an incomplete record may be the body of that record, unless a fragment ends in the record
+(`rmqctl.repair.carve.fragments`).
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _PAGE, _UNUSED = 4096, 64 << 10
 
 
 class GrowingRanges:
-    """A growing number of half-open ranges, at most `MAX_RANGES`: then the last one is extended."""
+    """A growing set of half-open ranges. Once there are `MAX_RANGES`, the last range is
+    extended.
+    """
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
@@ -42,7 +44,7 @@ class GrowingRanges:
             self._ranges[-1] = min(low, start), max(high, end)
 
     def contain(self, places: Array) -> Array:
-        """Return which places are in a range (bool)."""
+        """Return a boolean array: whether each place is in one of the ranges."""
         if not self._ranges:
             return np.zeros(len(places), bool)
         starts, ends = np.array(sorted(self._ranges), np.int64).T
@@ -53,9 +55,9 @@ class GrowingRanges:
 
 @dataclass(slots=True)
 class _Break:
-    """A log's break: at ``at``, in a record that reaches to ``end`` at most.
+    """A break of a log at ``at``, in a record that ends at ``end`` at the latest.
 
-    ``is_settled``: the end of the doubtful range after it is noted already.
+    ``is_settled``: the end of the doubtful range after the break is already known.
     """
 
     at: int
@@ -72,11 +74,11 @@ class Pieces:
         self._window, self._file_end = window, file_end
         self.chains = Chains(window)
         self._breaks: dict[int, _Break] = {}
-        """By the shift of the log, in the order of their places."""
+        """Breaks by the shift of the log, in the order of their positions."""
         self._owned, self._doubt = GrowingRanges(), GrowingRanges()
         self._is_judged = False
         self._cut = 0
-        """The end of the last fragment that breaks off in a record."""
+        """End of the last fragment that ends inside a record."""
         self.file_ends: set[int] = set()
         """Physical offsets at which a blank ends a file of a log."""
 
@@ -137,8 +139,8 @@ class Pieces:
             broken.is_settled = True
 
     def _is_file(self, shift: int, at: int, broken: int) -> bool:
-        """Return whether a file of a log starts at ``at``, after the unused end of another one; in
-        DLedger's an entry header is before the first record.
+        """Return whether a file of a log starts at ``at``, after the unused end of another file. In
+        a DLedger log an entry header comes before the first record.
         """
         head = max(at - dledger.HEAD_SIZE, 0)
         if dledger.head_at(self._window.read(head, dledger.HEAD_SIZE), head + shift) is not None:
@@ -147,7 +149,9 @@ class Pieces:
             self._window.read(broken, min(at - broken, _UNUSED)))
 
     def judge(self, places: Array) -> tuple[Array, Array]:
-        """Return which places another log interrupts, and which may be in a body (bool each)."""
+        """Return two boolean arrays: whether another log interrupts each place, and whether each
+        place may be in a body.
+        """
         if not self._is_judged:
             for chain in self.chains:
                 self._starts(chain)
@@ -170,9 +174,10 @@ class Claims:
 
     def take(self, hosts: Array, physical: Array, sizes: Array, *,
              only_look: bool = False) -> Array:
-        """Note messages that overlap no earlier one; return which messages overlap one (bool).
+        """Note messages that do not overlap an earlier message; return a boolean array: whether
+        each message does.
 
-        The longest chain of messages that follow each other goes first.
+        The longest chain of consecutive messages is processed first.
         """
         ends = physical + sizes
         edges = ~np.isin(physical[1:] - ends[:-1], NEXT) | (hosts[1:] != hosts[:-1])

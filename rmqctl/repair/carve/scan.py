@@ -39,7 +39,7 @@ from rmqctl.scan.source import Source, Witness
 
 LOG_BYTES = 64 << 10
 LOG_RECORDS = 8
-"""A chain of at least so many intact records with one shift counts as a piece of a log."""
+"""Minimum number of intact records in a chain with one shift that counts as a piece of a log."""
 MAX_LOG_SHIFTS = 1 << 16
 _BURST = 8
 _LARGE = 1 << 20
@@ -49,11 +49,11 @@ _MAX_OFFSET = (1 << 63) - 1
 class Scan:
     """The records of one source (number ``number``). Iterate over `batches`, then read the rest.
 
-    ``base``: the shift that its name implies; ``witness``: the entries of its store. ``undecided``,
-    ``embedded``, ``damaged``, ``doubtful``: places of records that `batches` does not yield: of a
-    shift that no log around them has; intact ones inside a damaged one; those whose lengths add up,
-    but not the CRC; those that may be part of the body of a damaged one. ``late``: the position of
-    the damage that makes them embedded or doubtful.
+    ``base``: the shift that the source's name implies; ``witness``: the entries of its store.
+    Places of records that `batches` does not yield: ``undecided`` (no log around them has their
+    shift), ``embedded`` (intact, inside a damaged record), ``damaged`` (lengths add up, but the CRC
+    does not match), ``doubtful`` (may be part of a damaged record's body). ``late``: the position
+    of the damage that makes a record embedded or doubtful.
     """
 
     def __init__(self, source: Source, number: int, base: int | None, *, undecided: Spool,
@@ -67,7 +67,7 @@ class Scan:
         self._witness = witness
         self._undecided, self._embedded, self._damaged = undecided, embedded, damaged
         self.doubts = Doubts(self._window, self._judge.file_end, self._judge.record)
-        """Decides which records of a log are doubtful, undecided ones included."""
+        """Decides which records of a log, including undecided ones, are doubtful."""
         self.pieces = Pieces(self._window, self._judge.file_end)
         """Finds contradictions to undecided records of other shifts."""
         self._doubtful, self._doubt_end, self._doubt_gap = doubtful, 0, 0
@@ -86,8 +86,8 @@ class Scan:
         self.in_place = 0
         """Number of records of a followed log: yielded by `batches`, or doubtful."""
         self.breaks = 0
-        """Places where a log continues after bytes that are neither record nor blank, or ends in
-        bytes that are not zeros either.
+        """Number of positions where a log continues after invalid bytes (neither record nor blank),
+        or ends in invalid bytes other than zeros.
         """
 
     @property
@@ -127,7 +127,7 @@ class Scan:
     # -- along a log --------------------------------------------------------------------------
 
     def _follow(self, shift: int) -> Iterator[Batch]:
-        """Yield the chain of records with one shift from here on; end at the position after it."""
+        """Yield the chain of records with one shift that starts here; stop at its end."""
         burst, window, first, last = _BURST, self._window, -1, -1
         while self._at < self.size and self._at + shift <= _MAX_OFFSET:
             window.hold(self._at, START_SIZE)
@@ -159,7 +159,7 @@ class Scan:
             self._at = self._judge.behind(last, self._at)
 
     def _sound(self, batch: Batch, shift: int) -> Iterator[Batch]:
-        """Yield the records with a right CRC; note the others, and search inside them."""
+        """Yield the records with a matching CRC; note the others, and search inside these."""
         ok = batch.crc_ok()
         unsure = int(np.searchsorted(batch.offset - shift, self._doubt_end))
         if unsure:
@@ -189,7 +189,7 @@ class Scan:
         """Return whether the next record of the chain looks valid but is not completely in the
         window.
 
-        If so, it is loaded. ``held``: the end of the window that was examined.
+        Such a record is then loaded. ``held``: the end of the window that was examined.
         """
         head = self._window.read(self._at, START_SIZE)
         if len(head) < START_SIZE:
@@ -202,11 +202,11 @@ class Scan:
         return extent(self._window, self._at) == total and self._window.hold(self._at, total)
 
     def _step(self, chained: bool, shift: int) -> bool:
-        """Step over what is in place of the next record of the log, if its size is known.
+        """Skip what is in place of the next record of the log, if its size is known.
 
-        That is a record with a damaged header, or the header of a DLedger entry; then return True,
-        as the next record is expected after it. Or it is a blank, or the mark that ends a DLedger
-        file. ``chained``: a record was before it.
+        After a record with a damaged header, or the header of a DLedger entry, return True: the
+        next record is expected there. A blank, or the mark that ends a DLedger file, is also
+        skipped. ``chained``: a record precedes this position.
         """
         # A blank, the head of an entry, or the end of a file of DLedger's.
         if self._judge.is_blank(self._at):
@@ -257,8 +257,8 @@ class Scan:
         return self._judge.own_end(self._at, shift) if own is None else own.end
 
     def _is_confirmed(self, position: int, end: int, shift: int) -> bool:
-        """Return whether more than one fact confirms that a damaged record reaches to ``end``:
-        otherwise its lengths may point to some record by chance, over intact ones.
+        """Return whether more than one fact confirms that a damaged record ends at ``end``:
+        otherwise its lengths may point to a record by chance, and skip intact records.
         """
         if self._of_store(shift):
             return True
@@ -282,8 +282,8 @@ class Scan:
                     own.end if own.firm else None)
 
     def _behind_torn(self, position: int, shift: int) -> int | None:
-        """Return where the search continues after the header of a torn record, whose claimed bytes
-        contain no message of the same log. None without a header.
+        """Return where the search continues after the header of a torn record: no byte of its
+        claimed size belongs to a message of the same log. None without a header.
         """
         log = AsLog(self._window, shift, None)
         own = own_extent(log, position, Known(log))
@@ -306,7 +306,7 @@ class Scan:
     # -- elsewhere ----------------------------------------------------------------------------
 
     def _search(self) -> None:
-        """Go to the next record: leave one of the log to `_follow`, and note others."""
+        """Go to the next record. `_follow` reads records of the log; others are noted here."""
         for position in self._candidates.within(self._at, self.size):
             record = self._judge.record(position)
             if record is None:
@@ -324,7 +324,7 @@ class Scan:
         self._at = self.size
 
     def _take(self, size: int, shift: int) -> None:
-        """Note a chain of records of another log; a long one counts as a log of its own."""
+        """Note a chain of records of another log; a long chain counts as a separate log."""
         window, begin = self._window, self._at
         self.pieces.chains.start(shift, begin)
         if size < _LARGE and not self._judge.starts(begin + size, shift):  # one alone: no columns
@@ -365,7 +365,7 @@ class Scan:
         self._leave(last, end, shift)
 
     def _leave(self, last: int, end: int, shift: int) -> None:
-        """Leave a chain of an undecided shift, and step over a damaged record if one follows."""
+        """End a chain of an undecided shift; skip a damaged record that follows it."""
         self._at = self._judge.behind(last, end)
         self.pieces.ended(shift, end)
         if self._at == end and not self._judge.is_blank(end) and self._judge.record(end) is None:
@@ -383,11 +383,12 @@ class Scan:
                 sure: bool = True) -> int:
         """Note the intact records inside a damaged one; return the position to continue from.
 
-        That is its end, or the start of a record of the log inside of a damaged one of another
-        shift; unless ``of_any``, the start of an intact record of any other shift. No body contains
-        a record that reaches beyond its end: the scan continues from such a record of another
-        shift, too, and one of the same shift is doubtful. So are all records of the same shift if
-        it is not ``sure`` that the damaged one reaches so far.
+        This is the end of the damaged record; or, inside a damaged record of another shift, the
+        start of a record of the log; or, unless ``of_any``, the start of an intact record of any
+        other shift. A record that extends beyond the damaged record's end is not part of its body:
+        if it has another shift, the scan continues from it; if it has the same shift, it is
+        doubtful. All records of the same shift are doubtful unless it is ``sure`` that the damaged
+        record extends so far.
         """
         position = start + 1
         while position < end:

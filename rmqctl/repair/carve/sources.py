@@ -19,11 +19,13 @@ from rmqctl.store.log.witness import StoreWitness
 from rmqctl.store.store import Sizes, Store
 
 SECTOR = 4096
-"""Bytes that are skipped at once around a place that cannot be read."""
+"""Number of bytes that are skipped at once around an unreadable position."""
 _INDEX = "index"
 _LOG_NAME = re.compile(r"[0-9]{20}")
 _STORE_MARKS = ("consumequeue", "batchconsumequeue", "index", "config", "checkpoint", "abort")
-"""Names beside a log's folder in a store, any of which may be the last one left."""
+"""Names of files and folders beside a log's folder, each of which is enough to recognise a
+store.
+"""
 _MAX_OFFSET = (1 << 63) - 1
 _UNREADABLE = {errno.EIO} | {getattr(errno, name) for name in (
     "EUCLEAN", "EBADMSG", "ENODATA", "EREMOTEIO", "EILSEQ") if hasattr(errno, name)}
@@ -43,9 +45,9 @@ class Input:
 
 
 class CarveSource(FileSource):
-    """A source that reads as zeros where a device cannot be read.
+    """A source that returns zeros for unreadable ranges of a device.
 
-    ``unreadable`` is called with (position, length) of each such range, each time it is met.
+    ``unreadable`` is called with (position, length) of such a range at each read.
     """
 
     def __init__(self, path: str, unreadable: Callable[[int, int], None]) -> None:
@@ -74,7 +76,9 @@ class CarveSource(FileSource):
         return done
 
     def _by_sector(self, buffer: memoryview, position: int) -> int:
-        """Read to the end of the next sector; if that fails too, return zeros and report it."""
+        """Read up to the end of the next sector; if that fails too, return zeros and report the
+        range.
+        """
         length = min(len(buffer), SECTOR - position % SECTOR, max(0, self.size - position))
         try:
             return os.preadv(self._fd, [buffer[:length]], position)

@@ -1,9 +1,9 @@
-"""Records that a carving keeps outside of memory: their places, and the identities of those met
-before.
+"""Records that a carving keeps outside of memory: their places, and the identities of all records
+found so far.
 
 Places take 32 bytes each in a nameless file (`Spool`); a value that is only known at the end of a
-source, or of all sources, is added later. Identities of records met before take 16 bytes each, in
-memory up to a limit, then on disk (`RecordSet`).
+source, or of all sources, is added later. Identities take 16 bytes each, in memory up to a limit,
+then on disk (`RecordSet`).
 
 Two records are the same if they have the same store host, physical offset, size, CRC of the body,
 queue offset and store time (a log that was truncated and continued has the same offsets again, and
@@ -28,12 +28,12 @@ from rmqctl.store.pages import BatchPage, Page
 PLACE = np.dtype([("position", "<i8"), ("physical", "<i8"), ("size", "<i4"), ("source", "<i4"),
                   ("late", "<i8")])
 """Place of a record: position in its source, the physical offset in it, its size, the number of its
-source. ``late`` is for the user (a time, an order).
+source. ``late``: a value for the caller (a time, an order).
 """
 _STEP = 1 << 12
 _HELD = 1 << 14
 HELD = 8 << 20
-"""Records whose numbers are kept in memory (128 MiB)."""
+"""Maximum number of records whose identities are kept in memory (128 MiB)."""
 _RUN = 1 << 22
 _FEW = 4
 _PRIME = np.uint64(0x9E3779B97F4A7C15)
@@ -67,7 +67,7 @@ class Spool(RowFile):
 class Majority:
     """Finds the most frequent of any number of keys with bounded memory (Misra-Gries).
 
-    The most frequent key is certain to be found if it has more than one in `LIMIT` of all.
+    The most frequent key is found for certain if it makes up more than one in `LIMIT` of all keys.
     """
 
     LIMIT = 64
@@ -128,7 +128,7 @@ def hosts_of(page: Page) -> Array:
 
 
 def _folded(table: Array) -> Array:
-    """Return one number for each row of bytes."""
+    """Return one number for each line of a two-dimensional byte array."""
     words = table.view("<u8")
     folded: Array = (words[:, 0] + words[:, 1] * _PRIME + words[:, 2] * _OTHER).view(np.int64)
     return folded
@@ -165,9 +165,10 @@ class RecordSet:
         self.count = 0
 
     def take(self, physical: Array, rest: Array) -> Array:
-        """Return which of these records (int64, uint64) are in the set already (bool), and add all.
+        """Add all records (int64, uint64); return a boolean array: whether each was already in the
+        set.
 
-        Of several equal ones the first is new. Raises: StoreIOError.
+        The first of several equal records is new. Raises: StoreIOError.
         """
         is_repeated: Array = np.zeros(len(physical), bool)
         if not len(physical):
@@ -209,7 +210,7 @@ class RecordSet:
 
 
 def _inside(run: _SortedRecords, physical: Array, rest: Array) -> Array:
-    """Return which records are in a run (bool)."""
+    """Return a boolean array: whether each record is in a run."""
     left = np.searchsorted(run.physical, physical, "left")
     right = np.searchsorted(run.physical, physical, "right")
     is_inside: Array = np.zeros(len(physical), bool)

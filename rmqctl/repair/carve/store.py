@@ -1,9 +1,10 @@
-"""A new store of carved messages: each is written as the record it was (`append --as-recorded`).
+"""A new store of carved messages, written as stored records (`append --as-recorded`). Topic, queue,
+times, hosts, flags, properties and body stay the same.
 
-Topic, queue, times, hosts, flags, properties and body stay. So do physical and queue offsets:
-fillers replace what is missing (`rmqctl.repair.carve.bridging`). Without enough space for these,
-the messages of the queue move up, because a broker would misplace them otherwise. Each log that was
-found gets a store of its own (`rmqctl.repair.carve.ordering`).
+So do physical and queue offsets: fillers replace what is missing (`rmqctl.repair.carve.bridging`).
+If there is not enough space for fillers, the messages of the queue move up: otherwise a broker
+would misplace their entries. Each log that was found gets a store of its own
+(`rmqctl.repair.carve.ordering`).
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ DEFAULT_FILE = 1 << 30
 _MAX_TOPICS = 10_000
 _NAMED = 5
 _FREE_FILL, _FILL = 64 << 20, 16
-"""Bytes of fillers that are always allowed, and more as a multiple of the messages' bytes."""
+"""Limits of the total size of fillers: bytes that are always allowed, and a multiple of the
+messages' bytes.
+"""
 
 
 @dataclass(slots=True)
 class WrittenStore:
     """Contents of the new store. ``reasons``: why messages were refused, with their number.
 
-    ``logs``: if there are several, each with its store, and why it is not in the one before.
+    ``logs``: if there are several, each with its store, and the reason why it is a separate store.
     """
 
     store: str
@@ -97,7 +100,9 @@ class WrittenStore:
 
 
 def log_file_size(inputs: Sequence[Input]) -> int | None:
-    """Return the file size of the log, by most inputs named like log files; None: unknown."""
+    """Return the file size of the log: the size of most inputs that are named like log files; None:
+    unknown.
+    """
     sizes = Counter(source.size
                     for source in inputs if source.base is not None and source.size >= _MIN_FILE
                     and source.size % _MIN_FILE == 0 and source.base % source.size == 0)
@@ -122,7 +127,8 @@ class StoreMaker:
 
     Nothing is created before `write`. Unless the settings are ``is_sized``, the size of the log
     files is derived from the ends of files that the carving found.
-    Raises: RefusedError for a place that is in use, UsageError for the sizes, both at once.
+    Raises: RefusedError for a folder in use, UsageError for invalid sizes; both before anything is
+    collected.
     """
 
     def __init__(self, root: str, settings: Settings, *, is_sized: bool = True) -> None:
@@ -155,8 +161,8 @@ class StoreMaker:
 
     def write(self, carving: Carving, advance: Callable[[int], None] = lambda _bytes: None,
               check: Callable[[], None] = lambda: None) -> WrittenStore:
-        """Create the store and put all messages into it. ``check`` is called where a stop does no
-        harm.
+        """Create the store and put all messages into it. ``check`` is called at points where
+        stopping is safe.
         Raises: StoreIOError, RefusedError; the store is then like that of a killed broker.
         """
         done = self.written
@@ -283,7 +289,7 @@ class _Writer:
         self._end: int | None = None
 
     def add(self, record: Record, size: int, *, keeps: bool) -> bool:
-        """Take a record; return whether it is time for `flush`."""
+        """Add a record; return whether it is time for `flush`."""
         if keeps != self._keeps or (keeps and record.physical_offset != self._end):
             self.flush()
             if keeps:
@@ -294,7 +300,7 @@ class _Writer:
         return len(self._group) >= GROUP_MESSAGES or self._size >= GROUP_BYTES
 
     def _fill(self, record: Record) -> None:
-        """Put fillers up to the place of a record."""
+        """Put fillers up to the physical offset of a record."""
         log, physical = self._engine.log, record.physical_offset
         is_new = log.current is None and not log.files
         end = physical - physical % log.file_size if is_new else log.position
@@ -343,7 +349,7 @@ class _Reader:
                 stack.callback(source.close)
 
     def record(self, source: int, position: int, length: int) -> Record | None:
-        """Return the record; None if it is no longer there."""
+        """Read the record at a place; None if the source no longer contains it."""
         opened = self._open.get(source)
         if opened is None:
             if len(self._open) >= _OPEN_SOURCES:

@@ -30,15 +30,15 @@ _GRID = 4096
 _BLOCK = 1 << 20
 _DIRECT = 64 << 10
 _HEAD_SIZE = max(shape(*variant).head_size for variant in VARIANTS)
-"""The largest fixed part before the body, and the number of bytes examined."""
+"""Size of the largest fixed part before the body, and the number of bytes examined."""
 _STEP, _LONG_STEP = 64 << 10, 1 << 20
 
 
 class Window:
-    """A moving view of a source: ``data`` (uint8) are the bytes ``[start, end)``. It is a source
-    itself.
+    """A moving view of a source: ``data`` (uint8) are the bytes ``[start, end)``. A window is a
+    source itself.
 
-    ``size`` shrinks if the source turns out to have become shorter.
+    ``size`` decreases if the underlying source has become shorter.
     """
 
     def __init__(self, source: Source, chunk: int = CHUNK) -> None:
@@ -50,10 +50,10 @@ class Window:
         self.data: Array = np.zeros(0, np.uint8)
 
     def hold(self, position: int, length: int) -> bool:
-        """Load the missing part of ``[position, position + length)``; return whether all of it
-        exists.
+        """Load the missing part of ``[position, position + length)``; return whether the entire
+        range exists.
 
-        If anything has to be read, a whole chunk from ``position`` on is.
+        If anything must be read, a complete chunk is read from ``position`` on.
         """
         wanted = min(position + length, self.size)
         if not (self.start <= position and wanted <= self.end):
@@ -98,16 +98,16 @@ class AsLog:
 class Checksums:
     """CRC-32 of ranges of a window's source, top bit cleared.
 
-    Long ranges are combined from sums over a grid, so that each byte is read once even if every
-    position seems to start a record of the largest size. Ranges must start in about ascending
-    order.
+    CRCs of long ranges are combined from CRCs of blocks of a grid, so each byte is read only once
+    even if every position seems to start a record of the largest size. Ranges must start in about
+    ascending order.
     """
 
     def __init__(self, window: Window) -> None:
         self._window = window
         self._anchor = 0
         self._sums = [0]
-        """The CRC of ``[anchor, anchor + n * grid)``."""
+        """CRCs: element ``n`` is the CRC of ``[anchor, anchor + n * grid)``."""
 
     def crc(self, start: int, end: int) -> int | None:
         """Return the CRC of ``[start, end)``; None if the source ends before."""
@@ -191,7 +191,7 @@ class Candidates:
             position = max(position, upto)
 
     def _look(self, position: int) -> int:
-        """Search the next range; return the position where it starts, perhaps after a hole."""
+        """Search the next range; return its start, which may be after a hole."""
         window = self._window
         # A record's size may begin with the last zeros of a hole.
         position = max(position, window.next_data(position) - MAGIC_OFFSET)
