@@ -1,7 +1,7 @@
 """The checkpoint that a store should have for its log (checkpoint-and-small-files.md §1).
 
-A checkpoint that lags behind is never wrong. One that is missing, too short, zero or ahead of the
-log is rebuilt: after a crash a broker would scan the whole log, or too little of it.
+A checkpoint that lags is always safe. A checkpoint that is missing, too short, zero or ahead of the
+log is rebuilt: otherwise a broker would scan the entire log after a crash, or too little of it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from rmqctl.store.store import Store
 NAME = "checkpoint"
 _MAX_SIZE = 1 << 16
 _NO_OFFSET = -1
-"""The value that a broker writes if it has no such offset."""
+"""The value that a broker writes for an offset that it does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +112,8 @@ def checkpoint_steps(root: str, facts: CheckpointFacts, generation: int, *,
     """Return (steps, actions) for the checkpoint of the store at ``root``; nothing if it is valid.
 
     Valid fields stay as they are. ``generation`` 5 also fills in the offset of the last message, as
-    the recovery of a 5.x broker does. ``trust_index``: the abort file stays beside a complete
-    index, of which a broker would discard what is newer than the checkpoint's index time.
+    the recovery of a 5.x broker does. ``trust_index``: the abort file stays although the index is
+    complete; a broker would then discard entries newer than the checkpoint's index time.
     Raises: StoreIOError if the file cannot be read.
     """
     # The page as it is; one that is not a file or too short counts as zeros.

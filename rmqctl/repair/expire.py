@@ -1,5 +1,5 @@
-"""Expiry like a broker's cleaner: the oldest log files, then the files whose entries all point into
-them.
+"""Expiry as by a broker's cleaner: first the oldest log files, then the files whose entries all
+point into expired log files.
 
 spec: recovery.md §12, consumequeue.md §5, index.md §9. Log files expire from the first one on, up
 to the first that is kept; the last one always stays. Nothing is deleted: a plan moves the files
@@ -47,7 +47,7 @@ _WAITING = {SCHEDULE_TOPIC: "delayed messages not yet delivered",
 
 @dataclass(frozen=True, slots=True)
 class ExpiryLimits:
-    """The limits by which log files expire: a file that exceeds any of them does. None: no limit.
+    """The limits by which log files expire: a file that exceeds any limit expires. None: no limit.
 
     ``older_than`` (ms): as with a broker's ``fileReservedTime``, files last written (modification
     time) that long ago or earlier. ``keep_bytes``: the oldest files until the log is no larger, as
@@ -316,9 +316,10 @@ def _rows_after(file: StoreFile, unit: Fixed[Any], after: int) -> Iterator[Array
 
 
 def _first_row(queue: ConsumeQueue, physical: int) -> int:
-    """Return the first entry at or after a physical offset, by bisection; the end without one.
+    """Return the number of the first entry that points to or after a physical offset, by bisection;
+    the end if there is none.
 
-    Padding entries point to 0, so they count as before everything.
+    Padding entries point to 0, so they come before everything.
     """
     low, high = queue.first_index, queue.written
     while low < high:
@@ -332,7 +333,7 @@ def _first_row(queue: ConsumeQueue, physical: int) -> int:
 
 
 def _first_of_batch(batch: BatchQueue, physical: int) -> int:
-    """Return the first queue offset of the first entry at or after a physical offset."""
+    """Return the queue offset of the first entry that points to or after a physical offset."""
     end = 0
     for number in range(len(batch.files)):
         rows = batch.used(number)
@@ -405,7 +406,7 @@ def expire_timer(store: Store, before: int, after: int, read_until: int | None) 
 
 
 def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
-    """Return the unit in the last place of a full file, as a broker looks for it."""
+    """Return the unit at the last position of a full file, which a broker examines."""
     position = (size - TAIL.size) // UNIT_SIZE * UNIT_SIZE - UNIT_SIZE
     if position < 0:
         return None
@@ -415,7 +416,7 @@ def _last_unit(file: StoreFile, size: int) -> timer_log.UnitRecord | None:
 
 
 def _pending(file: StoreFile, before: int, after: int, read_until: int) -> int:
-    """Return the number of units in a file of messages that expire now before they are due."""
+    """Return the number of units in a file whose messages expire now, before they are due."""
     count = 0
     with FileSource(file.path) as source:
         for _, data in pages(source, UNIT_SIZE, _PAGE_UNITS):

@@ -1,4 +1,4 @@
-"""Explanation of a place in a log: the verdict, the evidence, and what a plan does there."""
+"""Explanation of a position in a log: the verdict, the evidence, and what a plan does there."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def fillers_left(store: Store) -> int:
     """Return the number of fillers that repairs of this store wrote and that nobody reverted.
 
     Fillers of a store that was copied without its ``.rmqctl`` are unknown; `verify` and `stats`,
-    which read the log, count these too. A journal or file that cannot be read counts for nothing.
+    which read the log, count these too. Unreadable journals and files are skipped.
     """
     by_path = {os.path.realpath(file.path): file for file in store.log.files}
     places: dict[str, set[tuple[int, int]]] = {}

@@ -20,8 +20,8 @@ _DELETED = "delete"
 
 
 class MovedLog(NamedTuple):
-    """The repair, the number of files from the log's end that it keeps, and whether all that it
-    changed is still as it left it, so that undoing it reverts nothing else.
+    """The repair, the number of files from the log's end that it keeps, and whether everything that
+    it changed is unchanged since, so that undoing the repair reverts nothing else.
     """
 
     id: str

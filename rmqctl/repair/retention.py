@@ -1,4 +1,4 @@
-"""Files that a broker's cleaner deletes from a store, and how long its disk has space.
+"""Files that a broker's cleaner deletes from a store, and how long the disk still has space.
 
 The rules are those of a start (`rmqctl.checks.preflight.disk`), the expiring files and unread
 messages are computed as by `expire`, and the rate as by `du`. Nothing is changed.
@@ -78,9 +78,9 @@ class DiskOutlook:
 
 @dataclass(slots=True)
 class Retention:
-    """The actions of a broker's cleaner. ``settings``: the origin of each value. ``next_run``: the
-    next time (ms) of deleteWhen; None: never. ``unread`` None: unknown, because the queues cannot
-    be read. ``outlook`` None: ``no_outlook`` has the reason.
+    """The actions of a broker's cleaner. ``settings``: where each value comes from. ``next_run``:
+    the next time (ms) of deleteWhen; None: never. ``unread`` None: unknown, because the queues
+    cannot be read. ``outlook`` None: ``no_outlook`` has the reason.
     """
 
     release: str

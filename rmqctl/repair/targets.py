@@ -108,7 +108,8 @@ def is_alias(root: str, path: str) -> bool:
 
 
 def refuse_foreign_links(root: str, target: str) -> None:
-    """Raise RefusedError if a link made by another user points to files that are not theirs.
+    """Raise RefusedError if a link made by another user points to files that this user does not
+    own.
 
     The administrator repairs stores of other users: their links must not point to files that only
     the administrator may change. This is the system's rule for links in ``/tmp``

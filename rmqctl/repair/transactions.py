@@ -111,7 +111,7 @@ def plan_end(store: Store, end: End, wanted: TransactionFilter, clock: Callable[
 
 
 def _message(puts: Puts, end: End, transaction: Transaction) -> tuple[Outgoing | None, str]:
-    """Return (the message that a commit puts, why the transaction cannot be ended)."""
+    """Return (the message that a commit puts, the reason why the transaction cannot be ended)."""
     record = None if transaction.record is None else puts.store.log.record_at(
         transaction.record.physical_offset)
     if record is None:

@@ -1,8 +1,8 @@
 """Carrying out one step of a committed repair, or undoing it.
 
-Both can be interrupted anywhere and repeated: the progress is derived from the present files
-(`StepStates`, which writes nothing). Each is durable when it returns; a new name is forced to disk
-before an old one is removed.
+Both operations can be interrupted anywhere and repeated: the progress is derived from the present
+files (`StepStates`, which writes nothing). Their changes are durable on return; a new directory
+entry is fsynced before the old one is removed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Phase = Literal["todo", "half", "done"]
 class ChangedError(RefusedError):
     """Something else changed the target of a step, before or after the repair did.
 
-    ``begun``: the step may have made a change. If not, nothing is to be undone.
+    ``begun``: the step may have made a change. If False, there is nothing to undo.
     """
 
     def __init__(self, message: str, *, begun: bool = True) -> None:
@@ -42,10 +42,10 @@ class ChangedError(RefusedError):
 
 
 class StepStates:
-    """The steps of one repair in the store at ``root``, with the journal's paths as they are now.
+    """The steps of one repair in the store at ``root``. The journal's paths are the current ones.
 
-    ``named``: folders outside of the store that the user named. Raises RefusedError for a step
-    elsewhere outside.
+    ``named``: folders outside of the store that the user named. Raises RefusedError for a step in
+    any other folder outside.
     """
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
@@ -64,9 +64,7 @@ class StepStates:
         return path
 
     def _in_dir(self, record: StepRecord, name: str) -> str:
-        """Return the place of one of the repair's own files. RefusedError if a link points
-        elsewhere.
-        """
+        """Return the path of one of the repair's own files. RefusedError if a link redirects it."""
         staging_dir = self._staging_dirs[record.staging_dir]
         path = os.path.join(staging_dir, name)
         if (folder := os.path.dirname(path)) not in self._own_folders:
@@ -86,15 +84,17 @@ class StepStates:
     def _is_old(self, record: StepRecord, current: FileStamp) -> bool:
         """Return whether the file is the one from before the step.
 
-        The content decides in a copy of a store only: an empty ``abort`` of another time is another
-        broker's.
+        The content is compared only in a copy of a store: an empty ``abort`` with another time
+        belongs to another broker.
         """
         digest = record.old_digest if self._is_copy else ""
         return self._is(record, current, record.old, digest)
 
     def _is(self, record: StepRecord, current: FileStamp, stamp: FileStamp | None,
             digest: str) -> bool:
-        """Compare by stamp, or, because a copy of a store may have other times, by content."""
+        """Compare a file by its stamp; if that differs, by content, because a copy of a store may
+        have other times.
+        """
         if stamp is None or stamp.fits(current):
             return stamp is not None
         path = self.path(record)
@@ -149,9 +149,9 @@ class StepStates:
         return "done"
 
     def phases(self) -> Iterator[tuple[StepRecord, Phase | ChangedError]]:
-        """Yield the `phase` of every step, in order, before any of them is carried out.
+        """Yield the `phase` of every step, in order, before any step is carried out.
 
-        Files below something that is still to be moved aside are not from the step itself.
+        Files in a folder that must still be moved aside were not created by a step.
         """
         under = self.under_moves()
         for number, record in enumerate(self.journal.records):
@@ -161,8 +161,8 @@ class StepStates:
                 yield record, problem
 
     def under_moves(self) -> set[int]:
-        """Return the numbers of the steps that cannot have been carried out, because something that
-        an earlier step moves aside is still, or again, in their place.
+        """Return the numbers of the steps that cannot have been carried out, because a file or
+        folder that an earlier step moves aside still (or again) occupies their target.
         """
         numbers: set[int] = set()
         moved: set[str] = set()
@@ -178,7 +178,7 @@ class StepStates:
         return numbers
 
     def _old_name_restored(self, record: StepRecord, target: FileStamp) -> bool:
-        """Return whether the old name of a moved file is there again beside the new one."""
+        """Return whether the old name of a moved file exists again in addition to the new one."""
         return record.old is not None and record.old.fits(target) and self._same_files(
             self.path(record), self._backup(record))
 
@@ -208,8 +208,8 @@ class StepStates:
 
     @staticmethod
     def _same_files(first: str, other: str) -> bool:
-        """Return whether both names have the same content: after a power failure an old name may be
-        there again beside the new one.
+        """Return whether both names have the same content: after a power failure the old name may
+        exist again in addition to the new one.
         """
         return is_regular(first) and is_regular(other) and same_content(first, other)
 
@@ -219,7 +219,7 @@ class StepStates:
 
 
 class StepApplier(StepStates):
-    """Carries the steps of one repair out, and undoes them."""
+    """Carries out the steps of one repair, and undoes them."""
 
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
         super().__init__(root, journal, named)
@@ -254,7 +254,9 @@ class StepApplier(StepStates):
         return os.path.dirname(first)
 
     def _back_up(self, path: str, backup: str, record: StepRecord) -> None:
-        """Link the old file to a second name; without support for links, move it there."""
+        """Create a second hard link to the old file; where links are not supported, rename the
+        file.
+        """
         self._make_folders(os.path.dirname(backup), self._staging_dirs[record.staging_dir])
         if os.path.lexists(backup) and self._same_files(path, backup):
             sync_folder(os.path.dirname(backup))
@@ -279,7 +281,7 @@ class StepApplier(StepStates):
             os.close(fd)
 
     def _sync_patched(self, record: StepRecord, path: str, mtime_ns: int | None = None) -> None:
-        """Force a patched file to disk with its old modification time, on which expiry depends."""
+        """Fsync a patched file with its old modification time, on which expiry depends."""
         assert record.old is not None
         wanted = record.old.mtime_ns if mtime_ns is None else mtime_ns
         fd = open_file(path, os.O_RDWR)
@@ -352,8 +354,8 @@ class StepApplier(StepStates):
         self._rename(backup, path)
 
     def _has_both_names(self, path: str, backup: str) -> bool:
-        """Return whether the old file has its own name, and the one under ``aside`` is a second
-        one.
+        """Return whether the old file still has its original name, in addition to the one under
+        ``aside``.
         """
         record, other = stat_file(path), stat_file(backup)
         if record is None or other is None or record.is_folder:
@@ -416,8 +418,7 @@ class StepApplier(StepStates):
     def _make_folders(self, folder: str, base: str) -> None:
         """Create ``folder`` and the missing folders above it up to ``base``, durably.
 
-        Existing ones are forced to disk, too: a run that was killed may have created them just
-        before.
+        Existing folders are fsynced, too: a killed run may have created them just before.
         """
         below = os.path.relpath(folder, base)
         for name in [] if below == os.curdir else below.split(os.sep):
@@ -429,7 +430,9 @@ class StepApplier(StepStates):
             base = inner
 
     def _as_before(self, folder: str) -> None:
-        """Give a recreated folder mode and owner of the one of its name that was moved aside."""
+        """Give a recreated folder the mode and owner of the folder of the same name that was moved
+        aside.
+        """
         for record in self.journal.records:
             path = self.path(record) if record.kind == "move" else ""
             if path and (folder == path or folder.startswith(path + os.sep)):
@@ -454,7 +457,7 @@ class StepApplier(StepStates):
 
     @staticmethod
     def _sync_names(*paths: str) -> None:
-        """Force the new name to disk first: a failure in between leaves two names, not none."""
+        """Fsync the new directory entry first: a failure in between leaves two names, not none."""
         for folder in dict.fromkeys(os.path.dirname(path) for path in paths if path):
             if os.path.isdir(folder):
                 sync_folder(folder)

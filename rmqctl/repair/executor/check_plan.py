@@ -183,7 +183,9 @@ def _fits(target: str, pieces: Sequence[Piece]) -> None:
 
 
 def shared(root: str, steps: Iterable[Step]) -> list[str]:
-    """Return the targets that are changed in place and have further hard links (a backup?)."""
+    """Return the targets that are changed in place and have further hard links (possibly a
+    backup).
+    """
     targets = []
     for step in steps:
         if isinstance(step, Patch):
@@ -266,7 +268,9 @@ def _is_content(path: str, content: bytes | FileContent | Piece) -> bool:
 
 
 def _has(path: str, piece: Piece, *, exactly: bool) -> bool:
-    """Return whether a file has the bytes of a piece at its place; ``exactly``: and no others."""
+    """Return whether a file contains the bytes of a piece at the piece's position; ``exactly``: and
+    no other bytes.
+    """
     if not os.path.isfile(path):
         return False
     try:

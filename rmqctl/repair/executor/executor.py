@@ -1,8 +1,8 @@
 """The one executor of all plans (architecture: plan, then apply).
 
 A repair is staged, committed by its journal, carried out step by step, and recorded as done. A kill
-before the commit leaves the old store; after a later one, the next `Repair` of the store completes
-the repair, or `Repair.undo` undoes it. Neither deletes anything of the store.
+before the commit leaves the old store. After a kill later on, the next `Repair` of the store
+completes the repair, or `Repair.undo` undoes it. Neither deletes anything of the store.
 
 A root under repair is locked. A store's lock is in its root. Files that a broker uploaded to a tier
 are outside the broker's own root, which has the lock of a running broker. Such further roots are
@@ -85,9 +85,9 @@ class Repair:
     ``progress`` is called with 1 after every step. For a root that is not a store (a tier),
     ``is_root`` raises if it is missing, and ``broker_roots`` are held as well; by default those
     that were noted. ``named``: folders outside of the root that the user named in this command; no
-    other one is written to, and the stores that contain these are held as well. ``complete``: the
-    id of an interrupted repair to complete although it was made under another path, or the stamps
-    of its files do not match (`Interrupted.question`).
+    other folder is written to, and the stores that contain these folders are held as well.
+    ``complete``: the id of an interrupted repair to complete although it was made under another
+    path, or the stamps of its files do not match (`Interrupted.question`).
     """
 
     def __init__(self, root: str, command: str, wall_clock: Callable[[], int] | None = None,
@@ -241,8 +241,9 @@ class Repair:
         """Undo a repair, the newest by default; of an interrupted one, the part that was done.
 
         ``moved`` (``OLD=NEW``) names folders outside of a store that was moved or copied.
-        Raises: UsageError for an unknown id; RefusedError if something was changed since (with
-        ``force`` that is kept below ``undone``) or a later repair changed the same files.
+        Raises: UsageError for an unknown id; RefusedError if a later repair changed the same files,
+        or if anything else changed since (with ``force`` later changes are kept below ``undone``
+        instead).
         """
         self._check_held()
         repair_id = undoing.choose(self.root, repair_id)
@@ -377,7 +378,9 @@ class RootLocks:
 
 
 def _named(root: str, broker_root: str) -> str:
-    """Return a root relative to the other if it is below it, because both are moved together."""
+    """Return a root as a path relative to the other root if it is below that, because both are then
+    moved together.
+    """
     below = root.startswith(os.path.join(broker_root, ""))
     return os.path.relpath(broker_root, root) if below else broker_root
 

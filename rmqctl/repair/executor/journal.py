@@ -3,8 +3,8 @@
 ``STORE/.rmqctl/repairs/ID/`` contains the staged and kept files of a repair. Once everything is
 staged, ``journal.jsonl`` is renamed into it, which commits the repair. It is JSON lines: a header,
 then the plan's actions, then the steps; the header counts both and has the CRC-32 of all that
-follows. It never changes again; the progress is in ``state.json`` beside it (missing: committed,
-but not all steps have been carried out).
+follows. The journal never changes again; the progress is in ``state.json`` in the same folder
+(missing: committed, but not all steps have been carried out).
 
 ``STORE/.rmqctl/log.jsonl`` has one line of JSON for every action that was done or undone.
 """
@@ -104,11 +104,11 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class Journal:
-    """A committed repair. ``inode`` is that of its folder at the commit: another one means that the
-    store is a copy, which by chance may have the same. ``times`` are the modification times (ns),
-    before the repair, of the folders in which names change. ``root`` is the real path of the store
-    then; ``host`` is the name of the machine, which is only shown; ``neighbours`` are files in
-    folders outside of the store that no step changes.
+    """A committed repair. ``inode``: the inode number of the repair's folder at the commit. A
+    different number proves that the store is a copy; the same number may be a coincidence.
+    ``times`` are the modification times (ns), before the repair, of the folders in which names
+    change. ``root`` is the real path of the store then; ``host`` is the name of the machine, which
+    is only shown; ``neighbours`` are files in folders outside of the store that no step changes.
     """
 
     id: str
@@ -163,7 +163,8 @@ class Journal:
 
 
 def _refuse_strange_paths(record: StepRecord, further_dirs: int) -> None:
-    """Raise ValueError for paths that no repair writes into its journal, which may be foreign.
+    """Raise ValueError for paths that no repair writes into its journal: the journal may come from
+    someone else.
 
     A target is relative to the root, or absolute in a folder outside (`relocated` decides about
     those). Kept files are in the repair's own folder.
@@ -212,7 +213,9 @@ def backup_folder(repair_id: str) -> str:
 
 
 def order(repair_id: str) -> tuple[str, int]:
-    """Return a sort key of ids by age: they never go back, even if the clock does."""
+    """Return a sort key that orders ids by age. Ids always increase, even if the clock is set
+    back.
+    """
     match = _ID.fullmatch(repair_id)
     assert match is not None
     return match[1], int(match[2])
@@ -231,7 +234,7 @@ def ids(root: str) -> list[str]:
 
 
 def next_id(root: str, now: int) -> str:
-    """Return an id later than every other one, of the time ``now`` (ms) if that is later."""
+    """Return an id later than all existing ids: the time ``now`` (ms) if that is later."""
     try:
         stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(now / 1000))
     except (ValueError, OverflowError, OSError):
@@ -243,7 +246,9 @@ def next_id(root: str, now: int) -> str:
 
 
 def is_committed(root: str, repair_id: str) -> bool:
-    """Return whether a repair has a journal; without one it changed nothing but its own folder."""
+    """Return whether a repair has a journal. A repair without a journal changed only its own
+    folder.
+    """
     return os.path.lexists(os.path.join(repair_folder(root, repair_id), JOURNAL))
 
 
@@ -332,7 +337,8 @@ def history(root: str) -> list[HistoryEntry]:
 
 def put_aside(root: str) -> list[HistoryEntry]:
     """Return the files that opening the store or dispatching to the tier put aside, oldest first.
-    They were replaced without a plan, so no journal can undo it. Raises: StoreIOError.
+    They were replaced without a plan, so there is no journal to undo the change. Raises:
+    StoreIOError.
     """
     return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)
             for aside in asides(root)]
@@ -347,7 +353,7 @@ def pending(root: str) -> str | None:
 
 
 def overlapping(journal: Journal, others: Iterable[Journal]) -> str | None:
-    """Return the first of ``others`` that changed a file that ``journal`` did."""
+    """Return the first of ``others`` that changed a file that ``journal`` changed, too."""
     targets = {record.target for record in journal.records}
     above = {folder for target in targets for folder in _above(target)}
     for other in others:

@@ -1,7 +1,7 @@
 """Bytes in place: files with the bytes of a patch, and writing them over its target.
 
-Such a file has the bytes of all spans of the patch one after the other; zeros are holes if the file
-system supports them, so that zeroing a gigabyte takes no space.
+A patch file contains the bytes of all spans of the patch, concatenated; zeros are holes if the file
+system supports holes, so that zeroing a gigabyte takes no space.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Files kept by old repairs, deleted for good: the one place where kept bytes are deleted.
 
-The oldest repairs are pruned, up to the first that is younger. So a remaining repair never lacks a
-later one that would have to be undone before it, and undoing one needs only the files that it kept
-itself. A repair is given up by renaming its journal; its staged and kept files then count as those
-of a repair that was never committed, and are deleted at once, or by the next process.
+The oldest repairs are pruned, up to the first one younger than the limit. So every repair that must
+be undone before a remaining one also remains, and undoing a repair needs only the files that it
+kept itself. A repair is given up by renaming its journal; its staged and kept files then count as
+those of a repair that was never committed, and are deleted at once, or by the next process.
 """
 
 from __future__ import annotations
@@ -111,8 +111,8 @@ def _keep_note(root: str, repair_id: str) -> None:
 
 
 def forgettable(root: str, before: int, pruned: Iterable[str] = ()) -> list[str]:
-    """Return the ids of repairs made before ``before`` (ms) of which only the note of their losses
-    is left, or will be once those in ``pruned`` are.
+    """Return the ids of repairs made before ``before`` (ms) that have nothing left except the note
+    of their losses, or will have once the repairs in ``pruned`` are pruned.
     """
     stamp = time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(max(before, 0) / 1000))
     noted = {repair_id for repair_id in pruned_notes(root) if order(repair_id)[0] <= stamp}
@@ -134,7 +134,7 @@ def forget_note(root: str, repair_id: str) -> None:
 
 def left_elsewhere(root: str, repair_id: str) -> Iterator[str]:
     """Yield folders on other file systems with files of a repair, created where the store was
-    before. It is unknown whether they are this store's.
+    before. It is unknown whether these folders belong to this store.
     """
     with suppress(StoreIOError):
         noted = noted_staging_dirs(root, repair_id)

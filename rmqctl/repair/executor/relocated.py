@@ -1,8 +1,8 @@
-"""A journal's paths in a store that is not where the repair was made.
+"""A journal's paths in a store that was moved or copied since the repair.
 
 Targets below the root move with the store. Those outside of it (folders of a multi-path log, a
 tier's metadata), and folders that links point to, may not: after a copy they belong to the other
-store. A copy cannot be distinguished from a moved store: inodes come again by chance, and the other
+store. A copy cannot be distinguished from a moved store: inode numbers may coincide, and the other
 store may be on a disk that is not mounted. So a folder outside counts as this store's if it has the
 same place relative to the root and contains files that the repair recorded; or if the user says so.
 Everything else is refused, with or without ``--force``.
@@ -35,7 +35,7 @@ from rmqctl.repair.executor.staging import head_of
 from rmqctl.repair.executor.staging_dirs import structure_of
 
 Folders = Mapping[str, str]
-"""Folders outside of the store as a journal names them -> where they are now."""
+"""Map from the paths of folders outside of the store, as in the journal, to their current paths."""
 
 
 def load_here(root: str, repair_id: str, moved: Sequence[str] = ()) -> tuple[Journal, Folders]:
@@ -56,7 +56,9 @@ def moved_to(root: str, repair_id: str, moved: Sequence[str]) -> list[str]:
 
 
 def noted(root: str, given: Folders) -> dict[str, Any]:
-    """Return the record of the given folders for a state; a further copy needs them again."""
+    """Return the given folders in the form in which a state records them; for another copy of the
+    store they must be given again.
+    """
     return {"moved": {"root": os.path.realpath(root), "folders": dict(given)}} if given else {}
 
 
@@ -246,8 +248,8 @@ def _is_same(first: str, other: str) -> bool:
 
 
 def _is_known(now: str, journal: Journal, folder: str, candidate: str) -> bool:
-    """Return whether a folder has a file that the repair recorded in ``folder``: one that it left
-    alone, or one that it changed (or was to change), in the old or new state.
+    """Return whether a folder has a file that the repair recorded in ``folder``: either an
+    unchanged file, or a file that it changed (or was to change), in the old or new state.
     """
     for name, (size, digest) in journal.neighbours.get(folder, {}).items():
         path = os.path.join(candidate, name)
@@ -288,7 +290,7 @@ def _record(record: StepRecord, folders: Folders) -> StepRecord:
 
 
 def _above(path: str, folders: Folders) -> str:
-    """Return the folder that is, or is above, a renamed one; empty if that is unknown."""
+    """Return the folder that was renamed, or contains a renamed folder; empty if unknown."""
     for old, new in folders.items():
         suffix = old.removeprefix(path)
         if suffix == "" or (suffix != old and suffix.startswith(os.sep) and new.endswith(suffix)):

@@ -40,7 +40,7 @@ def rooms(root: str, todo: Sequence[CheckedStep], folders: Iterable[str] | None 
     there, the root if it is one.
 
     ``folders``: where each step stages its files; None: beside its target. ``is_there``: whether a
-    file is on a device already, and is renamed.
+    file is already on a device, so that it is only renamed.
     Raises: StoreIOError.
     """
     needed: dict[int, int] = {}

@@ -122,7 +122,7 @@ class Staging:
                 self._times.setdefault(self._named(folder), os.stat(folder).st_mtime_ns)
 
     def _check_writable(self, todo: Iterable[CheckedStep]) -> None:
-        """Raise an error now rather than halfway, if a target cannot be written."""
+        """Raise an error before any change if a target cannot be written."""
         for checked in todo:
             if isinstance(checked.step, Patch):
                 os.close(open_file(checked.path, os.O_RDWR))
@@ -240,7 +240,9 @@ class Staging:
             os.close(fd)
 
     def _movable(self, content: FileContent) -> bool:
-        """Return whether a file may be renamed into the store; never one of the store itself."""
+        """Return whether a file may be renamed into the store (False for files of the store
+        itself).
+        """
         if not content.movable or os.path.islink(content.path):
             return False
         root, path = os.path.realpath(self.root), os.path.realpath(content.path)
@@ -266,7 +268,7 @@ class Staging:
         return os.path.join(self._staging_dirs.folders[staging_dir], name)
 
     def _folder(self, staging_dir: int, name: str) -> str:
-        """Create a folder in a staging folder, which is forced to disk at the end."""
+        """Create a folder in a staging folder; it is fsynced at the end."""
         path = self._path(staging_dir, name)
         if path not in self._touched:
             make_folders(path, durable=False)

@@ -1,8 +1,8 @@
 """The folders in which a repair stages and keeps files.
 
 Renaming works only within one mount, and a log's folder may be on another disk, by a link or as one
-of several. The files for such a target are in a ``.rmqctl`` folder beside that folder: never in it,
-because a broker refuses to start on foreign names there.
+of several. The files for such a target are in a ``.rmqctl`` folder next to the log's folder: not
+inside it, because a broker refuses to start if it finds foreign names there.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class StagingDirs:
 
 
 def structure_of(root: str, target: str) -> str:
-    """Return the folder on whose file system a target is: that of its last link, or of its
+    """Return the folder whose file system contains a target: the folder of its last link, or of its
     structure.
     """
     if os.path.isabs(target):
@@ -114,8 +114,8 @@ def _staging_dir_name(root: str, repair_id: str) -> str:
 
 
 def refuse_strange_dirs(root: str, journal: Journal) -> None:
-    """Raise RefusedError for a further folder that no repair uses: one must be beside the changed
-    files and have the repair's own name. The journal may be foreign.
+    """Raise RefusedError for a further folder that no repair would use: it must be next to the
+    changed files and have the repair's own name. (The journal may come from someone else.)
     """
     for number, folder in enumerate(journal.staging_dirs, 1):
         targets = [record.target for record in journal.records if record.staging_dir == number]

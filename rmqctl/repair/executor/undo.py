@@ -1,4 +1,4 @@
-"""Undoing a repair: bytes, lengths, names and times become what they were.
+"""Undo of a repair: restores bytes, lengths, names and times.
 
 Files from the repair move to ``undone`` beside the kept ones. Like the repair itself, an undo is
 journaled: once begun, the next run completes it.

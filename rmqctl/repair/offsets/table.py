@@ -2,7 +2,7 @@
 replaces it.
 
 Everything else in ``consumerOffset.json`` (or ``lmqConsumerOffset.json``, with ``enableLmq``) stays
-as it is, in its order. OffsetsPlan that consumers keep themselves (broadcasting) are not here.
+as it is, in its order. Offsets that consumers keep themselves (broadcasting) are not included.
 """
 
 from __future__ import annotations
@@ -145,9 +145,9 @@ def is_configured(store: Store, group: str) -> bool:
 
 def queue_rows(store: Store, view: View, topic: str, queue_id: int,
                stack: ExitStack) -> QueueRows | None:
-    """Return the queue, open until the stack is left. For a time, a broker returns
-    (`offset_by_time`) the start of the queue if it meets a damaged message; this object looks
-    beyond that.
+    """Return the queue, open until the stack is left. When a broker looks up an offset by time
+    (`offset_by_time`), it returns the start of the queue if it reads a damaged message; this object
+    continues the search instead.
     """
     queue = store.queue(topic, queue_id)
     if queue is not None:
@@ -209,7 +209,7 @@ def planned(store: Store, command: str, queues: Sequence[MovedOffset],
 
 
 def notes_of(store: Store, view: View, files: Iterable[ConfigFile]) -> list[str]:
-    """Return what the user must know before the broker starts, after any change of offsets."""
+    """Return notes for any change of offsets: what the user must know before the broker starts."""
     notes = []
     cut = cut_by_broker(view)
     if cut is not None:

@@ -32,7 +32,9 @@ from rmqctl.store.store import Store
 COPY, IMPORT = "offsets-copy", "offsets-import"
 
 Rule = Literal["missing", "max", "min", "replace"]
-"""The offset that wins if both sides have one: this store's, the larger, the smaller, or theirs."""
+"""The offset to use if both sides have one: this store's, the larger, the smaller, or the
+source's.
+"""
 
 
 class NewOffsets(NamedTuple):
