@@ -126,7 +126,7 @@ class RecoverOptions:
 
     @property
     def whole(self) -> bool:
-        """Return whether all structures are repaired that a start depends on."""
+        """Return whether all structures on which a start depends are repaired."""
         return self.only.issuperset(PARTS[:4]) and self.topic is None
 
     @property
@@ -149,8 +149,8 @@ def _assumed(saved: Salvage) -> dict[str, int]:
 def plan_recover(root: str, scratch: Scratch, options: RecoverOptions, watch: Watch,
                  make: Callable[..., Rebuilt] = rebuild) -> Plan:
     """Return the plan for the store at ``root``. Derived files are built in ``scratch``, which must
-    stay until the plan is applied; nothing else is written. ``make`` does the rebuilding: a
-    function like `rmqctl.repair.rebuild.rebuild.rebuild`.
+    stay until the plan is applied; nothing else is written. ``make`` rebuilds: a function like
+    `rmqctl.repair.rebuild.rebuild.rebuild`.
     Raises: NotAStoreError, RefusedError (for sizes that contradict each other, see `configured` and
     `salvage`), StoreIOError.
     """
@@ -184,7 +184,7 @@ class _Planner:
         self._disputed: set[str] = set()
         """Structures with entries that stay although their messages contradict them."""
         self._unplaceable = 0
-        """Messages that get no entry."""
+        """Messages for which no entry is written."""
         self._before: int | None = None
         """Entries in the database of consume queues; None without a readable one."""
         self._database: rocksdb.BuiltDatabase | None = None
@@ -406,7 +406,7 @@ class _Planner:
                 "mounted? Pass every folder with --commitlog-dir")
 
     def _log(self) -> Salvage:
-        """Return the log as it will be; as it is, if --only does not include it."""
+        """Return the repaired log; the present log if --only does not include it."""
         # Without the log in --only, nothing is examined.
         if COMMITLOG not in self._options.only or self._options.topic is not None:
             parts = tuple(log_as_it_is(self._store))
@@ -701,7 +701,9 @@ class _Planner:
 
 
 def queue_of(target: str) -> tuple[str, int]:
-    """Return topic and queue id of the folder that a target is in, or is; else ("", 0)."""
+    """Return topic and queue id of the folder that contains the target or is the target; else ("",
+    0).
+    """
     parts = target.split(os.sep)
     if parts[0] != CONSUMEQUEUE or len(parts) < 3 or not parts[2].isdecimal():
         return "", 0

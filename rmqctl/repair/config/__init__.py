@@ -1,1 +1,1 @@
-"""Restore of configuration files that are missing or unreadable, as far as any evidence goes."""
+"""Restore of configuration files that are missing or unreadable, as far as evidence allows."""

@@ -1,8 +1,8 @@
 """Conversion of topics, groups and consumer offsets from JSON files into RocksDB, from RocksDB into
 JSON, or from one form in RocksDB into the other (spec: rocksdb.md §7).
 
-All that is in force is converted. The old form is moved aside, and so is everything that a broker
-would read before the new form, or import into it.
+All values that a broker uses are converted. The old form is moved aside, and so is everything that
+a broker would read in preference to the new form, or import into it.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _SETTINGS = {
     "rocksdb-v1": "storeType=defaultRocksDB and without configManagerVersion=v2",
     "rocksdb-v2": "configManagerVersion=v2 (5.3.2 or later)"}
 _BROADCAST = "@broadcast"
-"""Ends the group name under which a 5.x broker keeps the least broadcast offset."""
+"""Suffix of the group name under which a 5.x broker stores the smallest broadcast offset."""
 _LMQ = "lmqConsumerOffset.json"
 Entries = Iterator[tuple[bytes, bytes]]
 
@@ -76,7 +76,7 @@ def plan_convert(store: Store, to: ConfigLayout, scratch: Scratch, *, alone: boo
 
 
 def _needs(store: Store, to: ConfigLayout) -> Iterator[str]:
-    """Yield what else a broker needs for this form."""
+    """Yield notes: what else a broker needs to use this form."""
     if to == "json" and store.layout.consumequeue == "rocksdb":
         yield ("the consume queues are in RocksDB: a broker with storeType=default does not read "
                "them")
@@ -91,7 +91,9 @@ def _refuse_damage(store: Store, file: ConfigFile) -> None:
 
 
 def _move_aside(store: Store, changes: Changes) -> None:
-    """Move aside the present configuration, and what a broker would read before the new form."""
+    """Move aside the present configuration, and what a broker would read in preference to the new
+    form.
+    """
     why = "the configuration moves to another form"
     folders = dict.fromkeys((*CONFIG_DATABASES["rocksdb-v2"].values(),
                              *CONFIG_DATABASES["rocksdb-v1"].values()))

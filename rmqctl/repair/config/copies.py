@@ -24,7 +24,7 @@ _KINDS = {
     "lmq-offsets": "later messages are delivered again",
     "delay": "later messages are delivered again",
 }
-"""Kinds of files that are copied, and what follows from an older copy."""
+"""Kinds of files that are copied, and the consequence if the copy is older."""
 
 
 def lost_config(store: Store, sources: Iterable[Source]) -> Planned:

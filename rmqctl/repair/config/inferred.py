@@ -43,12 +43,14 @@ _MESSAGE_TYPES = {
     "TRANSACTION": (props.PREPARED,),
     "DELAY": (props.DELAY, "TIMER_DELIVER_MS", "TIMER_DELAY_SEC", "TIMER_DELAY_MS"),
     "FIFO": ("__SHARDINGKEY",)}
-"""Types by the properties that show them, the first that fits (`TopicMessageType`); else NORMAL."""
+"""Message types by the properties that identify them; the first match counts (`TopicMessageType`),
+else NORMAL.
+"""
 _MIXED_SINCE = "5.1.4"
 _WAIT = (SCHEDULE_TOPIC, HALF_TOPIC, TIMER_TOPIC)
 """Topics in which messages wait for delivery to their REAL_TOPIC."""
 _MAX_QUEUES = 1 << 10
-"""A greater queue id counts only if the queue itself exists."""
+"""Limit of plausible queue ids: a greater id counts only if the queue itself exists."""
 _ID_DIGITS, _SINCE = 11, 5
 
 

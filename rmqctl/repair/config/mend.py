@@ -41,8 +41,8 @@ _SINCE = 5
 
 
 class _Kind(NamedTuple):
-    """A file: the name of its table, the words for an entry and for entries, and whether they are
-    objects whose keys are numbers (``{0:5}``), objects with names, or numbers by number.
+    """A file: the name of its table, the words for one entry and for several, and the form of
+    entries: objects whose keys are numbers (``{0:5}``), objects with names, or numbers by number.
     """
 
     name: str
@@ -316,8 +316,8 @@ class _Mender:
 
     def _with(self, export: Exported | None, kind: _Kind, entries: inferred.Table,
               proof: dict[str, Any], unknown: str) -> tuple[inferred.Table, dict[str, Any]]:
-        """Return the store's entries, overridden by those of an export. ``unknown``: a note on the
-        values of the former that are unknown, with a place for their names.
+        """Return the store's entries, overridden by entries of an export. ``unknown``: a note on
+        unknown values of the store's entries, with a placeholder for the entries' names.
         """
         theirs = {} if export is None else self._taken(export, kind)
         mine = dict.fromkeys(sorted(entries.keys() - theirs.keys()))

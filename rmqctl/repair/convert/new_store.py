@@ -55,7 +55,7 @@ MAPPING = "physical-offsets.csv"
 COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
 _NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredstore",
                 "consumequeue_ext")
-"""Files with physical offsets, or of a separate service, that are not derived from the log."""
+"""Files not derived from the log that contain physical offsets, or belong to a separate service."""
 _HALF = props.HALF_TOPIC.encode()
 _MAX_PLACES = 20
 
@@ -116,7 +116,7 @@ class WithPlainLog:
                        if os.path.isfile(store.path(name)) or bytes_below(store.path(name))]
         self.done = Converted(root)
         self._filled: set[int] = set()
-        """Old places of fillers that are about to be put."""
+        """Old physical offsets of the messages whose fillers will be put next."""
 
     @property
     def size(self) -> int:
@@ -240,8 +240,8 @@ class WithPlainLog:
 
 
 def _filler(record: Record) -> Record:
-    """Return a filler for a message with a damaged body: without it, later messages would get
-    entries before their queue offsets.
+    """Return a filler for a message with a damaged body: without a filler, the entries of later
+    messages would be misplaced, before their queue offsets.
     """
     flags = record.sys_flag & ~(COMPRESSED | COMPRESSION_MASK | BORN_HOST_V6)
     return replace(record, body=bytes(max(1, len(record.body))), born_host=NOWHERE, sys_flag=flags,
@@ -266,7 +266,9 @@ class OffsetMapping:
             self._new.append(new)
 
     def rename(self, record: Record) -> bool:
-        """Give a commit or rollback the new offset of its half message; False if unknown."""
+        """Set the new offset of the half message in a commit or rollback; return False if that is
+        unknown.
+        """
         named = record.prepared_transaction_offset
         if not named:
             return True
@@ -289,7 +291,8 @@ def refuse_overlap(source: str, target: str) -> None:
 
 def copy_store(store: Store, root: str, advance: Callable[[int], None] = lambda _bytes: None,
                check: Callable[[], None] = lambda: None) -> None:
-    """Copy a store, except what belongs to its place: its lock, and files that repairs have kept.
+    """Copy a store, except for its lock and the files that repairs have kept, which belong to the
+    old path.
     Raises: UsageError if its log is elsewhere, RefusedError for a place that is in use,
     StoreHeldError while a broker writes to it, StoreIOError.
     """

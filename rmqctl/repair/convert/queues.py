@@ -118,7 +118,7 @@ def plan_convert(root: str, scratch: Scratch, options: ConvertOptions, watch: Wa
 
 
 def _refuse(store: Store, to: Form) -> None:
-    """Raise RefusedError if the new form would lack something that the old one has."""
+    """Raise RefusedError if the new form cannot contain something that the old form contains."""
     if to == "rocksdb" and store.batch_queues:
         raise RefusedError(f"{store.root}: batch consume queues cannot be stored in RocksDB")
     refuse_damage(store)

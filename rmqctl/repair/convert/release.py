@@ -328,7 +328,9 @@ class _Conversion(Changes):
                 release=self.release, names=some_of(names, len(names))))
 
     def check_loading(self) -> None:
-        """Move aside what keeps the release from starting. RefusedError for what has to stay."""
+        """Move aside files that keep the release from starting. RefusedError for files that must
+        stay.
+        """
         gone = tuple(step.target for step in self.steps if isinstance(step, MoveAside))
         for refusal in load(self.store, self.version).refusals:
             place = self.store.path(refusal.target)

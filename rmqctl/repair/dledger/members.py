@@ -95,7 +95,7 @@ class _Job:
     """Bytes copied from a source; other sources were compared then."""
     chances: Chances = field(default_factory=Chances)
     contested: list[tuple[int, int, int]] = field(default_factory=list)
-    """(number of the action, start, end) of copies that another log contradicts."""
+    """Copies that another log contradicts: (number of the action, start, end)."""
     end: int | None = None
     """The end of the log, by a preferred source; everything after it is removed."""
 
@@ -233,8 +233,9 @@ class _Job:
                 f"{source.name} copies them")
 
     def _same_term(self, source: Source, run: DifferingEntries) -> None:
-        """Compare intact entries with the same index and term that differ: one is damaged where no
-        checksum covers it, and this store's consume queues and index may show which.
+        """Compare differing intact entries with the same index and term: one of the two is damaged
+        in a part that no checksum covers, and this store's consume queues and index may show which
+        one.
         """
         if run.parted or run.kinds != (WHOLE, WHOLE) or self._was_placed(run.pos, run.end):
             return
@@ -263,7 +264,7 @@ class _Job:
 
     def _agreed(self, source: Source, run: DifferingEntries, why: str, *, alone: bool) -> None:
         """Copy entries that neither the remaining bytes nor most other sources contradict.
-        ``alone``: each entry is decided by itself; else nothing after the first contested one is
+        ``alone``: each entry is decided separately; else nothing after the first contested entry is
         copied.
         """
         others = [other for other in self.sources if other is not source]
@@ -480,12 +481,16 @@ class _Job:
 
     @property
     def _who(self) -> str:
-        """Return who else may have the lost entries: members that were not named."""
+        """Return the other members that may have the lost entries: members that the user did not
+        name.
+        """
         return "A further member of the group" if self.sources else (
             "Another member (pass it with --from)")
 
     def _with_bad_properties(self) -> int:
-        """Return how many messages have damaged properties: most count as intact entries."""
+        """Return the number of messages with damaged properties. Most of them count as intact
+        entries.
+        """
         places = _bad_properties([part for part in self.parts if part.head])
         if places:
             self.notes.append(

@@ -57,7 +57,7 @@ _TOPIC_TABLES = (("topics.json", ("topicConfigTable",)),
 _BY_TOPIC_AND_GROUP = (("consumerOrderInfo.json", ("table",)),)
 _GROUPS_OF_TOPICS = {"messageRequestMode.json": ("messageRequestModeMap", ""),
                      "consumerFilter.json": ("filterDataByTopic", "groupFilterData")}
-"""Tables of topics with entries of groups, and the name that these are below."""
+"""Topic tables that contain entries of groups, and the field that contains these entries."""
 _GROUP_TABLES = (("subscriptionGroup.json", ("subscriptionGroupTable", "forbiddenTable")),)
 
 
@@ -191,7 +191,7 @@ def _chosen(store: Store, wanted: EraseSelection, traits: Traits,
 def _erase(changes: Changes, lines: list[dict[str, Any]],
            spans: dict[str, list[tuple[int, int]]], store: Store, path: str, at: int, raw: bytes,
            record: Record, role: str, *, drop: bool) -> bool:
-    """Plan one record; return whether it has no space for the mark."""
+    """Plan the erasure of one record; return whether the record has no space for the mark."""
     parts, is_marked = erased(raw, record, drop=drop)
     name, topic = sys.intern(target(store, path)), sys.intern(record.topic.decode(
         "utf-8", "replace"))
@@ -253,7 +253,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
 
 def _move_queues(changes: Changes, store: Store, topics: Sequence[str],
                  others: Sequence[str]) -> list[str]:
-    """Move the folders of the topics aside, and the ``others`` of them; return all of these."""
+    """Move the folders of the topics, and their ``others``, aside; return all of these folders."""
     folders = list(_QUEUES)
     if os.path.isdir(store.path(_COMPACTION)):
         folders += [os.path.join(_COMPACTION, name)

@@ -1,9 +1,10 @@
 """The messages to erase, and their copies in the log.
 
-A broker that delays, holds back, sends back or gives up a message keeps the client's id, and the
-time and host of the message's birth. So a copy has that id, or names one as its origin, and has the
-same birth or the same body; or it has no id, and both. Clients choose ids: a message with only the
-id, or only the body, may be another one. It is counted, and erased only on request.
+When a broker copies a message (delayed, half, retry or dead letter), it keeps the client's id, and
+the born time and born host. So a copy either has that id, or names it as its origin, and has the
+same born time and host or the same body; or it has no id, and matches in both. Clients choose ids:
+a message with only the id, or only the body, may be another one. It is counted, and erased only on
+request.
 
 For a deleted topic, only delayed or returned messages are copies: an application may have forwarded
 a message to another topic. For a deleted group, whose retry and dead letter topics are deleted,
@@ -30,9 +31,11 @@ from rmqctl.scan.frames import DAMAGED, Array, Batch
 from rmqctl.store.store import Store
 
 MIN_RUN = 16
-"""Bytes of the smallest body searched for, and of the smallest run that counts as left over."""
+"""Size in bytes of the smallest body that is searched for, and of the smallest run of bytes that
+counts as a remainder.
+"""
 _MAX_HELD = 16 << 20
-"""Bytes of bodies that are searched for by content."""
+"""Maximum total size in bytes of the bodies that are searched for by content."""
 _ORIGINS = (props.ORIGIN_MESSAGE_ID, "DLQ_ORIGIN_MESSAGE_ID")
 _OF_TOPIC = (props.REAL_TOPIC, props.RETRY_TOPIC, props.DLQ_ORIGIN_TOPIC)
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
@@ -53,7 +56,7 @@ class Traits:
     crcs: set[int] = field(default_factory=set)
     """CRCs of the bodies."""
     births: set[tuple[int, tuple[bytes, int]]] = field(default_factory=set)
-    """Times (epoch ms) and hosts (address, port) of the messages' birth."""
+    """Born times (epoch ms) and born hosts (address, port) of the messages."""
     held: int = 0
     selects: Callable[[Record, Inner], bool] | None = None
     """Returns whether the user selected a message of a batch."""
@@ -87,7 +90,9 @@ class Traits:
         self.crcs.add(zlib.crc32(body) & CRC_MASK)
 
     def has_inner(self, record: Record, inner: Inner, *, same_body: bool) -> bool | None:
-        """Return whether a message of a batch is named or a copy; None if just the body matches."""
+        """Return whether a message of a batch is named by the user or a copy; None if only the body
+        matches.
+        """
         unique = inner.unique_key
         if unique in self.named or (unique in self.ids and inner.body in self.bodies
                                     and not self.topics):

@@ -22,7 +22,7 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _NEAR = 64
-"""Slots between two others that are written in the same piece."""
+"""Maximum number of slots between two changed slots that are written in one piece."""
 
 
 def drop_entries(store: Store, gone: Array, why: str = "entries of erased messages") -> Changes:

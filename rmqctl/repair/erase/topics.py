@@ -47,7 +47,9 @@ class DeletedTopics:
                 self._decide(name, group, owners)
 
     def _decide(self, name: str, group: str, owners: _Owners) -> None:
-        """Decide whether a retry topic whose name starts with a group belongs to it."""
+        """Decide whether a retry topic whose name starts with a group's name belongs to that
+        group.
+        """
         suffix = name.removeprefix(f"{props.RETRY_PREFIX}{group}")
         if suffix[:1] not in ("", "_") or name in self.topics:
             return

@@ -50,7 +50,9 @@ from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
 _MAX_DISPUTES = 1000
-"""The largest number of entries examined: more of them are not due to damaged messages."""
+"""Maximum number of differing entries examined: more differences have another cause than damaged
+messages.
+"""
 _MAX_STEPS = 10_000
 _SECOND = 1000
 _PAGE = 1 << 20
@@ -273,7 +275,7 @@ class _RebuiltKeys:
         self._codes: Array = np.sort(self._coded(offsets, hashes), kind="stable")
 
     def hold(self, places: Array, hashes: Array) -> Array:
-        """Return which pairs are among them."""
+        """Return a boolean array: whether each pair is in this set."""
         codes = self._coded(places, hashes)
         if not len(self._codes):
             return np.zeros(len(codes), bool)
@@ -281,7 +283,9 @@ class _RebuiltKeys:
         return np.asarray(self._codes[at] == codes)
 
     def _coded(self, places: Array, hashes: Array) -> Array:
-        """Return each pair as one number, of its place and its hash; -1 for an unknown place."""
+        """Return one number for each pair, made of the pair's place and hash; -1 for an unknown
+        place.
+        """
         places = places.astype(np.int64)
         if not len(self._places):
             return np.full(len(places), -1, np.int64)

@@ -34,8 +34,8 @@ _SLOTS = layout.slot_dtype()["entry"]
 class Expired:
     """Index files with entries of messages before the log's start.
 
-    ``whole``: full files of nothing else, oldest first, which stay as they are. ``part``: the file
-    after them, with so many such ``entries`` (None: no such file).
+    ``whole``: full files that contain only such entries, oldest first; these stay unchanged.
+    ``part``: the next file, which contains ``entries`` such entries (None: no such file).
     """
 
     whole: tuple[StoreFile, ...] = ()
@@ -79,9 +79,10 @@ def expired(root: str, shape: Shape, log_min: int) -> Expired:
 
 
 def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
-    """Put into the scratch folder what a writer appends to.
+    """Copy into the scratch folder what a writer appends to.
 
-    Of the last full file that is only its header, from which the next file's first entry counts.
+    From the last full file it needs only the header: the seconds in the next file's first entry are
+    relative to it.
     Raises: StoreIOError.
     """
     if expired_files.whole:
@@ -210,8 +211,8 @@ def matched(built: Sequence[StoreFile], existing: Sequence[StoreFile], after: st
 
 def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], after: str, *,
                right_ones: bool) -> list[str | None]:
-    """Return the names of the files that begin with the ``same`` messages, where they ascend; with
-    ``right_ones``, of those with the same content in any order.
+    """Return the names of the files that begin with the ``same`` messages, as far as these names
+    ascend; with ``right_ones``, the names of files with the same content in any order.
     """
     sure: list[str | None] = []
     low = after
@@ -227,8 +228,8 @@ def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], aft
 
 def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
-    """Return ``sure`` with a name between those of its neighbours for each file without one; None
-    without space for a name.
+    """Return ``sure``, with a name added for each file without a name, between the names of its
+    neighbours; None if there is no name between them.
     """
     out: list[str] = []
     taken = {name for name in sure if name}

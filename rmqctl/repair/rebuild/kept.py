@@ -1,4 +1,4 @@
-"""Knowledge of consume queue and index entries about messages with damaged properties.
+"""Values that consume queue and index entries keep for messages with damaged properties.
 
 No CRC covers properties. The entries were written when the message was intact. So if properties are
 damaged, or a repair has marked them so, a rebuild keeps the values of the entries: the tags code,

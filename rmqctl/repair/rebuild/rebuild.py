@@ -58,7 +58,7 @@ CONSUMEQUEUE, INDEX = "consumequeue", "index"
 BOTH = frozenset({CONSUMEQUEUE, INDEX})
 _MAX_PENDING = 1 << 25
 SAVE_EVERY = 5.0
-"""The largest part of a killed run, in seconds, that has to be repeated."""
+"""Maximum part of a killed run, in seconds, that must be repeated."""
 NAME = "rebuild.json"
 _VERSION = 1
 _MAX_STATE_SIZE = 1 << 20
@@ -67,7 +67,7 @@ _BOOT = "/proc/sys/kernel/random/boot_id"
 
 @dataclass(frozen=True, slots=True)
 class KeptHashes:
-    """Hashes by the physical offset of a message: of its ``tags``, and of its ``keys``."""
+    """Hashes of ``tags`` and ``keys``, by the physical offset of the message."""
 
     tags: Mapping[int, int] = field(default_factory=dict)
     keys: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
@@ -82,9 +82,9 @@ class Rebuilt:
     ``logics_timestamp``: of the last message with an entry; ``index_timestamp``: of the newest full
     index file; 0 without one. ``next_offsets``: the next queue offset of every queue with a message
     in the log (of the selected queues). ``gaps``, ``refused``, ``unplaceable`` and ``repeated``
-    count entries as `Dispatcher` does. ``damage``: what was skipped. ``void_from``: from here on
-    the log is of another store than the entries. ``same``: queues of the ``store`` that need no
-    rebuild and were not rebuilt.
+    count entries as `Dispatcher` does. ``damage``: what was skipped. ``void_from``: physical offset
+    from which the log belongs to another store than the entries. ``same``: queues of the ``store``
+    that need no rebuild and were not rebuilt.
     """
 
     root: str
@@ -330,10 +330,8 @@ class _Job:
         return store
 
     def _queue_ids(self, held: ExitStack) -> QueueIds | None:
-        """Return a chooser that keeps each entry in its queue, if the store has light queues of
-        both kinds.
-
-        None if the settings decide it.
+        """Return a function that keeps each entry in its queue, if the store has light queues of
+        both kinds; None if the settings decide.
         """
         if CONSUMEQUEUE not in self._only or not os.path.isdir(
                 os.path.join(self._root, "consumequeue")):
@@ -390,8 +388,8 @@ class _Job:
 
 
 def _unshared_queues(store: Store) -> Iterator[tuple[QueueKey, FileQueue]]:
-    """Yield the plain queues of a store that are in the one folder that a broker uses for them, and
-    share it with no other folder.
+    """Yield the plain queues of a store whose folder is the one that a broker uses for the queue,
+    and is not shared with another queue.
     """
     for key, queue in store.plain_queues.items():
         if os.path.basename(queue.folder) == str(key[1]) and not store.listed(
@@ -474,7 +472,9 @@ class StateFile:
 
 def identity(parts: Sequence[LogPart], settings: Settings, wanted: object,
              seeds: Iterable[StoreFile]) -> str:
-    """Return a digest of the log, of what is rebuilt, and of the files that it is appended to."""
+    """Return a digest of the log, of the structures to rebuild, and of the files that are appended
+    to.
+    """
     digest = hashlib.sha256(repr((settings, wanted)).encode("utf-8", "surrogateescape"))
     for part in parts:
         digest.update(repr((part.base, part.size, _about(part.path))).encode(

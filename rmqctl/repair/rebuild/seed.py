@@ -40,7 +40,7 @@ _FILLER = np.array([tuple(FILLER)], consume_queue.dtype())[0]
 _AHEAD = 64
 """The largest number of units skipped to find that of a message."""
 _MISSES = 64
-"""After so many messages in a row without a unit, no more are looked for."""
+"""Number of consecutive messages without a unit after which the search for units ends."""
 _PAGE = 1 << 16
 _BUFFERED = 256
 
@@ -222,7 +222,7 @@ class _Queue:
 
 
 class OldUnits:
-    """Returns the unit of each message of a queue, asked in queue order (a `Recall`).
+    """Returns the unit of each message of a queue; calls must be in queue order (a `Recall`).
 
     A message's unit is recognised by its tags code and store time, and by the entry that points to
     it.
@@ -314,7 +314,7 @@ class OldUnits:
             return None
 
     def _use(self, key: QueueKey) -> None:
-        """Keep the pages of the queues used last only."""
+        """Keep only the pages of the most recently used queues."""
         self._recent[key] = None
         self._recent.move_to_end(key)
         if len(self._recent) > _BUFFERED:

@@ -22,7 +22,7 @@ _MAX_IN_MEMORY = 32 << 20
 
 
 def widen(parts: list[LogPart], start: int, end: int) -> None:
-    """Add the files before and after a log that bytes are copied into."""
+    """Add the files before and after a log into which bytes are copied."""
     first, last = parts[0], parts[-1]
     while start < parts[0].base >= first.size:
         parts.insert(0, LogPart(parts[0].base - first.size, first.size, None,
@@ -33,7 +33,9 @@ def widen(parts: list[LogPart], start: int, end: int) -> None:
 
 
 class Copying:
-    """Copies into the files of a log as it would be. Without ``scratch`` all stays in memory."""
+    """Copies bytes into the files of a planned log. Without ``scratch`` everything stays in
+    memory.
+    """
 
     def __init__(self, scratch: Scratch | None) -> None:
         self._scratch = scratch

@@ -18,7 +18,9 @@ _COLUMN = re.compile(r"column \d+: ")
 
 
 def records(path: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (place in words, bytes) of the message of each line. Raises: StoreIOError."""
+    """Yield (position in words, record bytes) for the message in each line. Raises:
+    StoreIOError.
+    """
     exact = Exact()
     with open_lines(path) as reader:
         for group in reader.groups():

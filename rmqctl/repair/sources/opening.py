@@ -66,7 +66,7 @@ class Readers:
 
 @dataclass(slots=True)
 class Source:
-    """A log that bytes may be copied from; ``name`` as it was given. ``end``: after its last
+    """A log from which bytes may be copied; ``name`` as the user gave it. ``end``: after its last
     record.
 
     ``store``: the store of the log, None without one. ``preferred``: it wins where both logs have
@@ -81,7 +81,7 @@ class Source:
     notes: tuple[str, ...] = ()
 
     def parts(self) -> list[LogPart]:
-        """Return the places of its existing files, without their content."""
+        """Return the positions of the log's existing files, without their content."""
         size, files = self.log.file_size, self.log.files
         return [LogPart(base, size, None)
                 for base in range(files[0].base, files[-1].base + 1, size)] if files else []
@@ -94,7 +94,9 @@ class Source:
 
 @dataclass(slots=True)
 class Opener:
-    """Opens what `--from` names for the store ``ours``. Messages are laid out in ``scratch``."""
+    """Opens the sources of `--from` for the store ``ours``. Messages are written to a log in
+    ``scratch``.
+    """
 
     ours: Store
     scratch: Scratch
@@ -317,7 +319,7 @@ def _what(start: bytes, text: bytes) -> str:
 
 
 def _is_tier(folder: str) -> bool:
-    """Return whether a folder contains one named like a cluster's in a tier."""
+    """Return whether a folder contains a folder that is named like a cluster's folder in a tier."""
     try:
         with os.scandir(folder) as entries:
             return any(tiered_names.parse_cluster(entry.name) and entry.is_dir()

@@ -1,4 +1,4 @@
-"""Records from Parquet files of an export, with the bytes that were stored, for `recover --from`.
+"""Records from the Parquet files of an export, encoded to their stored bytes, for `recover --from`.
 
 Text columns have lost bytes that are not UTF-8; such a record needs the column ``record``.
 """

@@ -1,4 +1,4 @@
-"""Messages that were kept outside of a log, laid out as the log that they were read from.
+"""Messages that were saved outside of a log, written back into a log at their old offsets.
 
 Each record is written to its physical offset in files of the log's own size, in a scratch folder,
 with holes between the records. The result is an ordinary log of which much is missing.
@@ -52,7 +52,7 @@ class Unused:
 
 
 Read = Callable[[str, Unused], Iterator[tuple[str, bytes]]]
-"""Reads a file: (place in it, in words; the bytes of a record). Anything else is noted."""
+"""Reads a file; yields (position in words, bytes) of each record. Anything else is noted."""
 
 
 class KnownPlaces:

@@ -2,9 +2,10 @@
 
 Such a record differs from that of the log in its physical offset only, which a consume queue entry
 of this store has: the entry of its queue offset, if size and tags match. Without such an entry, the
-index has it: the one place with entries of all its keys, of the time when it was stored. Whether
-the record belongs here is proven later, as for every source. (A store from `carve --out` is not a
-tier: it may renumber messages after missing ones, so that their entries would be those of others.)
+index shows the physical offset: the only one with entries of all the record's keys and of its store
+time. Whether the record belongs here is proven later, as for every source. (A store from `carve
+--out` is not a tier: it may renumber messages after missing ones, so that their entries would be
+those of others.)
 """
 
 from __future__ import annotations

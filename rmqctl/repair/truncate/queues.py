@@ -1,8 +1,8 @@
 """Consume queues of a truncated log: plain ones, batch ones, and the extension units.
 
-The rest is what a broker has that dispatched only the first part of the log. No file stays without
-an entry: a broker's truncation takes the first unit of a queue's last file for an entry whatever it
-contains (spec: consumequeue.md §6), so an empty file would give an invalid one.
+The result is the same as if a broker had dispatched only the first part of the log. No file stays
+without an entry: a broker's truncation takes the first unit of a queue's last file for an entry
+whatever it contains (spec: consumequeue.md §6), so an empty file would give an invalid one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Truncation of a log, and of everything derived from it: what a broker has that never got more.
+"""Truncation of a log, and of everything derived from it, to the state before the later messages
+arrived.
 
 Every change is a patch of removed bytes or a file that is moved aside, so the size of the store
 hardly matters. spec: recovery.md §3, consumequeue.md §6.
