@@ -123,7 +123,7 @@ def _advance(store: Store, settings: Settings, checkpoint: CheckpointFile,
 
 
 def _has_last_row(store: Store, row: tuple[str, int, int, int] | None) -> bool:
-    """Return whether the consumequeue contains ``row``, that of the newest message."""
+    """Return whether the consumequeue contains ``row``, the entry of the newest message."""
     if row is None:
         return False
     topic, queue_id, queue_offset, physical = row

@@ -16,7 +16,7 @@ from rmqctl.store.store import Store
 
 GROUPS_TABLE = "subscriptionGroupTable"
 PARTS = {"topics": ("topics.json", TABLE), "groups": ("subscriptionGroup.json", GROUPS_TABLE)}
-"""(file, name of its table) of each part."""
+"""For each part: (its file, the name of the table in the file)."""
 _SYSTEM_GROUP_PREFIX = "CID_RMQ_SYS_"
 _SYSTEM_GROUPS = frozenset({
     "DEFAULT_CONSUMER", "DEFAULT_PRODUCER", "TOOLS_CONSUMER", "SCHEDULE_CONSUMER",

@@ -36,7 +36,7 @@ Config = dict[str, Any]
 
 def next_version(version: object, generation: int, now: int) -> dict[str, Any]:
     """Return the data version after a change (`DataVersion.nextVersion`). Without a valid
-    ``version`` it is the first one.
+    ``version``, the result is the first version.
     """
     before = version if isinstance(version, dict) else {}
     counter = before.get("counter")
@@ -127,7 +127,7 @@ class ConfigTable:
 
     @property
     def data_version(self) -> dict[str, Any]:
-        """``counter``, ``timestamp`` and (5.x) ``stateVersion`` of the file."""
+        """The file's data version: ``counter``, ``timestamp`` and (5.x) ``stateVersion``."""
         return dict(self._value.get(VERSION, {}))
 
     def get(self, name: str) -> Config | None:

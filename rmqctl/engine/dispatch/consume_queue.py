@@ -68,12 +68,12 @@ class PlainQueue(DispatchedQueue):
 
 
 Codes = Callable[[PlainQueue, Array], Array]
-"""(queue, numbers of rows) -> tags codes; called only for rows that are written."""
+"""Function (queue, numbers of entries) -> tags codes; called only for entries that are written."""
 
 @dataclass(frozen=True, slots=True)
 class TwinQueues:
-    """Queues of an existing store, to compare new queues with. ``log_min``: start of its log.
-    ``begun`` returns the start of a queue if that is after a physical offset, else 0: messages
+    """Queues of an existing store, with which new queues are compared. ``log_min``: start of its
+    log. ``begun`` returns the start of a queue if that is after a physical offset, else 0: messages
     before it belong to an earlier queue.
     """
 
@@ -266,9 +266,9 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
 @dataclass(slots=True)
 class _ArrangedRows:
-    """Rows sorted by queue, then in log order; ``raw``: the bytes of ``units``.
+    """Entries sorted by queue, then in log order; ``raw``: the bytes of ``units``.
 
-    ``begins``: starts of runs, which are rows of a queue with consecutive queue offsets.
+    ``begins``: starts of runs, which are entries of one queue with consecutive queue offsets.
     """
 
     units: Array

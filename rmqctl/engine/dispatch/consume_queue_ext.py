@@ -76,8 +76,8 @@ class ConsumeQueueExt:
 
 
 def _find_end(files: list[StoreFile], last_address: int | None) -> int:
-    """Return the byte offset at which a broker's recovery continues: after the last row's unit, if
-    it exists.
+    """Return the byte offset at which a broker's recovery continues: after the unit of the last
+    entry, if that unit exists.
     """
     if last_address is not None:
         offset = layout.byte_offset(last_address)

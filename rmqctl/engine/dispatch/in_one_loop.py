@@ -21,7 +21,7 @@ _KEYS_EACH = 2
 
 
 class LeadPass:
-    """Derives entries from the bytes that a walk has read; `over` is the walk's ``intact``.
+    """Derives entries from the bytes that a scan has read; `over` is the scan's ``intact``.
 
     ``length``: bytes of the log to process. ``limit``: only messages that end at or before it.
     `settle` passes the results to ``take``.
@@ -68,7 +68,7 @@ class LeadPass:
                 return int(self._state[self._at["at"]])
 
     def _more_room(self) -> bool:
-        """Make room; return False if a single message has more keys than the space allows."""
+        """Free space for more keys; return False if a single message has more keys than fit."""
         is_first = not self._columns.shape[1]
         if not is_first:
             if not self._state[self._at["messages"]]:

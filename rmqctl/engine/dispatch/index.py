@@ -137,7 +137,9 @@ class IndexFileWriter:
 
     @property
     def is_blank(self) -> bool:
-        """Return whether the process that created the file was killed before the header."""
+        """Return whether the process that created the file was killed before it wrote the
+        header.
+        """
         return self.header == IndexHeader()
 
     @property
@@ -191,7 +193,9 @@ class IndexFileWriter:
         return self._set_links(entries, key_hash)
 
     def _set_times(self, entries: Array, store_timestamp: Array) -> None:
-        """Set the seconds since the file's start; for a file's first entry, since its own begin."""
+        """Set the seconds of entries: of a file's first entry since the header's begin time, of the
+        others since the first entry's store time.
+        """
         begin, head = self.header.begin_timestamp, int(self.header.index_count <= 1)
         if head:
             entries["time_diff"][:1] = _seconds(store_timestamp[:1], begin)

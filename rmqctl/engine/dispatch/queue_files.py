@@ -304,7 +304,7 @@ class QueueFiles:
 # -- all queues of one kind -----------------------------------------------------------------------
 
 UNWANTED = (1 << 31) - 1
-"""The number of all queues whose rows are skipped."""
+"""The number that stands for every queue whose entries are skipped."""
 
 
 @dataclass(slots=True)

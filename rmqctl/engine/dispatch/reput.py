@@ -33,15 +33,16 @@ from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
 from rmqctl.scan.frames import Array, records_from
 
 BitMaps = Mapping[int, bytes | None]
-"""Physical offset -> filter bit map of the message there."""
+"""Map from a message's physical offset to its filter bit map."""
 
 Recall = Callable[[QueueKey, int, int, int], tuple[int | None, bytes | None]]
 """(queue, physical offset, tags code, store time of a message) -> (address, filter bit map) of its
 former extension unit; None if unknown."""
 
 QueueIds = Callable[[Sequence[bytes], Array, Array, Array, Array], Array]
-"""(names; for the further rows: number of the name, the message's queue id, queue offset, physical
-offset) -> queue ids of the rows."""
+"""Function that returns the queue ids of further entries, from (queue names; for each entry: number
+of the name, the message's queue id, queue offset, physical offset).
+"""
 
 _LMQ = props.LMQ_PREFIX.encode()
 _NOWHERE, _PLAIN, _BATCH = range(3)
@@ -143,7 +144,8 @@ class Dispatcher:
         return offsets
 
     def max_physic(self) -> int:
-        """Return the physical offset up to which the log was dispatched by the queues' rows.
+        """Return the physical offset up to which the log was dispatched, according to the queues'
+        entries.
 
         This is the end of the last record with a row (for a batch queue its start), -1 without
         rows.
@@ -285,8 +287,8 @@ class Dispatcher:
 
     def _with_dispatched(self, rows: QueueRows, codes: Codes | None, derived: Derived,
                          further: FurtherRows, plain: Array) -> tuple[QueueRows, Codes | None]:
-        """Return the rows with those of multi-dispatched messages after a message's own row (spec
-        §10).
+        """Return the entries, with the further entries of a multi-dispatched message after its own
+        (spec §10).
         """
         message, queue, offset = self._dispatched(derived, further, plain)
         if not len(message):
@@ -365,7 +367,8 @@ class Dispatcher:
     def close(self) -> None:
         """Write pending data and close all files, without fsync (see `flush`).
 
-        After an error nothing more is written: the next opening continues with the files.
+        After an error nothing more is written; the next opening continues from the state of the
+        files.
         """
         try:
             if self._index is not None and not self._failed:

@@ -268,7 +268,7 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
 
 def _added(messages: list[Message] | OutgoingList,
            more: Sequence[Message]) -> list[Message] | OutgoingList:
-    """Concatenate messages; keep them by column if both are."""
+    """Concatenate messages; the result is by column if both inputs are."""
     if isinstance(more, OutgoingList):
         if not messages:
             return more
@@ -292,9 +292,11 @@ class LineAppender:
                          settings.commitlog_file_size - BLANK_SIZE)
         self.tally = AppendTally()
         self.faults: list[LineFault] = []
-        """Faults of lines in the last group that gave no message."""
+        """Faults of the lines in the last group that are not messages."""
         self.stopped_by: str | None = None
-        """In words: the line that ended the run, the reason, the result of the lines before."""
+        """Description of the line that ended the run, the reason, and the result of the earlier
+        lines.
+        """
 
     def put(self, lines: Sequence[tuple[int, Line]]) -> Iterator[tuple[int, PutResult]]:
         """Put a group of lines; yield (line number, result) of messages that reached the engine.
@@ -354,7 +356,9 @@ class LineAppender:
 
     def _join(self, messages: list[Message], sources: list[tuple[int, Line]]) -> tuple[
             list[Message], list[tuple[int, Line]]]:
-        """Join neighbours to batches; the line of a batch is that of its first message."""
+        """Join neighbouring messages to batches; the line number of a batch is the one of its first
+        message.
+        """
         joined: list[Message] = []
         first = []
         number = 0

@@ -216,7 +216,7 @@ _AT = re.compile(r"(.*) - at `\$\.?(.*)`", re.DOTALL)
 
 
 class Typed(Generic[_Fields]):
-    """Decoder of objects to a struct; unknown fields are ignored.
+    """Decoder from JSON objects to a struct; unknown fields are ignored.
 
     Texts may contain lone surrogates U+DC80 to U+DCFF, which represent bytes that are not UTF-8.
     """

@@ -32,9 +32,9 @@ from rmqctl.formats.local.message import Record
 __all__ = ["Exact", "InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
 
 Prepare = Callable[[dict[str, str] | str], str]
-"""A client's properties -> the string that reaches the put path."""
+"""Function from a client's properties to the string that reaches the put path."""
 PrepareMany = Callable[[Sequence[dict[str, str] | str]], list[str]]
-"""The same for many messages at once."""
+"""Function from the properties of many messages to their strings."""
 
 _MAX_PORT = (1 << 8 * layout.field(message.HostV4, "port").size - 1) - 1
 _SHOWN = 60

@@ -16,8 +16,8 @@ _TOGETHER = 64
 
 
 class ConvertedLetter(NamedTuple):
-    """A dead letter and its message object, or the ``status`` and ``reason`` otherwise.
-    ``msg_id``: that of the message from an earlier requeue.
+    """A dead letter and its message object, or the ``status`` and ``reason`` otherwise. ``msg_id``:
+    the id of the message that an earlier requeue created.
     """
 
     letter: DeadLetter

@@ -1,8 +1,8 @@
 """Flush the log to disk (spec: recovery.md §11).
 
 `FlushService` flushes periodically, `GroupCommit` when a caller waits for it. After an error
-neither tries again: the system may have dropped the unwritten pages, and the next fsync would
-report success.
+neither of them tries again: the system may have dropped the unwritten pages, and the next fsync
+would report success.
 """
 
 from __future__ import annotations

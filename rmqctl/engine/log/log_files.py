@@ -32,7 +32,7 @@ from rmqctl.store.files import StoreFile
 PAGE = 4096
 """A broker's page size: the unit of its "least pages"."""
 FULL_RATIO = 0.85
-"""A folder whose disk is fuller gets no new file while another one has space."""
+"""Disk use above which a folder gets no new file while another folder has space."""
 _BLANK = layout.reader(Blank)
 
 

@@ -27,7 +27,7 @@ from rmqctl.scan.frames import Array
 MAX_LANES = 8192
 """Maximum number of lanes that are kept from group to group."""
 NONE = -1
-"""The number for messages without a lane."""
+"""Lane number of messages without a lane."""
 _FLAG, _BORN, _STORED, _AGAIN, _PREPARED = range(5)  # rows of the numbers, in the kernel's order
 
 _REQUESTS = (b"DEL", b"INNER_")
@@ -43,7 +43,7 @@ class Kind(NamedTuple):
 
     magic: int
     topic: bytes
-    """As stored, after its length."""
+    """The topic as stored, after its length."""
     fixed: int
     """Size of the record without body and properties (bytes)."""
     pack: Callable[..., bytes]
@@ -177,7 +177,9 @@ class Columns:
         self.special: list[int] = np.flatnonzero(~ordinary).tolist()
 
     def _fill(self, name: int, values: Sequence[int | None]) -> Array | None:
-        """Fill a row of numbers; return which ones are missing (bool), or None if all exist."""
+        """Set the numbers of the column ``name``; return a boolean array: whether each is missing,
+        or None if all exist.
+        """
         first = values[0]
         if first is values[-1] and values.count(first) == len(values):
             if first is None:
@@ -192,8 +194,8 @@ class Columns:
         return None
 
     def ordinary_until(self, number: int) -> int:
-        """Return the first message from ``number`` that needs a single put, or the number of
-        messages.
+        """Return the number of the first message from ``number`` on that needs a single put; the
+        total number of messages if there is none.
         """
         place = bisect_left(self.special, number)
         return self.special[place] if place < len(self.special) else len(self.lane)

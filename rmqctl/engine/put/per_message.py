@@ -47,7 +47,7 @@ TopicQueueTable = dict[tuple[str, int], int]
 _MAX_KINDS = 8192
 """Maximum number of cached kinds of records."""
 _FEW = 16
-"""Up to this number messages are put one by one, which is faster than by column."""
+"""Maximum number of messages that are put one by one, which is faster than by column."""
 _STRANGE = (TypeError, ValueError, OverflowError, AttributeError)
 _LENGTHS = [number.to_bytes(PROPERTIES_LENGTH_SIZE, "big") for number in range(MAX_PROPERTIES + 1)]
 """The stored bytes of each length of properties."""
