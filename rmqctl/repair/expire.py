@@ -249,7 +249,7 @@ class QueuesExpired:
 
 
 def expire_queues(store: Store, before: int, after: int) -> QueuesExpired:
-    """Return what expires of all queues when the start of the log moves from ``before`` to
+    """Return what expires in all queues when the start of the log moves from ``before`` to
     ``after``.
 
     A file expires if its last entry points before ``after``: the first files only, and never the
@@ -382,7 +382,7 @@ class TimerExpired:
 
 
 def expire_timer(store: Store, before: int, after: int, read_until: int | None) -> TimerExpired:
-    """Return what expires of the timer log when the log begins at ``after`` instead of ``before``.
+    """Return what expires in the timer log when the log begins at ``after`` instead of ``before``.
 
     The first files expire whose last unit points to an expired message, never the file in use.
     ``read_until`` (ms): the time up to which timer messages were delivered; a note counts later

@@ -185,9 +185,9 @@ class Plan:
     ``messages_lost`` names only the first ones, else None. ``ambiguous``: intact records left out
     that may be messages. ``messages``: the messages of the store, lost ones included; None if not
     counted. ``conflicts``: places where another store has other intact messages, and ``--prefer``
-    does not decide. ``kept_damaged``: messages that are kept although a part is lost.
-    ``left_damaged``: structures with damage that the plan leaves, because the right content is
-    unknown.
+    does not decide. ``kept_damaged``: messages that are kept although a part of them is lost.
+    ``left_damaged``: structures whose damage the plan does not repair, because the correct content
+    is unknown.
     """
 
     command: str
@@ -202,7 +202,7 @@ class Plan:
     messages: int | None = None
     kept_damaged: int = 0
     consumers: Consumers | None = None
-    """Effects of the plan on consumer groups after it is applied; None if not judged."""
+    """Effects of the applied plan on consumer groups; None if not determined."""
     conflicts: int = 0
     left_damaged: tuple[str, ...] = ()
     assumed: Mapping[str, int] = field(default_factory=dict)
@@ -226,7 +226,7 @@ class Plan:
 
     @property
     def lost_for_sure(self) -> int:
-        """Return the number of messages lost whatever is decided about undecided records."""
+        """Return the number of messages that are lost whether or not undecided records are kept."""
         return max(0, self.lost - max(0, self.ambiguous - self.dropped.undecided))
 
     @property
@@ -241,7 +241,7 @@ class Plan:
 
     @property
     def impact(self) -> Impact | None:
-        """Return the impact of the loss on messages; None if no message is lost."""
+        """Return the plan's loss of messages as an impact; None if no message is lost."""
         lost, total = self.messages_lost, self.lost
         if not total:
             return None

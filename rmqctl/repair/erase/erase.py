@@ -393,7 +393,7 @@ def _not_found(store: Store, wanted: EraseSelection, ids: Sequence[str], matches
 
 def _notes(store: Store, wanted: EraseSelection, matches: Matches, left: dict[str, int],
            unmarked: int, unsearched: int) -> Iterable[str]:
-    """Yield what the user must know before the plan is applied."""
+    """Yield notes that the user must know before the plan is applied."""
     # Files that opening the store put aside below .rmqctl are not of a repair, and stay.
     kept = {path: count for path, count in left.items() if os.path.relpath(
         path, store.root).startswith(os.path.join(REPAIRS, ""))}

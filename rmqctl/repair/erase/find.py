@@ -66,7 +66,7 @@ class Traits:
     """Physical offsets of messages whose bodies are not searched for (too many bytes)."""
 
     def add(self, record: Record) -> None:
-        """Search for copies of this message, too."""
+        """Add the traits of a message, so that its copies are found, too."""
         unique = unique_key(record)
         if unique:
             self.ids.add(unique)
@@ -79,7 +79,7 @@ class Traits:
             self.add_body(item.body, record.physical_offset)
 
     def add_body(self, body: bytes, physical: int) -> None:
-        """Search for a body, too."""
+        """Add a body to the traits, so that its copies are found, too."""
         if len(body) < MIN_RUN or body in self.bodies or not any(body):
             return
         if self.held + len(body) > _MAX_HELD:

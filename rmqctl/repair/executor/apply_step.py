@@ -51,7 +51,7 @@ class StepStates:
     def __init__(self, root: str, journal: Journal, named: Iterable[str] = ()) -> None:
         self.root, self.journal = os.path.realpath(root), journal
         self.by_content: list[str] = []
-        """Targets whose stamps do not match, but whose content does."""
+        """Targets whose content matches although their stamps do not."""
         self._bounds = Bounds(root, named)
         refuse_strange_dirs(self.root, journal)
         self._staging_dirs = (repair_folder(root, journal.id), *journal.staging_dirs)
@@ -476,7 +476,7 @@ class StepApplier(StepStates):
 
 
 def _free(path: str) -> str:
-    """Return a free name: ``path``, ``path.2``, …"""
+    """Return the first unused name of ``path``, ``path.2``, …"""
     number, free = 1, path
     while os.path.lexists(free):
         number += 1

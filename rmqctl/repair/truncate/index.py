@@ -188,8 +188,8 @@ def entries_before(index: IndexFile, to: int) -> tuple[int, int]:
 
 
 def _restored(index: IndexFile, count: int) -> tuple[Array, int]:
-    """Return (the slots as they were with ``count`` entries, how many removed entries had found
-    theirs empty).
+    """Return (the slots as they were with ``count`` entries, the number of removed entries that
+    were the first in their slot).
 
     A header up to 4.7.0 counts every entry, so then all removed ones are counted (spec §2).
     """
@@ -238,7 +238,7 @@ def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
 
 
 def _entry_piece(index: IndexFile, count: int) -> Iterator[Piece]:
-    """Yield zeros for everything after the last kept entry."""
+    """Yield zeros for all bytes after the last kept entry."""
     start = index.shape.entry_position(count + 1)
     until = max(used_size(index.source), HEADER.size)
     if until > start:

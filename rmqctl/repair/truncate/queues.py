@@ -46,7 +46,7 @@ class QueuesCut(Changes):
 def cut_queues(store: Store, to: int, scratch: Scratch | None = None) -> QueuesCut:
     """Remove the entries of records at or after physical offset ``to`` from every queue.
 
-    Entries in files are removed from a queue's end. A damaged entry among valid ones that points
+    Entries in files are only removed at a queue's end. A damaged entry among valid ones that points
     after ``to`` stays, because later ones would be lost with it. A database is rebuilt in
     ``scratch``, which must stay until the plan is applied. Raises: StoreIOError.
     """

@@ -52,7 +52,7 @@ def _sound(units: Array) -> Array:
 
 
 def _end_before(files: list[StoreFile], to: int) -> int | None:
-    """Return the place after the last unit that stays; None if all stay."""
+    """Return the position after the last unit that is kept; None if all are kept."""
     gone = 0
     for base, units in backwards(files, timer_log.UNIT):
         sound = _sound(units)
@@ -105,7 +105,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
 
 def _follow_back(last: Array, count: Array, touched: Array, base: int, units: Array,
                  end: int) -> None:
-    """Follow the chains of ``touched`` slots through one page of removed units."""
+    """Follow the slot chains of the ``touched`` slots through one page of removed units."""
     low = max(base, end)
     sound = _sound(units)
     previous = units["prev_pos"].astype(np.int64)
