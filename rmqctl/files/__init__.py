@@ -1,3 +1,3 @@
-"""The base of all writing: durable files and folders, the store's lock, stamps of files, disk
-usage. Nothing here interprets the content of a file.
+"""Low-level file operations: durable writes, the store's lock, file stamps, disk usage. Nothing
+here interprets the content of a file.
 """

@@ -1,6 +1,6 @@
-"""Folders for replaced contents, since nothing of a store is ever deleted: files and bytes go to
-``.rmqctl/aside``, an unreadable topics.json to ``.rmqctl/kept``. Files that a plan moves aside are
-kept with its journal: see `rmqctl.repair.executor.journal`.
+"""Folders that keep replaced contents, since rmqctl never deletes data of a store: files and bytes
+go to ``.rmqctl/aside``, an unreadable topics.json to ``.rmqctl/kept``. Files that a plan moves
+aside are kept with its journal: see `rmqctl.repair.executor.journal`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from rmqctl.files.durable import (
 )
 
 ASIDE, TIER_ASIDE = "aside", "tiered/aside"
-"""Folders below ``.rmqctl``: of a store or a broker's local root, and of a tier
-(`tiered.files.writer`)."""
+"""Folders below ``.rmqctl`` for replaced contents: of a store or a broker's local root, and of a
+tier (`tiered.files.writer`).
+"""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.EMLINK)
 
 
 class AsideFolder:
     """One folder ``.rmqctl/aside/TIME-PID`` for everything that one opening of a store replaces.
 
-    Paths in it are those below the store root; the folder is created when it is first needed.
+    Files keep their paths relative to the store root; the folder is created at its first use.
     """
 
     def __init__(self, root: str) -> None:
@@ -40,7 +41,7 @@ class AsideFolder:
         self.used = False
 
     def move(self, path: str) -> None:
-        """Move a file aside, to a free name.
+        """Move a file aside, to an unused name.
 
         Raises: StoreIOError.
         """
@@ -53,7 +54,7 @@ class AsideFolder:
         """Save bytes of a file (at once, or in blocks) that are about to be overwritten; return the
         path of the copy, relative to the store root.
 
-        `position` is their position in the file.
+        `position` is the position of the bytes in the file.
 
         Raises: StoreIOError.
         """
@@ -69,8 +70,8 @@ class AsideFolder:
 
 
 class Aside(NamedTuple):
-    """A folder of files put aside together: its path below ``.rmqctl``, its time (ms), the number
-    of its files.
+    """A folder of files that were moved aside together: path below ``.rmqctl``, time (ms), number
+    of files.
     """
 
     path: str
@@ -79,8 +80,7 @@ class Aside(NamedTuple):
 
 
 def asides(root: str) -> list[Aside]:
-    """Return the folders that openings of a store, or dispatches to a tier, put aside, oldest
-    first.
+    """Return the folders of contents that were moved aside in a store or a tier, oldest first.
 
     Raises: StoreIOError.
     """
@@ -103,7 +103,7 @@ def asides(root: str) -> list[Aside]:
 def save_file(path: str, root: str) -> str | None:
     """Save a file that is about to be replaced; return None if it does not exist.
 
-    The result is its new path: below ``.rmqctl/kept`` of the store at `root`, under its path in the
+    The result is the new path: ``.rmqctl/kept`` in the store at `root`, then the file's path in the
     store and a number.
 
     Raises: StoreIOError.
@@ -130,8 +130,8 @@ def save_file(path: str, root: str) -> str | None:
 
 
 def _below(path: str, root: str, folder: str) -> str:
-    """Return the path in `folder` for a file of the store; for a file outside the store, its
-    name.
+    """Return the new path in `folder`: the file's path relative to the store, or only its name if
+    it is outside the store.
     """
     relative = os.path.relpath(path, root)
     if relative.startswith(os.pardir):
@@ -147,7 +147,7 @@ def _numbered(target: str, number: int) -> str:
 
 
 def _copy(path: str, copy: str) -> None:
-    """Copy a file, on file systems without hard links."""
+    """Copy a file (used on file systems without hard links)."""
     try:
         shutil.copy2(path, copy)
     except OSError as error:

@@ -1,8 +1,8 @@
-"""Folders to which a command may write: below the given root, and those that the user named.
+"""Folders to which a command may write: the given root, and folders that the user named.
 
-A store may come from an unknown source. Its links, its journals of repairs, its settings and the
-folder around it name paths. Such paths are read, but only written to after the user named the
-folder in this command.
+A store may come from an unknown source, and its links, repair journals, settings and parent folder
+contain paths. A command reads such a path, but writes to it only if the user named its folder in
+this command.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from rmqctl.errors import RefusedError
 
 
 def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
-    """Return the roots of other stores than ``roots`` that contain one of the folders: real paths.
+    """Return the real paths of the roots of other stores (not in ``roots``) that contain one of the
+    folders.
 
-    A writer in these folders needs their locks. A folder in one of ``roots`` belongs to that store.
+    A writer in these folders needs the locks of these stores. A folder in one of ``roots`` belongs
+    to that store.
     """
     own = set(map(os.path.realpath, roots))
     stores: dict[str, None] = {}
@@ -32,11 +34,11 @@ def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
 
 
 class Bounds:
-    """The folders to which a command may write: ``root``, and those that the user ``named``.
+    """The folders to which a command may write: ``root``, and the folders that the user ``named``.
 
     Paths are resolved when the object is created and at each check, so that a link counts as its
-    target. A folder named by its path in the root adds no folder: the target of a link in the store
-    was not named.
+    target. A named path inside the root adds no folder: if it is a link in the store, the user did
+    not name the link's target.
     """
 
     def __init__(self, root: str, named: Iterable[str] = ()) -> None:
@@ -46,13 +48,13 @@ class Bounds:
                                          if not os.path.abspath(folder).startswith(own)))
 
     def contain(self, path: str) -> bool:
-        """Return whether `path`, a name in a real folder, is in one of the folders."""
+        """Return whether `path`, whose parent folder is a real path, is in one of the folders."""
         return any(path == folder or path.startswith(os.path.join(folder, ""))
                    for folder in (self.root, *self.named))
 
     def require(self, target: str, path: str) -> None:
-        """Raise RefusedError unless the step for ``target`` writes inside: to ``path``,
-        resolved.
+        """Raise RefusedError unless ``path``, resolved, is in one of the folders; ``target``: what
+        the error names.
         """
         if self.contain(path):
             return
@@ -62,9 +64,9 @@ class Bounds:
             f"--write-outside {shlex.quote(os.path.dirname(path))}")
 
     def refuse_links(self, *paths: str) -> None:
-        """Raise RefusedError for a file or folder that is outside, or that has a link in or below
-        it that points outside: a write there would go elsewhere. Paths that cannot be examined are
-        left to the writer.
+        """Raise RefusedError for a file or folder that is outside the folders, or that is or
+        contains a link to the outside. A path that cannot be examined passes; the writer reports
+        it.
         """
         for path in paths:
             self.require(path, os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""Use of the file systems of a store, as a broker computes it (spec: recovery.md §12)."""
+"""Used space of a store's file systems, as a broker computes it (spec: recovery.md §12)."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import failed
 
 BLOCK = 512
-"""Bytes of a unit of ``st_blocks``."""
+"""Size in bytes of a block that ``st_blocks`` counts."""
 _SECONDS = 1.0
-"""Seconds between two checks."""
+"""Seconds between two checks of the used space."""
 
 
 def used_ratio(folder: str) -> float:
-    """Return the used share of the file system, in whole hundredths rounded up.
+    """Return the used share of the file system, rounded up to whole hundredths.
 
-    Space reserved for the administrator counts neither as used nor as free. For a missing folder,
-    the folder that will contain it counts.
+    Space reserved for the administrator counts neither as used nor as free. A missing folder is on
+    the file system of the folder that will contain it.
 
     Raises: StoreIOError.
     """
@@ -41,7 +41,7 @@ def used_ratio(folder: str) -> float:
 
 
 def over_watermark(folders: Iterable[str], ratio: float) -> bool:
-    """Return whether even the least full of the folders' file systems is used beyond `ratio`.
+    """Return whether the file systems of all folders are used beyond `ratio`.
 
     A ratio of 1 or more is never exceeded, and no file system is checked then.
 
@@ -83,7 +83,7 @@ class Watch:
         self._next, self._full = 0.0, False
 
     def is_full(self) -> bool:
-        """Return the last answer.
+        """Return the last result of `over_watermark`.
 
         Raises: StoreIOError.
         """
@@ -95,7 +95,7 @@ class Watch:
 
 
 def bytes_below(folder: str) -> int:
-    """Return the bytes on disk of all files below a folder; unreadable ones are skipped."""
+    """Return the bytes on disk of all files below a folder; unreadable files are skipped."""
     total = 0
     for parent, _, names in os.walk(folder):
         for name in names:

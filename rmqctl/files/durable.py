@@ -1,10 +1,10 @@
-"""Durable writing: every byte is written completely, every new name is forced to disk.
+"""Durable writing: all bytes are written, and new directory entries are fsynced.
 
 To write into a file, use `open_file`, `write_all` or `write_parts`, and `sync`. To replace an
-entire file, use `publish` (in a store: staged where no broker looks) or `replace_file` (anywhere
-else). `new_file` creates files of a fixed length. `move` renames files and moves them aside,
-`publish_folder` puts a folder in place that was filled beside it, and `remove_folder` deletes the
-rest of such a folder.
+entire file, use `publish` (in a store: staged in a folder that no broker reads) or `replace_file`
+(anywhere else). `new_file` creates files of a fixed length. `move` renames files and moves them
+aside, `publish_folder` renames a filled temporary folder to its final name, and `remove_folder`
+deletes an unfinished temporary folder.
 
 Each function turns an error of the system into a StoreIOError that names the path and the attempted
 action. No function creates a temporary file in a folder of the broker, which refuses to start on an
@@ -24,9 +24,9 @@ from collections.abc import Iterable, Sequence
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
 
 Part = bytes | bytearray | memoryview
-"""Bytes to write; a view must have items of one byte."""
+"""Bytes to write; the items of a memoryview must be single bytes."""
 Content = bytes | Iterable[bytes]
-"""The bytes of an entire file, or its blocks in order, so that it need not be in memory."""
+"""The bytes of an entire file, or its blocks in order, so that the file need not be in memory."""
 
 IOV_MAX = max(16, os.sysconf("SC_IOV_MAX"))
 STAGING = ".rmqctl"
@@ -39,10 +39,12 @@ _ZEROS = bytes(1 << 16)
 _NO_UNNAMED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
 """Error numbers of a file system that does not support files without a name."""
 _NO_NAMING = (errno.ENOENT, errno.EOPNOTSUPP, errno.EPERM, errno.EXDEV, errno.EINVAL)
-"""Error numbers of a file system that cannot name such a file later."""
+"""Error numbers of a file system that cannot link an unnamed file to a name."""
 _STAGED = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _publishing = threading.Lock()
-"""Two threads that publish a file of the same name would stage it under the same name."""
+"""Lock for staging: two threads that publish a file of the same name use the same temporary
+name.
+"""
 
 
 def failed(error: OSError, path: str, doing: str) -> StoreIOError:
@@ -52,7 +54,7 @@ def failed(error: OSError, path: str, doing: str) -> StoreIOError:
 
 def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE) -> int:
     """Return a descriptor of a regular file, closed on exec. Never waits for a FIFO or a device. A
-    new file of the usual ``mode`` is not more open than its folder.
+    new file with the default ``mode`` gets no wider permissions than its folder.
 
     Raises: StoreIOError, RefusedError for a link with O_NOFOLLOW.
     """
@@ -76,8 +78,8 @@ def open_file(path: str, flags: int, doing: str = "open", mode: int = FILE_MODE)
 
 
 def _as_closed(mode: int, folder: str) -> int:
-    """Return a mode without the rights that the folder does not grant. The owner keeps all
-    rights.
+    """Return the mode without permissions that the folder does not grant. The owner keeps all
+    permissions.
     """
     try:
         return mode & (os.stat(folder or ".").st_mode | stat.S_IRWXU)
@@ -91,8 +93,8 @@ def _through_link(path: str) -> RefusedError:
 
 
 def refuse_own_links(root: str) -> None:
-    """Raise RefusedError for a link among the paths that only rmqctl writes: ``.rmqctl`` in
-    ``root``, a name in it, a repair, a file or folder of a repair.
+    """Raise RefusedError if a path that only rmqctl writes is a link: ``.rmqctl`` in ``root``, an
+    entry of it, a repair's folder, a file or folder of a repair.
 
     Raises: StoreIOError too.
     """
@@ -173,8 +175,8 @@ def _write_rest(fd: int, data: Part, done: int, offset: int) -> None:
 def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
     """Write the parts in order at `offset`; return the number of bytes.
 
-    All or nothing as far as the system allows: after a failure the written part is overwritten with
-    zeros, so that no torn record stays beyond the end of the log.
+    After a failure the written part is overwritten with zeros as far as the system allows, so that
+    no incomplete record remains after the end of the log.
     """
     total = touched = 0
     try:
@@ -197,7 +199,7 @@ def write_parts(fd: int, parts: Sequence[Part], offset: int, path: str) -> int:
 
 
 def wipe(fd: int, offset: int, length: int) -> None:
-    """Overwrite a range with zeros, as far as the system allows it; never fail."""
+    """Overwrite a range with zeros; ignore errors."""
     end = offset + length
     with contextlib.suppress(OSError):
         while offset < end and (count := os.pwrite(fd, _ZEROS[:end - offset], offset)):
@@ -205,7 +207,9 @@ def wipe(fd: int, offset: int, length: int) -> None:
 
 
 def sync(fd: int, path: str, *, whole: bool = False) -> None:
-    """Force a file's data to the device; with ``whole`` all of its attributes too."""
+    """Flush a file's data to the device (fdatasync); with ``whole``, all its attributes too
+    (fsync).
+    """
     try:
         if whole:
             os.fsync(fd)
@@ -216,7 +220,7 @@ def sync(fd: int, path: str, *, whole: bool = False) -> None:
 
 
 def sync_file(path: str) -> None:
-    """Force a closed file and its attributes to the device.
+    """Flush a closed file and its attributes to the device (fsync).
 
     Raises: StoreIOError.
     """
@@ -228,7 +232,7 @@ def sync_file(path: str) -> None:
 
 
 def sync_folder(path: str) -> None:
-    """Force the names in a folder to the device."""
+    """Flush the directory entries of a folder to the device (fsync)."""
     path = path or "."
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -247,7 +251,7 @@ def sync_folder(path: str) -> None:
 def make_folders(path: str, *, durable: bool = True) -> list[str]:
     """Create a folder and the missing ones above it; return the created ones, outermost first.
 
-    Their names are forced to the device, unless the caller does that (`durable` False). No folder
+    Their directory entries are fsynced, unless the caller does that (`durable` False). No folder
     has wider permissions than the folder that contains it.
     """
     missing = []
@@ -276,11 +280,12 @@ def make_folders(path: str, *, durable: bool = True) -> list[str]:
 
 
 def publish(path: str, data: Content, *, store: str, staging: str | None = None) -> None:
-    """Put a complete file of a store in place: after a kill either the old or the new one exists.
+    """Replace a file of a store atomically: after a kill either the old or the new file exists.
 
-    It is written in ``staging`` (default: ``.rmqctl`` in the store), forced, and renamed; missing
-    folders are created. Mode and owner of a replaced file stay. A link stays a link and its target
-    is replaced, except in ``.rmqctl``. After a failure nothing stays staged.
+    The new file is written in ``staging`` (default: ``.rmqctl`` in the store), fsynced, and
+    renamed; missing folders are created. Mode and owner of a replaced file are kept. If the path is
+    a link, its target is replaced, except in ``.rmqctl``. After a failure the staged file is
+    removed.
 
     Raises: StoreIOError, RefusedError for a link in ``.rmqctl``.
     """
@@ -306,18 +311,18 @@ def _refuse_brokers_own(staging: str, store: str) -> None:
 
 def replace_file(path: str, data: Content, *, staged: str | None = None, doing: str = "",
                  mode: int = FILE_MODE, like_old: bool = False, durable: bool = True) -> None:
-    """Put a complete file in place, outside of a store: readers see the old or the new one.
+    """Replace a file outside of a store atomically: readers see the old or the new file.
 
-    The bytes go to ``staged``, are forced to the device and renamed to ``path``, then its folder is
-    forced. ``staged`` (on the same file system) is by default a new name beside ``path``,
+    The bytes are written to ``staged``, which is fsynced and renamed to ``path``; then the folder
+    is fsynced. ``staged`` (on the same file system) is by default a new name beside ``path``,
     ``.NAME.RANDOM.tmp``; it is removed after any failure. A link at ``path`` is itself replaced.
 
-    ``mode`` is that of the new file, narrowed by the umask; with ``like_old`` it gets mode and
-    owner of the replaced file. Without ``durable`` nothing is forced: the file survives a kill, but
-    perhaps not a machine failure.
+    ``mode``: the mode of the new file, restricted by the umask; with ``like_old`` the new file gets
+    mode and owner of the replaced file. Without ``durable`` nothing is fsynced: the file survives a
+    kill, but perhaps not a machine failure.
 
-    Raises: StoreIOError ``cannot DOING PATH``; without ``doing`` it names the failed step and its
-    path.
+    Raises: StoreIOError ``cannot DOING PATH``; without ``doing`` the error names the failed step
+    and its path.
     """
     # Open the staged file; a generated name must be new, a given one may remain from a crash.
     if staged is None:
@@ -359,9 +364,9 @@ def replace_file(path: str, data: Content, *, staged: str | None = None, doing: 
 
 
 def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
-    """Rename a folder that was filled beside its place to `target`, durably.
+    """Rename a filled temporary folder to `target`, durably.
 
-    Its contents must have been forced to the device before. `target` may be an empty folder.
+    Its contents must already be fsynced. `target` may be an empty folder.
 
     Raises: StoreIOError ``cannot DOING TARGET`` with `errno` ENOTEMPTY, EEXIST or ENOTDIR for any
     other target.
@@ -375,10 +380,10 @@ def publish_folder(folder: str, target: str, doing: str = "publish") -> None:
 
 
 def move(path: str, target: str, *, durable: bool = True) -> None:
-    """Move a file or folder to a free name, durably.
+    """Move a file or folder to an unused name, durably.
 
     Both must be on one file system; an existing ``target`` is never replaced, and missing folders
-    above it are created. Without ``durable`` the caller forces the names to the device.
+    above it are created. Without ``durable`` the caller fsyncs the directory entries.
 
     Raises: StoreIOError.
     """
@@ -396,7 +401,7 @@ def move(path: str, target: str, *, durable: bool = True) -> None:
 
 
 def remove_folder(folder: str) -> None:
-    """Delete a folder whose entire content this run created, as far as the system allows it.
+    """Delete a folder whose entire content this run created; errors are ignored.
 
     It is renamed first: a worker that still runs then cannot write into it under the old name.
     """
@@ -413,8 +418,8 @@ def remove_folder(folder: str) -> None:
 def new_file(path: str, size: int, reserve: bool = False) -> int:
     """Return a descriptor of a new file of ``size`` zero bytes (sparse, unless ``reserve``).
 
-    It gets its name after its length, if the file system supports that: a broker refuses to start
-    on a file that is too short, so a kill must not leave one.
+    If the file system supports it, the file gets its length before its name: a broker refuses to
+    start on a file that is too short, so a kill must not leave such a file.
 
     Raises: StoreIOError.
     """
@@ -441,8 +446,8 @@ def new_file(path: str, size: int, reserve: bool = False) -> int:
 
 
 def new_whole_file(path: str, data: bytes) -> None:
-    """Create a new file with its content, durably: it gets its name when all of it is on the
-    device, if the file system supports that. An existing file is never replaced.
+    """Create a new file with its content, durably. If the file system supports it, the file gets
+    its name only when all bytes are on the device. An existing file is never replaced.
 
     Raises: StoreIOError.
     """
@@ -475,9 +480,7 @@ def _filled(fd: int, path: str, data: bytes) -> None:
 
 
 def lay_out(fd: int, path: str, size: int, reserve: bool = False) -> None:
-    """Extend a file to a length, and with ``reserve`` allocate the space for it; never shrink
-    it.
-    """
+    """Extend a file to a length, never shrink it; with ``reserve``, also allocate the space."""
     try:
         if os.fstat(fd).st_size < size:
             os.ftruncate(fd, size)
@@ -505,7 +508,7 @@ def _unnamed(folder: str, path: str) -> int:
 
 
 def _give_name(fd: int, path: str) -> bool:
-    """Give a name to a file without one; return False if that is not possible here."""
+    """Link an unnamed file to a name; return False if the file system does not support that."""
     folder = os.path.dirname(path) or "."
     try:
         # With a folder's descriptor Python uses linkat(2), which can follow /proc's link.

@@ -10,14 +10,14 @@ from rmqctl.files.durable import failed
 
 _FOLDER = -1
 _CLOCKS = (1, 100, 1_000, 1_000_000, 1_000_000_000)
-"""Units (ns) in which modification times are stored."""
+"""Resolutions (ns) in which file systems and archives store modification times."""
 _GONE = (FileNotFoundError, NotADirectoryError)
 
 
 @dataclass(frozen=True, slots=True)
 class FileStamp:
-    """State of a file: `size` in bytes (-1 for a folder, whose time does not cover its contents),
-    modification time in ns (0 for a folder), inode.
+    """State of a file: `size` in bytes (-1 for a folder), modification time in ns (0 for a folder,
+    whose time does not depend on its contents), inode.
     """
 
     size: int
@@ -39,7 +39,7 @@ class FileStamp:
 
 
 def stamp_of(about: os.stat_result) -> FileStamp:
-    """Return the stamp of a result of `os.stat`."""
+    """Return the stamp for a result of `os.stat`."""
     if stat.S_ISDIR(about.st_mode):
         return FileStamp(_FOLDER, 0, about.st_ino)
     return FileStamp(about.st_size, about.st_mtime_ns, about.st_ino)
@@ -59,7 +59,7 @@ def stat_file(path: str) -> FileStamp | None:
 
 
 def is_regular(path: str) -> bool:
-    """Return whether it is a regular file, not a link to one.
+    """Return whether the path is a regular file, not a link to a file.
 
     Raises: StoreIOError.
     """

@@ -1,7 +1,7 @@
 """The lock of a running broker on its store (spec: checkpoint-and-small-files.md §3).
 
 A Java broker takes a POSIX lock on the first byte of ``lock``, the Rust broker a flock(2); on Linux
-the two do not see each other, so both are taken.
+the two do not see each other, so `StoreLock` acquires both.
 
 A POSIX lock belongs to the process, not to the descriptor: closing *any* descriptor of the file
 drops it. So while a `StoreLock` is held this process must never open the file again, not even to
@@ -62,12 +62,12 @@ def held_here(path: str | os.PathLike[str]) -> bool:
 class StoreLock:
     """Lock a store against brokers and other rmqctl processes, as a context manager.
 
-    `root` is the store. The file is created if it is missing, filled only if it is empty, and never
-    deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError if it or an entry of
-    ``.rmqctl`` is a link; it never waits for a holder, and does not change a file that it refuses.
-    `around`: further stores to lock as well, all or none. With `fill` False an empty file stays
-    empty: it may belong to another process. `of_backup`: only the run of a backup may lock a
-    backup; others raise RefusedError.
+    `root` is the store. The lock file is created if it is missing, filled only if it is empty, and
+    never deleted. `acquire` raises StoreHeldError, StoreIOError, or RefusedError if the lock file
+    or an entry of ``.rmqctl`` is a link; it never waits for a holder, and does not change the file
+    when it fails. `around`: further stores to lock as well, all or none. With `fill` False an empty
+    file stays empty: it may belong to another process. `of_backup`: only the run of a backup may
+    lock a backup; others raise RefusedError.
     """
 
     def __init__(self, root: str | os.PathLike[str], around: Iterable[str] = (), *,
@@ -109,7 +109,7 @@ class StoreLock:
                 time.sleep(_PAUSE)
 
     def _try(self, *, last: bool) -> bool:
-        """Try once; return False if another attempt may find the lock free."""
+        """Try once to lock; return False if another attempt may succeed."""
         # Check for the lock file first: a new one needs its folder forced to disk.
         new = not os.path.lexists(self.path)
         fd = open_file(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, "open")
@@ -140,7 +140,7 @@ class StoreLock:
         return False
 
     def _refused_by(self, fd: int) -> str | None:
-        """Take both locks; return the kind of the refused one, else None."""
+        """Acquire both locks; return the kind of the lock that another process holds, else None."""
         start, length = lock_format.LOCKED_RANGE
         kind = "fcntl"
         try:
@@ -164,8 +164,8 @@ class StoreLock:
         return StoreHeldError(f"{self.root}: the store is held by {who} ({kind})")
 
     def release(self) -> None:
-        """Release both locks. In a forked child they are only forgotten: they belong to the parent,
-        and stay locked because they are closed but not unlocked here.
+        """Release both locks. In a forked child, only close the descriptors without unlocking: the
+        locks belong to the parent, which keeps them.
         """
         if self._fd < 0:
             return

@@ -34,7 +34,7 @@ class LockState:
 
 
 OWN: dict[tuple[int, int], int] = {}
-"""(device, inode) of the lock files that own processes hold -> process id.
+"""Lock files that this program's processes hold: (device, inode) -> process id.
 
 Closing any descriptor of a file drops this process's POSIX lock on it, so a file that is locked
 here must not even be opened for a probe.

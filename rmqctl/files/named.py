@@ -1,8 +1,7 @@
-"""Files that the user named, and links in their place.
+"""Files that the user named: when a link at such a path is followed.
 
 Complete files are put in place by `durable.replace_file` and `durable.new_whole_file`, which never
-write through a link. Other writers follow a link only if it is not one that anybody may have
-created.
+write through a link. Other writers follow a link only if no other user can have created it.
 """
 
 from __future__ import annotations
@@ -18,8 +17,9 @@ _OTHERS = stat.S_IWGRP | stat.S_IWOTH
 
 
 def refuse_link_of_others(path: str, *, itself: bool = True) -> None:
-    """Raise RefusedError for a link in a folder to which others may write: ``path`` ``itself``, or
-    a folder of its path in a folder to which everybody may write.
+    """Raise RefusedError for a link in a folder to which other users may write: ``path``
+    ``itself``, or a parent folder of ``path`` if everybody may write to the folder that contains
+    it.
 
     Raises: StoreIOError too.
     """

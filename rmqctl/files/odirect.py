@@ -1,4 +1,4 @@
-"""Large blocks written past the page cache.
+"""Writing of large blocks with O_DIRECT, past the page cache.
 
 Data uploaded to a tier is not read again soon, and a gigabyte of it would evict pages that a broker
 on the same machine needs. It is also faster on virtual machines that allocate memory page by page.
@@ -19,13 +19,15 @@ from rmqctl.files import durable
 BLOCK = 4096
 """Alignment of positions, lengths and memory; no device needs more."""
 FROM = 1 << 17
-"""Smaller blocks go through the page cache: they would need too many device writes."""
+"""Minimum bytes of a direct write; smaller blocks would need too many device writes."""
 _PIECE = 4 << 20
 _FLAG = getattr(os, "O_DIRECT", 0)
 
 
 class DirectWriter:
-    """Writes large blocks directly. For one thread at a time; allocates 4 MiB on first use."""
+    """Writer of large blocks with O_DIRECT. For one thread at a time; allocates 4 MiB on
+    first use.
+    """
 
     def __init__(self) -> None:
         self._room: mmap.mmap | None = None
@@ -53,8 +55,8 @@ class DirectWriter:
         durable.write_all(fd, view[done:], position + done, where)
 
     def _pieces(self, fd: int, view: memoryview, position: int) -> int:
-        """Write aligned bytes; return how many: fewer if the system wrote only a part of a
-        block.
+        """Write aligned bytes; return the number written, which is less if the system wrote only a
+        part of a block.
         """
         if self._room is None:
             self._room = mmap.mmap(-1, _PIECE)  # memory aligned to a page
@@ -71,7 +73,7 @@ class DirectWriter:
         return done
 
     def close(self) -> None:
-        """Release the memory."""
+        """Release the aligned buffer."""
         if self._room is not None:
             self._room.close()
             self._room = None

@@ -1,5 +1,5 @@
-"""Creates RocksDB databases in the form that a broker's own library reads (spec: rocksdb.md §10,
-§11).
+"""Writer of RocksDB databases in a format that a broker's RocksDB library can read (spec:
+rocksdb.md §10, §11).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from rmqctl.errors import StoreIOError, require
 from rmqctl.files.durable import failed
 
 FORMAT_VERSION = 5
-"""Format of tables: the newest that a broker's RocksDB 8.4 supports. The library's default is
-newer."""
+"""Format version of tables: the newest that a broker's RocksDB 8.4 supports. The default of the
+library used here is newer.
+"""
 DEFAULT = "default"
 _NEEDED = re.compile(r"\d+\.sst|MANIFEST-\d+|IDENTITY|CURRENT", re.ASCII)
 _BATCH = 1 << 12
@@ -49,7 +50,7 @@ class NewDatabase:
         self._unlogged.disable_wal = True  # everything is flushed at the end
 
     def handle(self, family: str) -> Any:
-        """Return the family object for `WriteBatch.put`."""
+        """Return the column family handle for `WriteBatch.put`."""
         return self._base.get_column_family_handle(family)
 
     def write(self, batch: Any) -> None:
@@ -60,8 +61,8 @@ class NewDatabase:
 
     def finish(self) -> list[str]:
         """Write everything to tables and close them. Return the names of the database's files; the
-        last is CURRENT, which makes it a database. Other files that the library leaves there are
-        not needed.
+        last is CURRENT, without which the folder is no database. Other files that the library
+        creates there are not needed.
         """
         try:
             for name in self._families:
@@ -81,7 +82,7 @@ class NewDatabase:
 
 def write_database(folder: str,
                    families: Mapping[str, Iterable[tuple[bytes, bytes]]]) -> list[str]:
-    """Create a database of these families; see `NewDatabase.finish`."""
+    """Create a database with these column families; see `NewDatabase.finish`."""
     database = NewDatabase(folder, families, compressed=False)
     from rocksdict import WriteBatch
 

@@ -1,5 +1,5 @@
-"""Rows that would be too many for memory, in a file without a name that is deleted with its
-user.
+"""Rows that may not fit into memory, in an unnamed temporary file that the system deletes when it
+is closed.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from rmqctl.scan.frames import Array
 class RowFile:
     """Rows of one dtype in the order in which they were added. Call `close` when done.
 
-    The first ``held`` rows stay in memory; with more of them all go to the file, which is then
-    created in ``folder`` (default: the system's for temporary files). ``content`` is the name of
-    the rows in errors.
+    Up to ``held`` rows are kept in memory; if there are more, all rows spill to a file in
+    ``folder`` (default: the system's temporary folder). ``content`` is the name of the rows in
+    errors.
     """
 
     def __init__(self, dtype: Any, content: str = "rows", *, held: int = 0,
@@ -97,7 +97,7 @@ class RowFile:
                 yield rows[first:first + step]
 
     def mapped(self) -> Array:
-        """Return all rows as one array, which stays valid after `close`.
+        """Return all rows as one array, which remains valid after `close`.
 
         Raises: StoreIOError.
         """
@@ -111,7 +111,7 @@ class RowFile:
             raise failed(error, self._place, f"read {self._content} in") from None
 
     def close(self) -> None:
-        """Release the space (once no mapping is held); no rows remain."""
+        """Delete all rows and release their space (once no mapping of the file exists)."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -1,4 +1,4 @@
-"""Sparse files: the places of their data, copies that keep the holes, comparison."""
+"""Sparse files: finding their data, copying with holes, comparing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _DIGESTED = 64 << 10
 
 
 def copy_sparse(source: str, target: str) -> None:
-    """Copy a file's data and times; holes stay holes. Nothing is forced to the device.
+    """Copy a file's data and times, keeping holes. Nothing is fsynced.
 
     An existing ``target`` gets new content.
 
@@ -65,8 +65,8 @@ def content_digest(path: str) -> str:
 def same_content(first_path: str, other: str) -> bool:
     """Return whether two files have the same bytes.
 
-    Where both have a hole nothing is read: an index file of default size is 400 MB of them, and a
-    preallocated consume queue file has few entries before one.
+    Ranges in which both files have a hole are not read: an index file of default size has up to 400
+    MB of holes, and a preallocated consume queue file is mostly a hole.
 
     Raises: StoreIOError, also unless both are regular files.
     """

@@ -1,4 +1,4 @@
-"""Forces many files and folders to the device at the cost of few."""
+"""Flushing many files and folders to the device at low cost."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import sync_file, sync_folder
 
 MANY = 256
-"""Number of names from which on their entire file system is forced to the device at once."""
+"""Number of files and folders from which on the entire file system is flushed instead."""
 
 
 def sync_many(paths: Sequence[str], folder: str) -> None:
-    """Force files and folders to the device, all on the file system of ``folder``.
+    """Flush files and folders, all on the file system of ``folder``, to the device.
 
-    Each of them costs some milliseconds. For `MANY` of them, the system is asked to force the
-    entire file system instead, if it supports that.
+    Each fsync costs some milliseconds. For `MANY` or more, the entire file system is flushed
+    instead, if the system supports that.
 
     Raises: StoreIOError.
     """
@@ -29,7 +29,7 @@ def sync_many(paths: Sequence[str], folder: str) -> None:
 
 
 def _whole_file_system(folder: str) -> bool:
-    """Force the file system to the device; return False if the system has no call for it."""
+    """Flush the file system to the device; return False if the system has no call for that."""
     try:
         call = ctypes.CDLL(None, use_errno=True).syncfs
     except (AttributeError, OSError):

@@ -1,8 +1,7 @@
 """Stores in archives: tar, compressed or not, and zip, on this machine or at a URL.
 
 A plain tar, and uncompressed members of a zip, are read in place. Compressed data can only be read
-from its beginning: it is unpacked once, into a temporary file without a name, whose zeros take no
-space.
+from its beginning: it is unpacked once, into an unnamed temporary file, as a sparse file.
 """
 
 from __future__ import annotations
@@ -40,15 +39,17 @@ _NODE = "dledger-"
 _BLOCK = 1 << 20
 _NAMED = 5
 _LEFT, _ZEROS = 64 << 20, 16
-"""Bytes that unpacking leaves free, and how many times the free space may be unpacked as zeros."""
+"""Bytes of disk space that unpacking leaves free, and the limit of unpacked zeros as a multiple of
+the free space.
+"""
 _ZIP_HEADER = struct.Struct("<26xHH")
-"""Lengths of the name and of the extra field that precede the bytes of a zip's member."""
+"""Lengths of the name and of the extra field that precede the data of a zip member."""
 _DAMAGE = (tarfile.TarError, OverflowError, zipfile.BadZipFile, EOFError, lzma.LZMAError,
            zlib.error, gzip.BadGzipFile, ValueError, struct.error)
 
 
 class _Bytes(Protocol):
-    """A file read by position."""
+    """Interface of a file that is read by position."""
 
     name: str
     size: int
@@ -73,9 +74,7 @@ class _Remote:
 
 
 class _Spool:
-    """The unpacked bytes of a stream, in a file without a name. Raises StoreIOError,
-    FormatError.
-    """
+    """The unpacked bytes of a stream, in an unnamed file. Raises StoreIOError, FormatError."""
 
     def __init__(self, stream: IO[bytes], name: str, expected: int = 0) -> None:
         self.name, self.size, written = name, 0, 0
@@ -150,8 +149,9 @@ class _AsFile(io.RawIOBase):
 
 @dataclass(slots=True)
 class _Member:
-    """A file of an archive. ``chunks``: (position in it, bytes, position in ``source``); bytes
-    outside of them are zeros. ``unpack`` creates them on first use; ``crc`` is checked then.
+    """A file of an archive. ``chunks``: (position in the file, number of bytes, position in
+    ``source``); bytes outside of all chunks are zeros. ``unpack`` creates the chunks on first use;
+    ``crc`` is checked then.
     """
 
     listed: Listed
@@ -162,7 +162,7 @@ class _Member:
 
 
 class _Members:
-    """The files of an archive, read like those of a place."""
+    """The files of an archive, with the interface of a remote store's reader."""
 
     def __init__(self, source: _Bytes, members: Mapping[str, _Member]) -> None:
         self._source, self._members = source, members
@@ -218,7 +218,7 @@ class _Members:
         return [self.read(path, *place) for place in places]
 
     def end_of(self, _path: str) -> None:
-        """Return None: nothing is sampled."""
+        """Return None: files of an archive are not sampled."""
 
     def next_data(self, path: str, position: int) -> int:
         """Return the position after a hole of a sparse archive."""
@@ -236,8 +236,8 @@ class _Members:
 
 
 def tree_in(archive: str, inner: str) -> Tree | None:
-    """Return the store in an archive: in its folder ``inner``, else the only one. None if the URL
-    has no such file, but perhaps a folder.
+    """Return the store in an archive: in its folder ``inner``, else the only store. None if no file
+    exists at the URL; a folder may exist.
 
     Raises: NotAStoreError, FormatError for a damaged archive, StoreIOError.
     """
@@ -272,7 +272,7 @@ def tree_in(archive: str, inner: str) -> Tree | None:
 
 
 _Contents = dict[str, "_Member | str"]
-"""By path a file, or `_LINK` or `_FOLDER`."""
+"""Path -> a file, `_LINK` or `_FOLDER`."""
 _LINK, _FOLDER = "link", "folder"
 
 

@@ -1,4 +1,4 @@
-"""Finds the ends of data in preallocated files, from samples of them."""
+"""Finding the end of the data in preallocated files by sampling."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ from collections.abc import Generator, Iterator
 from rmqctl.scan.frames import used_length
 
 SAMPLES = {"commitlog": 4096, "consumequeue": 40}
-"""Bytes of a sample, by the folder of files that are written from their beginning: complete
-entries.
+"""Folder -> bytes of a sample (complete entries), for files that are written from their
+beginning.
 """
 SMALL = 1 << 20
-"""Files up to this size are read, not sampled."""
+"""Bytes of the largest file that is read completely, not sampled."""
 _GAP, _BEFORE, _AFTER = 1024, 640, 512
-"""Bytes that are read to find the end of a queue, and the bytes around them."""
+"""Bytes that are read to find the end of a queue, and the bytes that are read around that
+position.
+"""
 _PAGE, _SECTOR, _ROW = 4096, 512, 20
 _FIRST, _OF_LOG, _NEXT = 6, 15, 3
 """Number of equal distances between samples in the first step of a search (for a log file: the
@@ -22,8 +24,8 @@ second number), and number of samples in further steps."""
 
 def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[int, int]],
                                                                    list[bytes], int | None]:
-    """Search the end of the data in a preallocated file: yield the places to read, receive their
-    bytes, return the position after the data; None if samples contradict each other.
+    """Search for the end of the data in a preallocated file: yield the positions to read, receive
+    the bytes there, return the position after the data; None if samples contradict each other.
 
     Zeros before the end are a contradiction in files without ``has_holes``, data after it in all
     files.
@@ -62,7 +64,7 @@ def search(size: int, grain: int, *, has_holes: bool) -> Generator[list[tuple[in
 
 
 def _growing(size: int) -> Iterator[int]:
-    """Yield a page, and ever larger distances up to the size of a file."""
+    """Yield distances: first a page, then ever larger up to the size of a file."""
     place = _PAGE
     while place < size:
         yield place

@@ -1,4 +1,4 @@
-"""Files at a URL that are written completely, moved and removed, through fsspec."""
+"""Writing, moving and removing files at a URL, through fsspec."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from rmqctl.files.remote.reader import RemoteReader, failing
 PIECE = 4 << 20
 _AT_ONCE = 64
 _writers = itertools.count()
-"""Numbers of the writers of this process."""
+"""Counter that numbers the writers of this process."""
 
 
 class RemoteFiles(RemoteReader):
     """A URL that is written to. All methods raise StoreIOError, and RefusedError for actions that a
     driver does not support.
 
-    When a write returns, the driver has closed the file, with the guarantees of its service (a file
-    of this machine has been forced to disk, its name has not).
+    When a write returns, the driver has closed the file, with the guarantees of its service (a
+    local file has been fsynced, but its directory entry has not).
     """
 
     ASIDE = "staged"
@@ -35,8 +35,8 @@ class RemoteFiles(RemoteReader):
         self._number = next(_writers)
 
     def put(self, path: str, data: bytes) -> None:
-        """Write an entire file. A file server shows it half-written meanwhile, an object store does
-        not.
+        """Write an entire file. On a file server, readers may see it half-written; in an object
+        store they do not.
         """
         self._sizes.pop(path, None)
         if self._renames:
@@ -54,7 +54,7 @@ class RemoteFiles(RemoteReader):
             self.put(path, data)
 
     def publish_file(self, path: str, local: str) -> None:
-        """Write a file of this machine, in pieces, that is never visible half-written."""
+        """Upload a local file in pieces; it is never visible half-written."""
         if self._renames:
             with open(local, "rb") as file:
                 self._staged(path, iter(partial(file.read, PIECE), b""))
@@ -67,8 +67,8 @@ class RemoteFiles(RemoteReader):
 
     @property
     def is_object_store(self) -> bool:
-        """Return whether several threads may write at once: one loop of the driver serves them
-        all.
+        """Return whether several threads may write at once: the driver then serves all of them with
+        one event loop.
         """
         return bool(getattr(self._fs, "async_impl", False)) and not self._renames
 
@@ -113,8 +113,8 @@ class RemoteFiles(RemoteReader):
     # -- through the driver ----------------------------------------------------------------------
 
     def _staged(self, path: str, pieces: Iterable[bytes]) -> None:
-        """Write an entire file beside its place and then move it there: old or new, never
-        half-written.
+        """Write an entire file under a temporary name, then rename it: readers see the old or the
+        new file.
         """
         # Two writers of one run may stage files of one name at the same time.
         staged = f"{self.ASIDE}/{path.rpartition('/')[2]}.{self._number}.tmp"

@@ -1,7 +1,7 @@
 """Lists the files below a URL by path, each with its size and its identity.
 
-An object store lists all at once; a file server is listed folder by folder, those of one depth at
-the same time. Names that are impossible on a disk are skipped.
+An object store lists all at once; a file server is listed folder by folder, all folders of one
+depth at the same time. Names that are invalid on a disk are skipped.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from rmqctl.vfs import Listed
 
 _MAX_DEPTH, _MAX_FILES = 16, 1_000_000
 _IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
-"""Names that drivers use for a value that changes with the object's content."""
+"""Keys under which drivers report a value that changes with the object's content."""
 Row = Mapping[str, Any]
 
 
 class Listing(NamedTuple):
-    """``links`` are paths of links that are not followed; ``folders``: those that the server
-    lists.
+    """``links``: paths of links that are not followed; ``folders``: paths of folders that the
+    server lists.
     """
 
     files: dict[str, Listed]
@@ -112,13 +112,15 @@ def _by_folder(remote: RemoteReader, every: set[str]) -> dict[str, Row]:
 
 
 def _is_plain(path: str) -> bool:
-    """Return whether each part of a path could be a name on a disk."""
+    """Return whether each part of a path is a valid file name on a disk."""
     parts: Iterable[str] = path.split("/")
     return "\0" not in path and not any(part in ("", ".", "..") for part in parts)
 
 
 def _resolved(remote: RemoteReader, path: str, row: Row) -> Row:
-    """Return a file's own row; for a link to a folder, or a broken link, the row as it is."""
+    """Return the driver's entry for a file, with links resolved; for a link to a folder, or a
+    broken link, the entry itself.
+    """
     target = remote.info(path)
     if target is None and row.get("type") == "file":
         raise StoreIOError(f"cannot read {remote.where(path)}: it is listed but does not exist")

@@ -1,4 +1,4 @@
-"""Stores at a URL: listed once, then read in ranges through fsspec.
+"""Reading of stores at a URL, which are listed once, then read in ranges through fsspec.
 
 A few small reads cost a few small requests; sequential reads get ever larger ranges, and the next
 range is requested ahead. Ranges are kept up to a limit. After each range the object is checked
@@ -27,14 +27,15 @@ from rmqctl.scan.frames import used_length
 from rmqctl.vfs import Listed
 
 _MIN_RANGE, _MAX_RANGE = 64 << 10, 4 << 20
-"""Bytes of the first range of a file, and of the largest range that is requested ahead."""
+"""Bytes of the first range of a file, and of the largest range of a read-ahead."""
 _SINGLE = 1 << 10
-"""Bytes of a range for samples, and for single entries and records."""
+"""Bytes of a range for samples, and of a range for single entries and records."""
 _MAX_KEPT = 32 << 20
-"""Bytes of ranges that are kept."""
+"""Maximum bytes of all cached ranges."""
 _FEW = 2
-"""Queues whose ends are determined singly, and small files read singly; the next one means all of
-them."""
+"""Number of queues whose ends are determined one by one, and number of small files that are read
+one by one; after that, all others are requested together.
+"""
 _NO_END = 1 << 62
 _TRIES = 4
 _PAUSE = 0.25
@@ -45,7 +46,7 @@ _GIVEN_UP = 10.0
 
 @dataclass(slots=True, eq=False)
 class _KeptRange:
-    """Bytes of a file that are kept, or being fetched. ``ahead``: not used yet."""
+    """A range of a file that is cached or being fetched. ``ahead``: no read has used it yet."""
 
     start: int
     end: int
@@ -54,8 +55,8 @@ class _KeptRange:
 
 
 class Ranges:
-    """Ranges of remote files, thread-safe. Raises StoreIOError if a file has changed since it was
-    listed.
+    """Thread-safe cache of ranges of remote files. Raises StoreIOError if a file has changed since
+    it was listed.
     """
 
     def __init__(self, remote: RemoteReader, files: Mapping[str, Listed]) -> None:
@@ -103,8 +104,8 @@ class Ranges:
         return position if end is None or position < end else self._files[path].size
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the data of a preallocated file, by samples; None if it is not
-        sampled, or if samples contradict each other.
+        """Return the position after the data of a preallocated file, by samples; None if the file
+        is not sampled, or if samples contradict each other.
         """
         folder = path.partition("/")[0]
         if not self.sampled or folder not in SAMPLES or self._files[path].size < SMALL:
@@ -123,7 +124,7 @@ class Ranges:
         return sum(end is not None for end in self._ends.values())
 
     def _find_ends(self, paths: Sequence[str]) -> None:
-        """Search all files in step: each step is one round of simultaneous requests."""
+        """Search all files in parallel: each step is one round of simultaneous requests."""
         searches = {path: search(self._files[path].size, SAMPLES[path.partition("/")[0]],
                                  has_holes=path.startswith("commitlog/")) for path in paths}
         wanted = {path: next(steps) for path, steps in searches.items()}
@@ -145,7 +146,9 @@ class Ranges:
         self._ends |= ends
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of many (position, length) at the same time; none are kept."""
+        """Return the bytes of many (position, length), requested at the same time and not
+        cached.
+        """
         size = self._files[path].size
         return self._at_once([path], [
             (path, start, max(min(start + length, size), start)) for start, length in places])
@@ -161,7 +164,7 @@ class Ranges:
         return parts
 
     def _keep_read(self, path: str, start: int, data: bytes) -> None:
-        """Keep bytes that were already read."""
+        """Cache bytes that were already read."""
         with self._lock:
             before = self._kept.get((path, start))
             if before is None or before.end < start + len(data):
@@ -187,7 +190,7 @@ class Ranges:
             spans[low:high] = [(start, end)]
 
     def close(self) -> None:
-        """Drop the kept ranges; do not wait for the others."""
+        """Drop the cached ranges; do not wait for pending requests."""
         with self._lock:
             for kept in self._kept.values():
                 kept.data.cancel()
@@ -218,7 +221,9 @@ class Ranges:
 
     def _asked(self, path: str, position: int, wanted: int,
                before: _KeptRange | None) -> _KeptRange:
-        """Request a range. A read that continues after another range gets twice as much."""
+        """Request a range. A read that continues the previous range doubles the size of the
+        range.
+        """
         least = _SINGLE if self.sampled else _MIN_RANGE
         if before is not None:
             length = max(wanted, min(2 * (before.end - before.start), _MAX_RANGE))
@@ -238,7 +243,7 @@ class Ranges:
         return part
 
     def _ahead(self, path: str, after: _KeptRange) -> None:
-        """Request the next range."""
+        """Request the next range ahead."""
         if after.end < self._files[path].size and not any(
                 part.start <= after.end < part.end for part in self._of[path]):
             self._asked(path, after.end, 1, after).ahead = True
@@ -326,4 +331,4 @@ class Ranges:
 
 
 class _ChangedError(StoreIOError):
-    """An object that changed while it was read: another attempt does not help."""
+    """Error for an object that changed while it was read: another attempt does not help."""

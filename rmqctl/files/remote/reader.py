@@ -23,12 +23,14 @@ from rmqctl.scan.source import Closing, Source, Witness
 
 _CREDENTIALS = re.compile(r"(?<=://)[^/@]*:[^/]*@")
 _hidden: dict[str, str] = {}
-"""The start of a URL as displayed -> its start with the password."""
+"""Start of a URL as displayed -> start of the same URL with the password."""
 _MAX_REASON = 300
-"""Displayed characters of a driver's error: some list every place that they searched."""
+"""Maximum number of displayed characters of a driver's error: some list every path that they
+searched.
+"""
 _TURN = threading.Lock()
 _TIMES = ("mtime", "LastModified", "last_modified", "updated", "created", "Last-Modified")
-"""Names that drivers use for the time of the last change."""
+"""Keys under which drivers report the time of the last change."""
 _ERRNO: tuple[tuple[type[OSError], int], ...] = (
     (FileNotFoundError, errno.ENOENT), (PermissionError, errno.EACCES),
     (FileExistsError, errno.EEXIST), (IsADirectoryError, errno.EISDIR),
@@ -44,7 +46,7 @@ class FileOrFolder:
     size: int = 0
     mtime_ms: int = 0
     is_strange: bool = False
-    """Neither a folder nor a regular file."""
+    """True for an entry that is neither a folder nor a regular file."""
 
 
 class RemoteReader(Closing):
@@ -102,8 +104,8 @@ class RemoteReader(Closing):
         return sorted(listed, key=lambda entry: entry.name)
 
     def fetch(self, path: str, start: int, end: int, size: int) -> tuple[bytes, str]:
-        """Return bytes ``[start, end)`` of a file of ``size`` (fewer if it has shrunk), and its
-        identity if the answer contains it, else "".
+        """Return bytes ``[start, end)`` of a file of ``size`` (fewer if it has shrunk), and the
+        object's identity if the response contains it, else "".
         """
         with self._turn, failing(self.where(path), f"read at offset {start} of"):
             if self._is_web:
@@ -172,7 +174,7 @@ class RemoteReader(Closing):
 
 
 class RemoteSource:
-    """A file at a URL for a walk: small reads are served from a few kept blocks.
+    """A file at a URL for a scan: small reads are served from a few cached blocks.
 
     ``size`` is determined at opening, as for a local file.
     """
@@ -216,7 +218,7 @@ class RemoteSource:
         return len(data)
 
     def next_data(self, position: int) -> int:
-        """Return ``position``: holes are unknown."""
+        """Return ``position``: the holes of a remote file are unknown."""
         return min(position, self.size)
 
     def close(self) -> None:
@@ -224,7 +226,7 @@ class RemoteSource:
 
 
 def _driver(url: str) -> tuple[Any, str]:
-    """Return (fsspec file system, the path in it).
+    """Return (fsspec file system, path in this file system).
 
     Raises: UsageError without a driver, StoreIOError for other errors.
     """
@@ -247,7 +249,9 @@ def _driver(url: str) -> tuple[Any, str]:
 
 
 def _patience(protocol: str) -> dict[str, Any]:
-    """Return a driver's timeouts and number of attempts, unless fsspec is configured for them."""
+    """Return a driver's timeouts and number of attempts, except values that the fsspec
+    configuration sets.
+    """
     from fsspec.config import conf
 
     given = dict(conf.get(protocol, {}))
@@ -326,7 +330,7 @@ def failing(where: str, doing: str) -> Iterator[None]:
 
 
 def _numbered(error: OSError) -> OSError:
-    """Return the error with its number: drivers raise FileNotFoundError and others with only a
+    """Return the error with its errno: drivers raise FileNotFoundError and others with only a
     path.
     """
     if error.errno is None:

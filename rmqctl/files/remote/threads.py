@@ -1,7 +1,7 @@
-"""The threads that read from remote places, and waiting for them.
+"""Threads that read remote files, and interruptible waiting for them.
 
-A server may send nothing for a minute. Waiting can be interrupted meanwhile, and the process ends
-without waiting for running requests: their results are not needed, and nothing is written here.
+A server may send nothing for a minute. The wait can be interrupted, and the process exits without
+waiting for running requests: they only read.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ R = TypeVar("R")
 THREADS = 16
 """Maximum number of simultaneous requests."""
 _LOOK = 0.25
-"""Seconds after which a waiting thread checks whether the work is to end."""
+"""Seconds after which a waiting thread checks whether it was asked to stop."""
 
 
 class _Pool:
-    """Like `ThreadPoolExecutor`, but Python does not wait for its threads at exit."""
+    """A `ThreadPoolExecutor` for whose threads Python does not wait at exit."""
 
     def __init__(self) -> None:
         self._work: SimpleQueue[tuple[Future[Any], Callable[[], Any]]] = SimpleQueue()
@@ -64,14 +64,14 @@ os.register_at_fork(after_in_child=_pool.cache_clear)
 
 
 def submit(work: Callable[..., R], *values: Any) -> Future[R]:
-    """Run some work in a thread."""
+    """Run a function in a thread."""
     return _pool().submit(partial(work, *values))
 
 
 def taken(future: Future[R]) -> R:
     """Wait for a result.
 
-    Raises: `Stopped` if the waiting work is to end.
+    Raises: `Stopped` if the waiting thread was asked to stop.
     """
     while not wait((future,), _LOOK).done:
         stopping.check()
@@ -79,8 +79,8 @@ def taken(future: Future[R]) -> R:
 
 
 def run_all(work: Callable[[T], R], values: Iterable[T]) -> list[R]:
-    """Run some work for many values at the same time; if one fails, values that have not started
-    are skipped.
+    """Run a function for many values at the same time; after a failure, no further value is
+    started.
     """
     under_way = [submit(work, value) for value in values]
     try:

@@ -1,4 +1,4 @@
-"""Places that are not folders of this machine: mounted where a store is opened."""
+"""Stores at a URL or in an archive, mounted as a read-only tree of files."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _POINTS = "points/"
 
 
 def mounted(root: str, *, sampled: bool = False) -> str:
-    """List a place at a URL or in an archive, unless it was just listed, and register it in `vfs`;
-    return its root, with which its paths start. ``sampled`` as in `Store.open`.
+    """List the files at a URL or in an archive, unless they were just listed, and register them in
+    `vfs`; return the root with which their paths start. ``sampled`` as in `Store.open`.
 
     Raises: the errors of `tree_of`.
     """
@@ -37,7 +37,7 @@ def mounted(root: str, *, sampled: bool = False) -> str:
 
 
 def tree_of(named: str) -> Tree:
-    """Return the place at a URL, or in an archive.
+    """Return the tree of files at a URL, or in an archive.
 
     Raises: NotAStoreError, FormatError, StoreIOError, UsageError without a driver.
     """
@@ -62,7 +62,7 @@ def tree_of(named: str) -> Tree:
 
 
 def matching(url: str) -> list[str]:
-    """Return the folders that match a URL with ``*``, ``?`` or ``[``; any other URL as it is.
+    """Return the folders that match a URL with ``*``, ``?`` or ``[``; any other URL unchanged.
 
     Raises: NotAStoreError without a match, StoreIOError.
     """

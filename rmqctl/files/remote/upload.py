@@ -1,4 +1,4 @@
-"""Results that are written to a URL: created in a temporary folder, then uploaded."""
+"""Output to a URL: created in a temporary folder, then uploaded."""
 
 from __future__ import annotations
 

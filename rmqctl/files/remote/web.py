@@ -1,8 +1,8 @@
 """Web servers: names in pages that list folders, and ranges of files; ranges of objects in S3.
 
 The driver accepts all links of a page as names, and any answer of a server to a range request, even
-the entire file. Here a name is decoded and must be that of an entry of its folder, and an answer
-must be the requested range of the listed file. An answer that identifies its object saves a second
+the entire file. Here a link must be the name of an entry of the listed folder, and a response must
+be the requested range of the listed file. A response that identifies its object saves a second
 request.
 """
 
@@ -22,11 +22,11 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 _PIECE = 1 << 16
 _ERRORS = "surrogateescape"
 Answer = tuple[bytes, Mapping[str, str]]
-"""The bytes, and the headers."""
+"""The bytes and the headers of a response."""
 
 
 class NoRangesError(StoreIOError):
-    """The server sent something other than the range."""
+    """Error: the server did not send the requested range."""
 
 
 def is_web(fs: Any) -> bool:
@@ -71,9 +71,7 @@ def read_range(fs: Any, url: str, start: int, end: int, size: int) -> Answer:
 
 
 def reads_of_s3(fs: Any) -> bool:
-    """Return whether a driver is that of S3, which can report the object to which an answer
-    belongs.
-    """
+    """Return whether a driver is the S3 driver, which can report the ETag of a response."""
     return hasattr(fs, "_call_s3") and hasattr(fs, "split_path")
 
 
