@@ -1,4 +1,4 @@
-"""A broker's own rules: how each version starts on a store, fills its queues and answers.
+"""The rules of brokers, by version: startup on a store, dispatch to queues, answers to requests.
 
-All code that follows a broker uses these rules, so that all commands give the same answers.
+All code that imitates a broker uses these rules, so that all commands agree.
 """

@@ -1,4 +1,4 @@
-"""The state of a queue after a broker's recovery, its truncation and the put algorithm.
+"""A queue's state after a broker's recovery and truncation, and the put algorithm.
 
 spec: consumequeue.md §4, §6 and §9.
 """
@@ -35,14 +35,14 @@ LAST_FILES = 3
 @dataclass(slots=True)
 class QueueState:
     """The state of a queue. ``end`` is the queue offset after its last entry (for a batch queue:
-    entries).
+    number of entries).
 
-    ``max_physic``: the physical offset up to which the log was dispatched by its entries, -1
-    without one. ``disk_end`` is ``end`` as it was on disk, ``added`` the number of entries that
-    dispatching again adds, the first of them for the record at ``first_added``. ``blanked``:
-    padding entries before it; ``misplaced``: entries written at another queue offset than their
-    message's. ``touched``: a message of the queue is dispatched again. ``doomed``: files that are
-    deleted.
+    ``max_physic``: the physical offset up to which the log was dispatched, by the queue's entries;
+    -1 without entries. ``disk_end``: the value of ``end`` on disk. ``added``: the number of entries
+    that dispatching again adds; ``first_added``: the record of the first of these entries;
+    ``blanked``: padding entries before that entry. ``misplaced``: entries written at a queue offset
+    that differs from their message's. ``touched``: whether a message of the queue is dispatched
+    again. ``doomed``: files that the broker deletes.
     """
 
     key: QueueKey
@@ -59,8 +59,9 @@ class QueueState:
     blanked: int = 0
     touched: bool = False
     strange: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """Added entries of records with a wrong place, by queue offset: (physical offset,
-    ``max_physic`` before the entry)."""
+    """Added entries of records with a wrong physicalOffset: queue offset -> (physical offset,
+    ``max_physic`` before the entry).
+    """
 
     @property
     def target(self) -> str:
@@ -68,7 +69,8 @@ class QueueState:
 
     @property
     def empty_last(self) -> StoreFile | None:
-        """Return the last file if it stays, contains no entry and is not the queue's very first.
+        """Return the last file if recovery keeps it, it contains no entry and it is not the queue's
+        first file.
 
         `ConsumeQueue.correctMinOffset` of 5.x then requests the unit before the file's start, which
         throws an IllegalArgumentException.
@@ -82,7 +84,7 @@ class QueueState:
 
 
 def loaded(files: list[StoreFile], version: BrokerVersion) -> list[StoreFile]:
-    """Return the files of a sequence that a broker uses: it may delete an empty last file first."""
+    """Return the files of a sequence that a broker uses; it may first delete an empty last file."""
     if not version.deletes_empty_last:
         return files
     return [file for file in files if file.size or file.name != files[-1].name]
@@ -109,8 +111,8 @@ def recovered_queues(store: Store, version: BrokerVersion) -> Iterator[QueueStat
 
 
 class InRocksdb(NamedTuple):
-    """Consume queues in RocksDB, and the offset up to which the log was dispatched into them;
-    sentences on why that cannot be read ("" if it can), and on other unreadable parts.
+    """Consume queues in RocksDB, and the offset up to which the log was dispatched into them; the
+    reason why that offset cannot be read ("" if it can), and sentences on other unreadable parts.
     """
 
     queues: Mapping[QueueKey, RocksQueue]
@@ -120,16 +122,16 @@ class InRocksdb(NamedTuple):
 
     @property
     def trouble(self) -> str:
-        """Return the first fault that kept a part of them from being read so far; "" without
-        one.
+        """Return the reason why a part of the queues could not be read so far; "" if there is
+        none.
         """
         return next(chain(self.damage, filter(None, (
             queue.why_unread for queue in self.queues.values()))), "")
 
 
 def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
-    """Return the consume queues in RocksDB if such a broker reads them there; None for queues in
-    files.
+    """Return the consume queues in RocksDB if a broker of this version reads them there; None for
+    queues in files.
 
     Raises: UnsupportedError if they cannot be read.
     """
@@ -142,8 +144,8 @@ def rocksdb_of(store: Store, version: BrokerVersion) -> InRocksdb | None:
 
 
 def dispatched_to(store: Store, version: BrokerVersion) -> int:
-    """Return the physical offset up to which the log was dispatched by the consume queues; -1
-    without any.
+    """Return the physical offset up to which the log was dispatched, by the consume queues; -1
+    without entries.
 
     Raises: StoreIOError.
     """
@@ -154,8 +156,8 @@ def dispatched_to(store: Store, version: BrokerVersion) -> int:
 
 
 def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
-    """Return the state after loading: the note on the last row is believed (spec: rocksdb.md
-    §4).
+    """Return the state after loading, with the last entry that the offset family records, unchecked
+    (spec: rocksdb.md §4).
     """
     state = QueueState((queue.topic, queue.queue_id), PLAIN, queue, has_file=True)
     if queue.last is not None:
@@ -169,7 +171,7 @@ def recovered_in_rocksdb(queue: RocksQueue) -> QueueState:
 
 
 def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
-    """Do truncateDirty of a queue in RocksDB, including its faults (spec: rocksdb.md §4)."""
+    """Imitate truncateDirty of a queue in RocksDB, including its bugs (spec: rocksdb.md §4)."""
     queue = state.queue
     if isinstance(queue, ConsumeQueue) and state.max_physic >= log_end:
         end = queue.cut_at(log_end)
@@ -179,7 +181,7 @@ def truncated_in_rocksdb(state: QueueState, log_end: int) -> None:
 
 
 def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
-    """Return the state after ``recover()``: the last three files, unit by unit."""
+    """Return the state after ``recover()``, which checks the last three files unit by unit."""
     state = QueueState(key, PLAIN, queue, has_file=bool(queue.files))
     position = 0
     for number in range(max(0, len(queue.files) - LAST_FILES), len(queue.files)):
@@ -197,7 +199,7 @@ def recovered(key: QueueKey, queue: ConsumeQueue) -> QueueState:
 
 
 def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
-    """Do truncateDirtyLogicFiles; it only examines the files that recovery kept."""
+    """Imitate truncateDirtyLogicFiles, which examines only the files that recovery kept."""
     present = [file for file in queue.files if file not in state.doomed]
     left = queue.again() if isinstance(queue, FileQueue) and present == queue.files else FileQueue(
         queue.topic, queue.queue_id, queue.folder, present, [], queue.file_size)
@@ -218,14 +220,15 @@ def truncated(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
 
 
 def long(number: int) -> int:
-    """Return a sum as a Java long, which wraps around."""
+    """Return a sum as a Java long, which wraps around on overflow."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
 
 def truncated_after_adding(state: QueueState, queue: ConsumeQueue, log_end: int) -> None:
-    """Do truncateDirtyLogicFiles on a queue that got entries, all of them before the log's end.
+    """Imitate truncateDirtyLogicFiles on a queue that got new entries, all of which point before
+    the log's end.
 
-    It tests the units of the last file again, and accepts data left after the new entries.
+    The method tests the units of the last file again, and accepts old data after the new entries.
     """
     present = [file for file in queue.files if file not in state.doomed]
     last = layout.byte_offset(state.end - 1)
@@ -271,7 +274,7 @@ def recovered_batch(key: QueueKey, queue: BatchQueue) -> QueueState:
 
 
 def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
-    """Do truncateDirtyLogicFiles of a batch queue."""
+    """Imitate truncateDirtyLogicFiles of a batch queue."""
     state.max_physic = log_end - 1
     for number in range(len(queue.files) - 1, -1, -1):
         file = queue.files[number]
@@ -289,8 +292,9 @@ def truncated_batch(state: QueueState, queue: BatchQueue, log_end: int) -> None:
 
 
 class Put(NamedTuple):
-    """The result for the first entries of a run: ``skipped`` exist already, else ``taken`` are
-    written at the queue's end. ``astray``: that place does not match their queue offsets.
+    """The result for the first entries of a run: ``skipped`` entries exist already; otherwise
+    ``taken`` entries are written at the queue's end. ``astray``: whether that position does not
+    match their queue offsets.
     """
 
     skipped: int
@@ -300,7 +304,7 @@ class Put(NamedTuple):
 
 def put_rule(offset: int, count: int, end: int) -> Put:
     """Return the result of the put algorithm (spec §4) for ``count`` consecutive entries from queue
-    offset ``offset`` on that point beyond the dispatched part of the log.
+    offset ``offset`` on. All of them point to records after the dispatched part of the log.
 
     ``end`` is the queue offset of the queue's next entry. A queue without a file begins at
     ``offset``.

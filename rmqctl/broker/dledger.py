@@ -1,7 +1,7 @@
 """DLedger's own recovery of its data, and the broker's recovery after it (spec: dledger.md §4).
 
 DLedger reads only the headers of entries, at every start, before the broker's recovery. A broker of
-5.2.0 or later also walks the records of the last files after an unclean stop, as in a plain log.
+5.2.0 or later also checks the records of the last files after an unclean stop, as in a plain log.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _DTYPE = dledger.ENTRY_HEAD.dtype()
 
 
 class LastEntry(NamedTuple):
-    """The last accepted entry: its index, term, and the physical offset after it."""
+    """The last accepted entry: index, term, and the physical offset after the entry."""
 
     number: int
     term: int
@@ -39,10 +39,10 @@ class LastEntry(NamedTuple):
 
 
 class Ledger(NamedTuple):
-    """A log after DLedger's recovery. ``number``: the log file with which its walk began, and
-    ``why``; ``end``: the physical offset after the last entry, and ``stop`` why there;
-    ``committed``: the physical offset after the last entry known to be committed; ``units``: the
-    number of entries whose index unit is rewritten.
+    """A log after DLedger's recovery. ``number``: the log file at which recovery began; ``why``:
+    the reason; ``end``: the physical offset after the last accepted entry; ``stop``: why recovery
+    stopped there; ``committed``: the physical offset after the last entry known to be committed;
+    ``units``: the number of entries whose index unit is rewritten.
     """
 
     number: int
@@ -54,14 +54,14 @@ class Ledger(NamedTuple):
     last: LastEntry | None
 
     def log(self, log: CommitLog) -> CommitLog:
-        """Return the rest of the log after recovery. The caller closes it."""
+        """Return the part of the log that remains after recovery. The caller closes it."""
         return CommitLog(log_files([file for file in log.files if file.base <= self.end],
                                    self.end), log.file_size)
 
 
 def recovered(store: Store, log: CommitLog) -> Ledger:
-    """Return the log after DLedger's start on its data, which is in at least one of the log's
-    files.
+    """Return the log after DLedger's recovery. At least one of the log's files must contain DLedger
+    data.
 
     Raises: StoreIOError.
     """
@@ -90,8 +90,8 @@ def _committed(store: Store) -> int:
 
 
 def _start(log: CommitLog, first: int, units: UnitReader) -> tuple[int, str]:
-    """Return the file at which the walk begins: going back from the third-last, the first that the
-    index contains.
+    """Return the file at which recovery begins: the third-last file, or the nearest earlier file
+    whose first entry the index contains.
     """
     for number in range(len(log.files) - _LAST_FILES, first, -1):
         head = whole_entry(log.source(number), 0)
@@ -173,8 +173,8 @@ class _HeadWalk:
         self.stop = Phrase("the file ends at {where}", where=self.end)
 
     def _taken(self, batch: Batch) -> Generator[_EntryColumns, None, bool]:
-        """Yield the entries of a batch up to the first that does not follow; return True if all
-        follow.
+        """Yield the entries of a batch up to the first that does not continue the previous entry;
+        return True if all entries do.
         """
         if not len(batch):
             return True
@@ -194,7 +194,9 @@ class _HeadWalk:
         return True
 
     def _follows(self, entries: _EntryColumns) -> Array:
-        """Return which entries have the index and term that follow the previous entry (bool)."""
+        """Return a boolean array: whether each entry has an index and term that continue the
+        previous entry.
+        """
         good: Array = np.ones(len(entries.number), bool)
         good[1:] = (np.diff(entries.number) == 1) & (np.diff(entries.term) >= 0)
         if self.last is not None:
@@ -226,12 +228,12 @@ class _HeadWalk:
 
 class RecordWalk(RecoveryWalk):
     """The records that a broker of 5.2.0 or later accepts after an unclean stop. ``end`` is the end
-    of the log by its own calculation, which omits the headers of the entries in the last file.
+    of the log as the broker computes it, without the headers of the entries in the last file.
     """
 
     @property
     def path(self) -> str:
-        """Return the file with which it begins."""
+        """Return the number of the file at which it begins."""
         return self._log.files[self._number].path
 
     def _file(self, source: Source) -> Iterator[Batch]:
@@ -255,7 +257,9 @@ class RecordWalk(RecoveryWalk):
 
 
 def record_walk(store: Store, log: CommitLog, version: BrokerVersion) -> tuple[RecordWalk, str]:
-    """Return the walk over the data among the files of ``log``, and why it begins there."""
+    """Return the recovery of the DLedger data among the files of ``log``, and why it begins at its
+    first file.
+    """
     first = next(number for number, file in enumerate(log.files) if file.head)
     number, why = number_by_time(store, log, version, checkpoint(store), first)
     return RecordWalk(log, number, version), why

@@ -37,7 +37,7 @@ requested."""
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """``status`` is the broker's word; a consumer continues at ``next_begin``.
+    """``status`` is RocketMQ's name of the status; a consumer continues at ``next_begin``.
 
     ``offsets`` are physical offsets of the messages, in the log or, for a compacted topic, in the
     compaction log.
@@ -51,7 +51,9 @@ class Answer:
 
 
 class _Unit(NamedTuple):
-    """An entry: the queue offset after it, its record's place and size, its number of messages."""
+    """An entry: the queue offset after the entry, position and size of its record, number of
+    messages.
+    """
 
     next_offset: int
     physical: int
@@ -80,7 +82,7 @@ def get_message(view: View, topic: str, queue_id: int, offset: int,
 
 
 def outside(offset: int, least: int, most: int, generation: int) -> Answer | None:
-    """Return the answer for an offset outside of ``[least, most)``; None inside."""
+    """Return the answer for an offset outside of ``[least, most)``; None for an offset inside."""
     if most == 0:
         return Answer(NO_MESSAGE, 0, least, most)
     if offset < least:
@@ -151,7 +153,9 @@ def _collected(view: View, units: Iterator[_Unit], offset: int, least: int, most
 
 
 def _readable(view: View) -> Callable[[int, int], bool]:
-    """Return whether a broker delivers ``size`` bytes at a place: it checks bounds, not bytes."""
+    """Return whether a broker delivers ``size`` bytes at a physical offset: it checks only the
+    bounds.
+    """
     log = view.store.log
     limit = view.log_end
 
@@ -181,7 +185,7 @@ def compacted_answer(queue: CompactionQueue, offset: int, max_messages: int) -> 
 
 
 def meaning(answer: Answer, offset: int) -> str:
-    """Return the meaning of an answer without messages, with the broker's word for it."""
+    """Return the meaning of an answer without messages, with RocketMQ's name of its status."""
     span = f"the queue has offsets {answer.min} to {answer.max - 1}"
     if answer.min >= answer.max:
         span = f"the queue is empty; its next offset is {answer.max}"
@@ -198,7 +202,9 @@ def meaning(answer: Answer, offset: int) -> str:
 
 
 def offset_note(view: View, topic: str, queue_id: int, offset: int) -> str | None:
-    """Return a broker's answer for a queue offset without a message; None if there is one."""
+    """Return a broker's answer for a queue offset without a message; None if a message exists
+    there.
+    """
     queues = served_rows(view.store, topic, queue_id, view)
     if not queues:  # already reported while reading
         return None

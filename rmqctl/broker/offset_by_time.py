@@ -1,8 +1,8 @@
 """The queue offset at a time, as brokers answer it (spec: consumequeue.md §7, §9).
 
 4.9.3 returns the entry nearest in time, and trusts the files' modification times to choose a file;
-5.1.1 and later return the lower or upper boundary. Both are reproduced, faults included: operators
-compare the answer with that of their broker.
+5.1.1 and later return the lower or upper boundary. Both are reproduced, bugs included, because
+operators compare the result with their broker's answer.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.queue.rows import batch_queue
 
 StoreTime = Callable[[int], int]
-"""Queue offset -> store timestamp; negative if no record can be read."""
+"""Function from a queue offset to the store timestamp; negative if no record can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,8 +38,9 @@ def offset_by_time(view: View, topic: str, queue_id: int, when: int, *, upper: b
                    like: str = NEWEST) -> TimeAnswer | None:
     """Return the answer for a store time in epoch ms; None without such a queue.
 
-    ``like`` names the version that answers: with the entry nearest in time, or with the first at or
-    after ``when``, or with ``upper`` the last at or before it.
+    ``like`` names the broker version. 4.9.3 answers with the entry nearest in time; 5.x answers
+    with the first entry at or after ``when``, or with ``upper`` the last entry at or before
+    ``when``.
 
     Raises: UsageError for an unknown version, StoreIOError if the queue cannot be read.
     """
@@ -122,7 +123,8 @@ def _clamped_boundary(queue: ConsumeQueue, when: int, first: int, end: int, uppe
                       log_min: int, store_time: StoreTime) -> int:
     """Return the queue offset that a 5.3.3 broker answers, clamped to [first, end].
 
-    lower: the first entry stored at or after ``when``; upper: the last entry stored at or before.
+    lower: the first entry stored at or after ``when``; upper: the last entry stored at or before
+    ``when``.
     """
     return min(max(_boundary(queue, when, first, end, upper, log_min, store_time), first), end)
 
@@ -170,9 +172,9 @@ def _boundary(queue: ConsumeQueue, when: int, first: int, end: int, upper: bool,
 class _Search(NamedTuple):
     """Result of a broker's search over the entries of a file.
 
-    ``equal`` is an entry with exactly that time. Without one, ``left`` and ``right`` are the
-    entries around it, each with its store time; -1 if not found. An entry of an expired record is a
-    ``left`` without a time.
+    ``equal`` is an entry with exactly the requested time. Without such an entry, ``left`` and
+    ``right`` are the entries before and after that time, each with its store time; -1 if not found.
+    An entry of an expired record is a ``left`` without a time.
     """
 
     equal: int | None
@@ -184,7 +186,7 @@ class _Search(NamedTuple):
 
 def _search(queue: ConsumeQueue, when: int, low: int, high: int, log_min: int,
             store_time: StoreTime) -> _Search | None:
-    """Return the result of the binary search that all versions have; None if it meets an entry
+    """Return the result of the binary search, the same in all versions; None if it reaches an entry
     without a record.
     """
     left = right = left_time = right_time = -1
@@ -223,8 +225,9 @@ def _batch_boundary(queue: BatchQueue, when: int, upper: bool, first: int, end: 
     [first, end].
 
     It is the base offset of the first entry stored at or after ``when``, in the last file that
-    begins before; its last entry if all are older. ``upper`` looks for the same entry, but the
-    engine searches differently and may miss it; the answer is then ``first``.
+    begins before ``when``; the last entry of that file if all its entries are older. ``upper``
+    looks for the same entry, but the broker searches differently and may miss it; the answer is
+    then ``first``.
     """
     files = [rows for number in range(len(queue.files))
              if len(rows := queue.used(number, log_end))]

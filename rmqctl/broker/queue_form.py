@@ -1,8 +1,8 @@
-"""The form of consume queues in a store that has lost them: known or not.
+"""Whether the form of consume queues (files or RocksDB) is known in a store that has lost them.
 
 A broker of 5.2.0 or later keeps them in files or in RocksDB (``storeType``). Without any queue,
-only configuration that was stored in the same form shows it. A broker with the other form finds no
-queue at all, and after a clean stop it does not dispatch all messages.
+only configuration that is stored in the same form indicates the form. A broker that uses the other
+form finds no queue, and after a clean stop it does not dispatch all messages again.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from rmqctl.store.store import Sizes, Store
 
 QueueForm = Literal["file", "rocksdb"]
 STORE_TYPES: dict[QueueForm, str] = {"file": "default", "rocksdb": "defaultRocksDB"}
-"""The storeType of each form."""
+"""Form of the consume queues -> storeType."""
 
 
 def is_unproven(store: Store, version: str | None = None, *, created: bool = False) -> bool:
-    """Return whether consume queues would have to be created in an unproven form.
+    """Return whether consume queues would have to be created although their form is unknown.
 
-    ``version``: the requested release. ``created``: a repair has created the queues in files, which
-    proves nothing.
+    ``version``: the requested release. ``created``: whether a repair has created the existing queue
+    files, which therefore prove nothing.
     """
     if store.layout.consumequeue != "file" or _is_told(store.sizes):
         return False
@@ -46,8 +46,8 @@ def is_unproven(store: Store, version: str | None = None, *, created: bool = Fal
 def is_likely_file(store: Store) -> bool:
     """Return whether nothing suggests RocksDB: files are the default of every release.
 
-    A checkpoint with the flush time of the log but without that of the queues comes from 5.3.3 with
-    queues in RocksDB; 5.2.0 to 5.3.2 note both times with either form.
+    A checkpoint with the flush time of the log but without the flush time of the queues comes from
+    5.3.3 with queues in RocksDB; 5.2.0 to 5.3.2 write both times with either form.
     """
     checkpoint = store.checkpoint
     return (checkpoint is None or checkpoint.logics_msg_timestamp > 0
@@ -66,7 +66,9 @@ def require_proven(store: Store) -> None:
 
 
 def _is_told(sizes: Sizes) -> bool:
-    """Return whether an option or the configuration file names the form. Only files have a size."""
+    """Return whether an option or the configuration file names the form. A size of queue files
+    names it too.
+    """
     return bool(sizes.conf.path) or sizes.conf.store_type is not None or (
         sizes.consumequeue_file is not None)
 

@@ -1,9 +1,10 @@
-"""A broker's recovery of the log: where it starts, what it accepts, where the log ends for it.
+"""A broker's recovery of the log: where recovery starts, which records it accepts, where it ends
+the log.
 
 spec: recovery.md §3, §4 and §6. A broker follows sizes and checks magic, lengths and body CRC
 (spec: commitlog.md §9). It does not check a record's physicalOffset, accepts a blank record of any
-size, and continues after a missing file. The frame walk does most of the work; the broker's test is
-applied singly only where the walk finds no provable record.
+size, and continues after a missing file. The frame scanner does most of the work; the broker's test
+is applied to single records only where the scanner finds no provable record.
 """
 
 from __future__ import annotations
@@ -63,8 +64,8 @@ def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
 
 
 class RecoveredLog(NamedTuple):
-    """The log after a recovery, in physical offsets: the ``start`` of the file with which it began,
-    its ``end``, and the accepted records with a wrong physicalOffset.
+    """The log after a recovery, in physical offsets: the ``start`` of the file at which recovery
+    began, its ``end``, and the accepted records with a wrong physicalOffset.
     """
 
     start: int
@@ -73,14 +74,14 @@ class RecoveredLog(NamedTuple):
 
 
 def default_version(store: Store) -> BrokerVersion:
-    """Return the version for which the store was created, else that of the generation that wrote
-    it.
+    """Return the version for which the store was created, else the default version of the
+    generation that wrote it.
     """
     return version_of(default_release(store))
 
 
 def default_release(store: Store) -> str:
-    """Return the release of the default version, by `rmqctl.broker.release.judged`."""
+    """Return the release that `rmqctl.broker.release.judged` finds for the default version."""
     return judged(store).release
 
 
@@ -103,9 +104,9 @@ def recover_log(store: Store, version: BrokerVersion) -> RecoveredLog:
 
 
 def ended_by_repair(store: Store) -> CutOff | None:
-    """Return the end of a log that a repair has truncated, if a broker ends it there too; else
-    None. A note alone proves nothing, and a newer version may accept records that an older one
-    refused.
+    """Return the end at which a repair has truncated the log, if a broker ends the log there too;
+    else None. The repair's note alone proves nothing, and a newer version may accept records that
+    an older version rejects.
     """
     cut = store.cut_off
     if cut is None:
@@ -132,7 +133,7 @@ def checkpoint(store: Store) -> CheckpointRecord:
 
 def by_rows(store: Store, version: BrokerVersion) -> bool:
     """Return whether recovery begins where the consume queues end: after a clean stop (5.3.2+), and
-    always with queues in RocksDB, because their entries are not written through.
+    always with queues in RocksDB, because their entries are not flushed at once.
     """
     return version.normal_by_queues if not store.has_abort else (
         store.layout.reads("consumequeue") and rocksdb_of(store, version) is not None)
@@ -142,7 +143,7 @@ def start_file(store: Store, log: CommitLog, version: BrokerVersion, max_physic:
                clean: bool | None = None) -> tuple[int, str]:
     """Return (number of the file in which recovery starts, why). ``max_physic``: the physical
     offset up to which the log was dispatched, for `by_rows`. ``clean``: whether the broker stopped
-    cleanly before; None: as the store shows.
+    cleanly before; None: determined from the store.
     """
     count, clean = len(log.files), not store.has_abort if clean is None else clean
     if clean and not version.normal_by_queues:
@@ -181,9 +182,7 @@ def number_by_time(store: Store, log: CommitLog, version: BrokerVersion, saved: 
 
 
 def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | None:
-    """Return the store time of a file's first record as a broker reads it, without further
-    checks.
-    """
+    """Return the store time of a file's first record, unchecked, as a broker reads it."""
     source = log.source(number)
     head = source.read(source.head, _HEAD_SIZE)
     if len(head) < START_SIZE:
@@ -200,16 +199,16 @@ def _first_time(log: CommitLog, number: int, version: BrokerVersion) -> int | No
 class RecoveryWalk:
     """Iterator over the records that a broker accepts, from the start of file ``number`` on.
 
-    Afterwards ``end`` is where it stopped (the log's end for the broker), ``stop`` why,
-    ``last_valid`` the start of the last accepted record (None without one) and ``misplaced`` the
-    places of accepted records with a wrong physicalOffset. Such a record is a batch of its own with
-    that physicalOffset; ``odd`` is True meanwhile.
+    Afterwards ``end`` is the offset at which it stopped (the log's end for the broker), ``stop``
+    the reason, ``last_valid`` the start of the last accepted record (None without one) and
+    ``misplaced`` the positions of accepted records with a wrong physicalOffset. Such a record is
+    yielded as a batch of its own with that physicalOffset; ``odd`` is True for that batch.
     """
 
     def __init__(self, log: CommitLog, number: int, version: BrokerVersion,
                  known_to: int | None = None) -> None:
-        """``known_to``: a record's place; all records before it are known to be accepted and not
-        read again.
+        """``known_to``: a record's position; all earlier records are known to be accepted and are
+        not read again.
         """
         self._log, self._number, self._version = log, number, version
         self._known_to = known_to
@@ -280,7 +279,7 @@ class RecoveryWalk:
             self.odd = False
 
     def _accepted(self, batch: Batch) -> tuple[int, str]:
-        """Return (number of the batch's records that a broker accepts, why not the next)."""
+        """Return (number of the batch's records that a broker accepts, why it rejects the next)."""
         if not len(batch):
             return 0, ""
         reasons = self._crc_reasons(batch)
@@ -315,8 +314,8 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
     """Return why a broker with forceVerifyPropCRC refuses a record (commitlog.md §5.4); "" if it
     does not.
 
-    It uses the property at any position, and reads all its characters as digits, the last one
-    first.
+    The broker uses the property at any position, and reads all its characters as digits, the last
+    one first.
     """
     values = parse(decode(raw).properties.decode("utf-8", "replace"))
     text = values.get(CRC32)
@@ -331,8 +330,8 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
 
 
 def properties(batch: Batch) -> Properties:
-    """Return the properties of a batch. The last result is cached: walk, queues and index request
-    it in turn.
+    """Return the properties of a batch. The last result is cached, because recovery, queues and
+    index request it one after the other.
     """
     for latest, of_known in _LATEST:  # in one step: other threads may have batches too
         if latest is batch:
@@ -347,7 +346,8 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
         int | None, str]:
     """Test the bytes at ``position``: (size, why not).
 
-    It is the size of an accepted record; (None, "") for a blank record; (None, why) where it stops.
+    The result is (size, "") for an accepted record, (None, "") for a blank record, and (None,
+    reason) where recovery stops.
     """
     # Handle the ends of a file before the record itself: nothing left, a blank record, or zeros.
     if source.head and is_blank(source, position):
@@ -389,8 +389,8 @@ def judge(source: Source, position: int, version: BrokerVersion, *,
 
 
 def misplaced(source: Source, position: int, size: int) -> Batch | None:
-    """Return the record at ``position`` with a wrong physicalOffset, as a broker dispatches it:
-    with that physicalOffset. None without such a record.
+    """Return the record with a wrong physicalOffset at ``position``, as a broker dispatches it:
+    with the wrong physicalOffset. None without such a record.
     """
     position += source.head
     record = _decoded(source, position, size)
@@ -411,7 +411,7 @@ def _decoded(source: Source, position: int, total: int) -> Record | None:
 class ReputWalk:
     """Iterator over the records of ``[start, end)`` that the run-time dispatcher accepts.
 
-    It reads no bodies, and continues with the next file after a record that it cannot read.
+    The dispatcher reads no bodies, and continues with the next file after an unreadable record.
     ``stuck``: the physical offset at which it finds no file and waits forever, else None. ``odd``
     as in `RecoveryWalk`.
     """
@@ -463,9 +463,10 @@ class ReputWalk:
 class DispatchRange(NamedTuple):
     """Physical offsets ``[start, end)`` that are dispatched again.
 
-    ``behind``: only records that start after this physical offset. ``reput``: after recovery, by
-    the run-time dispatcher, which reads no bodies and skips unreadable records. ``positions`` are
-    the plain queues before that: (queue offset after the last entry, dispatched physical offset).
+    ``behind``: only records that start after this physical offset. ``reput``: whether the run-time
+    dispatcher does it after recovery; it reads no bodies and skips unreadable records.
+    ``positions``: the plain queues before dispatching: (queue offset after the last entry,
+    dispatched physical offset).
     """
 
     start: int

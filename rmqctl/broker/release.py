@@ -1,5 +1,4 @@
-"""The only detector of the release by which a startup is judged, for views, predictions and
-repairs.
+"""Determination of the broker release whose rules views, predictions and repairs use for a startup.
 
 The requested release has priority, then the one that `init` recorded, then the evidence of the
 files (`Store.evidence`) and of the broker's configuration file. Without proof all candidates count.
@@ -15,8 +14,8 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """``release``: the release whose rules count. ``candidates``: all releases that may start on
-    the store, that one first.
+    """``release``: the release whose rules apply. ``candidates``: all releases that may start on
+    the store, with ``release`` first.
     """
 
     release: str

@@ -55,7 +55,7 @@ def packed(address: Address) -> Host:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The configuration of one engine. The defaults are those of a broker."""
+    """The configuration of one engine. The defaults are a broker's defaults."""
 
     version: str = NEWEST
     commitlog_file_size: int = 1 << 30
@@ -76,13 +76,14 @@ class Settings:
     timer_max_delay: int = 259_200_000
     role: Literal["ASYNC_MASTER", "SYNC_MASTER", "SLAVE"] = "ASYNC_MASTER"
     disk_watermark: float = 0.90
-    """Used share of the commitlog's file system above which puts are refused; 1: never."""
+    """Used share of the commitlog's file system above which messages are rejected; 1: never."""
     page_cache_busy: int = 1000
     batch_topics: frozenset[str] = frozenset()
-    """Topics with ``queue.type=BatchCQ`` besides those of config/topics.json."""
+    """Topics with ``queue.type=BatchCQ`` in addition to the topics in config/topics.json."""
     broker_checks: bool = True
-    """Also do the checks of a 5.x broker before it calls its store; off for messages that have
-    already passed them (a replay)."""
+    """Also do the checks that a 5.x broker does before it calls its store; off for messages that
+    have already passed these checks (a replay).
+    """
     cluster: str = "DefaultCluster"
     born_host: Host = (LOCALHOST, 0)
     store_host: Host = (LOCALHOST, 10911)
@@ -109,12 +110,15 @@ class Settings:
 
 
 MIN_COMMITLOG = 1 << 10
-"""Bytes of the smallest commitlog file. The fixed part of a record with IPv6 hosts, the longest
-topic that a broker accepts and the blank record at the file's end take 250 bytes; the rest is for
-properties and a body, without which a store is useless."""
+"""Minimum bytes of a commitlog file. The fixed part of a record with IPv6 hosts, the longest topic
+that a broker accepts and the blank record at the file's end take 250 bytes; the rest is for
+properties and a body, without which a store is useless.
+"""
 MIN_EXT = consume_queue_ext.HEAD_SIZE + consume_queue_ext.END_BLANK
 MIN_INDEX = 2
-"""Number 0 is never used, so an index of one entry would contain none."""
+"""Smallest number of entries of an index file: entry 0 is never used, so an index file with room
+for one entry could contain none.
+"""
 
 
 def checked(settings: Settings) -> tuple[Settings, list[str]]:
@@ -177,7 +181,7 @@ Origin = Literal["given", "remembered", "shown", "files", "default"]
 class BrokerConfig:
     """The settings of a store's broker, and the origin of each value.
 
-    ``index_unknown``: why the shape of the existing index files is unknown, else "".
+    ``index_unknown``: the reason why the shape of the existing index files is unknown, or "".
     """
 
     settings: Settings
@@ -190,9 +194,9 @@ def resolve(store: Store, given: Mapping[str, Any], *, shown: Mapping[str, Any] 
     """Return the configuration for an opened store.
 
     ``given`` (names of `Settings`; None: not given) has priority over ``store.json``, then
-    ``shown`` (values that the store itself shows), then the sizes of its files, then a broker's
+    ``shown`` (values determined from the store), then the sizes of its files, then a broker's
     defaults. The shape that index files prove has priority over ``store.json``, and sizes of
-    ``store.sizes.conf`` that the files refute do not count. Without ``files`` the sizes of files
+    ``store.sizes.conf`` that contradict the files are ignored. Without ``files`` the sizes of files
     are not determined.
 
     Raises: UsageError for an unknown version, RefusedError if ``store.json`` is unreliable:
@@ -246,7 +250,7 @@ def _is_sealed(store: Store) -> bool:
 
 
 def _sizes_of_files(store: Store, excluded: Container[str]) -> dict[str, int]:
-    """Return the sizes that the files of a store show, without the ``excluded`` names."""
+    """Return the sizes determined from the files of a store, without the ``excluded`` names."""
     looks: dict[str, Callable[[], int | None]] = {
         "commitlog_file_size": lambda: common_size(store.log.files),
         "consumequeue_file_size": lambda: queue_size(

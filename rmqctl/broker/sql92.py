@@ -1,13 +1,14 @@
-"""SQL92 filters, compiled and judged as a broker does (spec: remoting.md §3.1).
+"""SQL92 filters, compiled and evaluated as a broker does (spec: remoting.md §3.1).
 
 Grammar and comparisons are those of the module `filter` of 5.3.3; 4.9.3 has them without CONTAINS,
-STARTSWITH and ENDSWITH. The oddities are a broker's: a property is text until it is compared with a
-number, whose type (32 bits, 64 bits, double) it must then have; values that cannot be compared end
-the entire evaluation, even within NOT and OR, and the message does not match; text after a complete
-condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
+STARTSWITH and ENDSWITH. The oddities are the broker's: a property is text until it is compared with
+a number, whose type (32 bits, 64 bits, double) it must then have; values that cannot be compared
+end the entire evaluation, even within NOT and OR, and the message does not match; text after a
+complete condition is not read (``a = 1 b = 2`` is ``a = 1``); ``0.0`` does not compile.
 
-It is bounded for text and properties of unknown origin: compiling takes time in proportion to the
-text, a match in proportion to its conditions, and only parentheses recurse, up to a limit.
+The cost is bounded, because filters and properties may come from anyone: compiling takes time in
+proportion to the text, a match in proportion to its conditions, and only parentheses recurse, up to
+a limit.
 """
 
 from __future__ import annotations
@@ -70,9 +71,10 @@ class Filter:
 
 
 _Step = Literal["property", "constant", "one", "two", "again", "decided"]
-"""A step pushes a property or a constant; replaces the last one or two values by the result of a
-function of them; pushes an earlier value again; or skips steps that the last value makes
-unnecessary."""
+"""A step of the stack machine: push a property or a constant; replace the last one or two values by
+the result of a function; push an earlier value again; or skip steps that the last value makes
+unnecessary.
+"""
 
 
 def compile_filter(text: str) -> Filter:
@@ -103,7 +105,7 @@ _LINE_END = re.compile(r"[\n\r]")
 
 
 class _Token(NamedTuple):
-    """``kind``: a group of `_TOKEN`, a keyword, a sign, or "end"; ``at``: its position."""
+    """A token. ``kind``: a group of `_TOKEN`, a keyword, a sign, or "end"; ``at``: its position."""
 
     kind: str
     text: str
@@ -127,7 +129,7 @@ _OR, _AND, _EQUALITY, _COMPARISON = range(4)
 
 
 class _Compiler:
-    """The parser: it writes the steps of a filter while it reads, each part after its operands."""
+    """The parser: emits the steps of a filter while it parses, each operator after its operands."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -219,12 +221,14 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _unless(self) -> int:
-        """Return the start of a second operand that is not evaluated if the first one decides."""
+        """Return the start of a second operand, which is not evaluated if the first operand
+        decides.
+        """
         self._steps.append(("decided", None))
         return len(self._steps) - 1
 
     def _join(self, place: int, decided: bool | None, holds: values.Judge) -> None:
-        """Write both operands, the second from ``place`` on, and their combination by ``holds``."""
+        """Emit both operands, the second from ``place`` on, and their combination by ``holds``."""
         self._steps.append(("two", holds))
         self._steps[place] = "decided", (decided, len(self._steps) - place - 1)
 
@@ -246,7 +250,7 @@ class _Compiler:
         return _Term("condition", left.at)
 
     def _comparison(self, left: _Term, start: int) -> _Term:
-        """Read a comparison; ``start`` is the first step of ``left``."""
+        """Parse a comparison; ``start`` is the first step of ``left``."""
         negated = self._took("NOT")
         kinds = ("BETWEEN", "IN", *TEXT_TESTS)
         token = self._take(*kinds) if negated else self._take()

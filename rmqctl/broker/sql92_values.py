@@ -1,4 +1,4 @@
-"""The values of SQL92 filters, and their treatment by RocketMQ's expression classes.
+"""Values in SQL92 filters, and operations on them as in RocketMQ's expression classes.
 
 A property is text until it is compared with a number, and must then be a number of the same type.
 """
@@ -19,7 +19,7 @@ Value = Scalar | None
 
 
 class IncomparableError(Exception):
-    """The values cannot be compared by a broker: no message matches."""
+    """Error: a broker cannot compare the values, so the message does not match."""
 
 
 _WHOLE = re.compile(r"([+-]?)0*+(\d{0,19})")
@@ -100,7 +100,7 @@ def equal(left: Value, right: Value) -> bool | None:
 
 
 def inverse(value: Value) -> bool | None:
-    """Return NOT; null stays null."""
+    """Return NOT of a value; NOT null is null."""
     return None if value is None else not value
 
 
@@ -119,21 +119,21 @@ def ordered(holds: Callable[[int, int], bool], left: Value, right: Value) -> boo
 
 
 def both(left: Value, right: Value) -> bool | None:
-    """Return AND, of a first condition that is not false."""
+    """Return AND of two conditions, the first of which is not false."""
     if right is False:
         return False
     return None if left is None or right is None else True
 
 
 def either(left: Value, right: Value) -> bool | None:
-    """Return OR, of a first condition that is not true."""
+    """Return OR of two conditions, the first of which is not true."""
     if right is True:
         return True
     return None if left is None or right is None else False
 
 
 def second(_: Value, value: Value) -> Value:
-    """Return the second one."""
+    """Return the second argument."""
     return value
 
 
@@ -151,12 +151,14 @@ def property_as_condition(value: Value) -> bool | None:
 
 
 def is_in(texts: frozenset[str], negated: bool, value: Value) -> bool | None:
-    """Return IN."""
+    """Return the result of IN."""
     return None if value is None else (value in texts) is not negated
 
 
 def passes(holds: Callable[[str, str], bool], text: str, negated: bool, value: Value) -> bool:
-    """Return CONTAINS or similar: false for anything but text, even with NOT."""
+    """Return the result of CONTAINS, STARTSWITH or ENDSWITH: false for anything but text, even with
+    NOT.
+    """
     return isinstance(value, str) and holds(value, text) is not negated
 
 

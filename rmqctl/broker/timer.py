@@ -1,9 +1,9 @@
 """Prediction of which pending timed messages a 5.x broker finds at startup, and the wheel for them.
 
 spec: timer-and-others-5x.md §1.2, §1.3, §1.5. A broker reads the wheel slot by slot from the time
-that it read last, follows each slot through the timer log, and reads the messages from the
-commitlog. A message that is in no slot from there on is never delivered, even if the timer log and
-the commitlog contain it. Units after the queue offset at which a broker continues are enqueued
+at which it stopped, follows each slot's units through the timer log, and reads the messages from
+the commitlog. A message that is in none of these slots is never delivered, even if the timer log
+and the commitlog contain it. Units after the queue offset at which a broker continues are enqueued
 again.
 """
 
@@ -40,7 +40,9 @@ from rmqctl.store.store import Store
 
 WHEEL, LOG = "timerwheel", "timerlog"
 KEPT_SLOTS = DAYS * 86_400 - 60
-"""Time (ms) for which a startup reads the wheel back; messages overdue by more are skipped."""
+"""Time (ms) before the startup from which on the wheel is read; messages overdue by more are
+skipped.
+"""
 _NONE = -1
 _PAGE = 1 << 14
 _PAGE_SLOTS = 1 << 15
@@ -53,7 +55,7 @@ _COLUMNS = ("position", "slot", "previous", "physical", "size", "step")
 
 class TimerUnits(NamedTuple):
     """Units of the timer log by column: position in the timer log, slot (time / precision), the
-    position of the previous unit in the slot, the message, and the change of the slot's number.
+    position of the slot's previous unit, the message, and the change of the slot's message count.
     """
 
     position: Array
@@ -72,7 +74,7 @@ class TimerUnits(NamedTuple):
 
 @dataclass(slots=True)
 class Slots:
-    """The wheel by column; a broker does not rebuild ``num``."""
+    """The slots of the wheel by column; a broker does not rebuild ``num``."""
 
     time: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
     first: Array = field(default_factory=lambda: np.zeros(SLOTS, np.int64))
@@ -91,13 +93,13 @@ class Slots:
 
 @dataclass(frozen=True, slots=True)
 class TimerStart:
-    """The result of a startup for the pending timed messages; all counts but ``pending`` are of
-    messages that are never delivered.
+    """The result of a startup for the pending timed messages. ``skipped``, ``unreachable`` and
+    ``gone`` count messages that are never delivered.
 
     ``skipped``: overdue by more than 7 days; ``unreachable``: in no slot; ``gone``: not in the
     commitlog. ``waiting``: messages that are not in the timer log yet and are enqueued after the
-    startup, from ``next_row`` on. ``read_from``: the time (ms) at which a broker continues reading
-    the wheel.
+    startup, from queue offset ``next_row`` on. ``read_from``: the time (ms) at which a broker
+    continues reading the wheel.
     """
 
     pending: int
@@ -112,8 +114,9 @@ class TimerStart:
 
 
 class Outlook(NamedTuple):
-    """The result of a startup for each pending unit: columns (bool) for ``units``, of which at most
-    one is true. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in `TimerStart`.
+    """The result of a startup for each pending unit: boolean columns parallel to ``units``; at most
+    one column is true for a unit. ``row``, ``waiting``, ``read_from`` and ``wheel_missing`` as in
+    `TimerStart`.
     """
 
     units: TimerUnits
@@ -136,7 +139,7 @@ class TimerFiles:
     precision: int
     checked: TimerCheckRecord
     odd: list[str] = field(default_factory=list)
-    """Paths of files in the folder of the timer log whose names are not positions in it."""
+    """Paths of files in the timer log's folder whose names are not positions in the log."""
 
     @classmethod
     def of(cls, store: Store) -> TimerFiles:
@@ -158,8 +161,8 @@ class TimerFiles:
 
     @property
     def damaged(self) -> bool:
-        """Return whether units are missing: a file is too short or missing, or there are no
-        files.
+        """Return whether units are missing because a file is too short or missing, or no file
+        exists.
         """
         wheel = self.store.path(WHEEL)
         short = any(path != wheel for path, _, _ in self.wrong_sizes(empty_last=True))
@@ -171,7 +174,7 @@ class TimerFiles:
     def wrong_sizes(self, *, empty_last: bool) -> Iterator[tuple[str, int, int]]:
         """Yield (file, its size, expected size) of each file that keeps a broker from starting.
 
-        ``empty_last``: whether it deletes an empty last file instead.
+        ``empty_last``: whether the broker deletes an empty last file instead.
         """
         wheel = self.store.path(WHEEL)
         if vfs.isfile(wheel) and (size := vfs.getsize(wheel)) not in (0, FILE_SIZE):
@@ -253,7 +256,7 @@ class TimerFiles:
                    default=0)
 
     def start(self, now: int, log_min: int, log_end: int) -> TimerStart:
-        """Return which pending messages a broker finds that starts at ``now`` (ms), with the
+        """Return the pending messages that a broker finds if it starts at ``now`` (ms) with a
         commitlog from ``log_min`` to ``log_end``.
 
         Raises: StoreIOError.
@@ -286,7 +289,7 @@ class TimerFiles:
                        row, waiting, read_from * self.precision, wheel is None)
 
     def _intact(self, units: TimerUnits) -> Array:
-        """Return which units have an intact record in the commitlog."""
+        """Return a boolean array: whether each unit has an intact record in the commitlog."""
         offset, of_unit = np.unique(units.physical, return_inverse=True)
         size: Array = np.zeros(len(offset), np.int64)
         np.maximum.at(size, of_unit, np.maximum(units.size, 0))
@@ -301,9 +304,7 @@ class TimerFiles:
         return intact
 
     def _recover(self, slots: Slots, units: TimerUnits, read_from: int) -> int:
-        """Revise the wheel as a startup does; return the position after the last unit that it
-        accepts.
-        """
+        """Revise the wheel as a startup does; return the position after the last accepted unit."""
         if not self.files:
             return 0
         file = self.first_revised
@@ -345,7 +346,9 @@ class TimerFiles:
         return 0 if queue is None else self._next_row(end, log_end, queue)
 
     def _next_row(self, end: int, log_end: int, queue: ConsumeQueue) -> int:
-        """Return the queue offset after that of the last unit, else the one in timercheck."""
+        """Return the queue offset after the last unit's queue offset; without units, the queue
+        offset in timercheck.
+        """
         last = None
         for _, page in self.pages(max(len(self.files) - 2, 0)):
             kept = page.only(page.position < end)
@@ -367,7 +370,9 @@ class TimerFiles:
 
 
 def _runs(units: TimerUnits) -> tuple[Array, Array]:
-    """Return, for each place of the wheel, (first, last) of the last run of units of one time."""
+    """Return, for each slot of the wheel, (first, last) of the last run of units with the same
+    time.
+    """
     number = units.slot % SLOTS
     order = np.lexsort((units.position, number))
     number, slot = number[order], units.slot[order]
@@ -378,8 +383,8 @@ def _runs(units: TimerUnits) -> tuple[Array, Array]:
 
 
 def _laps(units: TimerUnits, first: Array) -> Array:
-    """Return whether the run is not the first one of its place, so that the slot started again
-    within the units.
+    """Return whether the run is not the first run of its slot, so that the slot was reused for a
+    later time within the units.
     """
     number = units.slot % SLOTS
     earliest = np.full(SLOTS, _ANYWHERE, np.int64)
@@ -389,7 +394,9 @@ def _laps(units: TimerUnits, first: Array) -> Array:
 
 
 def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array:
-    """Return which of the units a broker reaches from the slots of ``read_from`` and later."""
+    """Return a boolean array: whether a broker reaches each unit from the slots of ``read_from``
+    and later.
+    """
     reached: Array = np.zeros(len(units), bool)
     if not len(units):
         return reached
@@ -410,7 +417,7 @@ def _reached(units: TimerUnits, slots: Slots, read_from: int, end: int) -> Array
 def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, bytes]:
     """Return `wheel_of` all units of the timer log.
 
-    ``log_end``: omit units from the first one after which all units point beyond it.
+    ``log_end``: omit the units at the end that all point after this physical offset.
 
     Raises: StoreIOError.
     """
@@ -422,7 +429,7 @@ def rebuilt_wheel(files: TimerFiles, log_end: int | None = None) -> dict[int, by
 
 
 def wheel_of(units: TimerUnits) -> dict[int, bytes]:
-    """Return the pages of a wheel that points to all units: bytes by their position."""
+    """Return the pages of a wheel that points to all units: position -> bytes."""
     if not len(units):
         return {}
     first, last = _runs(units)

@@ -1,7 +1,7 @@
 """The timer log, built from the messages of the timer topic to replace a damaged or missing one.
 
-spec: timer-and-others-5x.md §1.1, §1.3. Each message of the topic contains its time and its topic,
-which is all that a unit needs; only messages that wait for their time need a unit.
+spec: timer-and-others-5x.md §1.1, §1.3. Each message of the timer topic contains its due time and
+its target topic, which is all that a unit needs. Only messages that are not yet due need a unit.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ _DEQUEUED = "TIMER_DEQUEUE_MS"
 _ANYWHERE = 1 << 62
 DEFAULT_FILE_SIZE = 100 << 20
 _ROLL_SLOTS = 172_800
-"""timerRollWindowSlot: where a message waits that is due after the end of the wheel."""
+"""timerRollWindowSlot: the distance in slots at which a message is enqueued that is due after the
+end of the wheel.
+"""
 
 
 class Timed(NamedTuple):
-    """A message of the timer topic: its queue offset, place and size, and when it is due (ms)."""
+    """A message of the timer topic: queue offset, physical offset, size, and due time (ms)."""
 
     row: int
     physical: int
@@ -43,8 +45,8 @@ class Timed(NamedTuple):
 
 
 def timed_messages(files: TimerFiles, before: int, log_end: int) -> list[Timed]:
-    """Return the messages that were enqueued (queue offsets below ``before``) and wait for their
-    time, and the last one that was enqueued. For a rolled message this is the newest record.
+    """Return the messages that were enqueued (queue offsets below ``before``) and are not yet due,
+    and the last enqueued message. A rolled message is returned as its newest record.
 
     Raises: StoreIOError.
     """
@@ -95,8 +97,8 @@ def restored_progress(files: TimerFiles, log_end: int) -> TimerCheckRecord:
 
 
 def last_delivered(store: Store, log_end: int) -> int:
-    """Return the due time (ms) of the timed message that was delivered last; 0 without one. Slots
-    are read in order, so all messages that were due before it are delivered.
+    """Return the due time (ms) of the timed message that was delivered last; 0 without such a
+    message. Slots are read in order, so all messages that were due earlier are delivered.
 
     Raises: StoreIOError.
     """
@@ -121,7 +123,7 @@ def last_delivered(store: Store, log_end: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class BuiltLog:
-    """``files``: the used bytes of each file, by its base offset; ``end``: the end of the log."""
+    """``files``: base offset of a file -> its used bytes; ``end``: the end of the timer log."""
 
     units: TimerUnits
     files: dict[int, bytes]

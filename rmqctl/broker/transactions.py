@@ -1,5 +1,5 @@
-"""A broker's rules for transactions: names and times of half messages, and how they end (spec:
-recovery.md §10).
+"""A broker's rules for transactions: names and check times of half messages, and their commit or
+rollback (spec: recovery.md §10).
 """
 
 from __future__ import annotations
@@ -12,18 +12,20 @@ from rmqctl.formats.local.message import Record
 from rmqctl.store.objects import java_text
 
 GROUP = "PGROUP"
-"""Property of a half message: the group of its producer."""
+"""Property of a half message that names its producer group."""
 READER = "CID_RMQ_SYS_TRANS"
-"""The group whose consumer offsets show how far both topics were read."""
+"""The group whose consumer offsets show how far the half topic and the op topic were read."""
 GIVEN_UP_TOPIC = "TRANS_CHECK_MAX_TIME_TOPIC"
 """Topic of half messages that were checked too often or are too old."""
 IMMUNITY = "CHECK_IMMUNITY_TIME_IN_SECONDS"
 IMMUNITY_MS = 6000
-"""Time (ms) before the broker first checks a half message."""
+"""Time (ms) after which the broker first checks a half message."""
 MAX_CHECKS = 15
 TIMES = "TRANSACTION_CHECK_TIMES"
 PREPARED_OFFSET = "TRAN_PREPARED_QUEUE_OFFSET"
-"""Property of a message that was appended again before a check: its first queue offset."""
+"""Property of a half message that was appended again before a check: the queue offset of its first
+copy.
+"""
 TRANSACTION_ID = "__transactionId__"
 ENDED = "d"
 """The tag of an op message."""
@@ -32,12 +34,12 @@ OP_BYTES = 4096
 EVERY_S = {4: 60.0, 5: 30.0}
 """Seconds between two rounds of checks, by generation."""
 _MAX_OP_BYTES = 1 << 16
-"""Bytes of an op message's body that are read; anybody may have sent it."""
+"""Maximum bytes of an op message's body that are read: any client may have sent it."""
 
 
 def immunity_ms(properties: Mapping[str, str], usual: int = IMMUNITY_MS) -> int | None:
-    """Return the milliseconds for which a producer asks not to be checked; None if it does not
-    say.
+    """Return the milliseconds for which a producer requests no check; None if it requests
+    nothing.
     """
     text = properties.get(IMMUNITY)
     if text is None:

@@ -1,8 +1,8 @@
-"""Differences between the broker versions that rmqctl follows; the only place for them.
+"""All differences between the broker versions that rmqctl imitates.
 
-Two versions, the profiles, are followed in everything and compared with the engine's own files. Any
-other release is followed by the profile of its line, with the known differences of its source at
-startup (`DIFFERENCES`); differences that are not covered are named.
+Two versions, the profiles, are imitated completely and tested against files written by these
+brokers. Any other release uses the profile of its line, with the known differences at startup
+(`DIFFERENCES`); differences that are not covered are listed there too.
 
 spec: versions.md, recovery.md §2-§8 and §15, commitlog.md §5 and §8, consumequeue.md §7 and §10.
 """
@@ -21,7 +21,7 @@ from rmqctl.errors import UsageError
 
 @dataclass(frozen=True, slots=True)
 class BrokerVersion:
-    """One version. Sizes in bytes, capacities in buckets of a Java ``HashMap``."""
+    """The rules of one version. Sizes in bytes, capacities in buckets of a Java ``HashMap``."""
 
     name: str
     generation: int
@@ -30,9 +30,13 @@ class BrokerVersion:
     trailing_separator: bool
     """True if a rebuilt properties string ends with 0x02."""
     map_capacity: int
-    """Initial capacity of the map that properties are parsed into (its order is stored)."""
+    """Initial capacity of the map into which properties are parsed (its order decides the stored
+    order).
+    """
     message_v2: bool
-    """Topics of more than 127 characters get a v2 record; an older broker's log ends at one."""
+    """Topics of more than 127 characters get a v2 record; an older broker truncates the log at such
+    a record.
+    """
     stores_wait: bool
     """``WAIT`` stays in the stored string of a plain put."""
     ensures_unique_key: bool
@@ -48,12 +52,12 @@ class BrokerVersion:
 
     # How the broker starts.
     blank_must_fit: bool
-    """A blank record that names more bytes than the rest of its file is damage (5.3.2+)."""
+    """A blank record whose size exceeds the rest of its file is damage (5.3.2+)."""
     skips_folders: bool
     deletes_empty_last: bool
     normal_by_queues: bool
-    """After a clean stop the walk starts by the consume queues and dispatches later messages
-    (5.3.2+); else it starts with the third-last file and dispatches nothing.
+    """After a clean stop, recovery starts at the end of the consume queues and dispatches later
+    messages (5.3.2+); else it starts with the third-last file and dispatches nothing.
     """
     reput_from_queues: bool
     """True if missing entries at the end of consume queues are dispatched after recovery (4.5.1 to
@@ -62,30 +66,38 @@ class BrokerVersion:
     delay_levels_late: bool
     """Recovery does not know the delay levels yet (4.9.2 to 4.9.8)."""
     clamps_delay_offsets: bool
-    """True if a start moves the offsets of ``delayOffset.json`` into the bounds of their queues
+    """True if a startup moves the offsets of ``delayOffset.json`` into the bounds of their queues
     (4.9.2+).
     """
     keeps_confirm: bool
     walks_dledger: bool
-    """After an unclean stop it walks the records of a DLedger log and dispatches them (5.2.0+)."""
+    """After an unclean stop, the broker scans the records of a DLedger log and dispatches them
+    (5.2.0+).
+    """
     rocksdb_queues: bool
-    """It supports consume queues in RocksDB (5.2.0+); else it finds no queue in such a store."""
+    """The broker supports consume queues in RocksDB (5.2.0+); else it finds no queue in such a
+    store.
+    """
     property_crc: bool
-    """It appends a CRC to records, and supports forceVerifyPropCRC (5.2.0+)."""
+    """The broker can append a CRC to records, and supports forceVerifyPropCRC (5.2.0+)."""
     property_crc_of_zero: bool
-    """With property_crc it accepts a record whose appended CRC is 0 (5.3.2+)."""
+    """With property_crc, the broker accepts a record whose appended CRC is 0 (5.3.2+)."""
     empty_queue_file_fails: bool
-    """A queue that continues with a later file without entries keeps the broker from starting
-    (5.0.0+; apache/rocketmq#9728)."""
+    """The broker does not start if a queue's last file, but not its first, has no entries (5.0.0+;
+    apache/rocketmq#9728).
+    """
 
     # How the broker answers.
     nearest_in_time: bool
-    """The offset at a time is that of the entry nearest in time; since 5.1.1 it is a boundary."""
+    """The offset for a time is the offset of the entry nearest in time; since 5.1.1 it is a
+    boundary.
+    """
 
     # Settings of its configuration.
     forces_property_crc: bool = False
-    """forceVerifyPropCRC: its log ends at a record that does not match its appended CRC, or has
-    none; the body CRC is not checked."""
+    """forceVerifyPropCRC: the broker truncates the log at a record whose appended CRC is missing or
+    does not match; it does not check the body CRC.
+    """
 
 
 VERSIONS: dict[str, BrokerVersion] = {version.name: version for version in (
@@ -122,8 +134,9 @@ RELEASES = (
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A difference of the releases from ``first`` to ``last`` from the profile of their line.
-    ``rules``: the fields of `BrokerVersion` for it; without any, rmqctl does not cover it.
+    """A difference between the releases ``first`` to ``last`` and the profile of their line.
+    ``rules``: fields of `BrokerVersion` with other values; if empty, rmqctl does not cover the
+    difference.
     """
 
     first: str
@@ -172,7 +185,7 @@ DIFFERENCES = (
 
 
 def release_of(text: str) -> str:
-    """Return the release of a text: ``5.1.4``, ``v4.9.3``, ``4.9`` (the newest 4.9.x).
+    """Return the release that a text names: ``5.1.4``, ``v4.9.3``, ``4.9`` (the newest 4.9.x).
 
     Raises: UsageError.
     """
@@ -195,7 +208,8 @@ def is_release(name: object) -> bool:
 
 @cache
 def version_of(release: str) -> BrokerVersion:
-    """Return the rules of a release: a profile, or that of its line with the `DIFFERENCES`.
+    """Return the rules of a release: its own profile, or the profile of its line with the
+    `DIFFERENCES`.
 
     Raises: UsageError.
     """
@@ -208,7 +222,9 @@ def version_of(release: str) -> BrokerVersion:
 
 
 def profile_note(release: str) -> str | None:
-    """Return a sentence on the profile of a release; None for one with its own profile."""
+    """Return a sentence that names the profile used for a release; None if the release has
+    its own.
+    """
     if release in VERSIONS:
         return None
     followed = [difference.words for difference in _differences(release) if difference.rules]
@@ -224,7 +240,7 @@ def _differences(release: str) -> Iterator[Difference]:
 
 
 def is_from(release: str, first: str) -> bool:
-    """Return whether ``release`` is ``first`` or a later one."""
+    """Return whether ``release`` is ``first`` or later."""
     return _numbers(release) >= _numbers(first)
 
 

@@ -11,12 +11,13 @@ if TYPE_CHECKING:
     from rmqctl.broker.versions import BrokerVersion
 
 SMALL_LOG = 64 << 20
-"""Bytes of a log that is always walked to determine where a broker ends it."""
+"""Bytes of the largest log that is always scanned to determine where a broker ends it."""
 
 
 def broker_view(store: Store, version: BrokerVersion | None = None) -> View:
     """Return the view of ``store`` that a broker of ``version`` (None: the store's own) would have.
-    For a DLedger log that is the state after DLedger's start, committed or not: only a group knows.
+    For a DLedger log, the view is the state after DLedger's recovery and includes entries that may
+    be uncommitted: only the group knows.
     """
     from rmqctl.broker.recovery import default_version, recover_log
 
@@ -33,10 +34,11 @@ def _ledger_end(store: Store) -> int:
 
 
 def view_of(store: Store, kind: str, version: BrokerVersion | None = None) -> View:
-    """Return the view ``disk``, ``broker``, or ``auto``, which is for answers that a broker gives.
+    """Return the view ``disk`` or ``broker``; ``auto`` selects one for answers that imitate a
+    broker.
 
-    ``auto`` is the broker's view as long as the log is small; else determining the end of its
-    recovery would cost a walk through gigabytes, and the disk view is used.
+    ``auto`` is the broker's view as long as the log is small; else a scan of gigabytes would be
+    needed to find the end of its recovery, and the disk view is used.
     """
     if kind == "auto" and (not store.layout.reads("consumequeue") or store.layout.is_dledger):
         kind = "disk"  # a broker's recovery begins where its consume queues end
@@ -57,7 +59,9 @@ def after_start(store: Store, kind: str) -> View:
 
 
 def cut_by_broker(view: View) -> tuple[int, int] | None:
-    """Return (where a broker ends the log, where the last record on disk ends) if they differ."""
+    """Return (the end of the log for a broker, the end of the last record on disk) if they
+    differ.
+    """
     if view.log_end is None:
         return None
     end = view.disk_end.offset

@@ -16,7 +16,7 @@ from rmqctl.store.broker_conf import BrokerConf
 TRIMS_SINCE = "5.2.0"
 """The first release that trims blanks around strings."""
 DERIVES_SINCE = "4.9.4"
-"""The first release whose log is below storePathRootDir unless storePathCommitLog is set."""
+"""The first release that stores the log below storePathRootDir unless storePathCommitLog is set."""
 MULTI_PATH_SINCE = "4.9.2"
 DEFAULTS: dict[str, Any] = {
     "mappedFileSizeCommitLog": 1 << 30, "mappedFileSizeConsumeQueue": 6_000_000,
@@ -45,7 +45,7 @@ class Effective:
             name)
 
     def text(self, name: str) -> str | None:
-        """Return the file's value of a name that this release reads; None if it is not set."""
+        """Return the value that the file sets for a name of this release; None if it is not set."""
         spelling = self.spelled(name)
         return self.conf.texts.get(spelling) if is_read(spelling, self.release) else None
 
@@ -69,8 +69,8 @@ class Effective:
         return is_from(self.release, TRIMS_SINCE)
 
     def origin(self, name: str) -> Phrase:
-        """Return the origin of a setting's value: ``mappedFileSizeCommitLog=1024``, or why the
-        default applies.
+        """Return the origin of a setting's value: the line of the file, such as
+        ``mappedFileSizeCommitLog=1024``, or why the default applies.
         """
         spelling, text = self.spelled(name), self.text(name)
         if text is not None:
@@ -88,5 +88,5 @@ class Effective:
 
 
 def shown(text: str) -> str:
-    """Return a value for a sentence: in quotes if it starts or ends with blanks."""
+    """Return a value as shown in a message: in quotes if it starts or ends with blanks."""
     return repr(text) if text != text.strip() or not text else text

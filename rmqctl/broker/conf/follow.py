@@ -1,4 +1,5 @@
-"""A store as the broker of a ``broker.conf`` opens it, and the effects of that file, in sentences.
+"""A store as a broker with a given ``broker.conf`` opens it, and the effects of that file on
+startup.
 
 The paths, layouts and sizes in that file become a separate `Store`, on which a startup is
 predicted. The original `Store` does not change.
@@ -42,8 +43,8 @@ class SettingEffect(NamedTuple):
     """The effect of a setting on a startup, in a sentence.
 
     ``effect``: ``refuses``: the broker does not start; ``loses``: it does not read, or deletes,
-    existing data; ``unserved``: it runs, but serves no client; ``ignored``: it does not read the
-    name; ``differs``: any other effect worth knowing.
+    existing data; ``unserved``: it runs, but serves no client; ``ignored``: it does not know the
+    name; ``differs``: any other effect.
     """
 
     setting: str
@@ -59,10 +60,10 @@ class SettingEffect(NamedTuple):
 @dataclass(slots=True)
 class Followed:
     """``store``: the store that the broker opens; the caller closes it unless it is the original
-    one.
+    store.
 
-    ``elsewhere``: its root is another folder. ``log_unopened``: it opens none of the existing log
-    files.
+    ``elsewhere``: the broker's root is another folder. ``log_unopened``: the broker opens none of
+    the existing log files.
     """
 
     store: Store
@@ -75,7 +76,7 @@ class Followed:
 
 def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
     """Return the store that a broker of ``release`` opens with the configuration file of ``store``;
-    the store itself if it has no file.
+    the store itself if it has no such file.
     """
     if not store.sizes.conf.path:
         return Followed(store, version, assumed=_assumed(store))
@@ -83,7 +84,7 @@ def follow(store: Store, release: str, version: BrokerVersion) -> Followed:
 
 
 def _assumed(store: Store) -> dict[str, Any]:
-    """Return the settings that the files of a store show, or the defaults."""
+    """Return the settings determined from the files of a store, or the defaults."""
     layout = store.layout
     assumed: dict[str, Any] = {
         ROOT: store.root, LOG: ",".join(store.log_folders),
@@ -99,7 +100,7 @@ def _assumed(store: Store) -> dict[str, Any]:
 
 
 class _Follower:
-    """One broker, one configuration file, one store."""
+    """The comparison of one broker's configuration file with one store."""
 
     def __init__(self, store: Store, release: str, version: BrokerVersion) -> None:
         self._store, self._release, self._version = store, release, version
@@ -159,7 +160,7 @@ class _Follower:
                     name=name, value=Phrase("not set") if value is None else repr(value)))
 
     def _names(self) -> None:
-        """Report names that this release does not read and so ignores."""
+        """Report names that this release does not know and therefore ignores."""
         for name, text in self._settings.conf.texts.items():
             if not is_read(name, self._release):
                 self._effects.append(
@@ -195,7 +196,9 @@ class _Follower:
         return self._version if self._in_rocksdb else replace(self._version, rocksdb_queues=False)
 
     def _configuration(self) -> None:
-        """Report topics, groups and offsets in another form than the broker reads."""
+        """Report topics, groups and offsets that are stored in a form that the broker does not
+        read.
+        """
         has, reads = self._store.layout.config, "json"
         setting = _STORE_TYPE
         if is_from(self._release, _V2_SINCE) and self._settings.get("configManagerVersion") == "v2":
@@ -279,7 +282,9 @@ class _Follower:
         return True
 
     def _files_there(self) -> list[StoreFile]:
-        """Return the existing files of the log; with several nodes those of all."""
+        """Return the existing files of the log; with several DLedger nodes, the files of all
+        nodes.
+        """
         with suppress(RmqctlError):
             return list(self._store.log.files)
         from rmqctl.store.files import log_listing
@@ -291,7 +296,9 @@ class _Follower:
     # -- sizes ------------------------------------------------------------------------------------
 
     def _sizes(self) -> Sizes:
-        """Return the file sizes that the broker uses; options override the file."""
+        """Return the file sizes that the broker uses; command options override the configuration
+        file.
+        """
         sizes, conf = self._store.sizes, self._store.sizes.conf
         settings = self._settings
 

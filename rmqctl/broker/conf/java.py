@@ -1,5 +1,5 @@
-"""Values as Java reads them: ``MixAll.properties2Object``. A value that Java cannot read raises
-ValueError; a broker ignores the exception and keeps the default.
+"""Conversion of configuration values as in Java: ``MixAll.properties2Object``. A value that Java
+cannot read raises ValueError; a broker ignores the exception and keeps the default.
 """
 
 from __future__ import annotations

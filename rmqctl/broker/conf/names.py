@@ -21,7 +21,7 @@ RENAMED = {"mapedFileSizeCommitLog": "mappedFileSizeCommitLog",
 
 class SettingName(NamedTuple):
     """A name with its Java type. ``since``: the first release that reads it; ``until``: the last
-    one, None if the newest release does.
+    such release, None if the newest release still reads it.
     """
 
     name: str
@@ -36,7 +36,7 @@ class SettingName(NamedTuple):
 
 @cache
 def table() -> dict[str, SettingName]:
-    """Return all names of all releases. A name that several classes have is listed once."""
+    """Return all names of all releases. A name that is in several Java classes is listed once."""
     data = get_data("rmqctl.broker.conf", "names.toml")  # also if the package is in an archive
     assert data is not None
     settings: dict[str, SettingName] = {}
@@ -56,8 +56,8 @@ def is_read(name: str, release: str) -> bool:
 
 
 def meant(name: str, release: str) -> str | None:
-    """Return the name that was probably meant by a name that ``release`` does not read; None if
-    unknown.
+    """Return the correct spelling that was probably meant by a name that ``release`` does not know;
+    None if unknown.
     """
     pairs = {**RENAMED, **{new: old for old, new in RENAMED.items()}}
     other = pairs.get(name)
@@ -72,8 +72,8 @@ def meant(name: str, release: str) -> str | None:
 
 
 def unread(name: str, release: str) -> Phrase:
-    """Return, for a name that ``release`` does not read, the probable name or the releases that
-    read it.
+    """Return a hint for a name that ``release`` does not know: the probable spelling, or the
+    releases that know it.
     """
     other, setting = meant(name, release), table().get(name)
     values = {"name": name, "release": release}

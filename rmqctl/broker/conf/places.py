@@ -1,5 +1,5 @@
-"""Places where a broker with a ``broker.conf`` looks for its files, seen from a store that may be a
-copy.
+"""The folders in which a broker with a given ``broker.conf`` looks for its files, resolved for a
+store that may be a copy.
 
 Paths in the file are those of the broker's machine. If its storePathRootDir does not exist here,
 the given store replaces it, and paths below that folder are looked up below the store.
@@ -25,7 +25,7 @@ _COMMITLOG = "commitlog"
 _DEFAULT_ROOT = re.compile(r"/(root|(home|Users|var/lib)/[^/]+)/store")
 """``${user.home}/store``, the default, on other machines."""
 _HEAD = 64
-"""Bytes of a record that contain its queue, place and times."""
+"""Bytes at the start of a record that contain its queue, offsets and times."""
 _EDGES = " \t\r\n\f\"'"
 
 
@@ -33,9 +33,9 @@ _EDGES = " \t\r\n\f\"'"
 class Places:
     """The folders that the broker opens, relative to the store or absolute.
 
-    ``elsewhere``: its root is another folder, so it has neither queues nor configuration of this
-    store; ``moved``: its root is assumed to be the place from which the store was copied. ``log``
-    has the folders of the log, ``setting`` is the name that decides them.
+    ``elsewhere``: the broker's root is another folder, so it reads neither queues nor configuration
+    of this store; ``moved``: the broker's root is assumed to be the folder from which the store was
+    copied. ``log``: the folders of the log; ``setting``: the name of the setting that decides them.
     """
 
     root: str | None
@@ -46,7 +46,7 @@ class Places:
 
 
 def places(effective: Effective, store: str) -> Places:
-    """Return the folders of a broker that is to start on the store at ``store``."""
+    """Return the folders that a broker opens if it is started on the store at ``store``."""
     root, log = effective.given(ROOT), effective.given(LOG)
     multi = is_from(effective.release, MULTI_PATH_SINCE) and _SPLITTER in (log or "")
     paths = trim(log).split(_SPLITTER) if multi and log else [log] if log is not None else []
@@ -74,14 +74,16 @@ def places(effective: Effective, store: str) -> Places:
 
 
 def is_default(path: str) -> bool:
-    """Return whether a folder is ``~/store`` of this user, or looks like that of another one."""
+    """Return whether a folder is ``~/store`` of this user, or looks like another user's
+    ``~/store``.
+    """
     path = vfs.normpath(path)
     return path == vfs.normpath(os.path.expanduser("~/store")) or bool(
         _DEFAULT_ROOT.fullmatch(path))
 
 
 def _is_elsewhere(root: str, store: str) -> bool:
-    """Return whether a root is neither the store nor the place from which it was copied."""
+    """Return whether a root is neither the store nor the folder from which the store was copied."""
     if _same(root, store):
         return False
     if not root.strip(_EDGES) or root.startswith("~") or "${" in root:
@@ -116,14 +118,14 @@ def _head(path: str) -> bytes:
 
 
 def _without_root(paths: list[str], store: str) -> bool:
-    """Return, for the default root, whether the log is known to be in this store."""
+    """Return whether, with the default root, the log is known to be in this store."""
     if is_default(vfs.abspath(store)):
         return False
     return any(_same(os.path.dirname(vfs.abspath(path)), store) for path in paths)
 
 
 def _base_of(paths: list[str]) -> str | None:
-    """Return the default root by the log folders below it; None if they do not show it."""
+    """Return the default root, inferred from the log folders below it; None if unknown."""
     above = [os.path.dirname(vfs.normpath(path)) for path in paths]
     return next((folder for folder in above if os.path.basename(folder) == "store"
                  and not vfs.isdir(folder)), None)
@@ -140,7 +142,7 @@ def _seen(path: str, base: str | None) -> str:
 
 
 def _dledger(effective: Effective, base: str | None) -> tuple[list[str], str]:
-    """Return (the folders of DLedger's data, the setting that decides them)."""
+    """Return (folders of DLedger's data, name of the setting that decides them)."""
     path = effective.given(DLEDGER_DATA)
     if path:
         return [_seen(part, base) for part in path.split(_SPLITTER)], DLEDGER_DATA
