@@ -1,6 +1,6 @@
-"""A store directory, opened read-only: files, logical streams, look-ups, lock probe.
+"""A store directory, opened read-only: its files, logs and queues, look-ups, lock probe.
 
-No class of this package has a method that writes; `store.Store.open` is the way in.
+No class of this package has a method that writes. Open a store with `store.Store.open`.
 """
 
 from rmqctl.store.store import Sizes, Store

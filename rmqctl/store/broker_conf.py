@@ -3,7 +3,7 @@
 The file is what `BrokerStartup -c` reads: Java properties named after the fields of
 `MessageStoreConfig` and `BrokerConfig`. Settings that affect a store's files are used; other names
 are accepted. Its paths are those of the broker's machine: a path below its ``storePathRootDir`` is
-looked up below the given store, wherever the store has been copied to.
+looked up below the given store, even if the store is a copy in another folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class BrokerConf:
     """The part of a broker's configuration that affects the files of a store.
 
     ``values`` has only the settings that the file contains, by the names of
-    `rmqctl.broker.settings.Settings`; ``notes`` name settings that do not mean what they seem to.
+    `rmqctl.broker.settings.Settings`; ``notes`` name settings whose effect is easily misunderstood.
     ``path`` "" means no file.
     """
 
@@ -55,11 +55,11 @@ class BrokerConf:
     """enableDLegerCommitLog: the log is a DLedger one."""
     dledger_self_id: str | None = None
     dledger_paths: tuple[str, ...] = ()
-    """storePathDLedgerCommitLog, where it is set (5.x)."""
+    """storePathDLedgerCommitLog, if it is set (5.x)."""
     message_index: bool | None = None
     """messageIndexEnable."""
     message_index_safe: bool | None = None
-    """messageIndexSafe: the index counts for where a recovery starts."""
+    """messageIndexSafe: the index is used too when the broker determines where recovery starts."""
     force_property_crc: bool | None = None
     """forceVerifyPropCRC: recovery checks appended CRCs instead of body CRCs (5.2.0+)."""
     name: str | None = None
@@ -74,19 +74,18 @@ class BrokerConf:
     """tieredStoreFilePath (5.1: tieredStoreFilepath)."""
     notes: tuple[str, ...] = ()
     texts: dict[str, str] = field(default_factory=dict, hash=False)
-    """Every name in the file with its value as written; the last one counts if a name is repeated.
-    """
+    """Every name in the file with its value as written; the last value if a name is repeated."""
     lines: dict[str, int] = field(default_factory=dict, hash=False)
     """The line on which each setting begins."""
     repeated: dict[str, list[int]] = field(default_factory=dict, hash=False)
-    """Names with several values, and all of their lines."""
+    """Names with several values -> all lines that set them."""
     runtime: dict[str, Any] = field(default_factory=dict, hash=False)
     """The settings that decide what a running broker deletes or delivers, by its own names."""
 
     @property
     def metadata(self) -> str | None:
-        """The broker's tieredStoreMetadata.json below storePathRootDir; None if that is not set
-        (spec: tiered.md §1).
+        """The broker's tieredStoreMetadata.json below storePathRootDir; None if storePathRootDir is
+        not set (spec: tiered.md §1).
         """
         return None if self.root is None else os.path.join(self.root, TIER_METADATA)
 
@@ -94,9 +93,9 @@ class BrokerConf:
         """Return the log's folders for a store at ``root``; () if the file names no folder with a
         log.
 
-        A folder below storePathRootDir is looked up below ``root``; any other folder is used as it
-        is. For a DLedger broker, plain folders belong to the time before it used DLedger (spec:
-        dledger.md §5).
+        A folder below storePathRootDir is looked up below ``root``; any other folder is used
+        unchanged. For a DLedger broker, plain folders belong to the time before it used DLedger
+        (spec: dledger.md §5).
         """
         paths = self.commitlog_paths
         if self.dledger:

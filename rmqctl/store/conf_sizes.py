@@ -1,7 +1,8 @@
 """Sizes in a broker's configuration file, checked against the files of a store.
 
 A configuration that belongs to another store, or was edited since, must not mislead readers or
-repairs of the existing files. Its effect on a startup is another question.
+repairs of the existing files. Its effect on a startup is predicted elsewhere
+(`rmqctl.broker.conf`).
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ _FIELDS = {"commitlog_file_size": "commitlog_file", "consumequeue_file_size": "c
            "index_slots": "index_slots", "index_max": "index_max"}
 """Names in a configuration -> the fields of `Sizes`."""
 _SURE = 2
-"""Number of files of one size that prove this size; a single file may be short."""
+"""Minimum number of files of one size that prove this size; a single file may be truncated."""
 
 
 def as_files_are(store: Any, sizes: Any) -> Any:
-    """Return ``sizes`` without the values of ``sizes.conf`` that the files of ``store`` refute.
+    """Return ``sizes`` without the values of ``sizes.conf`` that contradict the files of ``store``.
 
-    ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, as it is now.
+    ``store`` is a `rmqctl.store.store.Store` that was opened without `Sizes`, in its current state.
     """
     values = sizes.conf.values
     refuted: set[str] = set()
@@ -39,7 +40,7 @@ def as_files_are(store: Any, sizes: Any) -> Any:
 
 
 def _proven(store: Any, values: dict[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield (name, size) for each configured size that the files of a store prove."""
+    """Yield (name, size) for each configured setting whose size the files of a store prove."""
     if "commitlog_file_size" in values:
         files = store.log.files
         size = common_size(files)

@@ -1,8 +1,9 @@
 """The files of the controller mode in a store: epochs, and the broker's identity (spec: dledger.md
 §8, checkpoint-and-small-files.md §5).
 
-An epoch is the time of one master. It begins at the physical offset at which the log ended when
-that broker became master; it ends at the start of the next epoch or at the end of the log.
+An epoch is the part of the log that one master wrote. It begins at the physical offset at which the
+log ended when that broker became master; it ends at the start of the next epoch or at the end of
+the log.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ EPOCHS = "epochFileCheckpoint"
 BACKUP = f"{EPOCHS}.bak"
 IDENTITY = "brokerIdentity"
 MAX_FILE_SIZE = 4 << 20
-"""Bytes of the largest of these files that is read."""
+"""Maximum bytes of one of these files that are read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +36,7 @@ class EpochCopy:
 
     @property
     def reason(self) -> str:
-        """The fault, in words; empty without a fault."""
+        """A sentence on the fault; empty without a fault."""
         if isinstance(self.fault, FormatError):
             return f"{self.fault.path}: {self.fault.reason}"
         return "" if self.fault is None else str(self.fault)
@@ -127,9 +128,9 @@ class Agreement:
 
 
 def agreement(a: Sequence[Epoch], b: Sequence[Epoch], a_end: int, b_end: int) -> Agreement:
-    """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs
-    (dledger.md §8: the end of the greatest epoch that both have with the same start, the smaller of
-    the two).
+    """Return the agreement of two replicas; ``a_end`` and ``b_end`` are the ends of their logs. The
+    consistent point is the end of the greatest epoch that both have with the same start; the
+    smaller end if they differ (dledger.md §8).
     """
     left, right = ({span.epoch: span for span in spans(epochs, end)}
                    for epochs, end in ((a, a_end), (b, b_end)))

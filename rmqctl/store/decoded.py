@@ -9,7 +9,7 @@ from rmqctl.store.objects import OF_BODY
 from rmqctl.store.pages import Page
 
 MISSING: Any = object()
-"""The value of `at` for a body without such a field."""
+"""The value that `at` returns for a body without the requested field."""
 
 
 class Decoded(NamedTuple):
@@ -57,8 +57,8 @@ class Decoding(Protocol):
 
     def decode(self, topic: str, properties: dict[str, str], sys_flag: int, body: bytes,
                place: str) -> Decoded:
-        """Return the decoded body; ``place`` names the message in the report of the first body that
-        is not decoded.
+        """Return the decoded body; ``place`` names the message in the report on the first body that
+        cannot be decoded.
         """
 
 

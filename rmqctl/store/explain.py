@@ -1,4 +1,4 @@
-"""The reasons why a selection shows nothing, or starts later than requested, as notes."""
+"""Notes that explain why a selection shows nothing, or starts later than requested."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SYSTEM = ("SCHEDULE_TOPIC_XXXX", "RMQ_SYS_", "rmq_sys_")
 
 
 def named(items: list[str]) -> str:
-    """Return a list of at most one line: the first dozen items, and how many more there are."""
+    """Return a one-line text of a list: the first dozen items and the number of the others."""
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more
 
 
 def by_the_log(topic: str, *conditions: str) -> str:
-    """Return the command that searches the log itself for a topic's messages, not its queues."""
+    """Return the command that searches the log, instead of the queues, for a topic's messages."""
     return " ".join(["rmqctl read STORE --where", shlex.quote(f"topic={topic}"), *conditions])
 
 
@@ -59,7 +59,7 @@ def is_unknown(store: Store, topic: str) -> bool:
 
 def without_consumequeue(store: Store, topic: str) -> str | None:
     """Return a note on the queues that a topic should have, but that have no consumequeue (a queue
-    without messages has none either); None if every queue has one.
+    without messages has no consumequeue either); None if every queue has one.
     """
     existing = {*queue_ids(store, "consumequeue", topic),
                 *queue_ids(store, "batchconsumequeue", topic)}
@@ -82,7 +82,7 @@ def _queue_count(store: Store, topic: str, existing: Iterable[int]) -> int:
 
 
 def missing_queue(store: Store, topic: str, queue_id: int | None) -> str | None:
-    """Return a note if a topic, or one of its queues, has no consumequeue; None if it has one."""
+    """Return a note if a topic, or one of its queues, has no consumequeue; None if it exists."""
     if not store.layout.reads("consumequeue"):
         return None  # already reported
     existing = sorted({*queue_ids(store, "consumequeue", topic),

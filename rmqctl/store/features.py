@@ -1,10 +1,10 @@
-"""The parts of a store that only newer brokers read: one table, by the release that first reads
-them.
+"""Table of the parts of a store that only newer brokers read, with the release that first reads
+each.
 
 `rmqctl.broker.versions` says how releases start, write and answer. Hints on the writer of a store
 (`rmqctl.store.version_hints`), losses of a downgrade (`rmqctl.checks.preflight.downgrade`) and its
-plan (`rmqctl.repair.convert.release`) all use this table: another feature, or another release to
-convert for, is a row here.
+plan (`rmqctl.repair.convert.release`) all use this table: to support another feature, or conversion
+to another release, add an entry here.
 
 spec: versions.md, timer-and-others-5x.md, rocksdb.md §7, tiered.md §1.
 """
@@ -23,7 +23,7 @@ COMPACTION, TIER, CONFIG_V1, CONFIG_V2 = "compaction", "tier", "rocksdb-v1", "ro
 COMPRESSION, ABORT_WITH_PID = "compression", "abort-with-pid"
 LONG_TRANSACTIONS = "transactions-of-long-topics"
 MAX_V1_TOPIC = 127
-"""Bytes of the longest topic of a v1 record; a longer topic is the feature `LONG_TOPICS`."""
+"""Maximum bytes of a topic in a v1 record; longer topics need the feature `LONG_TOPICS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ FEATURES: Mapping[str, Feature] = {
 @dataclass(frozen=True, slots=True)
 class ConfigField:
     """A field of a file of ``config/``. ``path``: its keys, ``*`` for each entry of a table.
-    ``usual``: its values that mean nothing to a broker that does not read it.
+    ``usual``: values that make no difference for a broker that does not read the field.
     """
 
     since: str
@@ -100,7 +100,9 @@ CONFIG_FIELDS = (
         "dataVersion", "groupTopicMap", "pullOffsetTable")),
     ConfigField("5.0.0", "delayOffset.json", ("dataVersion",), ()),
 )
-"""``usual`` of derived fields and counters is empty: all their values are unimportant."""
+"""Fields that only newer brokers read. If ``usual`` is empty (derived fields, counters), every
+value is unimportant.
+"""
 
 
 def release_numbers(release: str) -> tuple[int, int, int]:

@@ -21,14 +21,16 @@ from rmqctl.scan.source import FileSource, Witness
 NODE, DATA, INDEX = "dledger-", "data", "index"
 """The folders of DLedger's files: ``dledger-<selfId>/data`` and ``/index`` below the root."""
 _MAX_ASKED = 8
-"""Files of a log whose first bytes are read until one of them shows how the log is framed."""
+"""Maximum number of log files whose first bytes are read to determine whether the log has DLedger
+entries.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StoreFile:
     """A file of a structure. ``base`` is the offset (or time) in its name; -1 without one.
 
-    ``limit``: later bytes were written after the examined moment and read as zeros
+    ``limit``: bytes after it were written after the snapshot and read as zeros
     (`rmqctl.store.live`); None: the entire file counts.
     """
 
@@ -38,7 +40,7 @@ class StoreFile:
     size: int
     limit: int | None = None
     witness: Witness | None = field(default=None, compare=False, repr=False)
-    """For a file of the log: further evidence of where its records are."""
+    """For a file of the log: further evidence of the positions of its records."""
     head: int = 0
     """For a file of the log: bytes before each record, that is, the header of a DLedger entry."""
 
@@ -74,8 +76,7 @@ class Listing:
 
 
 def listing(folder: str, digits: int = names.OFFSET_DIGITS, most: int | None = None) -> Listing:
-    """Return the files of ``folder`` whose names have ``digits`` decimal digits, the first
-    ``most``.
+    """Return up to ``most`` files of ``folder`` whose names have ``digits`` decimal digits.
 
     A folder that does not exist is an empty listing; an unreadable folder is a trouble.
     """
@@ -117,7 +118,7 @@ def listing_of(entries: Iterable[os.DirEntry[str]], digits: int = names.OFFSET_D
 
 def log_listing(folder: str, *, first_only: bool = False) -> Listing:
     """Return the files of a folder of the log, each with the ``head`` of its records; with
-    ``first_only``, only the first files, which are enough to determine it.
+    ``first_only``, only the first files, which are enough to determine ``head``.
     """
     contents = listing(folder, most=_MAX_ASKED if first_only else None)
     head = _head_in(folder, contents.files)
@@ -127,8 +128,8 @@ def log_listing(folder: str, *, first_only: bool = False) -> Listing:
 
 
 def node_of(folder: str) -> str | None:
-    """Return the folder of the DLedger node that has its data in ``folder``, if the name says so.
-    It also contains the index and the checkpoint.
+    """Return the folder of the DLedger node that has its data in ``folder``, if the name identifies
+    one. The node's folder also contains the index and the checkpoint.
     """
     above, name = os.path.split(vfs.normpath(folder))
     return above if name == DATA and os.path.basename(above).startswith(NODE) else None
@@ -162,8 +163,8 @@ def _is_name(name: str, digits: int) -> bool:
 def common_size(files: list[StoreFile]) -> int | None:
     """Return the file size of a structure, determined from its files; None without files.
 
-    The distance of adjacent names has priority (it survives a file of the wrong length), then the
-    most frequent length.
+    The difference of adjacent names has priority (it is right even if a file has the wrong length),
+    then the most frequent length.
     """
     if len(files) < 2:
         return files[0].size or None if files else None

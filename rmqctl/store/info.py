@@ -44,7 +44,7 @@ _BLOCK = 512  # the unit of st_blocks, whatever the file system
 
 
 def collect(store: Store, view: View) -> Document:
-    """Return everything `info` shows of a store in one view."""
+    """Return everything that `info` shows of a store in one view."""
     items, troubles = inventory(store)
     layout = store.layout
     # The ends of the log, then the values of its messages and files.
@@ -98,7 +98,7 @@ def collect(store: Store, view: View) -> Document:
 
 
 def _topics(store: Store, view: View, troubles: list[Trouble]) -> list[Document]:
-    """Return topics with their queues, in the order of the names; every queue has its bounds."""
+    """Return topics with their queues and the bounds of each queue, sorted by name."""
     rows: dict[str, list[Document]] = {}
 
     # An unreadable queue stays in the list, without bounds.
@@ -136,7 +136,7 @@ def _abort_pid(store: Store) -> int | None:
 
 
 def _sizes(store: Store) -> Document:
-    """Return the sizes in the broker's configuration, as determined from the files (None:
+    """Return the sizes that a broker's configuration sets, determined from the files (None:
     unknown).
     """
     queues = [queue for queue in store.known_queues.values() if queue.files]

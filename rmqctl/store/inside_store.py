@@ -1,4 +1,4 @@
-"""The check whether a path is inside a store, where rmqctl writes no files of its own."""
+"""Check whether a path is inside a store, where rmqctl must not write output files."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ def enclosing_store(path: str | os.PathLike[str]) -> str | None:
     of stores.
 
     A store is a folder with a commitlog or consumequeues, and either other files that a broker has
-    beside them or files in its commitlog; a cluster's folder of a tier counts as one. The path and
-    the targets of its links are checked. An unreadable folder does not count as a store.
+    beside them or files in its commitlog; a cluster's folder of a tier counts as one. Both the path
+    as given and the path with links resolved are checked. An unreadable folder does not count as a
+    store.
     """
     named = vfs.abspath(path)
     return _above(vfs.realpath(named)) or _above(named)
 
 
 def refuse_in_store(path: str | os.PathLike[str], shown: str | None = None) -> None:
-    """Raise UsageError for a path in a store. ``shown``: how the message calls it, instead of the
-    path.
+    """Raise UsageError for a path in a store. ``shown``: the name of the path in the message, if
+    not the path itself.
     """
     inside = enclosing_store(path)
     if inside is not None:

@@ -1,5 +1,6 @@
 """The layout of a store, recognized from its files alone (spec: rocksdb.md §9, dledger.md §6,
-commitlog.md §1): the place of the log, and the form of the consumequeues and of the configuration.
+commitlog.md §1): the folders of the log, and the form of the consumequeues and of the
+configuration.
 
 Structures that this version of rmqctl cannot read are in `Layout.unread`: code that needs one of
 them gets an UnsupportedError with one sentence. Structures that it does not write are in
@@ -50,7 +51,9 @@ DATABASE_FILE = re.compile(r"CURRENT|LOCK|IDENTITY|LOG(\.old\.\d+)?|MANIFEST-\d+
 _IN_ROCKSDB = "the consumequeues are in a RocksDB database (consumequeue/)"
 FORM_UNKNOWN = ("it is unknown which of the two a broker reads: pass --broker-conf (storeType in "
                 "it decides)")
-"""The end of the reason if both files and a database have queues, so that storeType decides."""
+"""The last part of the reason if both files and a database have queues, so that storeType
+decides.
+"""
 _NO_QUEUES = ("a backup at a URL has no consume queues of this kind: `rmqctl restore` builds them "
               "from the log")
 _MADE_ANEW = ("consumequeue", "config")
@@ -108,8 +111,8 @@ class Layout:
 
     @property
     def _made_anew(self) -> tuple[str, ...]:
-        """The structures that a repair either creates completely or leaves alone, although they are
-        not written.
+        """The structures of `unwritten` that a repair either creates completely or does not
+        change.
         """
         return _MADE_ANEW if self.consumequeue == "rocksdb" else _MADE_ANEW[1:]
 
@@ -127,10 +130,10 @@ class Layout:
         """Raise UnsupportedError if one of the structures (None: any part of the store) cannot be
         written.
 
-        ``made_anew``: consumequeues in RocksDB are created completely, and configuration that is
-        not written is left alone. ``mends``: the log of a DLedger member is repaired from another
-        member, or else left alone; queues in files and their copy in RocksDB are rebuilt from the
-        log.
+        ``made_anew``: allow consumequeues in RocksDB, which are created completely, and
+        configuration that cannot be written, which is not changed. ``mends``: allow the log of a
+        DLedger member, which is repaired from another member or not changed, and queues both in
+        files and in RocksDB, which are rebuilt from the log.
         """
         left = self._made_anew if made_anew else ()
         if mends:
@@ -151,8 +154,8 @@ def log_layout(root: str, folders: list[str], *, decided: bool = False) -> tuple
         CommitlogLayout, list[str]]:
     """Return (layout, folders with DLedger data) of the log whose files are in ``folders``.
 
-    If these have no files, but several DLedger nodes do, all their folders are returned, unless it
-    is ``decided`` that no other folder counts.
+    If these have no files, but several DLedger nodes do, all their folders are returned, unless
+    ``decided`` says that no other folder counts.
     """
     listings = {folder: log_listing(folder, first_only=True).files for folder in folders}
     framed = [folder for folder, files in listings.items()
@@ -243,7 +246,7 @@ def recognise(root: str, folders: list[str], queues_reach_end: Callable[[], bool
 
 def _queues(root: str, config: ConfigLayout, reach_end: Callable[[], bool],
             store_type: str | None, unread: dict[str, str], notes: list[str]) -> QueueLayout:
-    """Return the form of the consumequeues; add to ``unread`` and ``notes``."""
+    """Return the form of the consumequeues; add problems to ``unread`` and ``notes``."""
     folder = os.path.join(root, "consumequeue")
     database, topics = is_database(folder), _has_folders(folder)
     # Only one of the two exists: the broker reads it.

@@ -1,9 +1,9 @@
-"""The end of a store that a broker writes to, fixed once, so that a command judges one state.
+"""Snapshot of the end of a store that a broker is writing to, so that a command sees one state.
 
 A broker appends with one thread, front to back: first to the log, then to the queues, then to the
 index. So the index headers are noted first and the log's end after them: every noted entry points
-before it. Entries of later messages are omitted. Bytes after the fixed end read as zeros
-(`FileSource`), and slots of an index that point to newer entries read as they were.
+before it. Entries of later messages are omitted. Bytes after the end of the snapshot read as zeros
+(`FileSource`), and index slots that point to newer entries read as they were at that moment.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _CHANGING = 2
 started."""
 _HEADER_TRIES = 50
 INDEX_TRIES = 5
-"""The number of times that a file being written to is read until a shape matches it."""
+"""Maximum number of attempts to find the shape of a file that is being written to."""
 _PAGE = 1 << 20
 
 
 class SnapshotStore(LogAndQueues, Protocol):
-    """The part of a store that is needed to fix its state."""
+    """The part of a store that is needed for a snapshot."""
 
     log_folders: list[str]
 
@@ -51,12 +51,12 @@ class SnapshotStore(LogAndQueues, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state at one moment; small and picklable, so that all processes share it.
+    """A snapshot of the state of a store; small and picklable, so that all processes can share it.
 
-    ``log_end``: physical offset; bytes after it were written later. ``index_names`` are the index
-    files of that moment, ``index_headers`` the headers of those that may still change, by name.
-    ``whole_end``: the end of the last complete message; it is before ``log_end`` if a broker had
-    not continued a record for a while.
+    ``log_end``: physical offset; bytes after it were written later. ``index_names``: the index
+    files of that moment; ``index_headers``: the headers of index files that may still change, by
+    name. ``whole_end``: the end of the last complete message; less than ``log_end`` if the broker
+    has not continued an incomplete record for a while.
     """
 
     log_end: int
@@ -66,7 +66,7 @@ class Snapshot:
 
 
 def take(store: SnapshotStore) -> Snapshot:
-    """Return the snapshot of this moment. ``store`` must not be a snapshot itself.
+    """Return a snapshot of the current state. ``store`` must not be a snapshot itself.
 
     Raises: StoreIOError.
     """
@@ -82,7 +82,7 @@ def take(store: SnapshotStore) -> Snapshot:
 
 def _changing(files: list[StoreFile]) -> list[StoreFile]:
     """Return the files that may be written to: the last ones by name, the last ones by the messages
-    that they point to (after a clock was set back these are others), and files without entries.
+    to which they point (different files if a clock was set back), and files without entries.
     """
     ends: list[tuple[int, StoreFile]] = []
     chosen = files[-_CHANGING:]
@@ -122,8 +122,8 @@ def _steady_header(file: StoreFile) -> bytes | None:
 
 
 def _log_end(store: SnapshotStore) -> tuple[int, int]:
-    """Return (the end of the last complete message, or of all bytes if other data remains after it;
-    the end of the last complete message in any case).
+    """Return (the end of the last complete message, or the end of all data if other data follows
+    it; the end of the last complete message in any case).
     """
     if not store.log.files:
         return 0, 0
@@ -145,7 +145,7 @@ def _log_end(store: SnapshotStore) -> tuple[int, int]:
 
 
 def _all_bytes(store: SnapshotStore, end: int) -> int:
-    """Return the end of the last nonzero byte of the log, when no process writes to an incomplete
+    """Return the end of the last nonzero byte of the log once no process is writing an incomplete
     record.
     """
     for number in range(len(store.log.files) - 1, -1, -1):
@@ -165,9 +165,9 @@ def queue_files(files: list[StoreFile], unit: np.dtype[np.void], log_end: int,
                 current_end: Callable[[int], int]) -> list[StoreFile]:
     """Return the files of a queue without the entries at its end that point to newer messages.
 
-    Entries that point after the current end of the log do not belong to newer messages: they stay,
-    to be judged. ``current_end(offset)`` is that end, or an earlier one that is after ``offset``.
-    Unreadable files are left as they are.
+    Entries that point after the current end of the log do not belong to newer messages: they are
+    kept, so that they can be reported. ``current_end(offset)`` returns the current end, or any
+    earlier end that is after ``offset``. Unreadable files are not changed.
     """
     fixed = list(files)
     for number in range(len(files) - 1, -1, -1):
@@ -212,8 +212,8 @@ def _rows_before(file: StoreFile, unit: np.dtype[np.void], used: int) -> Array:
 def fixed(index: IndexFile, header: bytes) -> IndexFile:
     """Return an opened index file as it was when its header (40 bytes) was ``header``.
 
-    A broker counts an entry before it notes the offset of its message in the header: an entry that
-    is only counted is omitted.
+    A broker increments the entry count before it writes the message's offset to the header, so an
+    entry that is counted while its offset is not yet in the header is omitted.
     """
     index.source.close()
     decoded = HEADER.decode(header)
@@ -266,7 +266,9 @@ class IndexSource(FileSource):
         return data
 
     def _older(self, raw: bytes) -> bytes:
-        """Return slots without later entries: each points to its newest entry of that time."""
+        """Return slots without later entries: each slot points to its newest entry at the time of
+        the snapshot.
+        """
         slots = np.frombuffer(raw, ">i4")
         newer = np.flatnonzero(slots >= self._next)
         if not len(newer):
@@ -277,8 +279,8 @@ class IndexSource(FileSource):
         return slots.tobytes()
 
     def _resolved(self, entry: int) -> int:
-        """Return the entry of that time to which a chain continues; ``entry`` itself if it is not
-        in a chain.
+        """Return the next entry of a chain that existed at the time of the snapshot; ``entry``
+        itself if it is not in a chain.
         """
         number = entry
         while number >= self._next:

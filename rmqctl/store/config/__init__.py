@@ -1,4 +1,4 @@
 """Configuration files of a store, read tolerantly.
 
-Which copy counts; topics and groups as rows; consumer offsets and their lag.
+The copy that a broker loads; topics and groups as rows; consumer offsets and lag.
 """

@@ -94,6 +94,6 @@ def of_store(store: Store) -> Commits:
 
 
 def narrowed(offsets: Commits, group: str | None, topic: str | None) -> Commits:
-    """Return the offsets of one group and one topic, as far as these are given."""
+    """Return the offsets of one group and one topic, if they are given."""
     return {key: offset for key, offset in offsets.items()
             if group in (None, key[0]) and topic in (None, key[1])}

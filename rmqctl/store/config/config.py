@@ -1,8 +1,8 @@
 """The files of ``config/`` and their backups (spec: checkpoint-and-small-files.md §4), or their
 replacement in RocksDB (rocksdb.md §7).
 
-A broker reads the main file; if that is missing, empty or not decodable, it reads the ``.bak``. The
-same choice is made and noted here, and the state of each copy is kept.
+A broker reads the main file; if that file is missing, empty or not decodable, it reads the
+``.bak``. The same choice is made and recorded here, with the state of each copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ OK, ODDITY, EMPTY, UNREADABLE, MISSING = "ok", "oddity", "empty", "unreadable", 
 OUT_OF_DATE = "out of date"
 """State of a file that a broker with its configuration in RocksDB no longer updates."""
 NOT_LOADED = (config_json.TRAILING_GARBAGE, config_json.INVALID_UTF8)
-"""Oddities that keep a broker from loading the file."""
+"""Oddities because of which a broker cannot load the file."""
 
 
 @dataclass(slots=True)
@@ -41,9 +41,9 @@ class ConfigCopy:
     """One copy of a file: ``state`` is ok, oddity, empty, unreadable or missing.
 
     A file that RocksDB supersedes (`rmqctl.store.layout`) is "out of date" and has no value;
-    ``database``: this is the replacement, and ``path`` is that of the database. ``path`` is
+    ``database``: this is the replacement, and ``path`` is the path of the database. ``path`` is
     relative to the store root. ``reason``, ``offset`` (bytes from the start) and ``field`` (JSON
-    path) say what is wrong. An oddity still has a ``value``.
+    path) describe the fault. An oddity still has a ``value``.
     """
 
     path: str
@@ -120,7 +120,7 @@ class ConfigFile:
 
     @property
     def data_version(self) -> dict[str, int] | None:
-        """``counter``, ``timestamp`` (ms) and ``state_version``, as far as the file has them."""
+        """``counter``, ``timestamp`` (ms) and ``state_version``, if the file has them."""
         value = self.value
         if isinstance(value, timer_check.TimerCheckRecord):
             return {"counter": value.counter, "timestamp": value.timestamp,
@@ -307,7 +307,9 @@ def load_beside(store: Store, folder: str, name: str) -> ConfigFile:
 
 def _whole(store: Store, name: str, most: int = MAX_SIZE, folder: str = FOLDER) -> tuple[
         ConfigCopy, bytes]:
-    """Return a copy and its bytes; the copy says so if there is nothing to judge."""
+    """Return a copy and its bytes; the copy's state says if the file is missing, empty or
+    unreadable.
+    """
     copy = ConfigCopy(f"{folder}/{name}")
     path = store.path(folder, name)
     if not vfs.lexists(path):

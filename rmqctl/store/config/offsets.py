@@ -1,8 +1,8 @@
 """The lag of consumer groups, computed as a broker does (spec: checkpoint-and-small-files.md §6).
 
-For each read queue of a topic: the queue's max offset minus the committed offset; no commit counts
-as 0. The queue's min offset is not considered, and a negative difference is added as it is. Delay
-levels are shown as a group of their own, ``(delay)``.
+For each read queue of a topic: the queue's max offset minus the committed offset; a queue without a
+commit counts from 0. The queue's min offset is not considered, and a negative difference is added
+unchanged. Delay levels are shown as a separate group, ``(delay)``.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ _Commits = dict[int, int]
 class Lag:
     """The lag of the groups of a store. ``totals`` is complete after `rows` has been exhausted.
 
-    ``group`` and ``topic`` narrow it down; without a group all groups are shown, and the topics
-    without consumers.
+    ``group`` and ``topic`` limit the result; without a group, all groups and the topics without
+    consumers are shown.
     """
 
     store: Store

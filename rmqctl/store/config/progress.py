@@ -1,6 +1,6 @@
 """The progress of consumer groups and of the delay service, from ``config/``.
 
-It is the base for the effects of a startup or a repair on them.
+The effects of a startup or a repair on consumers are computed from it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Commit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ConsumerProgress:
-    """The progress of all consumers. ``delayed`` is by queue id of the schedule topic.
+    """The progress of all consumers. ``delayed``: queue id of the schedule topic -> offset.
 
     ``timer_read`` is the time (ms) up to which timer messages were delivered; None without a timer.
     """
@@ -54,20 +54,22 @@ class ConsumerProgress:
         return cls(tuple(commits), delayed, read)
 
     def by_group(self) -> dict[str, dict[str, dict[int, int]]]:
-        """Return the groups' offsets by group, topic and queue id."""
+        """Return the offsets of the groups by group, topic and queue id."""
         groups: dict[str, dict[str, dict[int, int]]] = {}
         for group, topic, queue_id, offset in self.commits:
             groups.setdefault(group, {}).setdefault(topic, {})[queue_id] = offset
         return groups
 
     def everybody(self) -> Iterator[Commit]:
-        """Yield the groups' commits, then the delay service's as those of a group of its own."""
+        """Yield the commits of the groups, then the offsets of the delay service as commits of a
+        separate group.
+        """
         yield from self.commits
         for queue_id, offset in sorted(self.delayed.items()):
             yield Commit("the delay service", SCHEDULE_TOPIC, queue_id, offset)
 
 
 def named(items: list[str]) -> str:
-    """Return the first few items of a list in words, and how many more there are."""
+    """Return a text with the first few items of a list and the number of the others."""
     more = f" and {len(items) - _NAMED} more" if len(items) > _NAMED else ""
     return ", ".join(items[:_NAMED]) + more

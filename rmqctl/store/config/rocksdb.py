@@ -1,7 +1,7 @@
 """Configuration in RocksDB, as the values of the JSON files that it replaces (rocksdb.md §7).
 
-Readers of the JSON files use these values without knowing their origin. Damage loses the rest of
-its table; an entry that cannot be parsed loses only itself.
+Readers of the JSON files use these values without knowing their origin. At damage, the rest of the
+table is lost; an entry that cannot be parsed is skipped.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from rmqctl.store.layout import CONFIG_DATABASES, ConfigLayout
 from rmqctl.store.rocksdb.database import Database
 
 MAX_SIZE = 64 << 20
-"""Bytes of keys and values of the largest configuration that is read."""
+"""Maximum bytes of keys and values of a configuration that is read."""
 TABLES = {"topics.json": (layout.TOPICS, "topicConfigTable"),
           "subscriptionGroup.json": (layout.GROUPS, "subscriptionGroupTable"),
           "consumerOffset.json": (layout.OFFSETS, "offsetTable")}
-"""JSON file name -> the table of v2, and the file's own name for it."""
+"""JSON file name -> the table of v2, and the name of the table in the JSON file."""
 PULL_TABLE = "pullOffsetTable"
-"""Table of v2 only: offsets of a kind of pull that the JSON files never keep."""
+"""Table that exists only in v2: offsets of a kind of pull that the JSON files do not contain."""
 _SHOWN = 60
 
 
@@ -33,8 +33,8 @@ _SHOWN = 60
 class ConfigPart:
     """The part of a database that replaces one file. ``folder`` is relative to the store's root.
 
-    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. With a
-    value, ``reason`` says that a part of it is lost. ``faults`` are the omitted entries.
+    ``value`` is None if nothing can be read: ``reason`` says why, or ``missing`` is set. If a part
+    of the value is lost, ``reason`` says so. ``faults`` are the omitted entries.
     """
 
     folder: str
@@ -51,7 +51,7 @@ class ConfigPart:
         self.reason = f"{self.reason}; {reason}" if self.reason else reason
 
     def fault(self, key: bytes, error: FormatError) -> None:
-        """Note an entry that is not configuration."""
+        """Record an entry that is not configuration."""
         if len(self.faults) < MAX_FAULTS:
             self.faults.append(f"entry {repr(key[:_SHOWN])[1:]}: {error}")
 

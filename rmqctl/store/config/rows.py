@@ -33,7 +33,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "tiered": ("tiered",),
     "other": ("other",),
 }
-"""Section of the command -> kinds of files that it shows."""
+"""Section of `rmqctl config` -> kinds of files that it shows."""
 
 COLUMNS: dict[str, tuple[str, ...]] = {
     "topics": ("topic", "read_queue_nums", "write_queue_nums", "perm", "perm_bits", "order",
@@ -73,7 +73,9 @@ def snake(name: str) -> str:
 
 
 def perm_text(bits: int) -> str:
-    """Return ``RW-`` as brokers print it: read, write, inherit; then P for priority (5.x)."""
+    """Return permissions as brokers print them, for example ``RW-``: read, write, inherit; then P
+    for priority (5.x).
+    """
     text = "".join(letter if bits & bit else "-" for bit, letter in _PERM)
     return text + "P" if bits & PRIORITY else text
 

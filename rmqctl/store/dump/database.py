@@ -21,7 +21,7 @@ Read = Callable[[bytes, bytes], Fields]
 
 class DatabaseDump:
     """All entries of a database, family by family; ``faults`` counts the damaged and unrecognized
-    entries in the rows so far.
+    entries yielded so far.
     """
 
     def __init__(self, folder: str) -> None:

@@ -1,7 +1,8 @@
 """One file of any kind, record by record: the rows of `rmqctl dump`.
 
 The file is opened read-only and read by position; memory does not grow with the file. Damage never
-ends a dump: a row reports what is wrong and where, and the next provable record follows.
+ends a dump: a row reports the fault and its position, and the dump continues with the next provable
+record.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ def _plain(name: str) -> str:
 
 
 def kind_of(name: str) -> str:
-    """Return the kind that a name means, ignoring underscores, hyphens and case.
+    """Return the kind with a given name, ignoring underscores, hyphens and case.
 
     Raises: UsageError for an unknown kind.
     """
@@ -144,8 +145,8 @@ class Dump(Closing):
         return kind
 
     def _placed(self, options: DumpOptions, position: int) -> DumpOptions:
-        """Return the options with the position in the file; they may give a stream offset
-        instead.
+        """Return the options with the requested stream offset, if any, converted to a position in
+        the file.
         """
         from dataclasses import replace
 
@@ -187,7 +188,7 @@ class Dump(Closing):
 
     @property
     def brief(self) -> tuple[str, ...] | None:
-        """The columns to show in a table, if all of them are too many."""
+        """The columns to show in a table that has no space for all columns."""
         return _BRIEF.get(self.kind)
 
     @property

@@ -16,7 +16,7 @@ from rmqctl.scan.source import FileSource
 Row = dict[str, Any]
 
 SHOWN_BYTES = 64
-"""Bytes of one field shown in hex, unless everything is asked for."""
+"""Maximum bytes of a field shown in hex, unless the complete values are requested."""
 CHUNK = 1 << 20
 
 
@@ -83,7 +83,7 @@ class Target:
         return data
 
     def _next_data(self, position: int) -> int:
-        """Return the next position that may hold data; at the end, check whether the file has
+        """Return the next position that may contain data; at the end, check whether the file has
         shrunk.
         """
         next_used = self.source.next_data(position)
@@ -92,7 +92,7 @@ class Target:
         return min(next_used, self.source.size)
 
     def shrunk(self, size: int) -> None:
-        """Note that the file now has only ``size`` bytes."""
+        """Record that the file now has only ``size`` bytes."""
         self.faults += 1
         self.notes.append(f"the file shrank while it was read: {size:,} bytes are left")
 

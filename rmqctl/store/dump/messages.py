@@ -17,7 +17,8 @@ from rmqctl.store.objects import message_object
 from rmqctl.store.problems import ambiguity
 
 _SEARCHED = 64 << 20
-"""Bytes searched for a first record that proves the offset of a file whose name does not give it.
+"""Maximum bytes searched for a first record that proves the base offset of a file whose name does
+not contain it.
 """
 _START = layout.reader(message.Message, "total_size", "magic", "physical_offset")
 _PEEK = 1 << 16
@@ -25,8 +26,8 @@ _NOTHING_TELLS = "unknown from this file alone (`rmqctl carve --embedded` shows 
 
 
 def _implied_base(source: FileSource, position: int) -> int | None:
-    """Return the offset of the file's first byte by the record at ``position``; None if its sizes
-    do not match.
+    """Return the offset of the file's first byte, computed from the record at ``position``; None if
+    the sizes in the record do not match.
     """
     raw = source.read(position, message.START_SIZE)
     if len(raw) < message.START_SIZE:
@@ -56,8 +57,8 @@ def find_base(source: FileSource) -> int | None:
 
 
 def settle_base(target: Target) -> int:
-    """Return the base offset for the walk: that of the name, unless the first record has another
-    one.
+    """Return the base offset for the scan: the offset in the file's name, unless the first record
+    implies another one.
     """
     named = target.base
     if named is None or _implied_base(target.source, 0) not in (None, named):
@@ -72,7 +73,7 @@ def settle_base(target: Target) -> int:
 
 
 def message_row(target: Target, raw: bytes, position: int, number: int) -> Row:
-    """Return the row of a record whose lengths add up."""
+    """Return the row of a record whose lengths are consistent."""
     record = message.decode(raw)
     row = {**target.place(position, number), "type": "message", "size": len(raw),
            **message_object(record, body=target.options.body)}
@@ -132,8 +133,8 @@ def log_rows(target: Target) -> Iterator[Row]:
 
 
 def dledger_rows(target: Target) -> Iterator[Row]:
-    """Yield entry headers and the messages inside them; plain records and the end mark where they
-    occur.
+    """Yield entry headers and the messages inside the entries, and plain records and the end mark,
+    in file order.
     """
     source, options, position, number = target.source, target.options, 0, 0
     while position < source.size:

@@ -53,7 +53,9 @@ def _page(target: Target, unit: FirstOfPage[Any], extra: tuple[str, ...] = ()) -
 
 
 def checkpoint_rows(target: Target) -> Iterator[Row]:
-    """Yield the fields, and the time from which an abnormal recovery would start."""
+    """Yield the fields, and the store time from which recovery after an unclean stop would
+    start.
+    """
     return _page(target, CHECKPOINT, ("min_timestamp", "min_timestamp_index"))
 
 

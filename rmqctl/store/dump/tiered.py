@@ -1,7 +1,7 @@
 """`dump` of the files of a tier: commit log and consume queue segments, index files, metadata.
 
-A segment's base offset is in its name (tiered.md §1); the form of an index file follows from its
-slots.
+A segment's base offset is in its name (tiered.md §1); the form of an index file (plain or
+compacted) is determined from its slots.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ METADATA_COLUMNS = ("path", "kind", "name", *meta.SegmentEntry.__dataclass_field
 
 
 def judge_unit(unit: UnitRecord, number: int, target: Target) -> Judged:
-    """Return a unit of a tiered consume queue; its queue offset follows from its position."""
+    """Return a unit of a tiered consume queue; its queue offset is computed from its position."""
     extra = {} if target.base is None else {"queue_offset": target.base // UNIT_SIZE + number}
     if unit.commit_log_offset >= 0 and unit.size >= message.MIN_SIZE:
         return "unit", extra, None

@@ -27,7 +27,9 @@ Judged = tuple[str, Row, tuple[str, str] | None]
 
 @dataclass(frozen=True, slots=True)
 class Array:
-    """The reader of units of one kind, and their judge: ``judge(unit, number, target)``."""
+    """The reader of units of one kind, and the function that checks them: ``judge(unit, number,
+    target)``.
+    """
 
     unit: Fixed[Any]
     judge: Callable[[Any, int, Target], Judged]

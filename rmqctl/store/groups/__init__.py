@@ -1,1 +1,1 @@
-"""Consumer groups: messages that they have not consumed, sent back or gave up."""
+"""Consumer groups: messages that a group has not consumed, has sent back, or gave up."""

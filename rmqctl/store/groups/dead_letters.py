@@ -87,9 +87,9 @@ def dead_letters(view: View, group: str, selection: Selection,
 
 
 class Requeued:
-    """The messages already requeued into a store, by their property in the topics that a dead
-    letter may go to. They are looked up by the unique key; if that or the index is missing, the
-    topic is read once.
+    """The messages already requeued into a store, identified by their property in the target topics
+    of dead letters. They are looked up by the unique key; without a unique key or index, the topic
+    is read once.
     """
 
     def __init__(self, view: View, report: Report) -> None:
@@ -97,7 +97,7 @@ class Requeued:
         self._read: dict[str, dict[str, str]] = {}
 
     def find(self, letter: DeadLetter) -> str | None:
-        """Return the id of the message that a dead letter was requeued as; None if it was not
+        """Return the id of the requeued message for a dead letter; None if the dead letter was not
         requeued.
         """
         topics = [target(letter, into) for into in ("original", "retry")]
@@ -125,13 +125,13 @@ class Requeued:
 
 
 def target(letter: DeadLetter, into: Into) -> str | None:
-    """Return the topic that a dead letter goes to; None if its original topic is unknown."""
+    """Return the target topic of a dead letter; None if its original topic is unknown."""
     return letter.origin_topic if into == "original" else props.RETRY_PREFIX + letter.group
 
 
 class Resending:
     """Builds the message objects that `append` accepts for ``store`` (None: for any store) from
-    dead letters of ``source``. Objects for ``source`` itself name its broker as the storing one.
+    dead letters of ``source``. Objects for ``source`` itself have its broker as their store host.
     """
 
     def __init__(self, source: Store, store: Store | None, into: Into) -> None:
@@ -163,7 +163,9 @@ class Resending:
                 "body": body, "body_encoding": encoding}
 
     def _queue(self, letter: DeadLetter, topic: str) -> int:
-        """Return the original queue of the message if it still exists; else a queue by turns."""
+        """Return the original queue of the message if it still exists; else a queue by round
+        robin.
+        """
         count = self._counts.get(topic) or len(queue_ids(self._store, "consumequeue", topic)) or 1
         first = record_of(self._source, letter.properties.get(props.ORIGIN_MESSAGE_ID, ""))
         if first is not None and text(first.topic) == topic and first.queue_id < count:

@@ -1,5 +1,5 @@
-"""The groups that consumed a message, in the terms of mqadmin's messageTrack, and the fate of the
-copies that a group sent back, which are records of their own.
+"""The groups that consumed a message, in the terms of mqadmin's messageTrack, and what became of
+the copies that a group sent back, which are separate records.
 
 A store does not contain what a broker's messageTrackDetail also asks of running consumers: whether
 a tag filter skipped the message (CONSUMED_BUT_FILTERED), and whether consumers pull, broadcast or
@@ -36,7 +36,7 @@ _NO_GROUPS = (*_COPIES, props.LMQ_PREFIX)
 
 class GroupTrack(NamedTuple):
     """One group and one queue of the message. ``position``: the next queue offset that the group
-    reads there, None without one. ``detail``: an explanation beyond the state's name.
+    reads there, None if unknown. ``detail``: an explanation beyond the state's name.
     """
 
     group: str
@@ -49,8 +49,8 @@ class GroupTrack(NamedTuple):
 
 
 class MessageCopy(NamedTuple):
-    """A message of the chain: ``role`` is its role there, ``group`` the group whose retry or dead
-    letter it is, None if it belongs to no group.
+    """A message of the chain: ``role`` is its role in the chain, ``group`` the group whose retry or
+    dead letter it is, None if it belongs to no group.
     """
 
     role: Role
@@ -257,7 +257,7 @@ def _role(record: Record) -> tuple[Role, str | None]:
 
 def _sent_back(record: Record, chain: Sequence[MessageCopy], group: str,
                groups: Groups) -> Iterator[str]:
-    """Yield the fate of the copies of a message that a group sent back."""
+    """Yield what became of the copies of a message that a group sent back."""
     copies = [copy for copy in chain if copy.group == group
               and copy.record.physical_offset > record.physical_offset]
     if not copies:

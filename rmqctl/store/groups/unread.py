@@ -1,8 +1,8 @@
 """The groups of a store, their progress, and the first message that each of them has not consumed.
 
-Consumer offsets are those of ``config/`` (spec: checkpoint-and-small-files.md). A group without one
-in a queue starts where its consumers are configured to start (``consumeFromWhere``), which no store
-contains.
+Consumer offsets are those of ``config/`` (spec: checkpoint-and-small-files.md). A group without a
+consumer offset in a queue starts where its consumers are configured to start
+(``consumeFromWhere``), which no store contains.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The index files of a store: their shapes, their entries, look-ups in them."""
+"""The index files of a store: shapes, entries, look-ups."""

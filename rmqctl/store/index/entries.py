@@ -23,7 +23,7 @@ class EntryPlace(NamedTuple):
 
 
 class OpenedFile(NamedTuple):
-    """The lasting facts about an index file that could be opened."""
+    """The permanent facts about an index file that could be opened."""
 
     path: str
     shape: Shape
@@ -59,8 +59,8 @@ class AllIndexEntries:
         self.starts = np.cumsum([0, *self.counts]).tolist()
 
     def _by_age(self) -> None:
-        """Sort by the headers if they are consistent: names are not in order if a clock was set
-        back.
+        """Sort the files by their headers if these are consistent: names are not in order if a
+        clock was set back.
         """
         headers = [file.header for file in self.files]
         order = sorted(range(len(headers)), key=lambda number: (
@@ -119,8 +119,8 @@ class AllIndexEntries:
 
 
 def written(block: Array) -> Array:
-    """Return which entries were written (bool): all zeros is an entry that was never written,
-    whatever the header counts.
+    """Return a boolean array: whether each entry was written. An entry of zeros was never written,
+    even if the header counts it.
     """
     anything: Array = np.zeros(len(block), bool)
     for name in block.dtype.names or ():

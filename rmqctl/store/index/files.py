@@ -24,7 +24,7 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.index.shape import Decided, decide
 
 MAX_BATCH = 64
-"""``maxMsgsNumBatch``: the largest number of messages that a broker returns for one query."""
+"""``maxMsgsNumBatch``: the maximum number of messages that a broker returns for one query."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,8 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
     """Return index files in the order in which they were created: by their first physical offset.
 
     Names are not in order if a clock was set back. ``files`` are sorted by name, each with its
-    header, None if that cannot be read. A file without that offset stays after the previous one.
+    header, None if the header cannot be read. A file without a first physical offset stays after
+    the previous file.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:
@@ -74,9 +75,9 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
 
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
                preferred: Iterable[Shape] = (), decision: Decided | None = None) -> IndexFile:
-    """Open an index file and determine its shape, as `rmqctl.store.index.shape` decides it.
+    """Open an index file and determine its shape with `rmqctl.store.index.shape`.
 
-    ``preferred``: shapes by other parts of the store. ``decision``: an earlier decision.
+    ``preferred``: shapes that other parts of the store suggest. ``decision``: an earlier result.
 
     Raises: FormatError if the shape is unknown.
     """

@@ -1,11 +1,10 @@
-"""The numbers of slots and entries of an index file: the only place that decides them (spec:
-index.md).
+"""The shape of an index file: determination of its numbers of slots and entries (spec: index.md).
 
 No file contains the two numbers, and the size determines only one of them. The content decides: in
 the right shape every slot points to an entry with a hash of that slot, every entry is reached
-exactly once, and entry 0 is unused. A wrong shape may match in a slot or two, never in all. A
-damaged file keeps the shape that explains most of it. Without content, the store's settings, other
-files and the default decide; otherwise the shape is unknown.
+exactly once, and entry 0 is unused. A wrong shape may match in a few slots, never in all. For a
+damaged file, the shape that explains most of it is used. Without content, the store's settings,
+other files and the default decide; otherwise the shape is unknown.
 """
 
 from __future__ import annotations
@@ -31,18 +30,19 @@ from rmqctl.formats.local.index_file import (
 )
 
 Read = Callable[[int, int], bytes]
-"""``read(position, length)``: bytes of the file, fewer at its end."""
+"""Function ``read(position, length)`` that returns bytes of the file, fewer at its end."""
 
 Gather = Callable[[Sequence[tuple[int, int]]], list[bytes]]
-"""The same for many (position, length) pairs."""
+"""Function that returns the bytes for many (position, length) pairs."""
 
 _WHOLE = 4 << 20
-"""Bytes of a file that is judged by all its entries and slots; a larger file is judged by a sample.
+"""Maximum bytes of a file of which all entries and slots are checked; of a larger file, a sample is
+checked.
 """
 _SAMPLE = 48
 _TRIED_ELSEWHERE = 64
 _STEP = 4096
-"""Bytes that are skipped where the disk cannot be read."""
+"""Bytes that are skipped at an unreadable position of the disk."""
 _MIN_SHARE = 0.5
 """Minimum share of slots and entries that the shape of a damaged file must explain."""
 _UNKNOWN = ("cannot determine the number of hash slots from the content, other files or the "
@@ -50,8 +50,8 @@ _UNKNOWN = ("cannot determine the number of hash slots from the content, other f
 
 
 class UnknownShapeError(FormatError):
-    """The shape is unknown. ``sound``: not because of damage; ``entries``: the number of entries by
-    the header.
+    """The shape is unknown. ``sound``: the file is not damaged; ``entries``: the number of entries
+    in the header.
     """
 
     sound = False
@@ -68,7 +68,9 @@ class Decided:
 
 @dataclass(frozen=True, slots=True)
 class _Fit:
-    """The number of parts of a file that a shape must explain, and of those it explains."""
+    """The number of parts of a file that a shape must explain, and the number of parts that it
+    explains.
+    """
 
     good: int
     total: int
@@ -86,10 +88,10 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
            gather: Gather | None = None) -> Decided:
     """Return the shape of an index file of ``size`` bytes.
 
-    ``preferred``: shapes by other parts of the store, the likeliest first; they are used only if
-    the default ratio does not explain the content. Unreadable bytes count as zeros, which explain
-    nothing. ``gather`` reads many places of a remote file at the same time; for such a file only
-    the first possible shapes are tried.
+    ``preferred``: shapes that other parts of the store suggest, the likeliest first; they are used
+    only if the default ratio of slots to entries does not explain the content. Unreadable bytes
+    count as zeros, which explain nothing. ``gather`` reads many ranges of a remote file at the same
+    time; for such a file only the first possible shapes are tried.
 
     Raises: UnknownShapeError, FormatError for a file without a complete header, StoreIOError for an
     unreadable file.
@@ -148,8 +150,8 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
 
 def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most: int | None, *,
                damaged: bool) -> Shape | None:
-    """Return the only shape for a file of this size that explains its content; with ``damaged``,
-    else the shape that explains most of it.
+    """Return the only shape for a file of this size that explains its content. If there is none and
+    ``damaged`` is set, return the shape that explains most of it.
     """
     fitting: list[tuple[_Fit, Shape]] = []
     for shape in _promising(itertools.islice(candidates(size), most), header, read):
@@ -167,9 +169,7 @@ def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most
 
 
 def _promising(shapes: Iterable[Shape], header: HeaderRecord, read: Read) -> Iterator[Shape]:
-    """Yield the shapes that match most of the header's claims, after a look at three places of the
-    file.
-    """
+    """Yield the shapes that best match the header, after reading the file at three positions."""
     last = header.entries
     for shape in shapes:
         if not 0 < last < shape.max_entries:
@@ -193,7 +193,7 @@ def _slot(shape: Shape, key_hash: int, read: Read) -> int:
 
 
 def _used(size: int, header: HeaderRecord, read: Read) -> bool:
-    """Return whether a file contains entries; a large file is judged by its header."""
+    """Return whether a file contains entries; for a large file, only the header is checked."""
     if header.entries > 0:
         return True
     return size <= _WHOLE and any(read(HEADER.size, size))
@@ -274,8 +274,8 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
 
 
 def _sampled(shape: Shape, header: HeaderRecord, gather: Gather) -> _Fit:
-    """Count the same for entries spread over the file: they must be linked within their slot, and
-    the slot must not point to an older entry.
+    """Count the same for a sample of entries spread over the file: each must be linked within its
+    slot, and the slot must not point to an older entry.
     """
     count = min(header.entries, shape.capacity)
     if count < 1:
