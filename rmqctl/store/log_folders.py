@@ -1,11 +1,11 @@
-"""The folders of a commitlog that were not given: found where names and offsets prove them.
+"""Detection of the folders of a multi-path commitlog by file names and record offsets.
 
 A multi-path log (spec: commitlog.md §1) is in folders of any name: inside the store root, beside
 it, or where a broker.conf names them. A folder counts as a part of the log if its files have the
-size of the others, no duplicate names, records with the offset of their file's name (damage to some
-of them excepted), and a place that the log needs: a gap or an end to which consumequeue entries
-point. All other folders are ignored; `--commitlog-dir` names them. Only the starts of files are
-read.
+size of the others, no duplicate names, records whose offset matches the file name (except for a few
+damaged files), and offsets that the log lacks: they fill a gap, or continue the log where
+consumequeue entries point beyond its end. All other folders are ignored; `--commitlog-dir` names
+them. Only the starts of files are read.
 """
 
 from __future__ import annotations
@@ -31,15 +31,17 @@ FOLDERS = frozenset({
     COMMITLOG, "consumequeue", "consumequeue_ext", "batchconsumequeue", "index", "config",
     "compaction", "timerlog", "kvStore", "RocksDBMessageStore", "tieredstore",
     "tiered_index_file", "conf"})
-"""Folders of a store that are not logs of their own beside `COMMITLOG`."""
+"""Folders of a store that, like `COMMITLOG`, are never further log folders."""
 _MARKS_OF_A_STORE = ("consumequeue", "index", "checkpoint", "config", "batchconsumequeue")
 _CONFIGURATIONS = (".conf", ".properties")
 _MAX_FOLDERS = 256
 _FIRST_NAMES = 64
-"""Entries of a folder that are enough to recognize a log folder, which has no other entries."""
+"""Maximum number of entries that are read to recognize a log folder, which contains only log
+files.
+"""
 _MAX_CONFIGURATION = 1 << 20
 _QUEUES, _ROWS = 32, 32
-"""Number of queues, and of entries of each, that are sampled for where they point."""
+"""Number of queues, and of entries of each queue, that are sampled to see where they point."""
 _OWN, _CONFIGURED, _BELOW, _BESIDE = range(4)
 _HEAD = reader(Message, "total_size", "magic", "physical_offset")
 _ROW = reader(Unit, "physical_offset", "size")
@@ -183,7 +185,9 @@ def _beside(root: str) -> Iterator[str]:
 
 
 def is_store(folder: str) -> bool:
-    """Return whether a folder is the root of another store, whose log is its own."""
+    """Return whether a folder is the root of another store, so that its log belongs to that
+    store.
+    """
     return any(vfs.lexists(os.path.join(folder, mark)) for mark in _MARKS_OF_A_STORE)
 
 
@@ -224,10 +228,11 @@ def _paths_in(path: str, root: str) -> Iterator[str]:
 
 
 def _proves_itself(folder: _Folder, size: int) -> bool:
-    """Return whether names match the size of the log's files, and records have their own offsets.
+    """Return whether names match the size of the log's files, and records have the offsets of their
+    files.
 
-    A folder with damage to some files still belongs to the log: more files must have their own
-    offset than a wrong one, and at most half of them, or one, may be too short.
+    A folder with damage to some files still belongs to the log: more files must have a matching
+    offset than a wrong one, and at most one file or half of the files may be too short.
     """
     files = folder.files
     if len(folder.bases) != len(files) or any(file.size > size for file in files):
@@ -303,8 +308,8 @@ def _needed(root: str, own: _Folder, folders: list[_Folder], size: int) -> list[
 
 
 def _joined(own: _Folder, folders: list[_Folder], size: int) -> list[_Folder]:
-    """Return the folders whose files continue where other files of the log end; a folder alone
-    needs no other.
+    """Return the folders whose files continue where other files of the log end; a single folder is
+    always accepted.
     """
     every = [own, *folders] if own.files else folders
     if len(every) == 1:

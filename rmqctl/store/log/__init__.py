@@ -1,4 +1,4 @@
-"""The commitlog: records by physical offset, its end, its ranges for several threads.
+"""The commitlog: records by physical offset, the end of the log, ranges for several threads.
 
-Also the newest messages, and following a growing log.
+Also reading the newest messages and following a growing log.
 """

@@ -1,7 +1,7 @@
-"""Frame borders of one log file, found by walking on from another border.
+"""Frame borders of one log file, found by scanning from another border.
 
-They answer where a walk arrives, where the last record starts and where a file can be cut.
-Positions are physical offsets throughout.
+They are used to find the end of a scan, the start of the last record, and offsets at which a file
+can be split. Positions are physical offsets throughout.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def last_in_use(files: Sequence[StoreFile]) -> int:
 
 
 class Walked(NamedTuple):
-    """The border that was reached; ``last`` is the start of the message that ends there.
+    """The border that a scan reached; ``last`` is the start of the message that ends there.
 
-    None if no message ends there, or another one is known to follow it.
+    None if no message ends there, or another message is known to follow.
     """
 
     end: int
@@ -47,7 +47,7 @@ class Walked(NamedTuple):
 
 def walked(source: Source, position: int, limit: int | None, *, growing: bool = False,
            closed: bool = False, least: bool = True) -> Walked:
-    """Walk from a border as far as ``limit`` allows.
+    """Scan from a border as far as ``limit`` allows.
 
     After damage or zeros there is a border only where a message or a blank record follows, or at
     the end of a ``closed`` file.
@@ -73,7 +73,9 @@ def walked(source: Source, position: int, limit: int | None, *, growing: bool = 
 
 
 def first_border(source: Source, physical: int) -> int:
-    """Return the first border of a file at or after ``physical``, by walking from its start."""
+    """Return the first border of a file at or after ``physical``, found by scanning from the start
+    of the file.
+    """
     reached = source.base
     for batch in Walk(source, 0, physical - source.base):
         if len(batch):
@@ -99,8 +101,8 @@ def is_whole(source: Source, start: int, end: int) -> bool:
 
 
 def is_unfinished(source: Source, start: int, end: int) -> bool:
-    """Return whether the last record of the log may still be written, however long it takes: it is
-    incomplete, and no entry or key points to it or after it.
+    """Return whether a process may still be writing the last record of the log: the record is
+    incomplete, and no entry or key points to or after it.
     """
     witness = source.witness
     if witness is None or is_whole(source, start, end):

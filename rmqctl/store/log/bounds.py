@@ -1,9 +1,9 @@
 """The start and end of a queue, in two views.
 
-``disk`` (the default everywhere): everything on disk that points to a record; intact messages after
-damage stay reachable. ``broker``: the state after a broker's recovery, which truncates the log at
-the first record that it cannot read (`rmqctl.broker.view` creates this view; spec: consumequeue.md
-§5-§6).
+``disk`` (the default everywhere): every entry on disk that points to a record counts; intact
+messages after damage remain reachable. ``broker``: the state after a broker's recovery, which
+truncates the log at the first record that it cannot read (`rmqctl.broker.view` creates this view;
+spec: consumequeue.md §5-§6).
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Queue offsets: ``first`` is the oldest readable one, ``end`` the next one to be written."""
+    """Queue offsets: ``first`` is the oldest readable offset, ``end`` the next offset to be
+    written.
+    """
 
     first: int
     end: int
@@ -31,7 +33,7 @@ class View:
     """Queue bounds of one store in one view. ``generation`` (4 or 5) selects the broker's rules.
 
     ``log_end`` returns the physical offset at which a broker truncates the log, and is called when
-    it is first needed; without it this is the disk view.
+    it is first needed; without ``log_end``, these are the bounds of the disk view.
     """
 
     def __init__(self, store: Store, log_end: Callable[[], int] | None = None,
@@ -41,11 +43,11 @@ class View:
         self._bounds: dict[tuple[str, int], Bounds] = {}
         self._log_end = log_end
         self.compacted = log_end is not None
-        """True if topics that a broker reads from a compaction log are read from there."""
+        """True if topics that a broker reads from a compaction log are read from that log."""
 
     @cached_property
     def log_end(self) -> int | None:
-        """The physical offset where the log ends for a broker; None in the disk view."""
+        """The physical offset at which the log ends for a broker; None in the disk view."""
         return None if self._log_end is None else self._log_end()
 
     @cached_property
@@ -70,9 +72,9 @@ class View:
 def readable_end(queue: ConsumeQueue, log: CommitLog, log_end: LogEnd | None = None) -> int:
     """Return the queue offset after the last entry whose record is in the log.
 
-    A truncated log leaves entries that point after its end. They are the last ones of the queue, so
-    the border is found by bisection. A damaged entry does not hide the entries before it. Nothing
-    is read for that if ``log_end`` is known and the last entry points before it.
+    After the log is truncated, the last entries of the queue may point after its end; the first of
+    them is found by bisection. A damaged entry does not hide the entries before it. No record is
+    read if ``log_end`` is known and the last entry points before it.
     """
     end, first = queue.written, queue.first_index
     last = queue.unit(end - 1) if end > first else None

@@ -2,8 +2,9 @@
 than that of the previous entry (spec: dledger.md §2). All members of a group have the same entries
 at the same byte offsets, up to where they diverge.
 
-After damage the chain continues with the first entry that can follow. A member that was truncated
-keeps the bytes after its end: stale entries, with which the chain does not continue (`left_over`).
+After damage the chain continues with the first entry that can follow. If a member's log was
+truncated, the bytes after its end remain in the file: stale entries, which are not part of the
+chain (`left_over`).
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ class File(Protocol):
 
 
 class ChainLink(NamedTuple):
-    """An entry as a part of the chain: its index and term; ``pos`` is its byte offset, ``end``
-    after it.
+    """An entry as a part of the chain: index and term; ``pos``: its byte offset; ``end``: the byte
+    offset after it.
     """
 
     number: int
@@ -53,8 +54,9 @@ class ChainLink(NamedTuple):
 
 
 class ChainEntries(NamedTuple):
-    """Entries in order. ``crc`` is the CRC-32 of all bytes of an entry, without its top bit;
-    ``whole`` (bool): its header and the message in it with its CRC are intact. All else is int64.
+    """Entries in order. ``crc``: the CRC-32 of all bytes of an entry, with the top bit cleared;
+    ``whole`` (bool): the entry's header and its message, with the message's CRC, are intact. All
+    other columns are int64.
     """
 
     number: Array
@@ -97,8 +99,8 @@ class Chain:
 
     ``units``: DLedger's index of the log, which distinguishes a damaged header from a stale entry.
     ``last``: the last entry, set after the iteration. ``marks``: the positions of the end marks of
-    files, each with its end. ``left``: the number of stale entries after the last one, and
-    ``left_from``, their byte offset.
+    files, each with its end. ``left``: the number of stale entries after the last entry;
+    ``left_from``: their byte offset.
     """
 
     def __init__(self, files: Iterable[File], units: UnitReader | None = None,
@@ -152,7 +154,9 @@ class Chain:
     # -- which entries are of the chain -----------------------------------------------------------
 
     def _taken(self, entries: ChainEntries, following: ChainEntries) -> ChainEntries:
-        """Return the entries of the chain; ``following``: the entry after them, if there is one."""
+        """Return the entries that belong to the chain; ``following``: the next entry after the
+        given ones, if it exists.
+        """
         if not len(entries):
             return entries
         # The usual page is one complete chain, and no single entry is examined.
@@ -207,7 +211,9 @@ class Chain:
         return 1 <= step <= 1 + gap // _MIN_ENTRY_SIZE  # as many as fit in the gap
 
     def _is_next(self, link: ChainLink, behind: ChainLink | None) -> bool:
-        """Return whether an entry follows the last one, and is not the wrong one itself."""
+        """Return whether an entry continues the chain after the last entry, and is not itself
+        wrong.
+        """
         if not self._follows(link):
             return False
         if behind is None or self._follows(behind, link):
@@ -216,8 +222,8 @@ class Chain:
             behind.term < self.last.term)
 
     def _begins(self, every: ChainEntries, row: int) -> bool:
-        """Return whether the first entry is right: the entries after it do not follow each other
-        without it.
+        """Return whether the first entry is valid: without it, the entries after it do not continue
+        the chain.
         """
         if row + 2 >= len(every):
             return True
@@ -232,7 +238,9 @@ class Chain:
             dledger.MAGIC_ENTRY, link.pos, link.end - link.pos, link.term)
 
     def _unit(self, last: ChainLink, link: ChainLink) -> ChainLink | None:
-        """Return the next entry by the index, if it starts here and only its header is damaged."""
+        """Return the next entry according to DLedger's index, if it starts here and only its header
+        is damaged.
+        """
         unit = self._units.of(np.array([last.number + 1], np.int64))[0]
         term = int(unit["term"])
         if unit["magic"] == dledger.MAGIC_ENTRY and term >= last.term and (
@@ -324,8 +332,8 @@ def left_over(files: list[StoreFile], node: Node) -> LeftOver | None:
 
 
 def lost_at_the_end(files: Iterable[StoreFile], node: Node) -> tuple[int, int]:
-    """Return (the number of written entries after the last intact one by DLedger's checkpoint, the
-    byte offset after the intact one); (0, 0) if the checkpoint names none.
+    """Return (the number of entries that DLedger's checkpoint counts after the last intact entry,
+    the byte offset after the intact entry); (0, 0) if the checkpoint counts none.
 
     Raises: StoreIOError.
     """

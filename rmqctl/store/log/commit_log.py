@@ -2,7 +2,7 @@
 
 Multi-path logs are the union of their folders sorted by file name (commitlog.md §1). Gaps (missing
 files) and expired files at the start are normal here, not errors. `records_at` reads many records
-by their offsets: one positioned read serves all that are close to each other.
+by their offsets: one positioned read covers all records that are close to each other.
 """
 
 from __future__ import annotations
@@ -26,9 +26,13 @@ from rmqctl.store.files import StoreFile, common_size
 _WINDOW = 4 << 20
 _LONG_MAX = (1 << 63) - 1
 _NEAR = 64 << 10
-"""Bytes between two records that are read rather than skipped with another call."""
+"""Maximum bytes between two records that are read along, instead of a separate read for each
+record.
+"""
 _FEW_APART = 4
-"""A mapping is used if one in so many records is not adjacent to the previous one."""
+"""A mapping is used if at least one in this number of records is not adjacent to the previous
+record.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +54,8 @@ class CommitLog:
         self._open: dict[int, FileSource] = {}
         self._zeros_from: Sequence[int] = ()
         self._something_at, self._nothing_from = -1, math.inf
-        """The results of `has_record_from`: the last record, and the offset after which no record
-        follows.
+        """Cached results of `has_record_from`: the last record found, and the offset after which no
+        record follows.
         """
 
     def zeros_from(self, positions: Sequence[int]) -> None:
@@ -171,7 +175,7 @@ class CommitLog:
         """Yield all frames whose records start in ``[start, end)``, file by file, in physical
         order.
 
-        ``start`` may be anywhere: the walk starts with the first frame at or after it. For
+        ``start`` may be any offset: the scan starts with the first frame at or after it. For
         ``whole`` see `Walk`.
 
         Raises: StoreIOError for files that vanish or cannot be opened.
@@ -221,7 +225,7 @@ class CommitLog:
 
 
 def _first_border(walk: Walk) -> int | None:
-    """Return the position of the first record or blank record of a walk."""
+    """Return the position of the first record or blank record that a scan finds."""
     for batch in walk:
         if len(batch):
             return int(batch.offset[0])
@@ -233,7 +237,7 @@ def _first_border(walk: Walk) -> int | None:
 
 @dataclass(slots=True)
 class Window:
-    """Adjacent rows of a request, and for which of them a complete record is proved.
+    """Adjacent rows of a request, and for each whether a complete record is proved.
 
     ``batch`` has only these records, in the order of ``rows[is_proved]``; None if that file is
     missing or unreadable.
@@ -246,7 +250,7 @@ class Window:
 
 def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
     """Look up the records at ``offset`` (ascending, unique); ``size`` is the number of bytes to
-    read.
+    read for each.
 
     Every row is in exactly one window. A record larger than its ``size`` is not found.
     """
@@ -275,8 +279,9 @@ def packed_records(log: CommitLog, offset: Array, size: Array,
     them.
 
     The result is a batch over all of them, and for each whether a complete record of exactly
-    ``size`` bytes is proved. Unreadable records do not count, nor records that extend past the end
-    of their file. ``into`` is a buffer (uint8) for reuse that is large enough for all of them.
+    ``size`` bytes is proved. Unreadable records, and records that extend past the end of their
+    file, count as not proved. ``into`` is a buffer (uint8) for reuse that is large enough for all
+    of them.
     """
     end = np.cumsum(size)
     start = end - size
@@ -306,7 +311,9 @@ def _mapped(log: CommitLog, offset: Array, size: Array, data: Array) -> bool:
 
 
 def _read_parts(log: CommitLog, offset: Array, size: Array, start: Array, data: Array) -> Array:
-    """Read the records into ``data`` at ``start``; return which of them could be read (bool)."""
+    """Read the records into ``data`` at ``start``; return a boolean array: whether each record
+    could be read.
+    """
     bases = np.array([file.base for file in log.files], np.int64)
     number = np.searchsorted(bases, offset, "right") - 1
     # Adjacent records are read at once.

@@ -1,13 +1,14 @@
-"""The end at which a repair has truncated the log, while the bytes after it are still in the file.
+"""The end at which a repair has truncated the log, while the truncated bytes are still in the file.
 
-A broker that truncates its log leaves the bytes, and the entries and index entries that point to
-them (spec: recovery.md §3); a repair that follows the broker's recovery does the same. It notes the
-end in ``.rmqctl/log-end.json``, with a checksum of the bytes after it: as long as they are
-unchanged, nothing has been written since, and they are not part of the log.
+A broker that truncates its log leaves the truncated bytes in the file, and the entries and index
+entries that point to them (spec: recovery.md §3); a repair that imitates the broker's recovery does
+the same. The repair records the end in ``.rmqctl/log-end.json``, with a checksum of the truncated
+bytes: while these are unchanged, nothing has been written since, and they are not part of the log.
 
-A writer clears them first: a long tail takes many writes. Meanwhile the note names the kept copy of
-the tail, and each byte is either the same as in the copy, or zero. The note is deleted when no
-entry points beyond the end any more, before the first message is written there.
+Before a writer appends messages, it overwrites the truncated bytes with zeros, which may take many
+writes. During this time the note names the kept copy of these bytes, and each byte in the file is
+either the same as in the copy, or zero. The note is deleted when no entry points beyond the end any
+more, before the first message is written.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ _BLOCK = 1 << 16
 
 
 class CutOff(NamedTuple):
-    """The log ends at physical offset ``end``. The truncated bytes extend to ``used``; ``crc`` is
-    their CRC-32, without blocks of zeros.
+    """A log that was truncated at physical offset ``end``. The truncated bytes extend to ``used``;
+    ``crc`` is their CRC-32, without blocks of zeros.
     """
 
     end: int
@@ -64,7 +65,7 @@ def cut_at(log: CommitLog, end: int) -> CutOff:
 
 
 def cut_off(root: str, log: CommitLog) -> CutOff | None:
-    """Return the note of the store at ``root``, if its log is still as described there; else None.
+    """Return the note of the store at ``root``, if the log still matches the note; else None.
 
     An unreadable or invalid note counts as missing.
     """
@@ -106,9 +107,7 @@ def _is_being_cleared(root: str, log: CommitLog, now: CutOff, document: dict[str
 
 
 def _crc(source: Source, start: int, end: int) -> int:
-    """Return the CRC of the blocks that are not all zeros, each with its position: holes cost
-    nothing.
-    """
+    """Return the CRC of the positions and bytes of all nonzero blocks; holes are not read."""
     crc, position = 0, start
     while position < end:
         used = source.next_data(position)

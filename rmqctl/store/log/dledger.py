@@ -1,8 +1,9 @@
 """The files that DLedger keeps beside a log's data: its index, checkpoint and term (spec:
 dledger.md §1, §3).
 
-The unit of entry i is at byte 32 i of the index. Only a broker writes units, not a message sender,
-so each of them proves where an entry is, as a consume queue entry does for a message.
+The unit of entry i is at byte 32 i of the index. Only a broker writes units, and a message sender
+cannot forge them, so each unit proves the position of an entry, as a consume queue entry does for a
+message.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ PAGE = 1 << 15
 """Units read at a time."""
 _MAX_CHECKPOINT_SIZE = 1 << 16
 _MAX_UNITS = 1 << 16
-"""The largest range of units that is read at once; indexes that span more are damaged."""
+"""Maximum number of units that are read at once; requested indexes that span more are damaged."""
 
 
 class IndexUnits(NamedTuple):
@@ -76,8 +77,8 @@ class Node:
                 yield page
 
     def leads(self) -> Iterator[Callable[[], tuple[Array, Array]]]:
-        """Yield functions that return (physical offset, size) of the records that the units of a
-        page point to, one for each page.
+        """Yield, for each page of units, a function that returns (physical offset, size) of the
+        records to which the units point.
         """
         return (partial(_leads, read) for read in self._pages())
 
@@ -119,14 +120,16 @@ class Node:
 
 
 class UnitReader(Closing):
-    """The units of entries that are requested in order. Missing units read as zeros."""
+    """Reader of the units of entries that are requested in ascending order. Missing units read as
+    zeros.
+    """
 
     def __init__(self, node: Node | None) -> None:
         self._files = [] if node is None else node.index_listing.files
         self._source: FileSource | None = None
 
     def of(self, index: Array) -> Array:
-        """Return the unit of each entry (any int64 indexes); all zeros if no file contains it."""
+        """Return the unit of each entry index (any int64); zeros if no file contains the unit."""
         out: Array = np.zeros(len(index), dledger.INDEX_UNIT.dtype())
         if not len(index):
             return out

@@ -1,7 +1,7 @@
-"""The start and end of the readable log, without reading it as a whole.
+"""The start and end of the readable log, found without reading all of it.
 
 The last rows of the queues point close to the end; from there, or from the start of the last file
-with content, the frames are walked. Zeros of files allocated ahead are skipped.
+with content, the frames are scanned. Zeros of preallocated files are skipped.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ class LogAndQueues(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LogEnd:
-    """``offset``: after the last provable record, where the next one would be appended.
+    """``offset``: the physical offset after the last provable record, where the next record would
+    be appended.
 
     ``last`` is that record (None in an empty log), ``troubles`` the unreadable files.
     """

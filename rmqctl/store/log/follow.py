@@ -1,7 +1,7 @@
-"""Follows a store that is being appended to: yields new messages when they are complete.
+"""Following a store to which a broker appends: new messages are yielded once they are complete.
 
-`GrowingLog` has the current end of the log. A log that was truncated or recreated is recognized by
-the last shown messages, which are no longer at their offsets.
+`GrowingLog` determines the current end of the log. A log that was truncated or recreated is
+recognized because the last shown messages are no longer at their offsets.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from rmqctl.store.problems import Problem, Report
 
 _BLANK = layout.reader(Blank)
 _REMEMBERED = 256
-"""Messages by which a truncated log is recognized, and the place to continue from."""
+"""Number of remembered messages, by which a truncated log and the offset to continue from are
+recognized.
+"""
 _MARK_SIZE = 80
 """Bytes of a record's header that identify it: they include size, CRC, offsets and times."""
 
@@ -176,7 +178,7 @@ class Follower:
         self._undecided = 0
 
     def _pass_gap(self) -> bool:
-        """Continue where the log continues after a gap; return False if it has ended since."""
+        """Continue after a gap in the log; return False if the log has become shorter."""
         base = self._next_base()
         if base is None:
             return False

@@ -1,8 +1,8 @@
-"""The readable part of a log that is being written, and its slices: always between frame borders.
+"""The readable part of a log that is being written, divided into slices between frame borders.
 
-A broker writes front to back with one thread, so everything before a written byte stays as it is.
-The first bytes that are not a complete record are the record being written. They are damage only if
-the next file is in use, or if nothing has changed for a while and records follow them. Such records
+A broker writes front to back with one thread, so everything before a written byte is final. The
+first bytes that are not a complete record are the record being written. They are damage only if the
+next file is in use, or if nothing has changed for a while and records follow them. Such records
 must not be frames in the body of the record being written, so consume queue entries and index
 entries must point to them; a broker adds these in the order of the log. Nothing is locked and
 nothing is kept open between two calls.
@@ -32,12 +32,13 @@ PATIENCE = 2.0
 """Seconds after which the bytes after an incomplete record are read."""
 STEP = 64 << 20
 _WHOLE_FILES = 256
-"""From so many steps on, only whole files are cut: finding borders would need a walk over all of
-them."""
+"""Number of slices from which on slices are entire files: finding smaller slices would need a scan
+of all files.
+"""
 _MAX_DELAY = 60.0
 _IDLE_LOOK, _TORN_LOOK = 1.0, 0.1
-"""Seconds for which the files of a log are not listed again if its end has no new data, or a part
-of a record.
+"""Seconds for which the files of a log are not listed again if its end has no new data, or only a
+part of a record.
 """
 
 
@@ -52,7 +53,7 @@ class LogSlice:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A place after which nothing is complete, and when (clock) to examine it again."""
+    """A position after which no record is complete, and the time (clock) to examine it again."""
 
     position: int
     due: float
@@ -61,7 +62,7 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True)
 class _Idle:
-    """A place without new data: ``head`` are its first bytes, valid ``until`` (clock)."""
+    """A position without new data: ``head``: the first bytes there; valid ``until`` (clock)."""
 
     file: StoreFile
     position: int
@@ -72,10 +73,10 @@ class _Idle:
 class GrowingLog:
     """The log in ``folders``; positions are physical offsets of frame borders.
 
-    ``tell`` is called with a text for skipped bytes, ``lost`` (``tell`` if it is None) for ranges
-    that are no longer in a file, and for a log that ends before the bytes already read. ``clock``
-    is monotonic, in seconds. ``witness`` creates the store's evidence on its log for each look;
-    without it there are only the folders.
+    ``tell`` is called with a text about skipped bytes, ``lost`` (default: ``tell``) with a text
+    about ranges that are no longer in a file, or about a log that has become shorter than the bytes
+    already read. ``clock`` is monotonic, in seconds. ``witness`` creates the store's evidence on
+    record positions at each check; without it, only the folders are used.
     """
 
     def __init__(self, folders: Sequence[str], tell: Callable[[str], None],
@@ -136,9 +137,9 @@ class GrowingLog:
         """Return the furthest border that can be reached from the border ``position``.
 
         ``limit`` is the last physical offset to reach; with ``least`` the first frame counts even
-        if it extends further. ``patient``: no process writes any more, so records after damage
-        count at once. Missing parts at the start or between files are skipped (`pieces` reports
-        them).
+        if it extends further. ``patient``: whether no process writes any more, so that records
+        after damage count at once. Missing parts at the start or between files are skipped
+        (`pieces` reports them).
 
         Raises: StoreIOError.
         """
@@ -157,7 +158,7 @@ class GrowingLog:
         return reached
 
     def _is_idle(self, position: int) -> bool:
-        """Return whether no data was added since the last look, which was not long ago.
+        """Return whether the last check was recent, and no data was added since.
 
         An idle log is polled a hundred times a second, and its folders are not listed then.
         """
@@ -203,7 +204,7 @@ class GrowingLog:
         return position
 
     def _check_end(self, files: Sequence[StoreFile], position: int) -> None:
-        """Report once if the log ends before a place that was already reached."""
+        """Report once if the log ends before a position that was already reached."""
         end = files[-1].end if files else 0
         if end < position and self._reported != position:
             self._lost(f"{self._folders[0]}: the log ends before physical offset {position}, up to "
@@ -261,7 +262,7 @@ class GrowingLog:
         """Yield ``[start, end)``, between two borders, in slices of about ``step`` bytes within
         files.
 
-        The slices follow from the two borders and the log alone. Missing ranges are reported.
+        The slices depend only on the two borders and the log. Missing ranges are reported.
         """
         files = self.files()
         position = start

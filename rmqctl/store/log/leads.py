@@ -1,10 +1,9 @@
-"""The places that queue entries or index entries point to, in the order of the log: read once,
-asked often.
+"""Cache of the physical offsets to which queue entries or index entries point, in log order.
 
-In a store of usual size all of them are read once, sorted and kept. For a larger store the log is
-divided into cells with about the same number of pointers; a cell is read and sorted at its first
-use, and the last few cells are kept. Questions mostly come in the order of the log, so that every
-page of entries is read about once, however many questions there are.
+In a store of usual size all pointers are read once, sorted and kept in memory. For a larger store
+the log is divided into cells with about the same number of pointers; a cell is read and sorted at
+its first use, and the last few cells are kept. Look-ups are mostly in log order, so every page of
+entries is read about once, independent of the number of look-ups.
 """
 
 from __future__ import annotations
@@ -26,9 +25,11 @@ CELL = 1 << 20
 MAX_HELD = 4 << 20
 """Maximum number of pointers of all kept cells."""
 _MAX_CELLS = 3
-"""Maximum number of cells from which one answer is joined."""
+"""Maximum number of cells that one look-up joins."""
 _SAMPLED = 256
-"""One in so many pointers of a page is remembered, to find the borders of cells."""
+"""Sampling interval: one in this number of pointers of a page is used to find the borders of
+cells.
+"""
 _INT64_MIN, _INT64_MAX = int(np.iinfo(np.int64).min), int(np.iinfo(np.int64).max)
 _LARGE = 1 << 20
 _MAX_LARGE = 1000
@@ -55,7 +56,7 @@ class CellCache:
 
 
 class Pages:
-    """Pages of entries, with the first and the last place to which each page points.
+    """Pages of entries, with the first and the last physical offset to which each page points.
 
     ``large``: rows of the largest sizes. ``held``: the cache that several `Pages` share.
     """
@@ -67,15 +68,17 @@ class Pages:
         self._high: list[int] = []
         self._read: list[Callable[[], Pair]] = []
         self._fresh: list[Pair] | None = []
-        """The entries read so far, as long as they are complete and at most one cell."""
+        """The pointers of all pages added so far; None if they are incomplete or more than one
+        cell.
+        """
         self._samples: list[Array] = []
         self._count = 0
         self._bounds: Pair | None = None
         self._borders: Array | None = None
 
     def add(self, read: Callable[[], Pair]) -> None:
-        """Add one more page; all pages are added before the first question. ``read`` returns its
-        (place, value) pairs in any order, the same each time.
+        """Add one more page; all pages must be added before the first look-up. ``read`` returns the
+        page's (physical offset, value) pairs in any order, but the same each time.
         """
         places, values = read()
         if not len(places):
@@ -94,8 +97,8 @@ class Pages:
                 self._fresh = None
 
     def within(self, start: int, end: int) -> Pair:
-        """Return (place, value) of ``[start, end)`` in ascending order; pairs with the same place
-        stay in the order in which they were added.
+        """Return the (physical offset, value) pairs of ``[start, end)`` in ascending order; pairs
+        with the same offset keep the order in which they were added.
         """
         borders = self._cells()
         start, last = max(start, _INT64_MIN), min(end - 1, _INT64_MAX)
@@ -134,7 +137,7 @@ class Pages:
                              int(borders[number]) - 1 if number < len(borders) else _INT64_MAX)
 
     def _between(self, start: int, last: int) -> Pair:
-        """Read and return the pairs with a place from ``start`` to ``last``, ascending."""
+        """Read and return the pairs with an offset from ``start`` to ``last``, ascending."""
         assert self._bounds is not None
         low, high = self._bounds
         parts = []
@@ -146,7 +149,7 @@ class Pages:
 
 
 def joined(parts: list[Pair]) -> Pair:
-    """Return answers one after the other, as one."""
+    """Return several results concatenated."""
     parts = [part for part in parts if len(part[0])] or parts[:1]
     if len(parts) < 2:
         return parts[0] if parts else NOTHING
@@ -155,7 +158,7 @@ def joined(parts: list[Pair]) -> Pair:
 
 
 def merged(parts: list[Pair]) -> Pair:
-    """Return several ascending answers merged into one."""
+    """Return several ascending results merged into one."""
     parts = [part for part in parts if len(part[0])]
     return joined(parts) if len(parts) < 2 else _sorted(parts)
 

@@ -36,8 +36,8 @@ def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
     """Return the numbers of the files that may contain messages of the range.
 
     The time range of a file starts at its first record's store time and ends at that of the next
-    file. A broker's clock may have been set back, so a file is omitted only if it is `CLOCK_SLACK`
-    away from the requested times; within the files every message is examined.
+    file. A broker's clock may have been set back, so a file is omitted only if its range differs
+    from the requested times by more than `CLOCK_SLACK`; within the files every message is examined.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)
@@ -75,8 +75,8 @@ def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition],
     """Yield pages of the messages of the range for which all conditions hold, in physical order.
 
     Every damaged span, missing file and unreadable file is reported once. ``advance`` is called
-    with the number of examined bytes, batch by batch. ``left``: the stretches of a log file in
-    which such messages may be.
+    with the number of examined bytes, batch by batch. ``left``: the parts of a log file that may
+    contain such messages.
     """
     # Report files that cannot be opened before anything is read.
     log = view.store.log
@@ -129,7 +129,7 @@ def _walk(log: CommitLog, number: int, low: int, high: int, log_end: int | None)
 
 
 class _Spans:
-    """The bytes between the messages, kept until it is known whether messages follow.
+    """The byte ranges between the messages, collected until it is known whether messages follow.
 
     Zeros and bytes after the last message are the unused rest of the log, or a record that a
     running broker is writing; the same bytes before another message are damage.

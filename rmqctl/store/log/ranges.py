@@ -1,8 +1,9 @@
-"""The log cut into ranges, and work on them by several threads, with results in order.
+"""The log divided into ranges that several threads process, with results in order.
 
-A range other than a file's first starts at the first provable record at or after its cut. The real
-end of the previous range is only known when it is done: this seam must match, else the later range
-is walked again from there. So results never depend on the number of threads.
+Each range except a file's first starts at the first provable record at or after a nominal offset.
+The real end of the previous range is known only when that range is done; if it differs from the
+start of the next range, the next range is scanned again from there. So results never depend on the
+number of threads.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ F = TypeVar("F", bound=LogFile)
 
 @dataclass(frozen=True, slots=True)
 class FileRange(Generic[F]):
-    """Positions ``[start, end)`` of one log file; ``resync``: ``start`` may be inside a record.
+    """Positions ``[start, end)`` of one log file; ``resync``: whether ``start`` may be inside a
+    record.
 
-    ``until``: the bytes up to there are zero, and this range covers them too.
+    ``until``: the end of zeros after ``end``, which this range covers too.
     """
 
     file: F
@@ -57,17 +59,19 @@ class FileRange(Generic[F]):
 
     def walk(self, source: Source, *, no_stale: bool = False,
              sound: Sound | None = None) -> TolerantWalk:
-        """Return the walk over the range; a frame belongs to the range in which it starts."""
+        """Return the scan of the range; a frame belongs to the range in which it starts."""
         return TolerantWalk(lambda: source, self.start, self.end, resync=self.resync,
                             no_stale=no_stale, sound=sound)
 
     def from_seam(self, start: int) -> Self:
-        """Return the range with a start that is known to be the start of a frame."""
+        """Return the range with a ``start`` that is known to be the start of a frame."""
         return replace(self, start=start, resync=False)
 
 
 class WorkResult(Protocol):
-    """The result of work on a range: it covered the frames of positions ``[first, position)``."""
+    """The result of a range, with the positions ``[first, position)`` of the frames that were
+    processed.
+    """
 
     first: int
     position: int
@@ -80,7 +84,7 @@ Results = Generator[tuple[FileRange[F], P], None, None]
 
 
 class Pool(Protocol):
-    """The workers for tasks: threads of this process, or a cluster.
+    """Interface of the workers that run tasks: threads of this process, or a cluster.
 
     A task may run more than once, on any machine that sees the same files; only one of its results
     is used. So a task that writes files gives them new names each time and returns these names.

@@ -1,7 +1,7 @@
 """The last messages of a store, found from the end without a scan of the log.
 
-Growing windows walk backwards; each of them begins at its first record. If the requested topic is
-not among the newest messages, its consumequeue points further back.
+Growing windows are read backwards; each begins at its first record. If the requested topic is not
+among the newest messages, its consumequeue points further back.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from rmqctl.store.queue.rows import topic_rows
 
 _FIRST_WINDOW, _WINDOW = 64 << 10, 16 << 20
 _MAX_DISPATCH_LAG = 64 << 20
-"""Bytes of the log that are searched before a topic's consumequeue is used: a broker's dispatch is
-never that late.
+"""Bytes of the log that are searched before a topic's consumequeue is used: a broker's dispatch
+never lags that far.
 """
 _REMEMBERED = 64
 
@@ -53,7 +53,7 @@ def conditions_of(selection: Selection) -> list[Condition]:
 
 
 class Tail:
-    """The newest messages of a selection; `end` is where the log continues afterwards.
+    """The newest messages of a selection; `end` is the physical offset at which the log continues.
 
     ``follow``: the log will be followed, so an incomplete last message is left to `follower`.
     """

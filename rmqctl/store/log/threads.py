@@ -1,4 +1,4 @@
-"""Tasks for threads of this process: tasks in, results out in the same order.
+"""Runs tasks in threads of this process; results are in the order of the tasks.
 
 The loops over bytes (the kernel's, NumPy's, `pread`) run without the GIL, so threads share the
 cores. This is not the standard library's pool, which loads three times as many modules.
@@ -30,8 +30,9 @@ def parallel(work: Callable[[T], R], tasks: Iterable[T], jobs: int) -> Iterator[
     """Yield (task, result) in the order of the tasks, which ``jobs`` threads (at most
     `MAX_THREADS`) work on.
 
-    One task more than there are threads is in progress, so memory stays flat. However this ends,
-    all threads have ended then; running tasks end at their next read (`rmqctl.scan.stopping`).
+    One task more than there are threads is in progress, so memory stays flat. When this generator
+    ends, for any reason, all threads have ended; running tasks end at their next read
+    (`rmqctl.scan.stopping`).
 
     Raises: the exception of a task, when its turn comes.
     """
@@ -83,7 +84,7 @@ class _Slot(Generic[T, R]):
             self._done.release()
 
     def taken(self) -> R:
-        """Return the result as soon as it is there, or raise the exception in its place."""
+        """Wait for the result and return it, or raise the exception of the task."""
         # A signal interrupts it in the main thread, except one that another thread received
         # earlier, or one right before this wait: so it wakes up regularly.
         while not self._done.acquire(timeout=_LOOK_S):

@@ -1,8 +1,8 @@
 """The evidence of consumequeues, index and DLedger's index on where records are in the log.
 
-It is used only after damage. The first question reads all entries once (`rmqctl.store.log.leads`
-keeps them). Entries are read one by one, in any order, so a damaged one loses only itself. Only
-those index files are read whose headers cover the place.
+The evidence is used only after damage. The first look-up reads all entries once
+(`rmqctl.store.log.leads` keeps them). Each entry is evaluated separately, so a damaged entry
+affects no other. An index file is read only if the range in its header covers the offset.
 """
 
 from __future__ import annotations
@@ -58,14 +58,14 @@ _PAGE, _MIN_PAGE = 1 << 15, 1 << 9
 _MAX_READ = 16 << 20
 """Bytes of the largest record that is read as evidence."""
 _ENTRIES = 512
-"""Entries of a queue that are read at once, where some of them are asked for."""
+"""Number of entries of a queue that are read at once when some of them are requested."""
 _NEAR = 8192
-"""Messages of an adjacent file that provide queue offsets."""
+"""Number of messages of an adjacent file that are read for queue offsets."""
 
 
 class _IndexPages:
-    """Index files: the entries of a file are read at the first question on a place that its header
-    covers.
+    """Index files as evidence: the entries of a file are read at the first look-up of an offset
+    that its header covers.
     """
 
     def __init__(self, files: Iterable[_IndexFileEntries], held: CellCache) -> None:
@@ -103,10 +103,10 @@ class _IndexFileEntries(NamedTuple):
 
 
 class StoreWitness:
-    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens it; the witness is picklable if
-    that is.
+    """The `rmqctl.scan.source.Witness` of a store. ``opener`` opens the store; the witness is
+    picklable if ``opener`` is.
 
-    All readers of a log share it, including threads: they ask one after the other.
+    All readers of a log, including threads, share one witness, which serves one look-up at a time.
     """
 
     def __init__(self, opener: Callable[[], EvidenceStore], given: int | None = None,
@@ -123,7 +123,9 @@ class StoreWitness:
         self._log: CommitLog | None = None
         self._lock = RLock()
         self.lend: Callable[[Any], None] | None = None
-        """Receives the opened store, to lend it what is known of its queues; not pickled."""
+        """Callback that receives the opened store, to share known facts about its queues with it;
+        not pickled.
+        """
 
     def __reduce__(self) -> Any:
         return StoreWitness, (self._opener, self._given, self._usual)
@@ -137,7 +139,9 @@ class StoreWitness:
 
     @property
     def largest_record(self) -> int:
-        """The given size, else the broker's setting, or the largest record with an entry."""
+        """Maximum record size: the given size, else the broker's setting, or the size of the
+        largest record with an entry.
+        """
         if self._given is not None:
             return self._given
         if self._largest is None:
@@ -216,8 +220,8 @@ class StoreWitness:
         return unit.physical_offset, unit.size
 
     def _begun_at(self, queue: ConsumeQueue) -> int:
-        """Return where a queue began: its entries say nothing about messages of an earlier
-        queue.
+        """Return the physical offset at which a queue began: its entries prove nothing about
+        messages of an earlier queue of that name.
         """
         from rmqctl.store.queue.search import begun_at  # only after damage
 
@@ -310,8 +314,8 @@ class StoreWitness:
 
 
 class _WithoutThePast(StoreWitness):
-    """The evidence of another witness without earlier files, which would need further ones, back to
-    the first.
+    """The evidence of another witness, without evidence from earlier files, since each would need
+    the file before it, back to the first.
     """
 
     def __init__(self, witness: StoreWitness) -> None:
