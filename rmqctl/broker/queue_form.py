@@ -1,4 +1,4 @@
-"""Whether the form of consume queues (files or RocksDB) is known in a store that has lost them.
+"""Check whether the form of consume queues (files or RocksDB) is known in a store that lost them.
 
 A broker of 5.2.0 or later keeps them in files or in RocksDB (``storeType``). Without any queue,
 only configuration that is stored in the same form indicates the form. A broker that uses the other

@@ -61,8 +61,8 @@ class NewDatabase:
 
     def finish(self) -> list[str]:
         """Write everything to tables and close them. Return the names of the database's files; the
-        last is CURRENT, without which the folder is no database. Other files that the library
-        creates there are not needed.
+        last is CURRENT, which must exist for the folder to be a database. Other files that the
+        library creates there are not needed.
         """
         try:
             for name in self._families:
