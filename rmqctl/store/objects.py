@@ -1,4 +1,4 @@
-"""The message object: one stored record as the JSON-ready mapping of the command-line contract.
+"""The message object: one stored record as a JSON-ready mapping, as cli.md defines it.
 
 Texts that are not UTF-8 keep their bytes as lone surrogates (``surrogateescape``), so that the
 stored bytes can be restored from ``properties_raw`` and ``topic``.
@@ -74,8 +74,8 @@ def message_object(record: Record, *, body: str = "auto", decompress: bool = Fal
 
 
 def plain_body(sys_flag: int, body: bytes) -> tuple[bytes, str | None]:
-    """Return (body, problem): the body as the producer passed it, decompressed by the flags of its
-    record.
+    """Return (body, problem): the body as the producer passed it, decompressed according to the
+    record's flags.
     """
     return bodies.decompressed(sysflag.compression(sys_flag), body)
 

@@ -1,8 +1,8 @@
-"""Pages: a bounded number of messages whose fields are computed by column, on demand.
+"""Pages of messages whose fields are computed by column, on demand.
 
-A page is a view of a batch of the frame walk (nothing is copied before it is needed) or of single
-records. `Page.column` returns the fields of the message object; `numbers`, `is_topic` and
-`candidates` decide conditions without an object per message.
+A page has a bounded number of messages. It is a view of a batch of the frame scanner (nothing is
+copied before it is needed) or of single records. `Page.column` returns the fields of the message
+object; `numbers`, `is_topic` and `candidates` evaluate conditions without an object per message.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Page(ABC):
 
     @abstractmethod
     def is_topic(self, topic: bytes) -> Array:
-        """Return which messages have this topic (bool)."""
+        """Return a boolean array: whether each message has this topic."""
 
     @abstractmethod
     def candidates(self, needles: Sequence[bytes]) -> Array:
@@ -157,7 +157,7 @@ def limited(pages: Iterable[Page], count: int | None) -> Iterator[Page]:
 
 
 class BatchPage(Page):
-    """A page over a batch of the walk. Only valid until the walk continues."""
+    """A page over a batch of the frame scanner. Only valid until the scanner continues."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()

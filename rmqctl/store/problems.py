@@ -14,12 +14,13 @@ Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """``text`` is for people. ``offset`` (physical) and ``length`` (bytes) are None without a
-    place.
+    """``text`` is for users. ``offset`` (physical) and ``length`` (bytes) are None if the problem
+    has no position.
 
     ``note`` and ``in-progress`` (the incomplete last record of a store that a broker is writing to)
     are not faults of the store; ``unreadable`` means that the system refused to read; all others
-    are damage. ``undecided``: records in it that may be messages, and are not shown.
+    are damage. ``undecided``: the number of records in the range that may be messages, and are not
+    shown.
     """
 
     kind: Kind
@@ -41,7 +42,7 @@ def gap(start: int, end: int) -> Problem:
 
 
 def damage(span: Span) -> Problem:
-    """Return the problem for a span of the log without a message where one should be."""
+    """Return the problem for a span of the log without the message that should be there."""
     field = f" (field {span.field})" if span.field else ""
     also = f"; {ambiguity(span.doubtful)}" if span.doubtful else ""
     return Problem("damage", f"damage at physical offset {span.offset}, {span.length} bytes: "

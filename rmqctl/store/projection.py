@@ -28,13 +28,13 @@ BODY = ("body", "body_encoding")
 DECODED = ("decoded", "decoded_as", "internal")
 """The fields that ``--decode`` adds to those of the message object."""
 PROBLEM = "decode_problem"
-"""A field of messages whose body does not have the format of the decoder."""
+"""Field that is added to messages whose body does not have the format of the decoder."""
 OFFSET_MSG_ID = "offset_msg_id"
 """``msg_id`` under a name that distinguishes it from the id that a client creates (``unique_key``).
 """
 _PREVIEW_HEX = 16
 _MAX_ROWS = 256
-"""Rows that are built at once: a page of small messages may contain many times as many."""
+"""Maximum number of rows that are built at once: a page of small messages may contain many more."""
 
 
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
@@ -68,10 +68,10 @@ class Projection:
     """The chosen fields, and the form of bodies.
 
     ``body`` is ``auto``, ``utf-8``, ``base64`` or ``none`` (no body fields); ``preview`` replaces
-    the body by a readable text of that many bytes. With ``decompress`` a body that contradicts its
-    flag stays as stored, and the row gets a ``body_problem``. ``decoding`` computes the fields for
-    which `is_decoded` holds, and the previews of bodies that it can decode. ``redaction`` replaces
-    text written by people.
+    the body by a readable text of that many bytes. With ``decompress``, a body that does not match
+    its compression flag is returned as stored, and the row gets a ``body_problem``. ``decoding``
+    computes the fields for which `is_decoded` holds, and the previews of bodies that it can decode.
+    ``redaction`` replaces text written by people.
     """
 
     fields: Sequence[str] = FIELDS

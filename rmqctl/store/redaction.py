@@ -1,4 +1,4 @@
-"""Messages without the text that people wrote into them: ``--redact``.
+"""Redaction of user data in messages: ``--redact``.
 
 Digests replace bodies, keys, unique keys, values of properties that applications set, addresses,
 and ids and checksums that would reveal them. Topics, groups, tags, times, offsets, flags and sizes
@@ -28,7 +28,9 @@ KEPT = frozenset((
     "sys_flag", "born_timestamp", "store_timestamp", "reconsume_times", "tags",
     "prepared_transaction_offset", "store", "file", "position", "source", "source_offset",
     "placement", "duplicate", "decoded_as"))
-"""Fields that stay. All others, including new ones, are redacted until they are added here."""
+"""Fields that are not redacted. All others, including new fields, are redacted until they are added
+here.
+"""
 KEPT_PROPERTIES = frozenset((
     props.TAGS, props.DELAY, props.PREPARED, props.REAL_TOPIC, props.REAL_QUEUE_ID,
     props.INNER_NUM, props.INNER_BASE, props.MULTI_DISPATCH, props.MULTI_QUEUE_OFFSET,
@@ -37,12 +39,17 @@ KEPT_PROPERTIES = frozenset((
     "TIMER_ROLL_TIMES", "WAIT", "PGROUP", "CLUSTER", "MIN_OFFSET", "MAX_OFFSET", "RECONSUME_TIME",
     "MAX_RECONSUME_TIMES", "CONSUME_START_TIME", "TRACE_ON", "CHECK_IMMUNITY_TIME_IN_SECONDS",
     "TRANSACTION_CHECK_TIMES", "TRAN_PREPARED_QUEUE_OFFSET", "1ST_POP_TIME", "RMQCTL"))
-"""RocketMQ's own properties whose values stay; of all other properties the name stays."""
+"""RocketMQ's own properties whose values are not redacted; of all other properties, only the name
+is shown.
+"""
 CHECKED = frozenset(("tags",))
-"""Fields that stay if they are sound: no checksum covers properties."""
+"""Fields that are not redacted if their value is valid: no checksum covers properties, so a damaged
+value may include user data.
+"""
 _UNSOUND = re.compile(r"[\0-\x1f\ud800-\udfff]")
-"""Characters that no such value contains: after a damaged separator, it includes the next
-property."""
+"""Characters that no valid value contains: if a separator is damaged, the value includes the next
+property.
+"""
 _V4 = r"(?<![\d.])\d{1,3}(?:\.\d{1,3}){3}(?![\d.])(?::\d+)?"
 _V6 = r"\[[0-9A-Fa-f]*:[0-9A-Fa-f:.]*\](?::\d+)?"
 _V6_BARE = (r"(?<![\w:.])(?:[0-9A-Fa-f]{1,4}:){3,7}[0-9A-Fa-f]{0,4}(?![\w:])"
@@ -56,12 +63,12 @@ _HOSTS = ("born_host", "store_host")
 
 @dataclass(frozen=True, slots=True)
 class Redaction:
-    """``key``: the key of the digests; a random one if runs need not be compared."""
+    """``key``: the key of the digests; random if digests of several runs need not be comparable."""
 
     key: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False)
 
     def value(self, value: str | bytes) -> str:
-        """Return ``redacted:DIGEST:SIZE``, the size in bytes."""
+        """Return ``redacted:DIGEST:SIZE``, with the size in bytes."""
         raw = value.encode("utf-8", "surrogatepass") if isinstance(value, str) else value
         digest = hashlib.blake2b(raw, digest_size=_DIGEST, key=self.key[:64]).hexdigest()
         return f"{MARK}:{digest}:{len(raw)}"

@@ -25,7 +25,7 @@ from rmqctl.store.store_settings import FOLDER
 NOTE = "lost.json"
 REPAIRS, PRUNED = f"{FOLDER}/repairs", f"{FOLDER}/lost"
 MAX_PLACES = 100
-"""Records that a note lists by place; others are only counted."""
+"""Maximum number of records that a note lists by position; others are only counted."""
 OF_A_TIER = "tiered "
 """The prefix of the commands that repair a tier."""
 _FORMAT = 1
@@ -37,7 +37,7 @@ _HEAD = 4096
 
 
 class LostRecord(NamedTuple):
-    """The place of a record and its identity. ``crc``: CRC-32 of its first bytes."""
+    """The position and identity of a record. ``crc``: CRC-32 of its first bytes."""
 
     offset: int
     size: int
@@ -51,8 +51,8 @@ class LostRecord(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class RepairLoss:
     """The loss of one repair: ``messages``, and ``undecided`` records that it discarded; both None
-    if its note is damaged. ``time`` in ms. ``places`` are the first of the messages. ``root``: the
-    path of the store when it was repaired, None if it is unchanged.
+    if its note is damaged. ``time`` in ms. ``places``: the positions of the first lost messages.
+    ``root``: the path of the store when it was repaired, None if the path is unchanged.
     """
 
     id: str
@@ -102,8 +102,8 @@ class RepairLosses(NamedTuple):
 
 def repair_losses(root: str, log: CommitLog | None, end: int | None = None) -> RepairLosses:
     """Return the losses of repairs of the store at ``root`` that have not been restored since.
-    ``end``: the offset at which a repair has truncated the log. Without a ``log``, return those of
-    the tier at ``root``. Reads only.
+    ``end``: the offset at which a repair has truncated the log. Without a ``log``, return the
+    losses of the tier at ``root``. Writes nothing.
     """
     notes = sorted(_notes(root), key=lambda note: _order(note[0]))
     now = vfs.realpath(root)
@@ -197,7 +197,7 @@ def _text(value: Any) -> str:
 
 
 def _still_lost(loss: RepairLoss, log: CommitLog | None, end: int | None) -> RepairLoss:
-    """Return the loss without the records that are unchanged in their places again."""
+    """Return the loss without the records that are again at their positions, unchanged."""
     if log is None:
         return loss
     back = sum(_is_back(place, log, end) for place in loss.places)

@@ -1,8 +1,8 @@
 """The disk usage of a store by structure and topic, and the growth of the log.
 
-The bytes of a topic in the log are the sum of the sizes in its queue entries, which is quick: the
-log is not read. The remaining bytes have no entry: half messages and rollbacks, blank records,
-unused or damaged bytes.
+The bytes of a topic in the log are the sum of the sizes in its queue entries, so the log need not
+be read. The remaining bytes have no entry: half messages and rollbacks, blank records, unused or
+damaged bytes.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class TopicSpace:
 
 @dataclass(frozen=True, slots=True)
 class Growth:
-    """Store times (ms) of the first and last message, the bytes of log between, and bytes per day:
-    overall, and since ``recent_from``, the last file that begins a day or more before the end.
-    None: the times are less than a minute apart.
+    """Store times (ms) of the first and last message, the bytes of the log between them, and bytes
+    per day: overall, and since ``recent_from``, the start of the last file that begins a day or
+    more before the end. None if the times are less than a minute apart.
     """
 
     first: int | None = None
@@ -64,7 +64,9 @@ class Growth:
 
 @dataclass(slots=True)
 class Space:
-    """The disk usage of a store. ``topics`` None: unknown, for the reason in ``not_told``."""
+    """The disk usage of a store. If ``topics`` is None, it is unknown, and ``not_told`` has the
+    reason.
+    """
 
     items: list[Item]
     growth: Growth

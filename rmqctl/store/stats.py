@@ -1,8 +1,8 @@
 """Statistics of the messages in logs: counts, bytes and rates by topic, queue, key, time and more.
 
-A log is walked once, by several threads or by a pool (`store.log.ranges`). `scan.aggregate`
+A log is scanned once, by several threads or by a pool (`store.log.ranges`). `scan.aggregate`
 computes the sums, which become rows here: keys as texts, times in a zone, rates and shares. A log
-with too many groups is walked twice: once to find the largest groups, once to count.
+with too many groups is scanned twice: once to find the largest groups, once to count.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ VALUE_COLUMNS = ("messages", "share", "bytes", "body_bytes", "average_size",
                  "messages_per_second", "bytes_per_second", "first_store_timestamp",
                  "last_store_timestamp")
 TIME_STEPS = {"minute": MINUTE, "hour": 3_600_000, "day": 86_400_000}
-"""Milliseconds of one row of a grouping by time."""
+"""Grouping by time -> milliseconds of one row."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -82,8 +82,9 @@ def collect(store: Store, query: Query, jobs: int = 1, *, range_size: int = rang
     """Return the sums over the log (or over ``files`` of it). Unreadable places of a file are
     omitted and counted (`Aggregate.unread`).
 
-    A ``pool`` does the work instead of ``jobs`` threads. The answer depends on neither, nor on
-    ``range_size``. ``again`` is called with the number of bytes when the log is read a second time.
+    A ``pool`` does the work instead of ``jobs`` threads. The result does not depend on ``pool``,
+    ``jobs`` or ``range_size``. ``again`` is called with the number of bytes when the log is read a
+    second time.
 
     Raises: StoreIOError for a file that cannot be opened.
     """
@@ -307,7 +308,7 @@ def _key(by: str, key: Key) -> Row:
 
 
 def _sortable(key: Key) -> tuple[bool, bool, Any]:
-    """Return a sort key: keys of one kind in their order, then a missing key, then the rest."""
+    """Return a sort key: keys of one kind in ascending order, then a missing key, then the rest."""
     if key == OTHER or key is None:
         return key == OTHER, True, 0
     if isinstance(key, tuple):
@@ -316,8 +317,8 @@ def _sortable(key: Key) -> tuple[bool, bool, Any]:
 
 
 def _local(groups: dict[Key, Sums], step: int, tz: tzinfo) -> dict[Key, Sums]:
-    """Return quarters of an hour (counted from the epoch) summed to hours or days of a zone
-    (ms).
+    """Return the sums per hour or day of a time zone (keys in ms), from sums per quarter of an hour
+    since the epoch.
     """
     by_start: dict[Key, list[Sums]] = {}
     for key, group in groups.items():

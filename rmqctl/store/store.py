@@ -1,9 +1,10 @@
 """A store directory opened read-only, and the discovery of everything in it.
 
 ``Store.open`` finds sizes, multi-path logs, queues, index files and the holder of the lock, and
-writes nothing. If another process holds the lock, its later writes are not seen
+writes nothing. If another process holds the lock, its later writes are ignored
 (`rmqctl.store.live`). Missing and unreadable parts are reported (`troubles`). The settings that
-`init` recorded for a store (`rmqctl.store.store_settings`) count only if no file decides.
+`init` recorded for a store (`rmqctl.store.store_settings`) are used only if the files do not
+determine a value.
 """
 
 from __future__ import annotations
@@ -72,17 +73,21 @@ _MARKS = ("commitlog", "consumequeue", "index", "config", "checkpoint", "batchco
           "timerlog")
 MAX_QUEUE_ID = (1 << 31) - 1
 _MAX_CANDIDATES, _MAX_NAMED = 32, 3
-"""Entries of a folder among which a store is searched for, and how many are named."""
+"""Maximum number of entries of a folder that are searched for a store, and maximum number of stores
+that the note names.
+"""
 _TRIES, _PAUSE = 3, 0.05
-"""The number of times that a store is read again if a broker writes to it and a file cannot be
-read, and the seconds between.
+"""The number of times that a store is read again if a file cannot be read while a broker writes,
+and the seconds between attempts.
 """
 _INDEX_VOTERS = 3
-"""Index files of one size that are examined for the shape that all files of that size have."""
+"""Maximum number of index files of one size that are examined to determine the shape of all files
+of that size.
+"""
 
 
 def _near(root: str) -> str:
-    """Return a note on a store nearby: around a folder that is not a store, or up to two levels
+    """Return a note on a store near a folder that is not a store: above it, or up to two levels
     below it.
     """
     around = vfs.normpath(os.path.join(root, os.pardir))
@@ -115,10 +120,10 @@ def _names(folder: str) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """The given part of a broker's configuration. Sizes are those of ``conf``, the broker's own
-    file, unless an option differs; None: determined from the files. ``largest_record``: no record
-    of the log was ever larger. ``folders_given``: an option names the log's folders; ``decided``:
-    they are the ones that a broker opens, whatever else exists.
+    """The given part of a broker's configuration. Sizes are from ``conf``, the broker's own file,
+    unless an option overrides them; None: determined from the files. ``largest_record``: maximum
+    size of a record of the log. ``folders_given``: whether an option names the log's folders;
+    ``decided``: whether these are the folders that a broker opens, even if others exist.
     """
 
     commitlog_file: int | None = None
@@ -131,10 +136,12 @@ class Sizes:
     folders_given: bool = False
     decided: bool = False
     refuted: frozenset[str] = frozenset()
-    """Sizes of ``conf``, by their names there, that the files refute."""
+    """Sizes of ``conf``, by their names in that file, that contradict the store's files."""
 
     def is_refuted(self, name: str, value: Any) -> bool:
-        """Return whether a value of the configuration is a size that the files refute."""
+        """Return whether a value of the configuration is a size that contradicts the store's
+        files.
+        """
         return name in self.refuted and value == self.conf.values.get(name)
 
 
@@ -153,8 +160,8 @@ def _remembered_folders(root: str) -> list[str]:
 class Store(Closing):
     """The read-only view of one store root. Use `open`; it is a context manager.
 
-    ``moment``: the end that another view of the store has fixed; ``current``: fix no end and read
-    the files as they are.
+    ``moment``: the snapshot that another view of the store uses; ``current``: use no snapshot and
+    read the current files.
     """
 
     def __init__(self, root: str, log_folders: list[str], sizes: Sizes,
@@ -176,8 +183,8 @@ class Store(Closing):
              sizes: Sizes | None = None, *, sampled: bool = False) -> Store:
         """Open a store root.
 
-        ``sampled``: in a store at a URL, the ends of files are found by samples of the zeros after
-        them; else all zeros are read.
+        ``sampled``: in a store at a URL, the ends of data in files are found by sampling the zeros
+        after them; else all zeros are read.
 
         ``commitlog_dirs`` names the folders of a multi-path log (relative to the root or absolute).
         Without it the log is in ``commitlog/``, or in the folders with which the store was created,
@@ -254,7 +261,9 @@ class Store(Closing):
 
     @cached_property
     def snapshot(self) -> Snapshot | None:
-        """The end of a store that another process has open, fixed at the first use; else None."""
+        """The snapshot of a store that another process has open, taken at the first use; else
+        None.
+        """
         if self._moment is not None or self._current:
             return self._moment
         holder = self.lock
@@ -287,8 +296,8 @@ class Store(Closing):
             end, frozenset(file.name for file in self.index_listing.files)))
 
     def before_unfinished(self) -> Store:
-        """Return this store up to the record that a broker has started and not continued; itself
-        without such a record, or if intact messages follow.
+        """Return this store up to the incomplete record that a broker started and did not continue;
+        the store itself if no such record exists, or if intact messages follow it.
         """
         held = self.snapshot
         if held is None or held.whole_end is None or held.whole_end == held.log_end or any(
@@ -301,7 +310,9 @@ class Store(Closing):
         return Store(self.root, self.log_folders, self.sizes, current=True)
 
     def _taken_now(self) -> Snapshot | None:
-        """Return the current end; None if a file cannot be read, which its reader reports."""
+        """Return a snapshot of the current end; None if a file cannot be read, which the file's
+        reader reports.
+        """
         for _ in range(_TRIES):  # a file may have just been created or renamed
             with suppress(StoreIOError), self._as_now() as now:
                 return live.take(now)
@@ -309,8 +320,8 @@ class Store(Closing):
         return None
 
     def _log_end_now(self, beyond: int) -> int:
-        """Return the current end of the log, for rows that point beyond the fixed end. It is only
-        searched again if the last result is not after ``beyond``.
+        """Return the current end of the log, for rows that point beyond the end of the snapshot.
+        The end is searched again only if the last result is not after ``beyond``.
         """
         if beyond >= self._seen_end:
             now = self._taken_now()
@@ -395,8 +406,8 @@ class Store(Closing):
         return None
 
     def new_witness(self, *, current: bool = False) -> StoreWitness:
-        """Return the evidence of entries and keys on the log, which is read at the first question;
-        ``current``: as it is then, without a fixed end.
+        """Return the evidence of entries and keys on record positions, which is read at the first
+        look-up; ``current``: read the current files, without a snapshot.
         """
         set_to = self.sizes.conf.values.get("max_message_size")
         witness = StoreWitness(
@@ -429,8 +440,8 @@ class Store(Closing):
         return live.queue_files(files, unit, self.snapshot.log_end, self._log_end_now)
 
     def listed(self, folder: str) -> Listing:
-        """Return the listing of a folder of queues or of one queue's files at its first
-        examination.
+        """Return the listing of a folder of queues or of one queue's files, cached at the first
+        call.
         """
         if folder not in self._listings:
             _ = self.snapshot  # as for the log
@@ -487,8 +498,8 @@ class Store(Closing):
         return self._lent
 
     def lend(self, to: Store, *, evidence: bool = False) -> None:
-        """Give another view of the store the listed and examined queues, and the shapes of index
-        files that views determined; ``evidence``: also their evidence on the log.
+        """Share with another view of the store the listed and examined queues, and the determined
+        shapes of index files; ``evidence``: also share the evidence on record positions.
         """
         if self.snapshot is None:
             to._lent, to._shapes_lent = self._lent, self._shapes_met
@@ -649,7 +660,7 @@ class Store(Closing):
 
     @cached_property
     def _index_shapes(self) -> dict[int, Shape]:
-        """By file size, the shape that the content of most files (of the first few) proves."""
+        """File size -> the shape that the content of most files (of the first few) proves."""
         votes: dict[int, Counter[Shape]] = {}
         for file in self.index_listing.files:
             shapes = votes.setdefault(file.size, Counter())
@@ -665,8 +676,8 @@ class Store(Closing):
         return {size: shapes.most_common(1)[0][0] for size, shapes in votes.items() if shapes}
 
     def index_shape(self) -> tuple[Shape | None, str]:
-        """Return (the shape of the index files, "") by the newest file that shows it; (None,
-        reason) if no file shows it, (None, "") without files.
+        """Return (the shape of the index files, "") from the newest file that proves a shape;
+        (None, reason) if no file does, (None, "") without files.
         """
         why = ""
         for file in reversed(self.index_listing.files):
@@ -716,8 +727,8 @@ class Store(Closing):
 
     @cached_property
     def config_parts(self) -> dict[str, ConfigPart]:
-        """The replacements in RocksDB for files of ``config/``, by their names; empty without any,
-        or if they are not read.
+        """The replacements in RocksDB for files of ``config/``, by file name; empty if there are
+        none, or if this layout is not read.
         """
         if self.layout.config == "json" or not self.layout.reads("config"):
             return {}

@@ -1,8 +1,8 @@
 """The settings in ``STORE/.rmqctl/store.json``: the configuration for which a store was created.
 
-`init` writes the file; a broker neither writes nor reads it. It is a memory aid, never proof:
-readers use it only if the files of the store do not decide. A damaged or odd file is reported and
-otherwise ignored.
+`init` writes the file; a broker neither writes nor reads it. It proves nothing: readers use it only
+if the files of the store do not determine a value. A damaged or odd file is reported and otherwise
+ignored.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FORMAT = "format"
 CURRENT_FORMAT = 1
 MAX_SIZE = 64 << 10
 MAX_INT = (1 << 31) - 1
-"""Sizes are Java ints in a broker's configuration."""
+"""Maximum of a size: sizes are Java ints in a broker's configuration."""
 
 
 @dataclass(frozen=True, slots=True)

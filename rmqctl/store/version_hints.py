@@ -1,7 +1,7 @@
 """The broker versions that may have written a store, and the evidence (spec: versions.md).
 
 A store does not name its version. Each hint is something that only some releases write; a store
-that was upgraded has the marks of several. `info` shows the hints; everything else
+that was upgraded has hints of several releases. `info` shows the hints; everything else
 (`rmqctl.store.store.Store.generation`, predictions, repairs) uses `evidence`.
 
 ``store`` is a `rmqctl.store.store.Store`, which itself uses this module.
@@ -35,7 +35,7 @@ _FIVE = (5, 0, 0)
 _SEPARATED, _UNSEPARATED = "4.0 to 4.9.0, or 5.2.0 and later", "4.9.1 to 5.1.4"
 _SAMPLED = 8
 _LATEST = 1 << 42
-"""Milliseconds: all times in a valid checkpoint are earlier."""
+"""Upper bound (ms) of all times in a valid checkpoint."""
 _VERSIONED = ("topics.json", "subscriptionGroup.json", "consumerOffset.json", "delayOffset.json")
 _DATA_VERSION = re.compile(rb'"dataVersion"\s*:\s*\{([^{}]*)\}')
 _MAX_CONFIG_SIZE = 64 << 20
@@ -43,8 +43,8 @@ _MAX_CONFIG_SIZE = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """``versions`` that write this, in words, and the ``evidence`` for it; ``since`` is the first
-    of them, and ``four`` means that it is a 4.x release.
+    """A hint. ``versions``: text on the versions that write it; ``evidence``: text on what was
+    found; ``since``: the first of these versions; ``four``: whether ``since`` is a 4.x release.
     """
 
     versions: str
@@ -67,8 +67,8 @@ class VersionEvidence:
 def evidence(store: Any) -> VersionEvidence:
     """Return the generation that wrote a store. Never raises.
 
-    Data that only 5.x writes proves 5.x, even beside older marks: the store was upgraded. The last
-    properties of a few records show whether a release of the other generation is possible.
+    Data that only 5.x writes proves 5.x, even together with older hints: the store was upgraded.
+    The last properties of a few records show whether a release of the other generation is possible.
     """
     of_files = [*_marks(store), *_small_files(store)]
     if any(hint.since >= _FIVE for hint in of_files):

@@ -1,4 +1,4 @@
 """Queries of a store: by key, id, offset, time and condition.
 
-They are answered from the files on disk, or as a broker would answer them.
+Results come from the files on disk, or are those that a broker would return.
 """

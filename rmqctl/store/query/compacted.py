@@ -1,4 +1,4 @@
-"""Messages that only the compaction log of a topic still contains: a broker reads them from there.
+"""Messages that exist only in the compaction log of a topic, from which a broker reads them.
 
 spec: timer-and-others-5x.md §2.
 """

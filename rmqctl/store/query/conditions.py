@@ -1,9 +1,8 @@
 """Conditions on messages: one field, an operator, a value.
 
 Fields are those of the message object, ``property.NAME`` for one property and ``body.PATH`` for a
-field of the decoded body. A condition is decided by column for an entire page of messages; a text
-is only extracted from the log if the bytes of the value occur in the record at all
-(`Page.candidates`).
+field of the decoded body. A condition is evaluated by column for an entire page of messages; a text
+is only extracted from the log if the record contains the bytes of the value (`Page.candidates`).
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ _COMPARE: dict[str, Callable[[Any, Any], Any]] = {
     ">": operator.gt, ">=": operator.ge}
 _NO_CONDITION = ("properties",)
 _MIN_NEEDLE = 3
-"""Shorter values occur in most bodies, so that searching for their bytes first would not pay."""
+"""Minimum bytes of a value that is searched for before texts are extracted: shorter values occur in
+most bodies.
+"""
 
 KEY = "key"
 """A pseudo field: the application keys and the unique key of a message together."""
@@ -45,7 +46,7 @@ TEXT = "text"
 
 def read_condition(given: str | RawCondition, tz: tzinfo,
                    decoding: Callable[[], Decoding] | None = None) -> Condition:
-    """Return a condition from its text. Time values may be written like any time, in the zone
+    """Parse a condition. Time values may have any time format of the command line, in the zone
     ``tz``; ``decoding`` is called for a condition on a field of the body.
 
     Raises: UsageError.
@@ -102,14 +103,14 @@ class Condition:
 
     @property
     def cost(self) -> int:
-        """0 if it is decided without extracting texts from the log, 2 if bodies are decoded, else
-        1.
+        """The cost of the condition: 0 if no texts need to be extracted from the log, 2 if bodies
+        are decoded, else 1.
         """
         return 2 if self.decoding is not None else int(
             self.field not in INTEGERS and self.field != "topic")
 
     def holds(self, page: Page) -> Array:
-        """Return for each message of the page whether the condition holds (bool)."""
+        """Return a boolean array: whether the condition holds for each message of the page."""
         if self.operator in _COMPARE and (self.field in INTEGERS or self.field == "crc_ok"):
             mask: Array = _COMPARE[self.operator](page.numbers(self.field), self.value)
             return mask
@@ -130,7 +131,9 @@ class Condition:
         return out
 
     def _candidates(self, page: Page) -> Array:
-        """Return the rows where the condition may hold: their bytes contain the wanted text."""
+        """Return the numbers of the messages for which the condition may hold: their bytes contain
+        the wanted text.
+        """
         wanted = self.any_of or (str(self.value),)
         if (self.operator == "=" and self.field in _STORED_TEXTS) or (
                 self.operator == "=" and self.field.startswith(PROPERTY)):
@@ -180,8 +183,8 @@ class Condition:
 
     def _test_decoded(self, value: Any) -> bool:
         """Return whether the condition holds for a field of a body. Numbers compare as numbers,
-        texts like those of properties; for a list one item must hold (for a "not": all). A missing
-        value or an object never holds.
+        texts like property values; for a list, the condition must hold for one item (a "not"
+        condition: for all). A missing value or an object never holds.
         """
         if isinstance(value, list):
             every = all if self.operator in ("!=", "!~") else any
@@ -226,7 +229,7 @@ def _any_number(text: str) -> int | float | None:
 
 
 def _comparable(text: str, other: str) -> tuple[Any, Any]:
-    """Return two texts as numbers if both are integers, else as they are."""
+    """Return two texts as numbers if both are integers, else unchanged."""
     if all(re.fullmatch("-?[0-9]{1,40}", text) for text in (text, other)):
         return int(text), int(other)
     return text, other
@@ -255,7 +258,9 @@ def tag_condition(expression: str) -> Condition:
 
 
 def is_plain(text: str) -> bool:
-    """Return whether a text equals its bytes, so that a broker's hash of it is known."""
+    """Return whether a text was decoded from its bytes without loss, so that a broker's hash of it
+    is known.
+    """
     return bool(text) and "\ufffd" not in text and not any("\ud800" <= char <= "\udfff"
                                                           for char in text)
 

@@ -1,10 +1,10 @@
-"""The places in the log that may contain a message with a key, by the index and the consume queues.
+"""The ranges of the log that may contain a message with a key, by the index and the consume queues.
 
 A message is skipped only if an entry of a consume queue and an entry of the index point to exactly
-its place, no index entry of that place has the hash of the key, and the index entries around it are
-in the order of the log. Everything else is read: messages that are not (yet) in the index, messages
-beside zeros or entries that point elsewhere, and all bytes to which no consume queue entry points,
-including damage.
+its offset, no index entry for that offset has the hash of the key, and the adjacent index entries
+are in the order of the log. Everything else is read: messages that are not (yet) in the index,
+messages next to zeros or to entries that point elsewhere, and all bytes to which no consume queue
+entry points, including damage.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from rmqctl.store.store import Store
 
 _BLOCK = 1 << 16
 _COSTS = 160
-"""Number of bytes of the log that can be read in the time that judging an index entry takes."""
+"""Cost of checking an index entry, as the number of log bytes that can be read in the same time."""
 _ALONE = 1000
-"""The same for a message that is read separately."""
+"""Cost of reading a message separately, in the same unit."""
 _LAST = np.iinfo(np.int64).max - 1
 _NEAR = 1 << 16
-"""Gaps of up to so many bytes are read rather than splitting a range."""
+"""Maximum bytes of a gap that is read along instead of splitting a range."""
 
 
 class Passed:
-    """Stretches ``[start, end)`` of the log without a message that has the key, ascending."""
+    """Ascending ranges ``[start, end)`` of the log without a message that has the key."""
 
     def __init__(self, start: Array, end: Array) -> None:
         self._start, self._end = start, end
@@ -40,7 +40,9 @@ class Passed:
         self._large = start[large], end[large]
 
     def covers(self, places: Array) -> Array:
-        """Return which of the messages at some physical offsets need not be read (bool)."""
+        """Return a boolean array: whether the message at each of some physical offsets need not be
+        read.
+        """
         number = np.searchsorted(self._start, places, "right") - 1
         ends = np.append(self._end, 0)  # after the last stretch, where number is -1
         inside: Array = (number >= 0) & (places < ends[number])
@@ -60,9 +62,9 @@ class Passed:
 
 def passed_over(store: Store, topic: str | None, key: str, read: int | None = None
                 ) -> Passed | None:
-    """Return the stretches that need not be read for a key, in any topic if none is given; None if
-    unknown, or if finding out costs more than reading everything. ``read``: the number of messages
-    that would be read one by one otherwise; None for the entire log at once.
+    """Return the ranges that need not be read for a key, in any topic if none is given; None if
+    they are unknown, or if finding them costs more than reading everything. ``read``: the number of
+    messages that would be read one by one otherwise; None for the entire log at once.
 
     Raises: StoreIOError.
     """
@@ -126,8 +128,9 @@ def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int])
 
 
 def _stretches(witness: Witness, places: Array) -> tuple[Array, Array]:
-    """Return the bytes of the messages at some places, as far as a consume queue points to them. A
-    size that extends to the next message, or to another place of the index, is damaged.
+    """Return the ranges of the messages at some physical offsets, if a consume queue entry points
+    to them. A size that extends beyond the next message, or beyond another offset in the index, is
+    damaged.
     """
     first, last = int(places[0]), int(places[-1])
     rows, sizes = witness.rows(first, last + 1)
@@ -149,14 +152,14 @@ def _distinct(places: Array) -> Array:
 
 
 def _among(values: Array, sorted_ones: Array) -> Array:
-    """Return which values are among sorted others (bool)."""
+    """Return a boolean array: whether each value occurs in the sorted other array."""
     number = np.minimum(np.searchsorted(sorted_ones, values), len(sorted_ones) - 1)
     is_among: Array = sorted_ones[number] == values
     return is_among
 
 
 def _united(start: Array, end: Array) -> tuple[Array, Array]:
-    """Return ranges merged into as few as possible, ascending."""
+    """Return the ranges in ascending order, with touching and overlapping ranges merged."""
     order = np.argsort(start, kind="stable")
     start, end = start[order], np.maximum.accumulate(end[order]) if len(order) else end
     apart = start[1:] > end[:-1]
@@ -164,7 +167,9 @@ def _united(start: Array, end: Array) -> tuple[Array, Array]:
 
 
 def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> Passed:
-    """Return ranges without others; the ranges of each kind do not touch each other."""
+    """Return the first ranges minus the second ranges; within each list, ranges do not touch each
+    other.
+    """
     edges = np.concatenate([start, end, other_start, other_end])
     step = np.concatenate([np.ones(len(start), np.int64), np.full(len(end), -1),
                            np.full(len(other_start), -2), np.full(len(other_end), 2)])

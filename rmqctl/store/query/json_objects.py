@@ -39,7 +39,7 @@ _NAMED = {"tags": props.TAGS, "unique_key": props.UNIQUE_KEY}
 
 
 class JsonObjects:
-    """Builds the lines of one listing. Not thread-safe."""
+    """Builder of the JSON lines of one listing. Not thread-safe."""
 
     def __init__(self, projection: Projection) -> None:
         self._projection, self._names = projection, projection.names
@@ -82,13 +82,15 @@ class JsonObjects:
 
 
 def _is_compressed(page: Page) -> bool:
-    """Return whether a body of the page must be decompressed: its size is not known before."""
+    """Return whether any body of the page must be decompressed, so that its size is not known in
+    advance.
+    """
     return any(sysflag.compression(flag) is not None
                for flag in np.unique(page.numbers("sys_flag")).tolist())
 
 
 class _Fields:
-    """Adds fields that are stored in the record or in its properties."""
+    """Writer of fields that are stored in the record or in its properties."""
 
     def __init__(self, page: BatchPage, cells: Cells) -> None:
         self._page, self._cells = page, cells
@@ -123,9 +125,7 @@ class _Fields:
                 cells.add(self._encoded(values, str), rows, b"null")
 
     def _encoded(self, texts: Texts, value: Callable[[str], Any], shape: str = STRING) -> Array:
-        """Return texts as JSON; ``value`` returns the value of a text that the kernel leaves to
-        it.
-        """
+        """Return texts as JSON; ``value`` is called for each text that the kernel cannot encode."""
         def others(rows: Array) -> list[bytes]:
             return [json_bytes(value(objects.text(raw))) for raw in texts.take(rows).tolist()]
 
@@ -133,7 +133,7 @@ class _Fields:
 
 
 class _Bodies:
-    """The body of each message, and how it is encoded."""
+    """Writer of the body of each message and its encoding."""
 
     def __init__(self, page: BatchPage, cells: Cells, form: str) -> None:
         self._cells, self._form = cells, form
@@ -144,7 +144,7 @@ class _Bodies:
             np.ones(len(page), bool) if form == "base64" else None))
 
     def _others(self, rows: Array) -> list[bytes]:
-        """Return the bodies that are not text, or too long."""
+        """Return the numbers of the bodies that are not text, or too long."""
         texts = self._texts.take(rows)
         if self._form == "base64" or (self._form == "auto" and int(texts.length.max()) <= LONG):
             self._which[rows] = _ENCODINGS.index("base64")

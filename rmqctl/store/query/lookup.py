@@ -117,7 +117,9 @@ def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_E
 
 def _in_log(view: View, field: str, value: str, key: str | None, report: Report,
             first: int = 0, last: int = FOR_EVER) -> Iterator[Record]:
-    """Yield the messages with such a field and key from the log of a store without an index."""
+    """Yield the messages with a key in a given field, by a scan of the log (for a store without an
+    index).
+    """
     from rmqctl.store.query.conditions import Condition
     from rmqctl.store.query.select import Selection, Selector
 
@@ -146,7 +148,7 @@ def is_lagging(store: Store) -> bool:
 
 
 def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
-    """Return whether a message has the key, by a broker's reading of its properties."""
+    """Return whether a message has the key, with properties parsed as a broker does."""
     parsed = props.parse(java_text(record.properties))
     return ((kind != "unique" and key in props.split_keys(parsed.get(props.KEYS)))
             or (kind != "key" and parsed.get(props.UNIQUE_KEY) == key))
@@ -154,10 +156,11 @@ def has_key(record: Record, key: str, kind: KeyType | None) -> bool:
 
 def by_unique_key(store: Store, unique: str, topics: Sequence[str],
                   report: Report = lambda _problem: None) -> list[Record]:
-    """Return the messages with a client id, in the order of the log; each topic is looked up.
+    """Return the messages with a client id, in the order of the log; the id is looked up in each
+    topic.
 
-    The index contains hashes of ``topic#key``, so a topic that is not among ``topics`` is not
-    found.
+    The index contains hashes of ``topic#key``, so messages of a topic that is not among ``topics``
+    are not found.
     """
     if vfs.lacks(store.root, "index"):
         return [record for record in _in_log(View(store), "unique_key", unique, None, report)
@@ -175,7 +178,7 @@ def by_unique_key(store: Store, unique: str, topics: Sequence[str],
 
 
 def known_topics(store: Store) -> list[str]:
-    """Return the topics that queues or ``config/topics.json`` name, sorted."""
+    """Return the topics that have queues or are in ``config/topics.json``, sorted."""
     from rmqctl.store.config.config import load_one
 
     value = load_one(store, "topics.json").value
@@ -218,8 +221,8 @@ def containing(store: Store, physical: int) -> Record | None:
 def record_around(source: Source, position: int) -> Record | None:
     """Return the message of a log file, of a store or a tier, whose bytes include a position in it.
 
-    It walks from windows that grow backwards, until two in a row agree without damage in between: a
-    single one may begin inside a body that contains a copy of a record.
+    The search scans windows that grow backwards, until two in a row agree without damage in
+    between: a single window may begin inside a body that contains a copy of a record.
 
     Raises: StoreIOError.
     """

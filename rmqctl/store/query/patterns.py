@@ -1,4 +1,5 @@
-"""Regular expressions of users on messages of unknown origin: each search has a time limit.
+"""User-supplied regular expressions on messages of unknown origin, with a time limit for each
+search.
 
 Python's ``re`` tries all possible matches, holds the GIL meanwhile and handles no signals: with
 ``(a+)+$`` thirty characters of a message would hang a command forever. ``regex`` accepts the same
@@ -13,12 +14,16 @@ from time import thread_time
 from rmqctl.errors import UsageError
 
 MAX_SECONDS = 5.0
-"""Limit of one search. A pattern without backtracking needs less for the largest body."""
+"""Time limit (seconds) of one search. A pattern without backtracking needs less for the largest
+body.
+"""
 SECONDS_PER_CHARACTER = 2e-6
-"""Limit of all searches for a pattern together, plus `MAX_SECONDS`. Most need a hundredth of it."""
+"""Time limit of all searches for a pattern together, in addition to `MAX_SECONDS`. Most patterns
+need a hundredth of it.
+"""
 _ADVICE = "avoid nested repetitions such as (a+)+"
 _left: dict[str, float] = {}
-"""The remaining seconds of each pattern."""
+"""Pattern -> remaining seconds."""
 
 
 def check(pattern: str) -> None:

@@ -1,8 +1,8 @@
-"""Messages by topic, queue, place, time, tag, key or any field: the selection of `read`.
+"""Selection of messages by topic, queue, offset, time, tag, key or any field, as for `read`.
 
-There are two ways. With a topic, its consume queues are followed (their entries decide, so that LMQ
-and batch queues are read correctly); without one, the log is walked in physical order. Both yield
-pages (`pages.Page`), memory does not grow with the store, and damaged or missing parts are reported
+With a topic, its consume queues are read (their entries decide, so that LMQ and batch queues are
+read correctly); without a topic, the log is scanned in physical order. Both yield pages
+(`pages.Page`), memory does not grow with the store, and damaged or missing parts are reported
 through a callback while reading continues.
 """
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 _FIRST_CHUNK, _CHUNK, _CHUNK_BYTES = 32, 4096, 2 << 20
 Rows = Array
-"""By row: physical offsets, queue offsets, sizes, numbers of the queues (int64)."""
+"""Columns of rows (int64): physical offsets, queue offsets, sizes, numbers of the queues."""
 _SIZE = 2
 
 
@@ -187,8 +187,8 @@ class Selector:
     # -- through the consumequeue -------------------------------------------------------------
 
     def _may_lack_queues(self, topic: str) -> bool:
-        """Return whether the log may contain a topic without queues: not if other topics have
-        theirs.
+        """Return whether the log may contain a topic that has no queues: false if other topics have
+        queues.
         """
         topics = topics_on_disk(self.store)
         return not topics or (topic in topics and not has_queue_files(self.store, topic))
@@ -329,8 +329,8 @@ class Selector:
 
 
 def _belongs(queue: QueueRows, record: Record) -> bool:
-    """Return whether a row of the queue may point to a record. A light queue has messages of other
-    topics.
+    """Return whether a row of the queue may point to a record. The rows of a light queue point to
+    messages of other topics.
     """
     return queue.topic.startswith(LMQ_PREFIX) or (record.topic, record.queue_id) == (
         os.fsencode(queue.topic), queue.queue_id)
@@ -351,8 +351,8 @@ def _all_belong(queues: list[QueueRows], number: Array, batch: Batch) -> bool:
 
 
 def _with_rows(page: Page) -> Iterator[Page]:
-    """Yield the messages of a page that have a consume queue entry: not those of unfinished
-    transactions.
+    """Yield the messages of a page that have a consume queue entry, which messages of unfinished
+    transactions do not have.
     """
     mask = np.fromiter(map(has_consume_queue_row, page.column("sys_flag")), bool, len(page))
     if mask.any():

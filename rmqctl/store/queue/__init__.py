@@ -1,3 +1,3 @@
-"""Consume queues, plain, batch and compacted, and the runs of entries that readers build from
-them.
+"""Consume queues (plain, batch and compacted), and the rows that readers build from their
+entries.
 """

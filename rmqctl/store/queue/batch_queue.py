@@ -30,8 +30,8 @@ class BatchQueue:
         return bool(self.files)
 
     def rows_of(self, number: int) -> Array:
-        """Return all entries of file ``number``, used or not; one for each hole, which may be of
-        any size.
+        """Return all entries of file ``number``, used or not; a hole of any size becomes one
+        entry.
         """
         parts, place = [], 0
         with self.files[number].open() as source:
@@ -87,7 +87,7 @@ class BatchQueue:
 
 
 def valid(rows: Array) -> Array:
-    """Return which units a broker accepts as valid, by column."""
+    """Return a boolean array: whether a broker accepts each unit as valid."""
     mask: Array = ((rows["physical_offset"] >= 0) & (rows["size"] > 0)
                    & (rows["msg_base_offset"] >= 0) & (rows["batch_size"] > 0))
     return mask

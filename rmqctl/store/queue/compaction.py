@@ -36,7 +36,7 @@ _LOG, _QUEUE = "compactionLog", "compactionCq"
 POLICY, COMPACTION = "cleanup.policy", "COMPACTION"
 SERVED = ("read from the compaction log, as a broker does; physical offsets refer to it (--view "
           "disk reads the commitlog)")
-"""The note on a topic, or a queue, that is read from the compaction log."""
+"""Return the note on a topic or queue that is read from the compaction log."""
 _NO_MESSAGE = "there are no messages of this queue"
 _SINCE = 5
 _BYTES = 2 << 20
@@ -102,7 +102,9 @@ class CompactionQueue(Closing):
 
 
 class CompactedRows(BatchRows):
-    """The same queue for readers; physical offsets refer to its own log."""
+    """A compacted queue with the interface of a queue of rows; physical offsets refer to the
+    compaction log.
+    """
 
     def __init__(self, store: Store, topic: str, queue_id: int) -> None:
         self.topic, self.queue_id, self.behind, self.unused = topic, queue_id, 0, []
@@ -148,8 +150,8 @@ def served_queues(store: Store) -> Iterator[tuple[str, int]]:
 
 
 def is_served(store: Store, topic: str, queue_id: int) -> bool:
-    """Return whether a broker reads a queue from its compaction log. Without a configuration, the
-    folder proves it.
+    """Return whether a broker reads a queue from its compaction log. Without a configuration, an
+    existing folder of the compaction log proves it.
     """
     if not topic or topic in (".", "..") or "/" in topic or "\0" in topic:
         return False

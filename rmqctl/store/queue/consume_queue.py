@@ -25,17 +25,20 @@ from rmqctl.store.files import StoreFile, Trouble, common_size
 
 _PAGE = 1 << 20
 _FIRST_PAGE = 4096
-"""If a broker has many queues, most of them are short."""
+"""Number of queues from which on a broker has many queues, most of which are short."""
 _LAST, _PROBES = 20 * UNIT_SIZE, 16
-"""Bytes of units before the end that are read of a sampled file, and the number of units that are
-read at once to find a position in it."""
+"""Bytes of units before the end of a sampled file that are read, and the number of units that are
+read at once to find a position in the file.
+"""
 MAX_OPEN = 128
-"""Maximum number of queues with an open file, in total: a process may have 1,024 descriptors."""
+"""Maximum number of queues with an open file: a process may have only 1,024 descriptors."""
 _opened: deque[ref[FileQueue]] = deque()
 _PAGE_OF_ONE = 200 * UNIT_SIZE
-"""Bytes around a single entry that are read, for the entries that are asked for next."""
+"""Bytes that are read around a single entry, because adjacent entries are usually requested
+next.
+"""
 MAX_KEPT = 32 << 20
-"""Bytes of entries that short queues keep, in total."""
+"""Maximum bytes of cached entries of all short queues."""
 
 
 class ConsumeQueue:
@@ -110,8 +113,8 @@ class ConsumeQueue:
 
     @property
     def stretches(self) -> list[tuple[int, int]]:
-        """(first, end) queue offsets of the parts that a broker treats as units: each file, or all
-        entries if there are no files.
+        """(first, end) queue offsets of the parts that a broker checks separately: each file, or
+        all entries if there are no files.
         """
         raise NotImplementedError
 
@@ -123,7 +126,7 @@ class ConsumeQueue:
 
     def next_row(self, first: int, end: int) -> int:
         """Return the first queue offset in ``[first, end)`` that has an entry in RocksDB; ``end``
-        if none has.
+        if there is none.
         """
         raise NotImplementedError
 
@@ -136,7 +139,7 @@ class ConsumeQueue:
 
     @property
     def written(self) -> int:
-        """The queue offset after the last entry by a broker's recovery."""
+        """The queue offset after the last entry that a broker's recovery accepts."""
         raise NotImplementedError
 
     @property
@@ -189,10 +192,12 @@ class ConsumeQueue:
 
 
 class FileQueue(ConsumeQueue):
-    """A queue in files: an entry's queue offset is its byte offset in their stream over 20."""
+    """A queue in files: an entry's queue offset is its byte offset in the stream of files, divided
+    by 20.
+    """
 
     kept = 0
-    """Bytes of entries that all queues keep."""
+    """Bytes of the entries that all queues have cached."""
 
     def __init__(self, topic: str, queue_id: int, folder: str, files: list[StoreFile],
                  troubles: list[Trouble], file_size: int | None = None) -> None:
@@ -204,13 +209,15 @@ class FileQueue(ConsumeQueue):
         self._valid: dict[int, int] = {}
         self._used: dict[int, int] = {}
         self._edges: dict[int, UnitRecord] = {}
-        """The first and the last entry by queue offset, once their places are known. If a broker
-        has many queues, most of them are read no further."""
+        """The first and the last entry, by queue offset, once they have been found. If a broker has
+        many queues, most queues are read no further.
+        """
         self._rows: dict[int, bytes] = {}
-        """By file number, all entries of files with few entries, as most queues of a broker with
-        many queues have. Written entries do not change."""
+        """File number -> all entries of a file with few entries; if a broker has many queues, most
+        files are such. Written entries do not change.
+        """
         self._leading: dict[int, bytes] = {}
-        """By file number, the leading run of valid entries of longer files."""
+        """File number -> the leading run of valid entries of a longer file."""
         self._page: tuple[int, int, bytes] | None = None
         """The last page from which a single entry was read: number of the file, position, bytes."""
         self._lender: FileQueue | None = None
@@ -223,9 +230,7 @@ class FileQueue(ConsumeQueue):
             type(self).kept -= len(self._page[2])
 
     def again(self) -> FileQueue:
-        """Return the queue for another thread: its open files are its own, what was read is
-        shared.
-        """
+        """Return the queue for another thread, with its own open files and a shared cache."""
         other = FileQueue(self.topic, self.queue_id, self.folder, self.files, self.troubles,
                           self.file_size)
         other._valid, other._used, other._edges = self._valid, self._used, self._edges
@@ -291,8 +296,8 @@ class FileQueue(ConsumeQueue):
 
     @property
     def written(self) -> int:
-        """The end by a broker's recovery, which reads only the last three files, unit by unit, up
-        to the first invalid one.
+        """The end that a broker's recovery finds; it reads only the last three files, unit by unit,
+        up to the first invalid unit.
         """
         if self._written is None:
             self._written = self._find_written()
@@ -331,8 +336,8 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _sampled(self, source: FileSource) -> int:
-        """Return the bytes of a long run of valid units whose end samples show; 0 if the file must
-        be read.
+        """Return the bytes of a long run of valid units whose end was found by sampling; 0 if the
+        file must be read.
         """
         end = source.sampled_end
         if end is None or end <= 2 * _LAST:
@@ -355,7 +360,9 @@ class FileQueue(ConsumeQueue):
         return used
 
     def _few(self, number: int, source: FileSource) -> bytes | None:
-        """Return all entries of a file if all of them are in its first page, by the file system."""
+        """Return all entries of a file if the file has a hole after its first page, which then
+        contains all of them.
+        """
         rows = self._rows.get(number)
         if rows is None and FileQueue.kept < MAX_KEPT:
             size = self.files[number].size
@@ -390,8 +397,8 @@ class FileQueue(ConsumeQueue):
         return super().unit(queue_offset) if edge is None else edge
 
     def _of_page(self, at: int) -> UnitRecord | None:
-        """Return the entry at a byte offset of the queue from the page around it; None where that
-        shows no valid entry, as one may be written later.
+        """Return the entry at a byte offset of the queue from the page around it; None if that page
+        contains no valid entry there, because an entry may be written later.
         """
         number = bisect_right(self._bases, at) - 1
         position = at - self._bases[number] if number >= 0 else -1
@@ -430,8 +437,8 @@ class FileQueue(ConsumeQueue):
         """Return the queue offset after the last entry that a broker keeps if its log ends at
         ``log_end``.
 
-        spec: consumequeue.md §6, truncateDirtyLogicFiles, including its habit of accepting the
-        first unit of a file without checking its size.
+        spec: consumequeue.md §6, truncateDirtyLogicFiles, which accepts the first unit of a file
+        without checking its size.
         """
         for number in range(len(self.files) - 1, -1, -1):
             file = self.files[number]
@@ -478,9 +485,9 @@ class FileQueue(ConsumeQueue):
         return first
 
     def _narrowed(self, first: int, end: int, log_min: int) -> tuple[int, int]:
-        """Return the range of entries of the first file that contains the first one from
-        ``log_min`` on: all entries, unless samples show the file; its entries are assumed to
-        ascend.
+        """Return a range of entries of the first file that contains the first entry from
+        ``log_min`` on: all entries, unless the file is sampled, since its entries are then assumed
+        to ascend.
         """
         file, source = self.files[0], self._open(0)
         low, high = first, end
@@ -503,7 +510,7 @@ def plain_units(rows: Array) -> Array:
 
 
 def valid(rows: Array) -> Array:
-    """Return which units a broker accepts as valid, by column."""
+    """Return a boolean array: whether a broker accepts each unit as valid."""
     mask: Array = (rows["physical_offset"] >= 0) & (rows["size"] > 0)
     return mask
 
@@ -515,8 +522,8 @@ def _leading(data: bytes) -> int:
 
 
 def valid_prefix(source: FileSource, size: int, kept: list[bytes], room: int) -> int:
-    """Return the bytes of the leading run of valid units in a consume queue file; they are added to
-    ``kept`` if there are no more than ``room``.
+    """Return the bytes of the leading run of valid units in a consume queue file; its entries are
+    added to ``kept`` if they are at most ``room``.
     """
     # Zeros follow the data, and a zero unit is invalid: one of them is enough.
     size = min(size, data_end(source, 0, size) + UNIT_SIZE)

@@ -1,4 +1,4 @@
-"""The light queues of a store, by its files and by what is known of its broker."""
+"""Detection of the light queues of a store from its files and from known broker settings."""
 
 from __future__ import annotations
 
@@ -24,11 +24,12 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
 
     The broker's configuration decides if it is known, else the files.
 
-    With multi-dispatch off no further entry is ever written. If it is unknown whether it was on, a
-    5.x store with queues but no light queue may belong to a broker with enableLmq alone, which
-    assigns queue offsets in light queues and writes no entries. A store with light queues may have
-    been switched at any time: a setting that is on now does not mean that it was on when a message
-    arrived. If no queue at all has an entry, those of light queues are lost with the others.
+    With multi-dispatch off, no further entry is ever written. If it is unknown whether
+    multi-dispatch was on, a 5.x store with queues but no light queue may belong to a broker with
+    only enableLmq, which assigns queue offsets in light queues and writes no entries. A store with
+    light queues may have been switched at any time: a setting that is on now does not mean that it
+    was on when a message arrived. If no queue has an entry, the entries of light queues are lost
+    too.
     """
     lmq, multi = settings.get("lmq"), settings.get("multi_dispatch")
     filled = [key for key, queue in queues.items() if queue.exists]
@@ -42,8 +43,8 @@ def light_queues_of(queues: Queues, settings: Mapping[str, Any], generation: int
 
 
 def leading(queues: Queues, key: tuple[str, int], offset: Array, physical: Array) -> Array:
-    """Return which entries of a plain queue, at queue offsets ``offset``, point to ``physical``
-    (bool).
+    """Return a boolean array: whether the entries of a plain queue at queue offsets ``offset``
+    point to ``physical``.
     """
     is_leading: Array = np.zeros(len(offset), bool)
     queue = queues.get(key)

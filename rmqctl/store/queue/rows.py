@@ -27,8 +27,9 @@ from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 PAGE_ROWS = 4096
 CLOCK_SLACK = 60_000
-"""Milliseconds by which a broker's clock may have been set back: a search by time extends this much
-further, because store times are not ascending then."""
+"""Milliseconds by which a broker's clock may have been set back, so that store times are not
+ascending: a search by time is extended by this much.
+"""
 
 
 class QueueRows(Protocol):
@@ -151,11 +152,11 @@ class BatchRows:
 
 
 def _may_have(codes: Array, tags: Collection[int]) -> Array:
-    """Return which rows, by their tag codes, may point to a message with a tag of one of these
-    hashes.
+    """Return a boolean array: whether each row, by its tag code, may point to a message with a tag
+    of one of these hashes.
 
-    A code that is not a hash is a time or a place in the extension. A code that no other row of the
-    page has may be damaged: such rows are read, and the message decides.
+    A code that is not a hash is a time or an address in ConsumeQueueExt. A code that no other row
+    of the page has may be damaged: such rows are read, and the message decides.
     """
     codes = codes.astype(np.int64)
     order = np.argsort(codes, kind="stable")
@@ -240,7 +241,9 @@ def topics_on_disk(store: Store) -> list[str]:
 
 
 class MissingRows:
-    """Collects rows without a message of their queue; each run is reported at its end."""
+    """Collector of rows that point to no message of their queue; each run of such rows is reported
+    when it ends.
+    """
 
     def __init__(self, log: CommitLog, queues: Sequence[QueueRows], report: Report) -> None:
         self._log, self._queues, self._report = log, queues, report

@@ -1,8 +1,8 @@
-"""Search for places in a queue: the consume queue of a store or of a tier.
+"""Search in the consume queue of a store or of a tier, by physical offset or time.
 
-Both have 20-byte units with the place of a message in its log, its size and its tags code, one for
-each queue offset. Their messages are in the log in the order of the queue, which is nearly that of
-their store times. So both are searched by bisection.
+Both have one 20-byte unit for each queue offset, with the physical offset, size and tags code of a
+message. Their messages are in the log in the order of the queue, which is nearly that of their
+store times. So both are searched by bisection.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rmqctl.store.queue.consume_queue import ConsumeQueue
 
 LAST = 1 << 63
-"""A place after every log."""
+"""A physical offset after the end of every log."""
 
 
 class QueueUnits(Protocol):
@@ -34,7 +34,8 @@ def first_from(queue: QueueUnits, low: int, high: int, place: int, *, gap: int =
     """Return the first queue offset in ``[low, high)`` whose unit points to ``place`` or after it;
     without one the greater of ``high`` and ``low``.
 
-    ``gap``: the place of a queue offset without a unit: before all others, or `LAST`.
+    ``gap``: the physical offset assumed for a queue offset without a unit: before all others, or
+    `LAST`.
 
     Raises: StoreIOError.
     """
@@ -51,7 +52,7 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
     later; ``high`` if there is none.
 
     ``time_of`` returns the store time at a queue offset, None if no message can be read: then the
-    next readable one counts, of at most ``patience``.
+    next readable message is used, among at most ``patience`` messages.
     """
     while low < high:
         middle = (low + high) // 2
@@ -68,14 +69,14 @@ def first_stored(time_of: Callable[[int], int | None], low: int, high: int, when
 
 
 def begun_at(queue: ConsumeQueue, log: CommitLog) -> int:
-    """Return the place in the log at which a queue began, that is, of its message with queue offset
-    0; 0 if uncertain.
+    """Return the physical offset at which a queue began, which is the offset of its message with
+    queue offset 0; 0 if uncertain.
 
     When a topic is deleted, its consume queues are deleted too; its messages stay in the log until
-    they expire. If it is created again, its queues count from 0, and the log has two messages with
-    the same queue offset. The messages of one queue are in the order of their queue offsets, so
-    everything before the message with 0 belongs to the earlier queue. No checksum covers these
-    fields, so entry and message must match.
+    they expire. If it is created again, its queue offsets start from 0, and the log has two
+    messages with the same queue offset. The messages of one queue are in the order of their queue
+    offsets, so everything before the message with queue offset 0 belongs to the earlier queue. No
+    checksum covers these fields, so entry and message must match.
     """
     try:
         unit = queue.unit(0)

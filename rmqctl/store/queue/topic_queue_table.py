@@ -33,7 +33,7 @@ COLUMNS = ("topic", "queue_id", "from_log", "from_consumequeue", "agrees")
 
 @dataclass(frozen=True, slots=True)
 class TableRow:
-    """Next queue offset of one queue, by the log and by its consume queue; None: unknown.
+    """Next queue offset of one queue according to the log and to its consume queue; None: unknown.
 
     ``expired``: the start of the log has expired, so it need not contain a message of every queue.
     """
@@ -52,16 +52,17 @@ class TableRow:
 
     @property
     def agrees(self) -> bool | None:
-        """Return whether both values are equal; None if only one of them can be known."""
+        """Return whether both values are equal; None if only one of them is known."""
         if not self.compared or (self.from_log is None and self.expired):
             return None
         return (self.from_log or 0) == (self.from_consumequeue or 0)
 
     def next_offset(self, source: Source = "log") -> int | None:
-        """Return the table's value by a source.
+        """Return the value of the table according to a source.
 
-        The log does not know a queue whose messages have all expired, so its consume queue counts.
-        ``both`` is the greater value: no offset is used twice.
+        The log contains no message of a queue whose messages have all expired, so the value of the
+        consume queue is used. For ``both``, the greater value is returned, so that no offset is
+        used twice.
         """
         if source == "consumequeue":
             return self.from_consumequeue
@@ -176,7 +177,7 @@ def _work(generation: int, light: LightQueues, part: ranges.FileRange[StoreFile]
 def log_reach(store: Store, view: View, *, jobs: int = 1,
               progress: Callable[[int], None] | None = None, report: Report | None = None,
               range_size: int = ranges.RANGE_SIZE) -> dict[Key, Reach]:
-    """Return the offsets of each queue by the log alone, by (topic, queue id)."""
+    """Return the offsets of each queue according to the log: (topic, queue id) -> offsets."""
     parts = ranges.split(store.log.files, range_size, stop=view.log_end)
     total, spans, last_record = QueueReach(view.generation), _Spans(), -1
     work = partial(_work, view.generation, store.light_queues)

@@ -2,7 +2,7 @@
 
 A range of rows of one file at a time, in bounded batches, with the requested columns. Values that
 follow from a file's path (store, topic, queue id, file name) are the same for all its rows and are
-not included. Bytes are used as they are: a file that is too short has fewer rows, and an incomplete
+not included. Bytes are not validated: a file that is too short has fewer rows, and an incomplete
 row at its end is omitted. An unreadable file raises StoreIOError.
 """
 
@@ -92,7 +92,7 @@ def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: in
     `INDEX_COLUMNS`.
 
     The header counts the used entries, which start at 1. ``shape`` is the shape of the file if
-    known; else the file decides.
+    known; else it is determined from the file.
 
     Raises: StoreIOError like `index_entries`.
     """
@@ -126,7 +126,7 @@ def _pages(source: FileSource, kind: np.dtype[Any], start: int, end: int | None,
 
 
 def _used(units: Array) -> Array:
-    """Return which units are not all zero."""
+    """Return a boolean array: whether each unit has a nonzero byte."""
     mask: Array = np.zeros(len(units), bool)
     for name in units.dtype.names or ():
         mask |= units[name] != 0

@@ -1,8 +1,7 @@
 """A RocksDB database, read without changing anything in its folder (spec: rocksdb.md §9, §11).
 
-The library writes into the folder that it opens, even for reading, so it opens another one: a
-temporary folder (`mirror`), which is removed at the end. Entries in the write-ahead logs are read
-too.
+The library writes into the folder that it opens, even for reading. So it opens a temporary folder
+(`mirror`) instead, which is removed at the end. Entries in the write-ahead logs are read too.
 """
 
 from __future__ import annotations
@@ -22,12 +21,13 @@ if TYPE_CHECKING:
     from rocksdict import Options, Rdict
 
 _TRIES, _PAUSE = 4, 0.05
-"""The number of times that a database is read again if files vanish, as those of a running broker
-do, and the seconds between.
+"""The number of times that a database is read again if files vanish (a running broker deletes
+files), and the seconds between attempts.
 """
 _OPEN_TABLES = 500
-"""Tables that are kept open; up to this number, no table is opened by its name again, when a
-running broker may have deleted it."""
+"""Maximum number of tables that are kept open, so that they need not be opened again, when a
+running broker may have deleted them.
+"""
 
 
 class Database(Closing):
@@ -106,7 +106,7 @@ class Database(Closing):
         self._check_end(family, start if key is None else key + b"\0", bounds)
 
     def page(self, family: str, start: bytes, end: bytes) -> list[tuple[bytes, bytes]]:
-        """Return all of `items` at once, several times as fast: for ranges that are known to be
+        """Return all of `items` at once, several times faster; for ranges that are known to be
         small.
         """
         if family not in self.families:
@@ -141,7 +141,7 @@ class Database(Closing):
             return cursor.key(), cursor.value()
 
     def cursor(self, family: str) -> Cursor:
-        """Return a cursor that moves from key to key of a family, several times as fast as a call
+        """Return a cursor that moves from key to key of a family, several times faster than a call
         of `items` for each key.
         """
         with self._telling(family):
@@ -188,7 +188,8 @@ class Cursor:
     """A position among the keys of a family; ``key`` is None after the last key and before the
     first one.
 
-    Its methods raise FormatError if a block on the way is damaged; a new cursor continues after it.
+    Its methods raise FormatError at a damaged block; to continue after the block, create a new
+    cursor.
     """
 
     def __init__(self, cursor: Any, telling: Callable[[str], AbstractContextManager[None]],
@@ -204,7 +205,7 @@ class Cursor:
         return self._moved(self._cursor.next)
 
     def previous(self) -> bytes | None:
-        """Move to the previous key; after the end, that is the last one."""
+        """Move to the previous key; from the end, move to the last key."""
         return self._moved(self._cursor.prev if self._cursor.valid() else self._cursor.seek_to_last)
 
     def value(self) -> bytes:
@@ -261,5 +262,7 @@ def _damaged(folder: str, shadow: str, error: Exception, family: str = "") -> Fo
 
 
 def _library_text(error: Exception, folder: str, shadow: str) -> str:
-    """Return the library's message in one line, with the file names of the store."""
+    """Return the library's message in one line, with temporary file names replaced by the
+    store's.
+    """
     return " ".join(str(error).replace(shadow, folder).split())

@@ -1,8 +1,8 @@
 """The folder in which the library opens a database: links to tables, copies of changing files.
 
 The MANIFEST and the write-ahead logs are copied, because both the library and a running broker
-write to theirs. Holes stay holes, a limit is never exceeded, and the free space is checked first:
-the sizes in a store must not fill the reader's disk.
+write to these files. Copies keep holes, their size is limited, and the free space is checked first:
+a store must not be able to fill the reader's disk.
 """
 
 from __future__ import annotations
@@ -23,12 +23,15 @@ from rmqctl.scan.source import FileSource
 VARIABLE = "RMQCTL_ROCKSDB_COPY"
 """The environment variable that replaces the limit `MAX_COPY`."""
 MAX_COPY = 4 << 30
-"""Bytes of MANIFEST and write-ahead logs together, including holes: a broker keeps less."""
+"""Maximum bytes of MANIFEST and write-ahead logs together, including holes: a broker's files are
+smaller.
+"""
 MAX_RECORD = 16 << 20
-"""Bytes of one of their records. A broker's batches, keys and values are far smaller, and the
-library needs many times as much memory."""
+"""Maximum bytes of a record in MANIFEST and write-ahead logs. A broker's batches, keys and values
+are far smaller, and the library needs many times as much memory.
+"""
 _SPARE = 64 << 20
-"""Bytes that stay free in the temporary folder."""
+"""Minimum bytes that are left free in the temporary folder."""
 _PIECE = 1 << 20
 _CURRENT = re.compile(rb"(MANIFEST-\d{6,20})\n")
 _LOG = re.compile(r"\d{6,20}\.log", re.ASCII)
@@ -189,9 +192,10 @@ def _check_records(path: str, copy: str, copied: _Copied, damage: list[str],
                    is_manifest: bool) -> None:
     """Check the frame of every record in the copy of a MANIFEST or a write-ahead log.
 
-    For record types that a broker never writes, the library would read forever, and larger records
-    would take all memory. For them a MANIFEST raises FormatError, and a log is truncated there. The
-    library does not report a MANIFEST that ends within a record, although that record is lost.
+    With record types that a broker never writes, the library would read forever, and too large
+    records would take all memory. At such a record, a MANIFEST raises FormatError, and a log is
+    truncated. The library does not report a MANIFEST that ends within a record, although that
+    record is lost.
     """
     start = length = 0  # of the record whose parts are being read
     with open(copy, "r+b") as file:

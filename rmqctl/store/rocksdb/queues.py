@@ -1,7 +1,7 @@
 """Consume queues in RocksDB: the queues of a database, and one of them (spec: rocksdb.md §2-§5).
 
-A broker writes rows, and for each queue the last one ("max"); to truncate a queue it only resets
-that. So rows after it are left over, and count only if they point to their message.
+A broker writes rows, and for each queue the last row ("max"). To truncate a queue, it only resets
+"max". So rows after "max" are left over, and count only if they point to their message.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.rocksdb.row_pass import MAX_QUEUE_OFFSET, Ends, QueueKey, RowPass
 
 Leads = Callable[["RocksQueue", int, UnitRecord], bool]
-"""Test of whether a row, at a queue offset, points to its message."""
+"""Function that tests whether a row, at a queue offset, points to its message."""
 _NAMED = 5
 _PAGE = 1 << 15
 
 
 class RocksQueues(Closing):
-    """All queues of the database in ``folder``, which is opened at once.
+    """All queues of the database in ``folder``, which is opened immediately.
 
     ``leads``: the test for rows that are left over (None: all of them count). ``stop``: rows that
     point to this physical offset or after it do not exist yet (None: all exist). ``damage``:
@@ -57,17 +57,20 @@ class RocksQueues(Closing):
         self.no_files: list[StoreFile] = []
         self.no_troubles: list[Trouble] = []
         self.unnoted: dict[QueueKey, str] = {}
-        """Queues whose entries in the offset family cannot be read, and why."""
+        """Queues whose entries in the offset family cannot be read -> the reason."""
         self.why_no_checkpoint = ""
         """The reason why `checkpoint` cannot be read; a broker does not start then."""
         self.odd: list[str] = []
-        """The first keys and values that no broker writes, in words; `odd_count` is the number of
-        all."""
+        """Descriptions of the first keys and values that no broker writes; `odd_count`: their total
+        number.
+        """
         self.odd_count = 0
         self.positions: dict[QueueKey, dict[bytes, PositionRecord]] = {}
-        """By queue, the entries of the offset family: `MAX` and `MIN`, if they exist."""
+        """Queue -> its entries in the offset family, `MAX` and `MIN`, if they exist."""
         self.checkpoint = 0
-        """The end of the last record of the last batch of rows; 0 if it is not noted."""
+        """The end of the last record of the last batch of rows; 0 if the database does not contain
+        it.
+        """
         is_complete = self._read_offsets()
         with_rows = self._pass_rows()
         queue_keys = {*self.positions, *with_rows}
@@ -110,7 +113,9 @@ class RocksQueues(Closing):
         self.checkpoint = noted or 0
 
     def _read_singly(self, queue_keys: set[QueueKey]) -> None:
-        """Read by look-ups the entries that a damaged block of the offset family leaves."""
+        """Read, by single look-ups, the entries of the offset family that are not in a damaged
+        block.
+        """
         try:
             value = self.database.get(OFFSETS, keys.CHECKPOINT_KEY)
             if value is not None and not self.checkpoint:
@@ -130,7 +135,7 @@ class RocksQueues(Closing):
                     noted[which] = POSITION.decode(value)
 
     def _pass_rows(self) -> dict[QueueKey, Ends | None]:
-        """Return the ends of each queue with rows, from one pass over the rows."""
+        """Return the first and last row of each queue with rows, from one pass over the rows."""
         row_pass = RowPass(self.database, sorted(
             keys.queue_prefix(os.fsencode(topic), queue_id)
             for topic, queue_id in self.positions), self._is_odd, self._is_damaged)
@@ -149,9 +154,10 @@ class RocksQueues(Closing):
 
 
 class RocksQueue(ConsumeQueue):
-    """The rows of one queue in a database. A queue offset without a row reads as one that was never
-    written. So does a row in a damaged block, except in `units`, which raises. ``unread`` has the
-    queue offsets of requested unreadable rows as ascending intervals, ``why_unread`` the reason.
+    """The rows of one queue in a database. A queue offset without a row reads as an entry that was
+    never written. So does a row in a damaged block, except in `units`, which raises an exception.
+    ``unread`` has the queue offsets of requested unreadable rows as ascending intervals,
+    ``why_unread`` the reason.
     """
 
     def __init__(self, store: RocksQueues, topic: str, queue_id: int, ends: Ends | None) -> None:
@@ -168,19 +174,19 @@ class RocksQueue(ConsumeQueue):
 
     @cached_property
     def last(self) -> PositionRecord | None:
-        """The last row by the broker's note ("max"); None without one."""
+        """The last row, as the broker recorded it ("max"); None if not recorded."""
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MAX)
 
     @cached_property
     def least(self) -> PositionRecord | None:
-        """The first row by the broker's note ("min"), which is written when it is first requested;
-        None without one.
+        """The first row, as the broker recorded it ("min") when it was first requested; None if not
+        recorded.
         """
         return self._store.positions.get((self.topic, self.queue_id), {}).get(MIN)
 
     @property
     def why_unnoted(self) -> str:
-        """The reason why neither can be read; "" if they can."""
+        """The reason why neither "max" nor "min" can be read; "" if they can be read."""
         return self._store.unnoted.get((self.topic, self.queue_id), "")
 
     # -- rows -------------------------------------------------------------------------------------
@@ -195,7 +201,7 @@ class RocksQueue(ConsumeQueue):
         return self.rows(first, count)
 
     def rows(self, first: int, count: int) -> Array:
-        """Return `units` together with the noted store times (``store_timestamp``, ms)."""
+        """Return `units` together with the store times in the rows (``store_timestamp``, ms)."""
         return self._within(first, min(first + count, self.disk_end))
 
     def _within(self, first: int, end: int, *, until_last: bool = False) -> Array:
@@ -233,7 +239,9 @@ class RocksQueue(ConsumeQueue):
         return out
 
     def _one_by_one(self, first: int, end: int) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows of a range with a damaged block; unreadable rows are noted."""
+        """Yield the rows of a range with a damaged block; unreadable rows are recorded in
+        ``unread``.
+        """
         for number in range(first, end):
             value = self._value(number)
             if value is not None:
@@ -318,7 +326,7 @@ class RocksQueue(ConsumeQueue):
     def _following(self, first: int, end: int) -> int:
         """Return `next_row`.
 
-        Raises: FormatError if a damaged block is before it.
+        Raises: FormatError if a damaged block precedes that row.
         """
         if self._held is not None:
             return self._store.held.following(self._held, first, end)
@@ -450,7 +458,7 @@ class RocksQueue(ConsumeQueue):
 
 
 class _SearchRows:
-    """Rows for a search by the places to which they point."""
+    """Rows of a queue, for a search by the physical offsets to which they point."""
 
     def __init__(self, row: Callable[[int], RowRecord | None]) -> None:
         self._row = row

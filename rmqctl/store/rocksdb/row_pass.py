@@ -20,17 +20,18 @@ from rmqctl.store.rocksdb.database import Cursor, Database
 
 QueueKey = tuple[str, int]
 MAX_QUEUE_OFFSET = 1 << 58
-"""Queue offsets are less than this; a row at a greater one was not written by a broker."""
+"""Upper bound of queue offsets; a row at a greater offset was not written by a broker."""
 MAX_HELD_PER_QUEUE = 64
-"""A queue with up to this number of rows is held completely."""
+"""Maximum number of rows of a short queue, all of which are kept in memory."""
 MAX_HELD = 1 << 20
-"""Rows of all queues that are held: 36 MiB."""
+"""Maximum number of rows of all queues that are kept in memory: 36 MiB."""
 _OFFSET = 8  # bytes at the end of a key
 
 
 class Ends(NamedTuple):
-    """The queue offsets of the first and the last row of a queue, and the place of its rows among
-    the held ones; ``begin`` equals ``stop`` if they are not held.
+    """The queue offsets of the first and the last row of a queue, and the positions ``[begin,
+    stop)`` of its rows among the rows kept in memory; ``begin`` equals ``stop`` if they are not
+    kept.
     """
 
     first: int
@@ -41,8 +42,9 @@ class Ends(NamedTuple):
 
 
 class RowPass:
-    """The pass. ``noted``: the ascending key prefixes of known queues; it continues with one of
-    them after a damaged block. ``odd`` and ``damaged`` are called for skipped rows.
+    """The pass over all rows. ``noted``: the ascending key prefixes of known queues; after a
+    damaged block, the pass continues with the next of them. ``odd`` and ``damaged`` are called for
+    skipped rows.
     """
 
     def __init__(self, database: Database, noted: Sequence[bytes],
@@ -52,8 +54,8 @@ class RowPass:
         self._numbers, self._values = array("q"), bytearray()
 
     def __iter__(self) -> Iterator[tuple[QueueKey, Ends | None]]:
-        """Yield all queues with rows; the ends are None if a row of the queue is unreadable or
-        irregular.
+        """Yield all queues with rows; the first and last row are None if a row of the queue is
+        unreadable or irregular.
         """
         cursor = self._database.cursor(ROWS)
         start: bytes | None = b""
@@ -82,8 +84,8 @@ class RowPass:
             yield (os.fsdecode(place[0]), place[1]), ends
 
     def _ends(self, cursor: Cursor, prefix: bytes, behind: bytes) -> Ends | None:
-        """Return the ends of the queue at whose first row the cursor is; move it to or before the
-        next queue.
+        """Return the first and last row of the queue at whose first row the cursor is; move the
+        cursor to or before the next queue.
         """
         size = len(prefix) + _OFFSET
         numbers: list[int] = []
@@ -116,13 +118,13 @@ class RowPass:
         return Ends(first, number, value) if number < MAX_QUEUE_OFFSET else None
 
     def held(self) -> HeldRows:
-        """Return the held rows; call it once, at the end of the pass."""
+        """Return the rows kept in memory; call this method once, at the end of the pass."""
         values, self._values = bytes(self._values), bytearray()
         return HeldRows(self._numbers, values)
 
 
 class HeldRows:
-    """Rows of short queues one after the other, by queue offset; `Ends` has the place of each
+    """The rows of all short queues in one array, by queue offset; `Ends` has the positions of each
     queue.
     """
 
