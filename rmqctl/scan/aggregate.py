@@ -1,8 +1,8 @@
 """Sums per group over the batches of a walk: counts, bytes, first and last store time.
 
 Everything is computed by column (`groupings`). Sums are int64 and exact. The number of groups is
-bounded: beyond it the light ones are dropped, in a way that depends neither on the order of the
-messages nor on how the log was cut.
+bounded: beyond the limit, groups with few messages are dropped. Which groups are dropped depends
+neither on the order of the messages nor on how the log was divided.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
 from rmqctl.scan.groupings import GROUPINGS, Key, Keys
 
 MAX_GROUPS = 200_000
-"""Maximum number of groups that are always kept. With more groups only heavy ones are kept."""
+"""Maximum number of groups that are all kept. If there are more, only heavy groups are kept."""
 MAX_KEYS = 50_000
-"""The same limit for keys of messages, which may be as many as messages."""
+"""The same limit for message keys, of which there may be as many as messages."""
 HEAVY = 10_000
 """A group is heavy if it has more than this part (1/n) of all counted messages."""
 _NEVER = np.iinfo(np.int64)
@@ -42,11 +42,11 @@ class Aggregate:
     ``topic`` (bytes), ``since`` and ``until`` (store time, ms, inclusive) select messages; the byte
     counts cover all frames. Picklable; `merge` adds the sums of another object.
 
-    With more than ``limit`` groups it becomes a search for heavy ones (`is_full`; Misra and Gries'
-    summary, which can be merged): every heavy group is among the `candidates`, but the sums are
-    incomplete. A second pass over the same messages, with ``only`` these groups kept, makes them
-    exact, and `groups` then has only the heavy ones and `OTHER`. The choice depends on the messages
-    alone. ``limit`` must be a few times ``heavy``.
+    With more than ``limit`` groups the object only searches for heavy groups (`is_full`; Misra and
+    Gries' summary, which can be merged): every heavy group is among the `candidates`, but the sums
+    are incomplete. A second pass over the same messages, with ``only`` set to these groups, gives
+    exact sums; `groups` then contains only the heavy groups and `OTHER`. The choice depends on the
+    messages alone. ``limit`` must be a few times ``heavy``.
     """
 
     def __init__(self, by: str, *, topic: bytes | None = None, since: int | None = None,
@@ -65,7 +65,7 @@ class Aggregate:
         self.bytes_in_messages = self.bytes_blank = self.bytes_zero = self.bytes_damaged = 0
         self.damaged_spans = self.undecided = self.bodies_damaged = 0
         self.fillers = 0
-        """Number of counted messages that `recover` put in place of lost bytes."""
+        """Number of counted messages that `recover` wrote in place of lost bytes."""
         self.replaced = 0
         """The number of fillers and of messages that `recover` kept with damaged bodies."""
         self.bytes_unread = 0
@@ -73,7 +73,7 @@ class Aggregate:
         """Reason why the first unreadable place cannot be read; "" without any."""
 
     def miss(self, length: int, reason: str) -> None:
-        """Note bytes that cannot be read."""
+        """Count bytes that cannot be read."""
         self.bytes_unread += length
         self.unread = self.unread or reason
 
@@ -125,7 +125,9 @@ class Aggregate:
         self._bound()
 
     def pack(self) -> None:
-        """Drop the data that a full object need not keep, before it is sent elsewhere."""
+        """Drop the data that a full object does not need, before the object is sent to another
+        process.
+        """
         if self.is_full:
             self._shrink(2 * self._heavy)
 
@@ -146,8 +148,8 @@ class Aggregate:
 
     @property
     def total(self) -> Sums | None:
-        """Return the sums of all messages, each once even if it is in several groups; None without
-        messages.
+        """Return the sums of all messages, each counted once even if it is in several groups; None
+        without messages.
         """
         sums = Sums(*self._all[:, 0].tolist())
         return sums if sums.messages else None
@@ -159,9 +161,7 @@ class Aggregate:
 
     @property
     def candidates(self) -> list[Key]:
-        """Return the keys that may be heavy, including all heavy ones. There are not many
-        others.
-        """
+        """Return the keys that may be heavy: all heavy keys, and few others."""
         counts = self._sums[0, :len(self._keys)]
         maybe = (counts + self._given_up) * self._heavy > self._counted
         return self._keys.some(np.flatnonzero(maybe))
@@ -180,9 +180,9 @@ class Aggregate:
             self._shrink(self._limit // 2)
 
     def _shrink(self, most: int) -> None:
-        """Subtract the same count from all groups, so that at most ``most`` remain.
+        """Subtract the same count from all groups, so that at most ``most`` groups remain.
 
-        More groups than that lose a count each, so a heavy group is never dropped.
+        Each subtraction affects more groups than the limit, so a heavy group is never dropped.
         """
         count = len(self._keys)
         if count <= most:
@@ -199,7 +199,7 @@ class Aggregate:
         self._given_up += less
 
     def _chosen(self, batch: Batch) -> Batch:
-        """Return the requested messages of a batch."""
+        """Return the messages of a batch that the conditions select."""
         keep: Array | None = None
         times = batch.column("store_timestamp")
         if self._since is not None and times.min() < self._since:
@@ -214,7 +214,7 @@ class Aggregate:
 
 
 def _nothing(count: int) -> Array:
-    """Return the sums (rows as in `Sums`) of that many empty groups."""
+    """Return the sums of ``count`` empty groups, in the form of `Sums`."""
     sums: Array = np.zeros((len(Sums._fields), count), np.int64)
     sums[3], sums[4] = _NEVER.max, _NEVER.min
     return sums

@@ -1,13 +1,13 @@
-"""Messages and frames of a walk as Arrow record batches: the selected columns.
+"""Messages and frames of a walk as Arrow record batches with selected columns.
 
 Values are those of the message object (cli.md), in plain Arrow types that any reader accepts. In
 text that is not UTF-8, invalid bytes become U+FFFD as in ``bytes.decode("utf-8", "replace")``; the
-exact bytes are in ``record``. Nothing refers to the walk's buffer, so batches may be kept. A batch
-is as large as the walk's (2 MiB of log, or one larger record).
+exact bytes are in ``record``. Nothing refers to the walk's buffer, so record batches may be kept. A
+record batch is as large as the batch of the walk (2 MiB of log, or one larger record).
 
 Properties follow `rmqctl.formats.local.properties.parse`: the key ends at the first separator,
-empty keys and values are ignored, and the last of several values counts, in the place of the first
-key. Keys are decoded before they are compared.
+empty keys and values are ignored, and of a duplicate key the last value counts, at the position of
+the first. Keys are decoded before they are compared.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ def frame_columns(batch: Batch, names: Sequence[str], base: int = 0) -> pa.Recor
     """Return the named columns (`FRAME_COLUMNS`) of messages and spans of a batch, in physical
     order.
 
-    ``base`` is the physical offset of the file's first byte: ``position`` counts from it. Without
-    names see `message_columns`.
+    ``base`` is the physical offset of the file's first byte: ``position`` counts from there.
+    Without names: see `message_columns`.
 
     Raises: KeyError for an unknown name.
     """
@@ -151,11 +151,11 @@ _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
     "record": lambda messages: binary(Texts(messages.batch.data, messages.batch.start,
                                             messages.batch.column("total_size"))),
 }
-"""All columns that are not simply an integer field of the record."""
+"""All columns that are not just an integer field of the record."""
 
 
 def _frames(messages: _Messages, spans: Sequence[Span], name: str, base: int) -> pa.Array:
-    """Return a column of the messages, then of the spans."""
+    """Return a column with the values of the messages, then those of the spans."""
     kind, batch = FRAME_COLUMNS[name].type, messages.batch
     first: pa.Array
     if name == "position":
@@ -191,9 +191,7 @@ def _of_span(span: Span, name: str, base: int) -> int | str | None:
 
 
 def binary(texts: Texts) -> pa.BinaryArray:
-    """Return a copy of the texts as they are stored. They must be ascending and must not
-    overlap.
-    """
+    """Return a copy of the texts as stored. The texts must be ascending and must not overlap."""
     count = len(texts)
     if not count:
         return pa.array([], pa.binary())
@@ -256,7 +254,9 @@ def as_lists(properties: Properties, count: int) -> pa.ListArray:
 
 
 def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
-    """Return the value of a property of each of ``count`` records; null without it."""
+    """Return the value of one property for each of ``count`` records; null if a record lacks the
+    property.
+    """
     row, values = properties.find(name)
     texts = strings(values)
     if len(row) == count:
@@ -276,14 +276,16 @@ def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
 
 
 def _edges(row: Array, count: int) -> pa.Int32Array:
-    """Return the list offsets for elements of ascending rows."""
+    """Return Arrow's list offsets for elements whose row numbers ascend."""
     edges: Array = np.zeros(count + 1, np.int32)
     np.cumsum(np.bincount(row, minlength=count), out=edges[1:])
     return pa.array(edges)
 
 
 def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
-    """Return (place of the first 0x01 of each segment, whether it is a property)."""
+    """Return, for each segment, the position of the first 0x01 and whether the segment is a
+    property.
+    """
     marks = np.flatnonzero(data == _ASSIGN)
     if len(marks) == len(start) and (marks >= start).all() and (marks < end).all():
         assign = marks
@@ -294,8 +296,8 @@ def _assigns(data: Array, start: Array, end: Array) -> tuple[Array, Array]:
 
 
 def _singles(row: Array, keys: Array, width: int, count: int) -> tuple[Array, Array] | None:
-    """Return (first place of each key of each row, ascending; last places); None without
-    duplicates.
+    """Return, for each key of each row, its first position (ascending) and its last position; None
+    if no key is duplicate.
 
     ``keys`` are numbers below ``width``.
     """
@@ -358,7 +360,7 @@ def _text(raw: bytes) -> str:
 
 @cache
 def _hex() -> Array:
-    """Return the two hex digits of each byte, as one number of two bytes."""
+    """Return the two hex digits of each byte, as one two-byte number."""
     return np.frombuffer(bytes(range(256)).hex().upper().encode(), np.uint16)
 
 
@@ -373,8 +375,8 @@ def _in_order(parts: list[tuple[Any, pa.StringArray]], count: int) -> pa.StringA
 
 
 def dict_column(column: pa.ChunkedArray) -> list[dict[str, str | None] | None]:
-    """Return maps as Python's. Arrow's own conversion, with a scalar for each pair, takes ten times
-    as long.
+    """Return a column of maps as Python dicts. Arrow's own conversion, which creates a scalar for
+    each pair, takes ten times as long.
     """
     values: list[dict[str, str | None] | None] = []
     for part in column.chunks:

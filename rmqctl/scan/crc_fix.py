@@ -1,15 +1,16 @@
-"""Finds the change of a few bits that gives bytes the expected CRC-32.
+"""Find the change of a few bits that gives bytes the expected CRC-32.
 
 CRC-32 is linear: the effect of a damaged byte depends only on its changed bits and on the number of
-bytes after it. The difference of two CRCs (the *syndrome*) is a polynomial over GF(2) modulo the
-polynomial of the CRC, in which each further bit multiplies by x; that polynomial is primitive, so
-every syndrome but 0 is one power of x. A logarithm to the base x is therefore the position of the
-only flipped bit, for any number of bytes: 2^32 - 1, the order of x, is a product of small primes
-(the method of Pohlig and Hellman). A changed byte v is v times such a power.
+bytes after it. The difference of two CRCs (the *syndrome*) is a polynomial over GF(2), modulo the
+CRC's polynomial. Each additional bit after the damage multiplies the syndrome by x. The CRC's
+polynomial is primitive, so every nonzero syndrome is exactly one power of x. Its logarithm to the
+base x is therefore the position of a single flipped bit, for any number of bytes. The order of x,
+2^32 - 1, is a product of small primes, so the method of Pohlig and Hellman computes the logarithm.
+The syndrome of a changed byte v is v times a power of x.
 
 A record stores 31 bits of a CRC (commitlog.md §6): `syndromes` returns both possible differences.
 Two CRCs over the same bytes, that of a body and that of its record, have the same polynomial: the
-second one follows from the first, and only shows that nothing else is damaged.
+second follows from the first, and only shows that nothing else is damaged.
 """
 
 from __future__ import annotations
@@ -30,15 +31,15 @@ MASKED = 1 << 31
 _ONE, _X = 1 << 31, 1 << 30
 _BEYOND = tuple(reduce(lambda value, _: value >> 1 ^ (POLYNOMIAL if value & 1 else 0), range(4),
                        low) for low in range(16))
-"""The four highest powers, multiplied by four more."""
+"""The reductions of the four highest powers, each multiplied by x four more times."""
 _CHECK_BITS, _BYTE = 32, 8
 _PRIMES = (3, 5, 17, 257, 65537)
 _SHARES = tuple(ORDER // prime * pow(ORDER // prime, -1, prime) for prime in _PRIMES)
-"""The share of each subgroup in a logarithm."""
+"""The factor of each subgroup's logarithm in the complete logarithm."""
 _BABY_STEPS = 1024
 _NIBBLE = 4
 _FEW_BYTES = 1 << 16
-"""Bytes of which one after the other is tried by the kernel; of more a logarithm is faster."""
+"""Number of bytes up to which the kernel tries each byte; for more bytes a logarithm is faster."""
 
 
 class Change(NamedTuple):
@@ -49,9 +50,9 @@ class Change(NamedTuple):
 
 
 def syndromes(computed: int, stored: int) -> tuple[int, ...]:
-    """Return the differences between a CRC and a stored CRC of 31 bits.
+    """Return the possible differences between a CRC and a stored CRC of 31 bits.
 
-    Empty if the stored one has more bits: no change of the bytes explains that.
+    Empty if the stored CRC has more bits: no change of the bytes explains that.
     """
     if stored >= MASKED:
         return ()
@@ -59,7 +60,9 @@ def syndromes(computed: int, stored: int) -> tuple[int, ...]:
 
 
 def one_bit(length: int, syndrome: int) -> list[Change]:
-    """Return the flipped bit among ``length`` bytes that causes that difference; at most one."""
+    """Return the flipped bit among ``length`` bytes that causes the difference; at most one bit
+    does.
+    """
     if not syndrome:
         return []
     behind, bit = divmod(_logarithm(syndrome) - _CHECK_BITS, _BYTE)
@@ -67,7 +70,9 @@ def one_bit(length: int, syndrome: int) -> list[Change]:
 
 
 def one_byte(length: int, syndrome: int) -> list[Change]:
-    """Return all changes of one byte among ``length`` that cause that difference, by position."""
+    """Return all changes of one byte among ``length`` bytes that cause the difference,
+    by position.
+    """
     if not syndrome:
         return []
     kernel = active() if length <= _FEW_BYTES else None
@@ -89,12 +94,12 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
 
 
 def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
-    """Return the pattern of flipped bits at a known place that causes that difference, None without
-    one.
+    """Return the pattern of flipped bits at a known position that causes the difference; None
+    without such a pattern.
 
-    ``first_bit`` is 8 * position + bit, where 0 is the lowest bit of a byte; bit 0 of the pattern
-    is there. For up to 32 ``bits`` at most one pattern matches, and for 32 always one: so this
-    alone proves nothing about a place.
+    ``first_bit`` is 8 * position + bit, where bit 0 is the lowest bit of a byte; bit 0 of the
+    pattern is at ``first_bit``. For up to 32 ``bits`` at most one pattern matches, and for exactly
+    32 bits one always does: a match of 32 bits proves nothing about the position.
 
     Raises: ValueError for more bits, or beyond the bytes.
     """
@@ -108,7 +113,7 @@ def burst(length: int, syndrome: int, first_bit: int, bits: int) -> int | None:
 
 
 def _times(a: int, b: int) -> int:
-    """Return the product, made of four powers of ``a`` at a time, the highest ones first."""
+    """Return the product, computed from four powers of ``a`` at a time, the highest first."""
     once, twice, thrice = _doubled(b), _doubled(_doubled(b)), _doubled(_doubled(_doubled(b)))
     low = (0, thrice, twice, twice ^ thrice)
     table = (*low, *(once ^ other for other in low), *(b ^ other for other in low),
@@ -140,8 +145,8 @@ def _power_of_x(exponent: int) -> int:
 
 @lru_cache(maxsize=1 << 12)
 def _logarithm(value: int) -> int:
-    """Return the power of x (0 to 2^32 - 2) that equals ``value``, which is not 0. It is called
-    many times for a damaged record: for a bit, for a byte, and in each round of a plan.
+    """Return the power of x (0 to 2^32 - 2) that equals ``value``, which is not 0. This function is
+    called many times for a damaged record: for one bit, for one byte, and in each round of a plan.
     """
     logarithm, before = 0, value
     for number, (prime, share) in enumerate(zip(_PRIMES, _SHARES, strict=True)):
@@ -156,8 +161,8 @@ def _logarithm(value: int) -> int:
 
 
 def _squared(value: int, number: int) -> int:
-    """Return ``value`` to the power of prime ``number`` less one, 2^2^number: squaring is linear,
-    so each byte has a table.
+    """Return ``value`` to the power of 2^2^``number``, which is one less than prime ``number``.
+    Squaring is linear, so one table per byte of ``value`` is enough.
     """
     low, middle, high, top = _squares()[number]
     return (low[value & 0xFF] ^ middle[value >> 8 & 0xFF] ^ high[value >> 16 & 0xFF]
@@ -178,7 +183,7 @@ def _squares() -> list[tuple[list[int], ...]]:
 
 
 def _tables(images: Sequence[int]) -> tuple[list[int], ...]:
-    """Return the linear map with these images of each bit, as a table for each byte."""
+    """Return the linear map with the given image of each bit, as one table per byte."""
     tables = []
     for shift in range(0, _CHECK_BITS, _BYTE):
         table = [0]
@@ -189,7 +194,7 @@ def _tables(images: Sequence[int]) -> tuple[list[int], ...]:
 
 
 def _in_subgroup(value: int, prime: int) -> int:
-    """Return the power of the subgroup's generator that equals ``value``: baby steps, giant
+    """Return the power of the subgroup's generator that equals ``value``, by baby steps and giant
     steps.
     """
     steps, giant = _subgroup(prime)
@@ -204,8 +209,8 @@ def _in_subgroup(value: int, prime: int) -> int:
 
 @cache
 def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
-    """Return (the first powers of the generator, the tables that multiply by one giant step
-    back).
+    """Return (the first powers of the generator, the tables that multiply by the inverse of one
+    giant step).
     """
     generator = _power_of_x(ORDER // prime)
     steps: dict[int, int] = {}
@@ -219,8 +224,8 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
 
 @cache
 def _byte_logarithms() -> tuple[list[int], list[int]]:
-    """Return the logarithms of the values 1 to 255, ascending, and these values; doubling a value
-    subtracts one.
+    """Return (the logarithms of the byte values 1 to 255 in ascending order, the values in that
+    order). Doubling a value subtracts one from its logarithm.
     """
     logarithms = [0] * (1 << _BYTE)
     for value in range(1, 1 << _BYTE):

@@ -1,7 +1,7 @@
-"""Values derived from messages, by column: tags codes, index keys, queues, batch ranges.
+"""Values that are derived from messages, by column: tags codes, index keys, queues, batch ranges.
 
-The same rules are used to check a store and to dispatch its messages (spec: consumequeue.md §3 and
-§9, index.md §5).
+The same rules serve to check a store and to dispatch its messages (spec: consumequeue.md §3 and §9,
+index.md §5).
 """
 
 from __future__ import annotations
@@ -24,26 +24,30 @@ QueueKey = tuple[str, int]
 """Topic (as a file name) and queue id."""
 
 _DENSE = 64
-"""Queue ids below this are looked up in a table; others (mostly damage) one by one."""
+"""Queue ids below this limit are looked up in a table; other ids (mostly damage) one by one."""
 _NAME_MAX = 255
 _INT16 = 16
 _ODD, _LENGTH_BITS = 1 << 62, 16
-"""The kernel's mark in place of a text that it does not hash."""
+"""The kernel's mark for a text that the kernel does not hash."""
 _NAMES = (*(np.frombuffer(name.encode(), np.uint8) for name in (
     *(name + props.NAME_VALUE_SEPARATOR for name in (props.TAGS, props.UNIQUE_KEY, props.KEYS)),
     props.INNER)), ord(props.PROPERTY_SEPARATOR))
-"""Names in the kernel's form, and the separator of properties."""
+"""Property names in the kernel's form, and the separator of properties."""
 _LOOKED_AT = [*((name + props.NAME_VALUE_SEPARATOR).encode() for name in (
     props.TAGS, props.UNIQUE_KEY, props.KEYS, props.DELAY)), props.INNER.encode(),
     filler.KEPT_START, MARK.tobytes()]
 NAMES = (np.frombuffer(b"".join(_LOOKED_AT), np.uint8),
          np.cumsum([len(name) for name in _LOOKED_AT]))
-"""Names of the properties that passes over intact records read: joined, with the end of each."""
+"""Names of the properties that are read from intact records: the joined names, and the
+end of each.
+"""
 _PLAIN, _SCHEDULE, _OTHER = range(3)
 
 
 class QueueTable:
-    """The caller's number of each message's queue: ``number`` is called once for each queue."""
+    """Number of each message's queue, as assigned by the caller: ``number`` is called once per
+    queue.
+    """
 
     def __init__(self, topics: text.Dictionary, number: Callable[[QueueKey], int]) -> None:
         self._topics, self._number = topics, number
@@ -85,7 +89,7 @@ class TagsCodes:
             Array, Array, Array]:
         """Return (code of each message, rows with tags, the tags' lengths in bytes), all int64.
 
-        A DELAY that is not a number leaves the tags' hash (a broker treats such a record as
+        A message whose DELAY is not a number gets the tags' hash (a broker treats such a record as
         damage).
         """
         row, start, length = properties.places(props.TAGS)
@@ -97,7 +101,9 @@ class TagsCodes:
         return out, row, length
 
     def delayed(self, topic: Array) -> Array | None:
-        """Return which messages wait for their deliver time (bool), or None."""
+        """Return a boolean array: whether each message waits for its deliver time; None if no
+        message does.
+        """
         for number in range(self._looked, len(self._topics)):
             if self._topics.texts[number] == props.SCHEDULE_TOPIC.encode():
                 self._schedule = number
@@ -170,7 +176,7 @@ class IndexKeys:
 
 @dataclass(slots=True)
 class Leads:
-    """Values derived from messages: tags codes, and the keys of index entries in index order.
+    """Tags codes of messages, and the keys of their index entries in index order.
 
     ``key_row`` is the message of a key, ``key_hash`` the hash in its entry (all int64).
     ``properties`` are those of the messages, None if no message has a property of a broker's queues
@@ -184,10 +190,11 @@ class Leads:
 
 
 class LeadsOf:
-    """Computes tags codes and index keys together: by the kernel in one pass, else from the
-    columns.
+    """Computes tags codes and index keys together: in one pass of the kernel if it is installed,
+    else by column.
 
-    ``tags`` and ``keys`` select the results; the others have no meaning.
+    ``tags`` and ``keys`` select the results to compute; results that are not selected have no
+    meaning.
     """
 
     def __init__(self, topics: text.Dictionary, levels: delay.Levels, *, tags: bool,
@@ -195,7 +202,7 @@ class LeadsOf:
         self._tags, self._keys = TagsCodes(topics, levels), IndexKeys(topics)
         self._with_tags, self._with_keys = tags, keys
         self._most = 2
-        """Expected maximum number of keys of a message, for which space is allocated beforehand."""
+        """Expected maximum number of keys per message, for which space is allocated beforehand."""
 
     def of(self, batch: Batch, topic: Array) -> Leads:
         """Return the values; ``topic``: the number of each message's topic in the dictionary."""
@@ -236,7 +243,7 @@ class LeadsOf:
 
     def _decode(self, data: Array, topic: Array, tags: Array, row: Array,
                 key_hash: Array) -> None:
-        """Hash the texts that are not ASCII: the kernel left their places."""
+        """Hash the texts that are not ASCII, for which the kernel returned only the positions."""
         odd = np.flatnonzero(tags >= _ODD)
         tags[odd] = text.hashes(data, *_place(tags[odd]))[0]
         odd = np.flatnonzero(key_hash >= _ODD)
@@ -262,7 +269,9 @@ def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple
 
 
 def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Array, Array]:
-    """Return `batch_range` by column (int64); -1 and -1 if a broker cannot read the numbers."""
+    """Return the result of `batch_range` for each record, as columns (int64); -1 and -1 if a broker
+    cannot read the numbers.
+    """
     base = queue_offset.copy()
     count: Array = np.ones(len(queue_offset), np.int64)
     base_rows, bases = properties.find(props.INNER_BASE)
@@ -281,8 +290,8 @@ def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Arra
 
 
 def is_queue_name(name: str) -> bool:
-    """Return whether a topic or queue name can be a folder under ``consumequeue/`` and no other
-    path.
+    """Return whether a topic or queue name is valid as the name of one folder under
+    ``consumequeue/``.
     """
     return (name not in {"", ".", ".."} and "/" not in name and "\0" not in name
             and len(os.fsencode(name)) <= _NAME_MAX)
@@ -298,15 +307,17 @@ def delays(levels: delay.Levels) -> Array:
 
 
 class Topics:
-    """The topics of a pass, in the order of their numbers. Messages of ``others`` are left to the
-    passes by column.
+    """The topics of a pass, by number. Messages of the topics ``others`` are processed
+    by column.
     """
 
     def __init__(self, others: Container[str] = ()) -> None:
         self._others = others
         self.table = text.TextTable()
         self.rows: Array = np.zeros((0, 4), np.int64)
-        """By number: the hash of ``topic#``, first and number of the cells for its queues, kind."""
+        """For each topic number: the hash of ``topic#``, the first cell and the number of cells for
+        its queues, the kind.
+        """
 
     def add(self, raw: Array) -> bytes:
         """Add a new topic."""
@@ -325,7 +336,7 @@ class Topics:
 
 
 def grown(array: Array, rows: int) -> Array:
-    """Return the array with space for that many rows, with zeros after the existing ones."""
+    """Return the array extended to ``count`` rows; new rows are zero."""
     if rows <= len(array):
         return array
     more: Array = np.zeros((max(2 * len(array), rows), array.shape[1]), array.dtype)

@@ -1,8 +1,8 @@
-"""A 64-bit number for the content of each record of a batch, for comparing messages.
+"""64-bit digests of the content of each record of a batch, for comparing messages.
 
-Equal content gives equal numbers within one process; different content gives different numbers
-except for one chance in 2^64, and a change of a single number of fixed width is always detected.
-The numbers mean nothing outside of the process.
+Equal content has equal digests within one process. Different content has different digests except
+for a chance of 1 in 2^64; a change of a single number of fixed width is always detected. Digests
+have no meaning outside of the process.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ def whole(batch: Batch) -> Array:
 
 
 def content(batch: Batch) -> Array:
-    """Return digests (uint64) of the messages' content, without where they are stored.
+    """Return digests (uint64) of the messages' content, independent of where the messages are
+    stored.
 
     They omit topic, queue id and queue offset (by which messages are paired), physical offset,
     store host, offset of the prepared message, record version, and the appended property CRC, which
-    covers all of them. The same properties in another order give another digest.
+    covers all of these. The same properties in another order have another digest.
     """
     digests = _mix(np.zeros(len(batch), np.uint64),
                    batch.column("sys_flag") & ~sysflag.STORE_HOST_V6)
@@ -50,8 +51,8 @@ def content(batch: Batch) -> Array:
 def compared_length(batch: Batch) -> Array:
     """Return the length of each properties string for comparison.
 
-    It excludes an appended CRC (commitlog.md §5.4) and the separator at the end, which only some
-    versions write.
+    The length excludes an appended CRC (commitlog.md §5.4) and the separator at the end, which only
+    some versions write.
     """
     length = batch.column("properties_length").copy()
     rows = np.flatnonzero(length >= append_crc.SIZE)
@@ -73,14 +74,16 @@ def _mix(digests: Array, value: Array) -> Array:
 
 
 def _hashes(data: bytes, start: Array, length: Array) -> Array:
-    """Return Python's own hash (64 bits, keyed for this process) of each slice of ``data``."""
+    """Return Python's own hash (64 bits, with a key of this process) of each slice of ``data``."""
     slices = map(slice, start.tolist(), (start + length).tolist())
     hashes = np.fromiter(map(hash, map(data.__getitem__, slices)), np.int64, len(start))
     return hashes.view(np.uint64)
 
 
 def _born_addresses(batch: Batch) -> Array:
-    """Return the born address of each record as a number (int64); the halves of IPv6 are mixed."""
+    """Return the born address of each record as a number (int64); the two halves of an IPv6 address
+    are mixed.
+    """
     bits = batch.column("sys_flag") & sysflag.BORN_HOST_V6
     out: Array = np.zeros(len(batch), np.int64)
     for host_bits in np.unique(bits).tolist():

@@ -1,10 +1,10 @@
 """Threads that must end before the interpreter does.
 
-A thread that is still running then is stopped at its next use of Python, which aborts the process
-or blocks it forever: code that waits for that thread in a late ``finally`` never returns. So
-objects that have threads, or are called by threads of other libraries, are registered here, and
-ended when the process is about to end. This is a safety net: code that starts threads should end
-them itself.
+If a thread still runs when the interpreter exits, its next use of Python stops it, which aborts the
+process or blocks the thread forever: code that waits for the thread in a late ``finally`` never
+returns. So objects that have threads, or are called by threads of other libraries, are registered
+here, and are ended when the process is about to exit. This is a safety net: code that starts
+threads should end them itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ T = TypeVar("T")
 
 
 class Ending(Protocol):
-    """``end`` returns when no thread is left; it may be called more than once."""
+    """An object whose ``end`` returns when no thread of it is left; ``end`` may be called more than
+    once.
+    """
 
     def end(self) -> None: ...
 
@@ -29,7 +31,9 @@ _noted: WeakSet[Ending] = WeakSet()
 
 
 def note(ending: Ending) -> None:
-    """End this object before the interpreter, if it is still referenced then."""
+    """Register an object to be ended before the interpreter exits, if it is still
+    referenced then.
+    """
     _noted.add(ending)
 
 
@@ -48,7 +52,9 @@ def end_all() -> None:
 
 
 class Stream(Generic[T]):
-    """Items that threads of another library request: none once the interpreter ends."""
+    """An iterator for threads of another library; it yields nothing once the interpreter is
+    exiting.
+    """
 
     def __init__(self, items: Iterable[T]) -> None:
         self._items = iter(items)

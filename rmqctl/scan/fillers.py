@@ -1,4 +1,4 @@
-"""Messages of a walk that a repair wrote in place of others (`formats.local.filler`)."""
+"""Detection of messages that a repair wrote in place of others (`formats.local.filler`)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _BORN = fixed_field("born_timestamp").offset + fixed_field("born_timestamp").siz
 
 
 def kept_damaged(batch: Batch) -> Array:
-    """Return which messages of a batch were kept with a damaged body (bool)."""
+    """Return a boolean array: whether each message of a batch was kept with a damaged body."""
     texts = text.properties(batch)
     mask: Array = texts.length >= len(filler.KEPT_START)
     rows = np.flatnonzero(mask)
@@ -25,15 +25,15 @@ def kept_damaged(batch: Batch) -> Array:
 
 
 def replaced(batch: Batch) -> Array:
-    """Return which messages of a batch replace a lost one, or have lost a part of their body
-    (bool).
+    """Return a boolean array: whether each message of a batch replaces a lost message or lost a
+    part of its body.
     """
     mask: Array = fillers(batch) | kept_damaged(batch)
     return mask
 
 
 def fillers(batch: Batch) -> Array:
-    """Return which messages of a batch are fillers (bool)."""
+    """Return a boolean array: whether each message of a batch is a filler."""
     mask: Array = (batch.column("born_host.port") == 0) & (
         batch.column("sys_flag") & BORN_HOST_V6 == 0)
     rows = np.flatnonzero(mask)

@@ -1,7 +1,7 @@
 """Frames as columns: a batch of message frames in one buffer, and the spans between them.
 
-All field positions come from the declaration in `formats.message` through `formats.layout`. Loops
-over the bytes are those of the compiled kernel if there is one, and else run by column.
+All field positions are derived by `formats.layout` from the declaration in `formats.message`. Loops
+over the bytes run in the compiled kernel if it is installed, else by column with NumPy.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ _HOST_WORD = np.dtype(">i4")
 
 @cache
 def _host_words(shaped: Shape) -> list[int]:
-    """Return the offsets of the four-byte words of a store host's address."""
+    """Return the offsets of the four-byte words of a store host's address in a record."""
     kind, offset = shaped.field("store_host.address")
     return list(range(offset, offset + kind.itemsize, _HOST_WORD.itemsize))
 
@@ -109,9 +109,9 @@ _START_DTYPE = layout.dtype(Message, itemsize=START_SIZE)
 
 
 def gather(data: Array, at: Array, width: int) -> Array:
-    """Return ``width`` bytes at each position of ``at`` as a contiguous array of void items.
+    """Return the ``width`` bytes at each position in ``at``, as a contiguous array of void items.
 
-    ``data`` is a uint8 array; positions must leave ``width`` bytes before its end.
+    ``data`` is a uint8 array; each position must be at least ``width`` bytes before its end.
     """
     window: Array = np.ndarray((max(len(data) - width + 1, 0),), f"V{width}", data.data,
                                strides=(1,))
@@ -119,14 +119,12 @@ def gather(data: Array, at: Array, width: int) -> Array:
 
 
 def gather_int(data: Array, at: Array, code: str) -> Array:
-    """Return big-endian integers (numpy code such as ``i2``) at each position, as int64."""
+    """Return the big-endian integer (numpy code such as ``i2``) at each position, as int64."""
     return _integers(data, at, np.dtype(f">{code}"))
 
 
 def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> Array:
-    """Return integers of a big-endian numpy type, ``offset`` bytes after each position, as
-    int64.
-    """
+    """Return the big-endian integers at ``offset`` bytes after each position, as int64."""
     kernel = active()
     if kernel is None:
         return gather(data, at + offset, kind.itemsize).view(kind).astype(np.int64)
@@ -139,7 +137,7 @@ def _integers(data: Array, at: Array, kind: np.dtype[Any], offset: int = 0) -> A
 def used_length(data: bytes) -> int:
     """Return the length of ``data`` without the zero bytes at its end.
 
-    Like stripping them, but at memory speed if most bytes are zero.
+    The result is that of stripping the zeros, but at memory speed if most bytes are zero.
     """
     values = np.frombuffer(data, np.uint8)
     end = len(values)
@@ -154,8 +152,8 @@ def used_length(data: bytes) -> int:
 
 def hop(buffer: bytes | bytearray | memoryview, at: int, filled: int, most: int,
         head: int = 0) -> Array:
-    """Return positions (int64) of records reached by following the sizes from ``at``: at most
-    ``most`` of them, with ``head`` other bytes before each.
+    """Return the positions (int64) of at most ``most`` records, found by following the record sizes
+    from ``at``. Each record has ``head`` other bytes before it.
     """
     starts: list[int] = []
     last = filled - _SIZE.size
@@ -173,8 +171,8 @@ class Batch:
     """Message frames of one buffer, in order, and the spans among and after them.
 
     ``data`` (uint8) is only valid until the walk continues; ``base`` is the physical offset of
-    ``data[0]``. ``start`` are positions of records in ``data``, each with ``head`` bytes before it
-    that belong to its frame; all other columns are computed on demand.
+    ``data[0]``. ``start`` are the positions of the records in ``data``; the ``head`` bytes before a
+    record belong to its frame; all other columns are computed on demand.
     """
 
     def __init__(self, data: Array, base: int, start: Array, groups: list[tuple[Any, Shape]],
@@ -189,21 +187,19 @@ class Batch:
 
     @property
     def has_v2(self) -> bool:
-        """Return whether the shape of any message is that of version 2."""
+        """Return whether any message is a version 2 record."""
         return any(shaped.topic_length_size > 1 for _, shaped in self._groups)
 
     @property
     def offset(self) -> Array:
-        """Return physical offsets (int64)."""
+        """Return the physical offset of each record (int64)."""
         column = self._columns.get("offset")
         offsets: Array = self.start + self.base if column is None else column
         return offsets
 
     @property
     def frame_size(self) -> Array:
-        """Return the bytes of each frame (int64): those of its record, and of the header before
-        it.
-        """
+        """Return the size of each frame in bytes (int64): the record and the header before it."""
         size: Array = self.column("total_size") + self.head
         return size
 
@@ -227,8 +223,8 @@ class Batch:
         return out
 
     def hosts(self, name: str) -> Iterator[tuple[Any, Array]]:
-        """Yield (rows, their ``born_host`` or ``store_host`` as stored, void items: address and
-        port) for each of the shapes in the batch.
+        """Yield, for each record shape in the batch, (rows, their ``born_host`` or ``store_host``
+        as stored). Hosts are void items: address and port.
         """
         for rows, shaped in self._groups:
             first = shaped.field(f"{name}.address")[1]
@@ -236,8 +232,8 @@ class Batch:
             yield rows, gather(self.data, self.start[rows] + first, last + port.itemsize - first)
 
     def store_hosts(self) -> Array:
-        """Return a number (int64) for each store host, equal for equal address and port; it is odd
-        for IPv6.
+        """Return a number (int64) for the store host of each record: equal for equal address and
+        port, odd for IPv6.
         """
         out = self.column("store_host.port").copy()
         for rows, shaped in self._groups:
@@ -249,12 +245,14 @@ class Batch:
         return out
 
     def has_one_store_host(self) -> bool:
-        """Return whether all records have the same store host; there is at least one record."""
+        """Return whether all records have the same store host. The batch must not be empty."""
         hosts = self.store_hosts()
         return bool((hosts == hosts[0]).all())
 
     def crc(self, start: Array, length: Array) -> Array:
-        """Return the CRC-32, top bit cleared, of a slice of ``data`` for each record (int64)."""
+        """Return, for each record, the CRC-32 with a cleared top bit of a slice of ``data``
+        (int64).
+        """
         kernel = active()
         if kernel is not None:
             sums: Array = np.empty(len(start), np.int64)
@@ -268,7 +266,9 @@ class Batch:
         return computed
 
     def crc_ok(self) -> Array:
-        """Return whether each body matches its CRC (bool); an empty body has the CRC 0."""
+        """Return a boolean array: whether each body matches its CRC; an empty body has
+        the CRC 0.
+        """
         is_ok = self._columns.get("crc_ok")
         if is_ok is None:
             is_ok = self.crc(self.column("body_start"), self.column("body_length")) == self.column(
@@ -277,12 +277,12 @@ class Batch:
         return is_ok
 
     def bytes_at(self, index: int) -> bytes:
-        """Return the intact record number ``index`` of this batch."""
+        """Return the bytes of the intact record number ``index`` of this batch."""
         at = int(self.start[index])
         return self.data[at:at + int(self.column("total_size")[index])].tobytes()
 
     def select(self, rows: Any) -> Batch:
-        """Return a batch of some of the rows (same buffer, no spans)."""
+        """Return a batch of the selected rows (same buffer, no spans)."""
         groups = self._groups
         if len(groups) > 1:
             part = np.full(len(self.start), -1, np.int8)
@@ -298,7 +298,7 @@ class Batch:
 
 
 def joined(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of several of the same buffer, in the order of their frames."""
+    """Return one batch from several batches of the same buffer, in the order of their frames."""
     if len(batches) == 1:
         return batches[0]
     first, start = batches[0], np.concatenate([batch.start for batch in batches])
@@ -319,7 +319,7 @@ def joined(batches: Sequence[Batch]) -> Batch:
 
 
 def gathered(batches: Sequence[Batch]) -> Batch:
-    """Return one batch of several of different buffers, with a copy of their bytes."""
+    """Return one batch from several batches of different buffers, with a copy of their bytes."""
     if len(batches) == 1:
         return batches[0]
     moved, before = [], 0
@@ -338,11 +338,11 @@ def gathered(batches: Sequence[Batch]) -> Batch:
 
 def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
                  head: int = 0) -> Batch:
-    """Return the records that follow each other by their sizes from ``data[at:]`` on, with ``head``
-    other bytes before each.
+    """Return the consecutive records from ``data[at:]`` on, found by following their sizes; each
+    has ``head`` other bytes before it.
 
-    They end before the first one that is not proved (see `examine`), or whose frame starts at or
-    after ``end``, and are at most ``most``. ``base`` is the physical offset of ``data[0]``.
+    The records end before the first one that is not proved (see `examine`) or whose frame starts at
+    or after ``end``; at most ``most`` are returned. ``base`` is the physical offset of ``data[0]``.
     """
     kernel = active()
     if kernel is None:
@@ -361,8 +361,8 @@ def records_from(data: Array, base: int, at: int, end: int, most: int = _ALL,
 
 
 def _batch(data: Array, base: int, table: Array) -> Batch:
-    """Return a batch of the records that the kernel put into a table, whose columns are copied: it
-    has space for far more.
+    """Return a batch of the records in a table that the kernel filled. Columns are copied, because
+    the table has space for far more records.
     """
     start, *places, variant = table
     is_uniform = len(variant) and (variant == variant[0]).all()
@@ -379,11 +379,11 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
 def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]:
     """Check candidate records at positions ``start`` (int64, ascending) of ``data``.
 
-    ``base`` is the physical offset of ``data[0]``; if one buffer contains records of several
-    places, an array (int64) with one for each (``base`` of the batch is 0 then).
+    ``base`` is the physical offset of ``data[0]``; if the buffer contains records from several
+    positions, an array (int64) with one value per record (then the batch has ``base`` 0).
 
     Returns (batch over all candidates, ok): ``ok`` is true for each provable record: message magic,
-    physical offset equal to its place, and lengths that add up to its size, all inside ``data``.
+    physical offset equal to its position, and lengths that add up to its size, all inside ``data``.
     Columns of rows that are not ok have no meaning.
     """
     kernel = active()
@@ -431,8 +431,8 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
 
 
 def _placed(batch: Batch, base: int | Array) -> Batch:
-    """Return a batch whose records are at their starts plus ``base``, which is one number or one
-    for each.
+    """Return a batch whose records have the physical offsets start + ``base``; ``base`` is one
+    number, or one per record.
     """
     if isinstance(base, np.ndarray):
         batch._columns["offset"] = batch.start + base
@@ -443,8 +443,8 @@ def _placed(batch: Batch, base: int | Array) -> Batch:
 
 def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],
              rows: Any) -> Array:
-    """Fill the variable part's positions for records of one shape; return True where they add
-    up.
+    """Fill in the positions of the variable-length fields for records of one shape; return a
+    boolean array: whether each record's lengths add up.
     """
     if len(data) < shaped.head_size:
         return np.zeros(len(start), bool)

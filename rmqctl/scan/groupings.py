@@ -1,6 +1,7 @@
-"""Groupings of messages: the small group number of each message in a batch.
+"""Groupings of messages: the group number of each message in a batch.
 
-Everything is computed by column; Python handles a group's key once per batch, never a message.
+Everything is computed by column; Python handles a group's key once per batch, never a single
+message.
 """
 
 from __future__ import annotations
@@ -45,9 +46,9 @@ _LATER = object()
 class Keys:
     """Small numbers for keys, in order of appearance.
 
-    With ``only``, just these keys have their own number; all others are `OTHER`. Texts get theirs
-    from a table of the kernel if it is installed: for texts that occur once, as most do, no Python
-    object is created.
+    With ``only``, just these keys have numbers of their own; all other keys are `OTHER`. A table of
+    the kernel, if it is installed, numbers the texts: most texts occur only once, and no Python
+    object is created for them.
     """
 
     def __init__(self, only: Iterable[Key] | None = None) -> None:
@@ -73,11 +74,11 @@ class Keys:
 
     @property
     def by_number(self) -> list[Key]:
-        """The keys by number."""
+        """The keys, in the order of their numbers."""
         return self.some(np.arange(len(self._by_number)))
 
     def some(self, numbers: Array) -> list[Key]:
-        """Return the keys of some numbers."""
+        """Return the keys with the given numbers."""
         keys = [self._by_number[number] for number in numbers.tolist()]
         later = [place for place, key in enumerate(keys) if key is _LATER]
         texts = np.searchsorted(self._numbers_of_texts, numbers[later])
@@ -105,7 +106,7 @@ class Keys:
         return number
 
     def of_ints(self, values: Array, key: Callable[[int], Key] = int) -> Array:
-        """Return the number of each value's ``key``."""
+        """Return the number of ``key(value)`` for each value."""
         least, most = int(values.min()), int(values.max())
         if least == most:
             return np.full(len(values), self.number(key(least)), np.int64)
@@ -120,7 +121,7 @@ class Keys:
         return np.array([self.number(key(value)) for value in distinct.tolist()], np.int64)[place]
 
     def of_texts(self, texts: Texts) -> Array:
-        """Return the number of each text, which is its own key."""
+        """Return the number of each text; the text itself is the key."""
         numbers: Array
         if self._fixed is not None:
             places = self._fixed.encode(texts, len(self._numbers_of_fixed) - 1)
@@ -146,7 +147,7 @@ def _learned(groups: Sequence[Key]) -> Keys:
 
 
 Codes = tuple[Array, Array | None]
-"""(numbers of groups, their rows of the batch); rows None: each message has one group."""
+"""(group numbers, the batch row of each number); rows None: each message has exactly one group."""
 
 
 def _topic(keys: Keys, batch: Batch) -> Codes:
@@ -175,7 +176,7 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
 
 
 def _key(keys: Keys, batch: Batch) -> Codes:
-    """Return every key of KEYS, once per message even if it is duplicate; None without keys."""
+    """Return every key of KEYS, a duplicate key only once per message; None without keys."""
     properties = Properties(batch)
     rows, start, length = properties.places(props.KEYS)
     of, begin, size = split(properties.data, start, length)
@@ -259,5 +260,7 @@ GROUPINGS: dict[str, Callable[[Keys, Batch], Codes]] = {
     "compression": _compression,
     "none": _none,
 }
-"""Hours and days are kept in quarters of an hour, from which those of any zone are computed; a size
-class is the exponent of the power of two at or below a record's size."""
+"""The groupings by name. Hours and days are kept in quarters of an hour, from which those of any
+time zone are computed; a size class is the exponent of the greatest power of two that is at most a
+record's size.
+"""

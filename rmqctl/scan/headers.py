@@ -1,8 +1,8 @@
 """Fields of records that no broker can have written, found during a walk.
 
 The rules are those of `formats.local.header_rules`. Each record is judged once, between the
-previous message and the next one. So a walk may be cut anywhere: the results of the parts merge to
-those of a single walk.
+previous message and the next one. So the log may be divided anywhere: the merged results of the
+parts equal the results of a single walk.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _SCHEDULE = props.SCHEDULE_TOPIC.encode()
 
 
 class HeaderFault(NamedTuple):
-    """A record at ``offset`` with the ``categories`` of rules that it breaks; ``before`` and
-    ``behind``: the physical offsets of its neighbors, None at an end.
+    """A record at ``offset``, and the ``categories`` of the rules that it breaks. ``before`` and
+    ``behind``: the physical offsets of its neighbors; None at an end of the log.
     """
 
     offset: int
@@ -42,29 +42,30 @@ def _none() -> Array:
 
 @dataclass(slots=True)
 class Headers:
-    """Anomalies in a part of a log. The records at its two ends wait for their neighbors: `merge`
-    with the next part, or `settle` at the ends of the log.
+    """Anomalies in a part of a log. The records at both ends of the part are not judged until their
+    neighbors are known: `merge` with the next part, or `settle` at the ends of the log.
     """
 
     faults: list[HeaderFault] = field(default_factory=list)
     unlisted: int = 0
     early: int = 0
-    """Number of records stored before RocketMQ existed, by their machine's clock."""
+    """Number of records whose store time is before RocketMQ existed."""
     first_early: int | None = None
     odd_born: int = 0
     """Number of records with an impossible born time."""
     first_odd_born: int | None = None
     back: int = 0
-    """Number of times that store times go back by half a year or more, except for single damaged
-    ones.
+    """Number of times that the store time goes back by half a year or more, except for single
+    damaged times.
     """
     first_back: int | None = None
     _first: Array = field(default_factory=_none)
     _last: Array = field(default_factory=_none)
 
     def add(self, batch: Batch, which: Array | None = None, numbers: Array | None = None) -> None:
-        """Add the messages of a batch (of them ``which``, bool), in log order; ``numbers`` of them
-        (row numbers) have a property that is not a number (see `bad_numbers`).
+        """Add the messages of a batch in log order. ``which`` (bool) selects them; ``numbers`` are
+        the row numbers of messages with a numeric property that is not a number (see
+        `bad_numbers`).
         """
         if not len(batch) or (which is not None and not which.any()):
             return
@@ -84,8 +85,8 @@ class Headers:
         self._join(rows)
 
     def add_run(self, heads: Array, count: int) -> None:
-        """Add ``count`` messages of one host within half a year, none of which is odd by itself:
-        rows of the first two and the last two.
+        """Add ``count`` messages of one host within half a year, all with possible times. The rows
+        are the first two and the last two messages.
         """
         if count < _ENDS:
             self._join(heads[[0, 1, 3][:count]])
@@ -126,7 +127,7 @@ class Headers:
         self._keep(inner)
 
     def settle(self) -> None:
-        """Judge the records at both ends, which lack one neighbor."""
+        """Judge the records at both ends of the log, which have only one neighbor."""
         ends = [self._first[:1]] if len(self._first) else []
         if len(self._first) > 1:
             ends.append(self._last[-1:])
@@ -143,7 +144,7 @@ class Headers:
         self.faults.sort(key=lambda fault: fault.offset)
 
     def _join(self, rows: Array) -> None:
-        """Join rows to the last ones; the very last row waits for its neighbor."""
+        """Append rows to the last rows; the very last row is judged when its neighbor is known."""
         if len(self._first) < 2:
             self._first = np.concatenate([self._first, rows])[:2]
         both = np.concatenate([self._last, rows])
@@ -177,7 +178,7 @@ class Headers:
 
 
 def undecodable(batch: Batch) -> Array:
-    """Return which records of a batch a client's decoder rejects (bool)."""
+    """Return a boolean array: whether a client's decoder rejects each record of a batch."""
     broken = rules.alone({name: batch.column(name) for name in rules.FIELDS})
     mask: Array = np.logical_or.reduce([broken[name] for name in rules.UNDECODABLE])
     return mask

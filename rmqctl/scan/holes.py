@@ -1,7 +1,7 @@
-"""Finds where a file has data and where it ends, without reading holes.
+"""Position of the data in a file, and the end of the data, found without reading holes.
 
-It does not guess: a hole within the data is not its end. Files without holes are read from the end,
-in growing pieces, so a file with few used bytes costs little.
+Nothing is guessed: a hole within the data is not its end. Files without holes are read from the
+end, in growing pieces, so a file with few used bytes is quick to examine.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ _MAX_PIECE = 1 << 20
 
 
 def data_ranges(fd: int, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield ``[from, to)`` within ``[start, end)`` that may contain nonzero bytes, ascending; the
-    entire rest if the system does not report holes.
+    """Yield ``[from, to)`` within ``[start, end)`` that may contain nonzero bytes, ascending. If
+    the system does not report holes, yield the entire rest.
     """
     position = start
     while position < end:
@@ -63,9 +63,10 @@ def data_end(source: Source, start: int, end: int) -> int:
 
 
 def used_end(source: Source, start: int, end: int) -> int:
-    """Return the position after the last nonzero byte in ``[start, end)``; ``start`` without one.
+    """Return the position after the last nonzero byte in ``[start, end)``; ``start`` if all are
+    zero.
 
-    Holes are not read; everything else after that byte is read once.
+    Holes are not read; every other byte after that position is read once.
     """
     high, piece = data_end(source, start, end), PAGE
     while high > start:

@@ -1,7 +1,8 @@
-"""JSON objects by column: the cells of many rows are created where their bytes are, then joined.
+"""JSON objects by column: the kernel encodes the cells of many rows in a buffer, then joins them to
+rows.
 
-The compiled kernel does both; without it, callers build a mapping of each row and encode it, with
-the same result.
+Without the compiled kernel, callers build a mapping for each row and encode it, with the same
+result.
 """
 
 from __future__ import annotations
@@ -21,19 +22,21 @@ from rmqctl.scan.text import Dictionary, Texts, contiguous
 STRING, LIST, OBJECT = "string", "list", "object"
 _SEPARATORS = {STRING: "", LIST: " ", OBJECT: props.PROPERTY_SEPARATOR}
 _NUMBER = -1
-"""Length of a cell that is a number, which is in place of the start."""
+"""Length that marks a cell as a number; the cell's start then contains the number."""
 _DIGITS = 20
 _WORST = 6
-"""Maximum number of bytes for one byte: an escape."""
+"""Maximum number of output bytes for one input byte: the length of an escape."""
 LONG = 1 << 20
-"""A longer text is left to the caller: the space for its worst case would be too large."""
+"""Length above which a text is left to the caller: its worst case would need too much space."""
 _SPARE = 1 << 20
 _KNOWN = 1 << 12
-"""Maximum number of forms of recurring texts that are remembered from page to page."""
+"""Maximum number of recurring texts whose form is kept from page to page."""
 _FEW = 64
 
 Others = Callable[[Array], Sequence[bytes]]
-"""Function that returns the cells of texts by their numbers, where only Python can create them."""
+"""Function that returns the cells of the texts with the given numbers, for texts that only Python
+can convert.
+"""
 
 
 def is_possible() -> bool:
@@ -78,7 +81,7 @@ class Cells:
         self._ends: list[int] = []
 
     def literal(self, text: bytes) -> None:
-        """Add the same bytes in every row."""
+        """Add the same bytes to every row."""
         self._between += text
 
     def numbers(self, values: Array) -> None:
@@ -90,7 +93,7 @@ class Cells:
             column[0], column[1] = values, _NUMBER
 
     def choice(self, which: Array, forms: Sequence[bytes]) -> None:
-        """Add one of some forms for each row."""
+        """Add one of the given forms to each row."""
         if len(which) and (which == which[0]).all():
             self.literal(forms[int(which[0])])
             return
@@ -100,14 +103,14 @@ class Cells:
         np.take(self.put(forms), which, axis=1, out=self._column())
 
     def digits(self, texts: bytes) -> None:
-        """Add texts of equal length that are adjacent."""
+        """Add texts of equal length that are adjacent in memory."""
         width = len(texts) // self._rows
         start = self.put([texts])[0, 0]
         column = self._column()
         column[0], column[1] = start + np.arange(self._rows) * width, width
 
     def add(self, cells: Array, rows: Array | None = None, absent: bytes = b"") -> None:
-        """Add the result of `make` or `put`, for all rows or those of ``rows``."""
+        """Add the result of `make` or `put` to all rows, or to the rows ``rows``."""
         column = self._column()
         if rows is None or len(rows) == self._rows:
             column[:] = cells
@@ -120,8 +123,8 @@ class Cells:
         """Return texts as JSON: as a string, a list of the parts between spaces, or the object for
         a properties string.
 
-        ``others`` converts the texts of ``is_for_others`` (bool), and texts that are not UTF-8,
-        very long, or contain a property twice.
+        ``others`` converts the texts selected by ``is_for_others`` (bool), and texts that are not
+        UTF-8, very long, or contain a property twice.
         """
         start, length = contiguous(texts.start, texts.length)
         left_out = length > LONG
@@ -140,7 +143,7 @@ class Cells:
         return cells
 
     def put(self, texts: Sequence[bytes]) -> Array:
-        """Return the places (int64 [2, n]) of texts that already are JSON, to be added."""
+        """Return the positions (int64 [2, n]) of texts that are JSON already, for `add`."""
         places: Array = np.empty((2, len(texts)), np.int64)
         places[1] = np.fromiter(map(len, texts), np.int64, len(texts))
         data = b"".join(texts)
@@ -151,7 +154,7 @@ class Cells:
         return places
 
     def woven(self) -> memoryview:
-        """Return all rows, back to back; valid until the next call."""
+        """Return all rows, back to back. The result is valid until the next call."""
         cells: Array = np.array(self._columns).reshape(len(self._columns), 2, self._rows)
         length = cells[:, 1]
         size = int(np.where(length == _NUMBER, _DIGITS, length).sum())
@@ -177,7 +180,7 @@ class Cells:
 
 
 class Forms:
-    """Recurring texts, each in a form that is created once."""
+    """Recurring texts, each with a converted form that is created once."""
 
     def __init__(self, form: Callable[[bytes], bytes]) -> None:
         self._form = form
@@ -185,7 +188,7 @@ class Forms:
         self._forms: list[bytes] = []
 
     def choose(self, cells: Cells, texts: Texts) -> None:
-        """Add the form of each text."""
+        """Add the form of each text as a column."""
         if len(self._forms) > _KNOWN:
             self._dictionary, self._forms = Dictionary(), []
         which = self._dictionary.encode(texts)
