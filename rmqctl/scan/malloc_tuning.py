@@ -52,10 +52,11 @@ def resident() -> int:
 
 @cache
 def collect_rarely() -> None:
-    """Search for cycles less often, once per process, and not in existing objects.
+    """Search for reference cycles less often, and never in existing objects; takes effect once per
+    process.
 
-    For millions of short-lived objects without cycles, many of which live at the same time, the
-    usual frequency takes a tenth to a fifth of the time.
+    With millions of short-lived objects without cycles, many of them alive at the same time, the
+    usual frequency costs a tenth to a fifth of the run time.
     """
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

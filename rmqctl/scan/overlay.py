@@ -1,6 +1,6 @@
-"""Bytes laid over a file without changing it: a log as it would be after a repair.
+"""Bytes laid over a file without changing the file: a log as it would be after a repair.
 
-A piece stores its bytes sparsely, so that gigabytes of zeros cost nothing.
+A piece stores its bytes sparsely, so gigabytes of zeros need no memory.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 from rmqctl.scan.source import FileSource, Source, Witness
 
 Parts = tuple[tuple[int, bytes], ...]
-"""(position, bytes), ascending and not overlapping; between them are zeros."""
+"""(position, bytes), ascending and not overlapping; the gaps are zeros."""
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """``size`` bytes that are at position ``at`` of a file. ``parts`` count from ``at``."""
+    """``size`` bytes at position ``at`` of a file. The positions in ``parts`` count from ``at``."""
 
     at: int
     size: int
@@ -49,8 +49,8 @@ class Piece:
 class LogPart:
     """One file of a log as it would be: ``size`` bytes from physical offset ``base`` on.
 
-    ``path`` is the file beneath, None for a missing file; bytes in neither the file nor a piece
-    read as zero. ``pieces`` are ascending and do not overlap. ``witness``: see
+    ``path`` is the underlying file, None for a missing file; bytes that are in neither the file nor
+    a piece read as zero. ``pieces`` are ascending and do not overlap. ``witness``: see
     `rmqctl.scan.source.Source`. Bytes of the file after ``limit`` are newer than the view and read
     as zero (`StoreFile.limit`). Picklable.
     """
@@ -84,7 +84,9 @@ class LogPart:
 
 
 class OverlaidSource:
-    """The `Source` of a `LogPart`; ``below`` is its file, opened by the caller."""
+    """The `Source` of a `LogPart`; ``below`` is the source of the underlying file, opened by the
+    caller.
+    """
 
     def __init__(self, part: LogPart, below: Source | None) -> None:
         self.name = part.path or f"<missing file {part.base:020d}>"

@@ -1,4 +1,4 @@
-"""The damaged bytes of a log, counted by readers that skip them."""
+"""The damaged bytes of a log, as counted by readers that skip them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from typing import ClassVar
 from rmqctl.scan.frames import Span
 
 MAX_SPANS = 100
-"""Damaged spans that are listed; of further ones only the number and length are kept."""
+"""Maximum number of listed damaged spans; further spans are only counted, with their
+total length.
+"""
 
 
 @dataclass(slots=True)

@@ -1,8 +1,8 @@
-"""Profile of a log by time, by place and by queue: sums of bounded size, for charts.
+"""Profile of a log by time, position and queue: sums of bounded size, for charts.
 
 The batches of a walk are added to a profile, and the profiles of the ranges of one log can be
-merged in any order. Times are kept in steps that grow with the time span of the log, places in
-equal cells of bytes.
+merged in any order. Times are divided into steps whose length grows with the time span of the log,
+positions into cells of equal size.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ MESSAGES = "messages"
 KINDS = (MESSAGES, BLANK, ZERO, DAMAGED)
 """The rows of `LogProfile.cells`."""
 LATEST = 4_102_444_800_000
-"""2100-01-01 (ms): messages with a later store time are in no step."""
+"""2100-01-01 (ms): messages with a later store time are not counted in any step."""
 STEPS = (1, 5, 10, 50, 100, 500, *(1000 * seconds for seconds in (
     1, 5, 10, 30, 60, 300, 600, 1800, 3600, 10_800, 21_600, 43_200, 86_400, 604_800, 2_419_200)))
-"""Milliseconds of a step of time; each divides the next."""
+"""Possible lengths of a time step in milliseconds; each divides the next."""
 MAX_STEPS = 4096
 MAX_CELLS = 2048
 _MIN_CELL = 64
@@ -71,7 +71,7 @@ class Timeline:
             self._widen(STEPS[STEPS.index(self.step) + 1])
 
     def _widen(self, step: int) -> None:
-        """Join steps to longer ones; steps are never split."""
+        """Combine steps to longer steps; steps are never split."""
         if step > self.step:
             scale, narrow = step // self.step, self.steps
             self.step, self.steps = step, {}

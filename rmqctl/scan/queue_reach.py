@@ -1,8 +1,8 @@
-"""Range of each queue's messages over a walk: least and greatest queue offset.
+"""Range of each queue's messages over a walk: smallest and greatest queue offset.
 
-Everything is computed by column: Python handles a queue's key once per batch, never a message. Only
-records with a consume queue entry count (spec: consumequeue.md §4); an inner batch covers several
-queue offsets (§9), a multi-dispatched message counts in further queues too (§10).
+Everything is computed by column: Python handles a queue's key once per batch, never a single
+message. Only records with a consume queue entry count (spec: consumequeue.md §4). An inner batch
+covers several queue offsets (§9); a multi-dispatched message counts in further queues too (§10).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rmqctl.scan.groupings import Keys
 
 QueueKey = tuple[bytes, int]
 _UNROWED = sysflag.TRANSACTION_PREPARED
-"""The bit that is set for PREPARED and ROLLBACK, but not for NONE and COMMIT."""
+"""The bit of ``sys_flag`` that is set for PREPARED and ROLLBACK, but not for NONE and COMMIT."""
 NOT_DISPATCHED = (props.RETRY_PREFIX.encode(), b"rmq_sys_", props.SCHEDULE_TOPIC.encode())
 """Prefixes of topics whose messages a 5.x broker does not multi-dispatch."""
 _COMMA, _ZERO = b","[0], b"0"[0]
@@ -36,11 +36,15 @@ ENDLESS = 1 << 62
 """A physical offset that no log reaches."""
 
 Leads = Callable[[tuple[str, int], Array, Array], Array]
-"""(queue, queue offsets, physical offsets) -> which entries there point to these places (bool)."""
+"""Function of (queue, queue offsets, physical offsets) that returns a boolean array: whether the
+entry at each queue offset points to the physical offset.
+"""
 
 
 class Reach(NamedTuple):
-    """Queue offsets of one queue: ``first`` is the least, ``end`` is after the greatest."""
+    """Queue offsets of one queue: ``first`` is the smallest, ``end`` is one more than
+    the greatest.
+    """
 
     first: int
     end: int
@@ -51,15 +55,16 @@ class Reach(NamedTuple):
 class LightQueues:
     """Queue ids under which the entries of a store's light queues (``%LMQ%…``) are stored (§10).
 
-    A broker with enableLmq keeps each of them as queue 0. One with enableMultiDispatch alone
-    (4.9.x) treats the name like that of any other queue: it writes the entry under the message's
-    own queue id, and counts each id separately. A store may have had both.
+    A broker with enableLmq keeps each light queue as queue 0. A broker with enableMultiDispatch
+    alone (4.9.x) treats its name like that of any other queue: it writes the entry under the
+    message's own queue id, and counts the offsets of each id separately. A store may have been used
+    by both.
 
-    ``own``: light queues with another id than 0 that have files. ``own_ids``: whether a message's
-    own queue id counts if neither files nor entries show it. ``rows_optional``: whether a broker
-    may have assigned queue offsets without ever writing entries (5.x with enableLmq alone).
-    ``switched``: whether it may have done so at some times, and written entries at others (5.x);
-    ``untold``: whether nothing shows the former.
+    ``own``: light queues that have files under another id than 0. ``own_ids``: whether a message's
+    own queue id counts if neither files nor entries show the id. ``rows_optional``: whether a
+    broker may have assigned queue offsets without ever writing entries (5.x with enableLmq alone).
+    ``switched``: whether a broker may have omitted the entries at some times and written them at
+    others (5.x); ``untold``: whether it is unknown if entries were ever omitted.
     """
 
     own: frozenset[tuple[str, int]] = frozenset()
@@ -71,10 +76,10 @@ class LightQueues:
     def ids(self, names: Sequence[bytes], name: Array, queue_id: Array, offset: Array | None = None,
             physical: Array | None = None, leads: Leads | None = None) -> Array:
         """Return the queue ids (int64) of further entries: ``name`` are numbers in ``names``,
-        ``queue_id`` the messages' own.
+        ``queue_id`` the messages' own ids.
 
-        With ``leads`` an existing entry at queue offset ``offset`` that points to ``physical``
-        decides; without it, the store's files of the queue.
+        With ``leads``, the id is decided by an existing entry at queue offset ``offset`` that
+        points to ``physical``; without ``leads``, by the files of the queue.
         """
         light: Array = np.array([raw.startswith(_LMQ) for raw in names], bool)[name]
         out: Array = np.where(light, 0, queue_id)
@@ -113,12 +118,12 @@ class QueueNumbers:
 
     @property
     def keys(self) -> list[QueueKey]:
-        """The queues by their number."""
+        """The queues, in the order of their numbers."""
         return self._queues.by_number
 
     @property
     def topics(self) -> list[bytes]:
-        """The topics by their number."""
+        """The topics, in the order of their numbers."""
         return self._texts.by_number
 
     def topic(self, texts: text.Texts) -> Array:
@@ -129,7 +134,7 @@ class QueueNumbers:
         return self._queues.number(key)
 
     def of(self, topic: Array, queue_id: Array) -> Array:
-        """Return the number of each queue; ``topic`` are numbers of `topic`."""
+        """Return the number of each message's queue; ``topic`` are numbers from `topic`."""
         ids = self._ids.of_ints(queue_id)
         width = len(self._ids.by_number)
 
@@ -140,11 +145,11 @@ class QueueNumbers:
 
 
 class QueueReach:
-    """Collects the reach of queues over batches; picklable, and `merge` adds the results of another
+    """Collects the reach of queues over batches. Picklable; `merge` adds the results of another
     object.
 
-    ``generation`` (4 or 5) selects the broker's rule for multi-dispatched messages; ``plain``
-    counts each record only for the queue offset in its header. ``light`` has the queue ids of light
+    ``generation`` (4 or 5) selects the broker's rule for multi-dispatched messages; with ``plain``,
+    each record counts only for the queue offset in its header. ``light`` has the queue ids of light
     queues.
     """
 
@@ -226,7 +231,7 @@ class QueueReach:
 def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Array]:
     """Return (first, last) queue offset that each record covers; ``inner`` are the inner batches.
 
-    An inner batch without the properties that a broker adds counts as a single message, as for a
+    An inner batch without the properties that a broker adds counts as one message, as it does for a
     broker.
     """
     properties = text.Properties(batch.select(inner))
@@ -245,27 +250,27 @@ def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool 
         tuple[Array, text.Texts, Array]):
     """Return (record, queue name, queue offset) of each further entry of multi-dispatched records.
 
-    ``which`` (bool) says which records count. Lists of different length have no entries at all, a
-    list item that is not a number has none (spec: consumequeue.md §10). With ``skipped`` the
-    entries of `skipped_rows` are included.
+    ``which`` (bool) selects the records. A record whose lists differ in length has no further
+    entries; a list item that is not a number has no entry (spec: consumequeue.md §10). With
+    ``skipped``, the entries of `skipped_rows` are included.
     """
     return _paired(properties, which, np.greater_equal if skipped else np.equal)
 
 
 def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
-    """Return the further entries that records lack because of their lists' length, although offsets
-    were assigned.
+    """Return the further entries that records lack because their lists differ in length, although
+    queue offsets were assigned.
 
-    A 5.x broker assigns a queue offset to light queues, and an empty item to other names. After the
-    last offset these do not count, so the list is too short.
+    A 5.x broker assigns a queue offset to light queues, and an empty item to other names. Empty
+    items after the last offset are dropped when the list is split, so the list is too short.
     """
     return _paired(properties, which, np.greater)
 
 
 def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Array], Array]) -> (
         tuple[Array, text.Texts, Array]):
-    """Return (record, name, number) of the records whose numbers of names and of offsets
-    ``fit``.
+    """Return (record, name, number) of the records for which ``fit`` accepts the count of names and
+    the count of offsets.
     """
     name_row, names = properties.find(props.MULTI_DISPATCH)
     if not len(name_row):
@@ -288,7 +293,7 @@ def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Arr
 
 
 def _all_blank(texts: text.Texts) -> Array:
-    """Return which texts (none is empty) consist of blanks (bool)."""
+    """Return a boolean array: whether each text consists only of blanks. No text is empty."""
     blank: Array = _BLANK[texts.data[texts.start]]
     for row in np.flatnonzero(blank).tolist():
         first = int(texts.start[row])
@@ -297,9 +302,10 @@ def _all_blank(texts: text.Texts) -> Array:
 
 
 def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
-    """Return (the list of each part, parts between commas, number of parts of each list).
+    """Return (the list that contains each part, the parts between commas, the number of parts of
+    each list).
 
-    Like Java's split, it drops empty parts at the end.
+    Empty parts at the end are dropped, as by Java's split.
     """
     length = lists.length.copy()
     rows = np.arange(len(lists))
@@ -313,13 +319,15 @@ def _parts(lists: text.Texts) -> tuple[Array, text.Texts, Array]:
 
 
 def _whole(row: Array, values: text.Texts) -> tuple[Array, Array]:
-    """Return the rows whose value is an integer, and the numbers (int64)."""
+    """Return (rows whose value is an integer, the integers as int64)."""
     good, number = _integers(values)
     return row[good], number[good]
 
 
 def _integers(texts: text.Texts) -> tuple[Array, Array]:
-    """Return (which texts are integers of ASCII digits (bool), the numbers (int64))."""
+    """Return (boolean array: whether each text is an integer of ASCII digits, the integers as
+    int64).
+    """
     good: Array = (texts.length > 0) & (texts.length <= _DIGITS)
     rows = np.flatnonzero(good)
     number: Array = np.zeros(len(texts), np.int64)
@@ -337,8 +345,9 @@ def _integers(texts: text.Texts) -> tuple[Array, Array]:
 
 
 def telling(place: Array) -> Array:
-    """Return the positions of adjacent entries that may prove a message: their places (int64) are
-    possible and ascend. An entry that others contradict is damaged itself, and proves nothing.
+    """Return the positions of adjacent entries that may prove a message: their physical offsets
+    (int64) are possible and ascend. An entry that contradicts others is damaged itself and proves
+    nothing.
     """
     possible = np.flatnonzero((place >= 0) & (place < ENDLESS))
     rows: Array = possible[ascending(place[possible])]

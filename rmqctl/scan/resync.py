@@ -1,9 +1,10 @@
-"""Single positions of a log: whether a record or a blank record may begin there.
+"""Tests of single positions of a log: whether a record or a blank record may begin there.
 
-A record proves itself by its magic, by lengths that add up, and above all by its physical offset,
-which must equal its place; and either something provable follows it, or its body matches its CRC. A
-sender can put all that into a message body. So after damage this finds only candidates:
-`rmqctl.scan.damage.extents` decides which are records of the log.
+A record proves itself by its magic, by lengths that add up, and above all by a physical offset
+equal to its position; in addition, something provable must follow the record, or its body must
+match its CRC. But a sender can put a complete record into a message body. So after damage, this
+module finds only candidates: `rmqctl.scan.damage.extents` decides which of them are records of the
+log.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ from rmqctl.scan.frames import Array, gather, used_length
 from rmqctl.scan.source import Source
 
 MAX_RECORD = 128 << 20
-"""Larger records are rejected, which bounds memory for damaged sizes (a broker's default limit is 4
-MiB).
+"""Maximum record size: larger sizes are treated as damage, which bounds memory (a broker's default
+limit is 4 MiB).
 """
 _FIRST_WINDOW = 8 << 10
 _WINDOW = 4 << 20
@@ -50,7 +51,7 @@ _END = dledger.MAGIC_END & 0xFFFFFFFF
 
 
 def is_blank(source: Source, position: int) -> bool:
-    """Return whether a blank record, or DLedger's end mark, is at ``position`` and names exactly
+    """Return whether ``position`` has a blank record, or DLedger's end mark, whose size is exactly
     the rest of the file.
     """
     head = source.read(position, BLANK_SIZE)
@@ -63,7 +64,7 @@ def is_blank(source: Source, position: int) -> bool:
 
 def _self_located(source: Source, position: int) -> bytes | None:
     """Return the bytes of the record whose frame begins at ``position`` if magic, offset and
-    lengths match, with the fields of its entry if it is in one.
+    lengths match, and the fields of its DLedger entry if there is one.
     """
     entry = None
     if source.head:
@@ -88,15 +89,15 @@ def _self_located(source: Source, position: int) -> bytes | None:
 
 
 def located_size(source: Source, position: int) -> int | None:
-    """Return the size of the frame of a record at ``position`` if magic, offset and lengths match;
-    nothing else is checked.
+    """Return the size of the frame of a record at ``position`` if magic, offset and lengths match.
+    Nothing else is checked.
     """
     raw = _self_located(source, position)
     return None if raw is None else source.head + len(raw)
 
 
 def is_placed(source: Source, position: int) -> bool:
-    """Return whether the frame at ``position`` contains a message's magic, and its own place as
+    """Return whether the frame at ``position`` has a message's magic and its own position as
     physical offset.
     """
     position += source.head
@@ -109,11 +110,11 @@ def is_placed(source: Source, position: int) -> bool:
 
 def extent(source: Source, position: int, magic: int | None = None,
            host_bits: int | None = None) -> int | None:
-    """Return the record size to which the length fields at ``position`` add up, read without the
-    body.
+    """Return the record size that results from the length fields at ``position``, without reading
+    the body.
 
-    None if they point out of the file or are negative. ``magic`` and ``host_bits`` override the
-    stored values; an unknown stored magic counts as the oldest one.
+    None if a length is negative or extends past the end of the file. ``magic`` and ``host_bits``
+    override the stored values; an unknown stored magic counts as the oldest one.
     """
     # The header, whose shape follows from magic and system flags.
     head = source.read(position, START_SIZE)
@@ -175,8 +176,8 @@ def next_provable(source: Source, start: int, end: int) -> int | None:
 
 
 def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of intact records in ``[start, end)`` that only prove themselves: they
-    have no body, and so no CRC, and damage follows.
+    """Yield (position, size) of intact records in ``[start, end)`` that nothing else proves: they
+    have no body, and so no CRC, and damage follows them.
     """
     for window_start, data in used_windows(source, start + source.head, end + source.head):
         for candidate in _candidates(source, window_start, np.frombuffer(data, np.uint8)):
@@ -188,8 +189,8 @@ def bare_records(source: Source, start: int, end: int) -> Iterator[tuple[int, in
 
 
 def _candidates(source: Source, start: int, data: Array) -> list[int]:
-    """Return the positions in ``data``, which begins at ``start``, that `provable` would not reject
-    at once. They are found by column, since foreign bytes may be full of magics.
+    """Return the positions in ``data``, which begins at ``start``, that need to be checked with
+    `provable`. They are found by column, because foreign bytes may contain very many magics.
     """
     magics = find_magics(data, 0, len(data), (*VERSIONS, MAGIC_BLANK))
     at = magics - (MAGIC_OFFSET + source.head)
@@ -211,7 +212,7 @@ def _candidates(source: Source, start: int, data: Array) -> list[int]:
 
 
 def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
-    """Yield the positions in ``[start, end)`` where DLedger's end mark names the rest of the
+    """Yield the positions in ``[start, end)`` of DLedger end marks whose size is the rest of the
     file.
     """
     for window_start, data in used_windows(source, start, end):
@@ -220,10 +221,11 @@ def _end_marks(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, bytes]]:
-    """Yield (position, bytes) with all nonzero bytes of ``[start, end)``; holes cost nothing.
+    """Yield (position, bytes) that contain all nonzero bytes of ``[start, end)``; holes are not
+    read.
 
-    Each window includes `BLANK_SIZE` bytes of the next one, and begins early enough, so that one of
-    them contains the magic of any record that starts in ``[start, end)``.
+    Each window includes `BLANK_SIZE` bytes of the next window, and begins early enough that the
+    magic of each record that starts in ``[start, end)`` is in one window.
     """
     window, position = _FIRST_WINDOW, start
     while position < end:
@@ -244,8 +246,8 @@ def used_windows(source: Source, start: int, end: int) -> Iterator[tuple[int, by
 
 
 def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAGICS) -> Array:
-    """Return positions (int64, ascending) in ``[low, high)`` of ``data`` (uint8) with one of the
-    magics, complete before the end of the data.
+    """Return the positions (int64, ascending) in ``[low, high)`` of ``data`` (uint8) of magics that
+    are complete within ``data``.
     """
     high = min(high, len(data) - _MAGIC_SIZE + 1)
     parts = [_find(data, start, min(start + _BLOCK, high), *_numbers(magics))
@@ -254,9 +256,9 @@ def find_magics(data: Array, low: int, high: int, magics: tuple[int, ...] = _MAG
 
 
 def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]) -> Array:
-    """Return the positions of magics. It searches for their first halves, two bytes at once: at the
-    even positions, and at the odd ones in a copy, since numpy compares only aligned numbers that
-    fast. Few rows of such pairs have one.
+    """Return the positions of magics. The first two bytes of each magic are searched for first, at
+    even positions in ``data`` and at odd positions in a copy, because numpy compares only aligned
+    numbers fast.
     """
     count = (high - low + 1) // 2
     hit: Array = np.zeros((-(-count // _ROW), _ROW), bool)
@@ -279,6 +281,8 @@ def _find(data: Array, low: int, high: int, wholes: list[int], halves: list[int]
 
 @cache
 def _numbers(magics: tuple[int, ...]) -> tuple[list[int], list[int]]:
-    """Return magics, and their first two bytes, as numbers of this machine."""
+    """Return the magics, and the first two bytes of each, as numbers in this machine's
+    byte order.
+    """
     wholes = np.array(magics, ">u4").view(np.uint32)
     return wholes.tolist(), np.unique(wholes.view(np.uint16)[::2]).tolist()

@@ -1,8 +1,8 @@
-"""Sources of bytes: positioned reads of regular files, opened for reading only.
+"""Sources of bytes: positioned reads of regular files that are opened read-only.
 
-Reads use ``pread`` rather than a mapping: a file that shrinks while it is read gives a short read
-or an error, where a mapping would kill the process with SIGBUS. Only the kernel, which handles that
-signal, copies from a mapping: many small records, for a fraction of the time.
+Reads use ``pread``, not a mapping: a file that shrinks during a read gives a short read or an
+error, while a mapping would kill the process with SIGBUS. Only the compiled kernel, which handles
+SIGBUS, copies from a mapping: for many small records that is much faster.
 """
 
 from __future__ import annotations
@@ -49,13 +49,15 @@ _OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 BESIDES_BODY = 64 << 10
-"""More bytes than all fields of a record except its body."""
+"""More bytes than all fields of a record except the body can have."""
 LARGEST_RECORD = (4 << 20) + BESIDES_BODY
-"""The largest record if a broker's ``maxMessageSize`` (4 MiB) was never changed."""
+"""Maximum record size if a broker's ``maxMessageSize`` (4 MiB) was never changed."""
 
 
 _NONZERO = 64
-"""Bytes that are read at a position before the system is asked for holes."""
+"""Bytes that are read at a position before the system is asked for holes: nonzero bytes end the
+search.
+"""
 
 
 class Witness(Protocol):
@@ -67,58 +69,65 @@ class Witness(Protocol):
         ...
 
     def rows(self, start: int, end: int) -> tuple[Array, Array]:
-        """Return (physical offset, size) of consume queue entries that point into physical
-        ``[start, end)``, ascending (int64).
+        """Return (physical offset, size) of the consume queue entries that point into ``[start,
+        end)`` (physical offsets), ascending (int64).
         """
         ...
 
     def keys(self, start: int, end: int) -> tuple[Array, Array]:
-        """Return (physical offset, key hash) of index entries that point there, ascending
-        (int64).
+        """Return (physical offset, key hash) of the index entries that point into the range,
+        ascending (int64).
         """
         ...
 
     def confirms(self, record: Record) -> bool | None:
-        """Return whether the entry of a record's queue offset points to it; None without an
-        entry.
+        """Return whether the consume queue entry at a record's queue offset points to the record;
+        None without an entry.
         """
         ...
 
     def confirms_all(self, topic: str, queue_id: int, offsets: Array, places: Array,
                      sizes: Array) -> Array:
-        """Return the same for many records of one queue, by column (bool): their queue offsets,
-        physical offsets and sizes. False may also mean that `confirms` has to be asked.
+        """Return a boolean array with the result of `confirms` for many records of one queue: their
+        queue offsets, physical offsets and sizes. False may also mean that `confirms` has to be
+        called.
         """
         ...
 
     def entry_of(self, record: Record) -> tuple[int, int] | None:
-        """Return (physical offset, size) of the entry of a record's queue offset, or None."""
+        """Return (physical offset, size) from the consume queue entry at a record's queue offset;
+        None without an entry.
+        """
         ...
 
     def record_at(self, physical: int, size: int) -> Record | None:
-        """Return the record of this size that is at ``physical`` by its own physicalOffset; None
-        without one.
+        """Return the record of this size whose physicalOffset is ``physical`` and matches its
+        position; None without one.
         """
         ...
 
     def goes_on(self, physical: int) -> bool:
-        """Return whether a log file begins there, and with a record."""
+        """Return whether a log file begins at the offset, and begins with a record."""
         ...
 
     def offsets_before(self, physical: int) -> Past | None:
-        """Return the state of the messages before a file that begins there; None if unknown."""
+        """Return the state of the messages before the file that begins at the offset; None if
+        unknown.
+        """
         ...
 
     def offsets_behind(self, physical: int) -> QueueEnds | None:
-        """Return the queue offsets of the messages with which a file begins there, or None."""
+        """Return the queue offsets of the first messages of the file that begins at the offset;
+        None if unknown.
+        """
         ...
 
 
 class Source(Protocol):
     """Bytes ``[0, size)`` whose first byte has the physical offset ``base``.
 
-    ``witness``: further evidence on the log that contains them; None without a log. ``head``: bytes
-    before each record that do not belong to it, if it is in a DLedger entry.
+    ``witness``: independent evidence about the log that contains these bytes; None without a log.
+    ``head``: size of the DLedger entry header before each record; 0 in a plain log.
     """
 
     name: str
@@ -170,8 +179,8 @@ class BytesSource:
 
 
 class AtHand:
-    """A source with some bytes in memory, as a walk has read them: these are not read from the file
-    again.
+    """A source with some bytes in memory, as a walk has read them; these bytes are not read from
+    the file again.
     """
 
     def __init__(self, source: Source) -> None:
@@ -183,7 +192,7 @@ class AtHand:
 
     @property
     def size(self) -> int:
-        """The current size, which may become less while the file is read."""
+        """The current size, which may shrink while the file is read."""
         return self.of.size
 
     @size.setter
@@ -212,7 +221,7 @@ class AtHand:
 
 
 def open_any(path: str) -> int:
-    """Return a read-only descriptor; never blocks on a FIFO or a device.
+    """Return a read-only descriptor; opening never blocks on a FIFO or a device.
 
     Raises: StoreIOError.
     """
@@ -233,7 +242,7 @@ def open_regular(path: str) -> int:
 
 
 def _regular(path: str) -> tuple[int, int]:
-    """Return a read-only descriptor of a regular file, and the size of the file."""
+    """Return (read-only descriptor of a regular file, the file's size)."""
     fd = open_any(path)
     about = os.fstat(fd)
     if not stat.S_ISREG(about.st_mode):
@@ -266,17 +275,17 @@ class FileSource(Closing):
     """A regular file, read by position. Use as a context manager or call `close`.
 
     ``size`` is determined at opening; bytes appended later are not visible through this object.
-    Bytes from position ``limit`` on read as zeros: they were written after the examined moment.
-    With ``device`` it may be a block device.
+    Bytes from position ``limit`` on read as zeros, because they were written after the examined
+    moment. With ``device``, the file may be a block device.
     """
 
     _fd = -1  # `__del__` calls `close` even if opening failed
     _mapped: mmap | None = None
     _elsewhere: vfs.Elsewhere | None = None
-    """Reads a file of a mounted place (`rmqctl.vfs`), which has no descriptor."""
+    """Reader for a file at a mounted location (`rmqctl.vfs`), which has no descriptor."""
     head = 0
     zeros_from: int | None = None
-    """The position after which all bytes are known to be zero, as after a hole."""
+    """The position from which on all bytes are known to be zero, for example a hole."""
 
     def __init__(self, path: str, base: int = 0, limit: int | None = None,
                  witness: Witness | None = None, head: int = 0, *, device: bool = False) -> None:
@@ -298,7 +307,9 @@ class FileSource(Closing):
         return data
 
     def gather(self, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return the bytes of many (position, length), at the same time if that is faster."""
+        """Return the bytes of many (position, length) ranges, read in parallel if that
+        is faster.
+        """
         if self._elsewhere is None or self._limit is not None:
             return [self.read(*place) for place in places]
         stopping.check()
@@ -306,11 +317,13 @@ class FileSource(Closing):
 
     @property
     def sampled_end(self) -> int | None:
-        """Return the end of the data by samples; None if the file must be read for that."""
+        """Return the end of the data, found by sampling; None if the file must be read to find the
+        end.
+        """
         return None if self._elsewhere is None else self._elsewhere.end()
 
     def read_now(self, position: int, length: int) -> bytes:
-        """Return the bytes as they are now, without the limit."""
+        """Return the current bytes, ignoring the limit."""
         stopping.check()
         if self._elsewhere is not None:
             return self._elsewhere.read(position, length)
@@ -349,8 +362,8 @@ class FileSource(Closing):
         return done
 
     def read_parts(self, buffer: memoryview, start: Array, end: Array, position: Array) -> None:
-        """Fill ``buffer[start:end]`` from ``position`` for each (int64); bytes after the end of the
-        file, or after ``limit``, read as zeros.
+        """Fill ``buffer[start:end]`` from ``position`` for each part (int64); bytes after the end
+        of the file, or after ``limit``, read as zeros.
 
         Raises: StoreIOError.
         """
@@ -379,10 +392,10 @@ class FileSource(Closing):
     def read_records(self, buffer: memoryview, place: Array, size: Array, end: int | None,
                      mapped: bool = True) -> bool:
         """Fill ``buffer`` with the records of these sizes at these physical offsets (int64), back
-        to back; return whether each is complete and matches its CRC, and none extends past the
+        to back. Return whether every record is complete, matches its CRC, and ends at or before
         physical offset ``end``.
 
-        It returns False without the compiled kernel, with a limit, or if something cannot be read;
+        Returns False without the compiled kernel, with a limit, or if something cannot be read;
         callers then read record by record. ``mapped``: read from a mapping.
         """
         stopping.check()
@@ -399,8 +412,8 @@ class FileSource(Closing):
         return is_complete
 
     def let_go(self, start: int, end: int) -> None:
-        """Release the pages with ``[start, end)`` that `read_records` has touched from this
-        process's memory.
+        """Release from this process's memory the pages with ``[start, end)`` that `read_records`
+        has touched.
         """
         start = max(start, 0) // PAGESIZE * PAGESIZE
         end = min(end, self.size)
@@ -408,8 +421,9 @@ class FileSource(Closing):
             self._mapped.madvise(MADV_DONTNEED, start, end - start)
 
     def copy_to(self, fd: int, position: int, length: int) -> int:
-        """Copy bytes to the same position of another file without reading them here. Return how
-        many: 0 if the system does not support it, or if the limit is before their end.
+        """Copy bytes to the same position of another file within the kernel. Return the number of
+        copied bytes: 0 if the system does not support such copies, or if the limit is before the
+        end of the bytes.
         """
         if self._elsewhere is not None or (
                 self._limit is not None and position + length > self._limit):
@@ -423,8 +437,8 @@ class FileSource(Closing):
         return StoreIOError.from_oserror(error, self.name, f"read at offset {position} of")
 
     def next_data(self, position: int) -> int:
-        """Return the first position >= ``position`` that may contain nonzero bytes (holes are
-        skipped).
+        """Return the first position at or after ``position`` that may contain a nonzero byte (holes
+        are skipped).
         """
         if self._limit is not None and position >= self._limit:
             return self.size
@@ -443,8 +457,8 @@ class FileSource(Closing):
             return position
 
     def next_hole(self, position: int) -> int:
-        """Return the first position >= ``position`` where a hole begins; the end of the file
-        without one, or if the system does not support it.
+        """Return the first position at or after ``position`` where a hole begins; the end of the
+        file without a hole, or if the system does not report holes.
         """
         if not self._holes or position >= self.size:
             return self.size

@@ -1,7 +1,7 @@
 """Stops work whose result is no longer needed.
 
-A thread cannot be ended from outside. It checks for a request at each read from a file, which all
-long work does again and again.
+A thread cannot be ended from outside. Instead it checks for a stop request at each read from a
+file, which all long work does frequently.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ class Stop:
 
 
 current: ContextVar[Stop | None] = ContextVar("stop", default=None)
-"""The stop request of the running work; None: it runs to its end."""
+"""The function that reports a stop request to the running work; None: the work cannot
+be stopped.
+"""
 
 
 def check() -> None:

@@ -1,5 +1,6 @@
 """The schema of rmqctl's tables, declared once: `export`, `sql`, `pipeline`, the Spark source and
-`rmqctl.open` derive their columns from it, and docs/reference/schema.md is generated from it.
+`rmqctl.open` derive their columns from this schema, and docs/reference/schema.md is generated from
+it.
 
 Each column is an Arrow field with a comment (meaning and unit, when it is null). Every column is
 nullable in type, because query engines see it so; a value is null only where its comment says when.
@@ -35,7 +36,9 @@ def _columns(*given: tuple[str, pa.DataType, str] | tuple[str, pa.DataType, str,
 
 
 def comment_of(field: pa.Field) -> str:
-    """Return the comment of a column; empty for an undeclared one, such as ``property.NAME``."""
+    """Return the comment of a column; empty for a column without a declaration, such as
+    ``property.NAME``.
+    """
     metadata: dict[bytes, bytes] = field.metadata or {}
     return metadata.get(_COMMENT, b"").decode()
 

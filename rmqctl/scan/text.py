@@ -1,8 +1,8 @@
-"""Texts of a batch by column (topics, properties, keys), without a Python object for each.
+"""Texts of a batch by column (topics, properties, keys), without a Python object for each text.
 
-A column of texts is a buffer with the start and the length of each text in it (`Texts`). To be
-compared or hashed they are gathered into one matrix, a row for each text, with zeros after the
-shorter ones; a property is found by comparing the first bytes of all segments at once.
+A column of texts is a buffer with the start and the length of each text (`Texts`). To be compared
+or hashed, texts are copied into one matrix, a text per row, with zeros after shorter texts. A
+property is found by comparing the first bytes of all segments at once.
 """
 
 from __future__ import annotations
@@ -28,12 +28,14 @@ _SPACE = 0x20
 _SAMPLE = 256
 _PARTS = 6
 _USUAL = (props.TAGS, props.UNIQUE_KEY, props.KEYS, props.MULTI_DISPATCH)
-"""Properties that are searched for together: most callers that need one also need another."""
+"""Properties that are searched for together, because most callers that need one also
+need another.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts in a buffer: ``data`` (uint8), and starts and lengths in it (int64)."""
+    """Texts in a buffer: ``data`` (uint8), and the start and length of each text in it (int64)."""
 
     data: Array
     start: Array
@@ -48,11 +50,11 @@ class Texts:
             self.start.tolist(), (self.start + self.length).tolist(), strict=True)]
 
     def take(self, rows: Any) -> Texts:
-        """Return some of the texts, by number or by mask; nothing is copied."""
+        """Return some of the texts, selected by number or by mask; nothing is copied."""
         return Texts(self.data, self.start[rows], self.length[rows])
 
     def equal(self, raw: bytes) -> Array:
-        """Return which texts are ``raw`` (bool)."""
+        """Return a boolean array: whether each text equals ``raw``."""
         same: Array = self.length == len(raw)
         rows = np.flatnonzero(same)
         if len(rows) and raw:
@@ -60,7 +62,9 @@ class Texts:
         return same
 
     def packed(self) -> Texts:
-        """Return a copy with its own data: only the texts in order, with a zero after each."""
+        """Return a copy of the texts with its own buffer: only these texts, in order, with a zero
+        after each.
+        """
         count = len(self.start)
         kernel = active()
         if kernel is not None:
@@ -84,7 +88,7 @@ def joined(parts: Sequence[Texts]) -> Texts:
 
 
 def texts_of(raw: Sequence[bytes]) -> Texts:
-    """Return these texts, back to back."""
+    """Return `Texts` of the given byte strings, back to back."""
     length = np.array([len(value) for value in raw], np.int64)
     return Texts(np.frombuffer(b"".join(raw), np.uint8), np.cumsum(length) - length, length)
 
@@ -103,8 +107,8 @@ def properties(batch: Batch) -> Texts:
 
 
 def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array, bool]:
-    """Return (texts as uint8 [n, width] with zeros after the shorter ones, whether none is
-    shorter).
+    """Return (uint8 [n, width]: the texts, with zeros after shorter ones; whether all have the full
+    width).
 
     Raises: IndexError if a text is not inside the data, or too long.
     """
@@ -118,12 +122,12 @@ def matrix(data: Array, start: Array, length: Array, width: int) -> tuple[Array,
 
 
 def _rows(data: Array, start: Array, width: int) -> Array:
-    """Return texts of one length as uint8 [n, width]."""
+    """Return texts of equal length as uint8 [n, width]."""
     return gather(data, start, width).view(np.uint8).reshape(len(start), width)
 
 
 def _by_length(length: Array) -> Iterator[tuple[int, Array]]:
-    """Yield (length, numbers of the texts with it) of all lengths but 0."""
+    """Yield (length, numbers of the texts with this length) for all lengths but 0."""
     order = np.argsort(length, kind="stable")
     for rows in np.split(order, np.flatnonzero(np.diff(length[order])) + 1):
         if len(rows) and length[rows[0]]:
@@ -136,9 +140,9 @@ def contiguous(*columns: Array) -> list[Array]:
 
 
 def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
-    """Return (``String.hashCode``, UTF-16 length) of UTF-8 texts, both int64.
+    """Return (``String.hashCode``, length in UTF-16 units) of UTF-8 texts, both int64.
 
-    The hash is a signed 32-bit value. Invalid UTF-8 counts as Java's decoder replaces it.
+    The hash is a signed 32-bit value. Invalid UTF-8 is replaced as Java's decoder replaces it.
     """
     out: Array = np.zeros(len(start), np.int64)
     units = length.astype(np.int64)
@@ -159,16 +163,19 @@ def hashes(data: Array, start: Array, length: Array) -> tuple[Array, Array]:
 
 def _hash_decoded(data: Array, start: int, length: int, row: int, out: Array,
                   units: Array) -> None:
-    """Write the hash and UTF-16 length of a text that is not ASCII into a row of the outputs."""
+    """Write the hash and the UTF-16 length of a text that is not ASCII to a position of the
+    outputs.
+    """
     decoded = data[start:start + length].tobytes().decode("utf-8", "replace")
     out[row] = string_hash(decoded)
     units[row] = len(decoded.encode("utf-16-be")) // 2
 
 
 def _polynomial(texts: Array) -> Array:
-    """Return the hashes (uint32) of rows of bytes, as if all were ASCII texts of the full width.
+    """Return the hash (uint32) of each row of bytes, as if each were an ASCII text of the full
+    width.
 
-    ``einsum`` is numpy's own loop: it uses neither BLAS nor threads in addition to the workers.
+    ``einsum`` is numpy's own loop: it uses no BLAS, and no threads in addition to the workers.
     """
     width = texts.shape[1]
     powers = power_table()[width - 1::-1] if width <= _MAX_POWER else np.array(
@@ -179,17 +186,18 @@ def _polynomial(texts: Array) -> Array:
 
 @cache
 def power_table() -> Array:
-    """Return 31 to the power of 0 … 32767 (no property is longer), modulo 2^32."""
+    """Return the powers of 31 from 0 to 32767 (no property is longer), modulo 2^32."""
     factors = np.full(_MAX_POWER, 31, np.uint32)
     factors[0] = 1
     return np.multiply.accumulate(factors, dtype=np.uint32)
 
 
 def index_hash(topic_hash: Array, key_hash: Array, key_length: Array) -> Array:
-    """Return the hash in an index entry for ``topic#key``, from the parts' Java hashes.
+    """Return the hash in an index entry for ``topic#key``, computed from the Java hashes of both
+    parts.
 
-    ``topic_hash`` is that of ``topic#``, so hash(topic#key) follows from it by 31 to the power of
-    the key's length in UTF-16 units.
+    ``topic_hash`` is the hash of ``topic#``: multiplied by 31 to the power of the key's length in
+    UTF-16 units and added to the key's hash, it gives the hash of ``topic#key``.
     """
     power = power_table()[key_length]
     total = topic_hash.astype(np.uint32) * power + key_hash.astype(np.uint32)
@@ -203,8 +211,8 @@ def split(data: Array, start: Array, length: Array, *, separator: int = _SPACE,
           ended: bool = False, keep_empty: bool = False) -> tuple[Array, Array, Array]:
     """Return (number of the text of each part, starts, lengths) of the parts of texts.
 
-    Parts are between single separators (a byte; default: the space); with ``ended``, no part
-    follows the last separator. Empty parts are dropped, or kept with ``keep_empty``.
+    A separator is a single byte (default: the space); with ``ended``, the last separator ends the
+    text and no part follows it. Empty parts are dropped, or kept with ``keep_empty``.
     """
     # Compiled, again with more space if the parts do not fit.
     kernel = active()
@@ -247,7 +255,7 @@ class TextTable:
         self._make(_SAMPLE, _SAMPLE * _WORD)
 
     def _make(self, texts: int, size: int) -> None:
-        """Create an empty table with space for that many texts and their bytes."""
+        """Create an empty table with space for the given number of texts and bytes."""
         self._bytes: Array = np.empty(size, np.uint8)
         self._places: Array = np.empty((2, texts), np.int64)
         self._cells: Array = np.full(1 << (2 * texts).bit_length(), -1, np.int32)
@@ -275,7 +283,7 @@ class TextTable:
 
     @property
     def tables(self) -> tuple[Array, Array, Array]:
-        """The texts, their places and the cells as the kernel expects them, until texts are
+        """The texts, their positions and the cells in the kernel's form; valid until texts are
         added.
         """
         return self._bytes, self._places, self._cells
@@ -290,13 +298,15 @@ class TextTable:
         return numbers
 
     def texts(self, numbers: Any) -> Texts:
-        """Return the texts of some numbers (an array or a slice); valid until texts are added."""
+        """Return the texts with the given numbers (an array or a slice); valid until texts are
+        added.
+        """
         start, length = self._places[:, :len(self)]
         return Texts(self._bytes, start[numbers], length[numbers])
 
 
 class KnownTexts:
-    """The caller's numbers of recurring texts, found by the kernel.
+    """Numbers that the caller assigned to recurring texts, looked up by the kernel.
 
     Without the kernel, each text is looked up separately.
     """
@@ -306,7 +316,7 @@ class KnownTexts:
         self._table = TextTable()
 
     def __reduce__(self) -> Any:
-        """Return an empty table for another process, which quickly learns the texts again."""
+        """Return an empty table for another process, which soon contains the texts again."""
         return KnownTexts, ()
 
     def encode(self, texts: Texts, number: Callable[[bytes], int]) -> Array:
@@ -322,7 +332,7 @@ class KnownTexts:
 
 
 class FixedTexts:
-    """The indexes of texts in a fixed list; ``missing`` for all others."""
+    """The indexes of texts in a fixed list; ``missing`` for texts that are not in the list."""
 
     def __init__(self, values: Sequence[bytes]) -> None:
         self._places = {raw: place for place, raw in enumerate(values)}
@@ -367,7 +377,7 @@ class Dictionary:
 class Properties:
     """The properties strings of many records, split into their ``key 0x01 value`` segments.
 
-    Those of a batch are only valid as long as its data.
+    The properties of a batch are valid only as long as the batch's data.
     """
 
     def __init__(self, records: Batch | Texts) -> None:
@@ -395,8 +405,8 @@ class Properties:
     def places(self, name: str) -> tuple[Array, Array, Array]:
         """Return (row numbers ascending, starts in `data`, lengths) of the values of a property.
 
-        They are those of a 4.9.1+ broker: an empty value counts as missing, the last of several
-        counts.
+        The rules are those of a 4.9.1+ broker: an empty value counts as missing, and the last of
+        several values counts.
         """
         if active() is not None:
             values, count = self._values(self._texts, name)
@@ -413,8 +423,8 @@ class Properties:
         return row[latest], start[hit] + len(key), end[hit] - start[hit] - len(key)
 
     def _values(self, texts: Texts, name: str) -> tuple[Array, int]:
-        """Return `places` by the kernel: (an array (int64 [3, n]), the number of its valid
-        columns).
+        """Return the result of `places`, computed by the kernel: (an array (int64 [3, n]), the
+        number of its valid columns).
         """
         kernel = active()
         assert kernel is not None
@@ -434,8 +444,8 @@ class Properties:
         """Return (row, hash of its index entry, length in bytes) of the keys in index order, all
         int64: each record's unique key, then its keys.
 
-        ``topic``: the number of each record's topic, ``sharp``: by that number the hash of
-        ``topic#``. None if the kernel cannot compute them, so that the caller must.
+        ``topic``: the number of each record's topic. ``sharp``: the hash of ``topic#`` for each
+        topic number. None if the kernel cannot compute the keys; then the caller must.
         """
         kernel = active()
         if kernel is None:

@@ -1,6 +1,6 @@
-"""The frame walk over a file with unreadable places, which reads the rest of it.
+"""The frame walk over a file with unreadable places: the rest of the file is read.
 
-Lost ranges are values among the batches. Only errors of reading the file itself are handled here;
+Lost ranges are yielded among the batches. Only errors of reading the file itself are handled here;
 errors in the consumer of a batch are passed on.
 """
 
@@ -16,15 +16,15 @@ from rmqctl.scan.source import Source
 from rmqctl.scan.walk import CHUNK, Sound, Walk
 
 SKIPPED = 64 << 10
-"""Bytes that are skipped at an unreadable place."""
+"""Bytes that are skipped after a failed read."""
 STEP = 4 << 10
-"""Bytes that are read at a time on the way to an unreadable place."""
+"""Bytes per read just before an unreadable place."""
 _MAX_SKIPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class Unread:
-    """Positions ``[start, end)`` that cannot be read, and why."""
+    """Positions ``[start, end)`` that cannot be read, and the reason."""
 
     start: int
     end: int
@@ -32,7 +32,7 @@ class Unread:
 
 
 class _OfConsumerError(Exception):
-    """An error of the function that skips records."""
+    """An error in the function that skips records."""
 
     def __init__(self, error: StoreIOError) -> None:
         super().__init__(str(error))
@@ -40,7 +40,8 @@ class _OfConsumerError(Exception):
 
 
 class TolerantWalk:
-    """Iterates over the batches of ``[start, end)`` like `Walk`, and its lost ranges, in order.
+    """Iterates over the batches of ``[start, end)`` like `Walk`, and over the lost ranges, in
+    order.
 
     ``open_source`` is called once; if it fails, the entire range is lost. If a read fails, the walk
     continues up to that place in small steps, skips `SKIPPED` bytes or more and continues at the
@@ -69,7 +70,7 @@ class TolerantWalk:
         base, passes = source.base, self._sound
 
         def sound(data: Array, first: int, at: int, end: int) -> int:
-            """Skip sound records; they are not walked again if a later read fails."""
+            """Skip sound records; a later failed read does not make the walk process them again."""
             assert passes is not None
             try:
                 reached = passes(data, first, at, end)

@@ -1,8 +1,9 @@
-"""The frame walk: cuts a commitlog file (or a range of it) into frames (architecture, idea 2).
+"""The frame walk: divides a commitlog file (or a range of it) into frames (architecture, idea 2).
 
 Every byte of the range belongs to exactly one frame: a message, a blank record, zeros, or damage.
-Sizes are followed record by record (the only per-record Python), everything else is checked by
-column; where the chain breaks, `resync` determines what is there and where it continues.
+The walk follows the sizes record by record (the only Python code that runs per record); everything
+else is checked by column. Where the chain of records breaks, `resync` determines what the bytes are
+and where the chain continues.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from rmqctl.scan.source import AtHand, Source, Witness
 
 CHUNK = 2 << 20
 Sound = Callable[[Array, int, int, int], int]
-"""(data, physical offset of data[0], positions of the next frame and after the last): the position
-up to which it has skipped and used sound records.
+"""Function of (data, physical offset of data[0], positions of the next frame and after the last
+frame). Returns the position up to which the function has skipped and used sound records.
 """
 _HEAD = layout.reader(Message, "total_size", "magic", "physical_offset")
 _BURST = 64
@@ -34,11 +35,10 @@ _MAX_CHECKS = 64
 
 
 def start_of(source: Source, at: int) -> int:
-    """Return the first border of a frame at or after a position that may be anywhere, even inside a
-    body.
+    """Return the first frame border at or after an arbitrary position, even inside a body.
 
-    The walk starts at a record nearby to which its consume queue entry points, or at the file's
-    start. Without evidence on the log, the next provable record counts. In DLedger's data a
+    The walk starts at a nearby record to which its consume queue entry points, or at the file's
+    start. Without evidence about the log, the next provable record is used. In DLedger data, a
     position inside the header of an entry, or of its record, means this entry.
 
     Raises: StoreIOError.
@@ -64,8 +64,8 @@ def start_of(source: Source, at: int) -> int:
 
 
 def _confirmed(source: Source, witness: Witness, start: int, end: int) -> int | None:
-    """Return the first record in positions ``[start, end)`` to which an entry points; only a few
-    are checked.
+    """Return the first record in positions ``[start, end)`` to which an entry points. Only a few
+    records are checked.
     """
     position = start
     for _ in range(_MAX_CHECKS):
@@ -118,8 +118,8 @@ class Walk:
         return self.source.witness is not None and not self.source.head
 
     def _look_back(self) -> list[Stretch]:
-        """Return the last ranges of messages before the start, as in a walk over the complete
-        file.
+        """Return the last ranges of messages before the start, as a walk over the complete file
+        would know them.
         """
         walk = Walk(self.source, 0, self.first, by_itself=self.passed.by_itself,
                     is_dense=self.passed.is_dense)
@@ -239,7 +239,7 @@ class Walk:
                     and total <= min(MAX_RECORD, self.source.size - filled_from - at))
 
     def _wanted(self, buffer: bytearray, at: int, filled: int) -> int:
-        """Return the buffer size that the frame at ``at`` needs (only called if one is too
+        """Return the buffer size that the frame at ``at`` needs (called only if the buffer is too
         small).
         """
         head = self.source.head
