@@ -1,4 +1,6 @@
-"""Messages of many stores as files by topic and day: plan, tasks on any pool, staging, manifest."""
+"""Export of messages from many stores to files by topic and day: plan, tasks on any pool, staging,
+manifest.
+"""
 
 import os
 

@@ -13,7 +13,7 @@ from rmqctl.scan.columns import dict_column
 
 _DICTIONARY = ("store", "file", "magic", "topic", "born_host", "store_host", "tags",
                "properties.key_value.key")
-"""Parquet columns with few different values, for which a dictionary pays off."""
+"""Parquet columns with few distinct values, for which a dictionary saves space."""
 _NO_STATISTICS = ("body", "record", "properties_raw")
 _ZSTD_LEVEL = 1
 _SYNC_INTERVAL = 1 << 20
@@ -114,7 +114,7 @@ class AvroFile:
 
 
 def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return times as epoch ms, which also represent times outside of any calendar."""
+    """Return times as epoch ms, which can also represent times that no calendar can."""
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
@@ -124,7 +124,7 @@ _AVRO = {pa.string(): "string", pa.int64(): "long", pa.int32(): "int", pa.bool_(
 
 
 def avro_schema(schema: pa.Schema) -> dict[str, Any]:
-    """Return the Avro schema of a record with these columns."""
+    """Return the Avro schema of a record with the given columns."""
     names = _avro_names(schema.names)
     return {"type": "record", "name": "Message", "namespace": "rmqctl", "fields": [
         {"name": name, "type": ["null", _avro_type(field.type)], "default": None}
@@ -140,7 +140,7 @@ def _avro_type(kind: pa.DataType) -> Any:
 
 
 def _avro_names(names: Sequence[str]) -> list[str]:
-    """Return the names in Avro's form, without duplicates: letters, digits and ``_``
+    """Return the column names in Avro's form, without duplicates: letters, digits and ``_``
     (``property.X-1``).
     """
     taken: dict[str, None] = {}

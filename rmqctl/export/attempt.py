@@ -1,4 +1,6 @@
-"""The files of an attempt at a task, in its own folder, flushed to disk when complete."""
+"""The files that one attempt at a task writes to its own folder; they are flushed to disk when
+complete.
+"""
 
 from __future__ import annotations
 
@@ -22,15 +24,16 @@ _FOLDER_NAME = 32
 
 
 class WriteError(StoreIOError):
-    """Raised if the export cannot be written; nothing is published then."""
+    """Raised if the export cannot be written; then nothing is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A written file: its name in the attempt's folder, its partition's number, rows and bytes.
+    """A written file: its name in the attempt's folder, the number of its partition, its rows and
+    bytes.
 
-    ``at`` and ``flush``: the number of the range with its first message, and of the buffer of that
-    range. In this order, the files of a partition are in log order.
+    ``at`` and ``flush``: the number of the range with the file's first message, and of the buffer
+    within that range. Sorted by these numbers, the files of a partition are in log order.
     """
 
     name: str
@@ -118,7 +121,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """Convert errors of the system to WriteError, within a ``with`` block."""
+        """A context manager that converts errors of the system to WriteError."""
         try:
             yield
         except OSError as error:
@@ -132,7 +135,7 @@ class Attempt:
 
 
 def drop(target: IO[bytes], file: ExportFile | None = None) -> None:
-    """Close a file that is no longer used, in any state."""
+    """Close a file that is no longer used, whatever its state."""
     if file is not None:
         file.abandon()
     with contextlib.suppress(OSError):  # pending data cannot be written now either

@@ -1,7 +1,7 @@
 """Messages collected in memory until they are written, in the order of their partitions.
 
 `LineBuffer` holds them as lines of JSON or CSV, `rmqctl.export.columns` as Arrow columns. Both
-return `Chunks`: one for each partition, to be written into its file or set aside
+return `Chunks`: one for each partition, to be written to the partition's file or spilled
 (`rmqctl.export.spill`).
 """
 
@@ -51,11 +51,13 @@ class Chunks:
         return self._rows.slice(self._starts[number], self.counts[number])
 
     def all(self) -> Iterator[Any]:
-        """Return all chunks, in their order."""
+        """Return all chunks, in order."""
         return map(self.chunk, range(len(self)))
 
     def table(self, numbers: Sequence[int]) -> tuple[pa.Table, list[int]]:
-        """Return chunks, by ascending number, as one table, and the number of its rows for each."""
+        """Return (the chunks in ascending order of their numbers, as one table; the number of rows
+        of each).
+        """
         import pyarrow as pa
 
         if self._lines is not None:
@@ -77,9 +79,10 @@ class Chunks:
 
 
 class Buffer(Protocol):
-    """A buffer of messages; `take` returns and removes all of them, by partition.
+    """A buffer of messages; `take` removes all messages and returns them by partition.
 
-    ``rank``: the position of each partition among the chunks; None for the order of their numbers.
+    ``rank``: the position of each partition among the chunks; None: partitions are ordered by
+    number.
     """
 
     size: int
@@ -90,8 +93,8 @@ class Buffer(Protocol):
 
 
 class Origin(NamedTuple):
-    """Origin of messages: the store as named, the file relative to it, and the physical offset at
-    which the file begins.
+    """Origin of messages: the store as named, the file relative to the store, and the physical
+    offset at which the file begins.
     """
 
     store: str
@@ -99,11 +102,11 @@ class Origin(NamedTuple):
     base: int
 
     def of(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the values of the names that are in `ORIGIN`."""
+        """Return the values for the names that are in `ORIGIN`."""
         return {name: getattr(self, name) for name in names if name in ORIGIN}
 
     def provenance(self, batch: Batch, names: Sequence[str]) -> dict[str, list[Any]]:
-        """Return the values of the names in `PROVENANCE`, for each message."""
+        """Return the values for the names in `PROVENANCE`, for each message."""
         values: dict[str, list[Any]] = {}
         if "position" in names:
             values["position"] = (batch.offset - self.base).tolist()

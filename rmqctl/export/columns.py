@@ -22,18 +22,19 @@ from rmqctl.store.query.conditions import PROPERTY
 from rmqctl.store.redaction import CHECKED, KEPT
 
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
-"""Schema of texts that are set aside: all lines of a chunk in one value."""
+"""Schema of spilled texts: all lines of a chunk in one value."""
 _MAX_SPLIT = 16
-"""A batch with more partitions than this, and on average fewer messages in each, is not sorted
-alone.
+"""Number of partitions above which a batch is not sorted alone if it also has fewer messages per
+partition than this.
 """
 
 
 class ColumnBuffer:
     """Messages as Arrow columns, in physical order within each partition.
 
-    Batches of few partitions are sorted one by one, which is several times as fast as all at once;
-    if nearly every message is of another partition, this would make too many pieces.
+    Batches with few partitions are sorted one by one, which is several times as fast as sorting all
+    at once. If nearly every message is in a different partition, this would produce too many
+    pieces.
     """
 
     def __init__(self, spec: Export, origin: Origin) -> None:
@@ -123,7 +124,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def _split(rows: pa.RecordBatch, codes: Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (code, rows) by ascending code; rows of a code keep their order."""
+    """Yield (code, rows) in ascending order of the codes; the rows of a code keep their order."""
     first = int(codes[0])
     if (codes == first).all():
         yield first, rows
@@ -135,15 +136,15 @@ def _split(rows: pa.RecordBatch, codes: Array) -> Iterator[tuple[int, pa.RecordB
 
 
 def _sorted(rows: pa.Table, codes: Array, rank: Array | None) -> Chunks:
-    """Return the rows by the rank of their codes; rows of a code keep their order."""
+    """Return the rows sorted by the rank of their codes; the rows of a code keep their order."""
     order, borders = _order(codes if rank is None else rank[codes])
     return Chunks(codes[order[borders[:-1]]].tolist(), [b - a for a, b in pairwise(borders)],
                   rows.take(pa.array(order)))
 
 
 def _order(keys: Array) -> tuple[Array, list[int]]:
-    """Return the stable order of keys, and the positions in it where each key begins, plus the
-    end.
+    """Return (the stable sort order of the keys; the positions in that order where each key begins,
+    plus the end).
     """
     # Use the smallest type: numpy sorts types of one or two bytes by counting.
     order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max()))), kind="stable")

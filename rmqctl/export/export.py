@@ -1,9 +1,10 @@
 """Export of the messages of one or many stores as Parquet, JSON lines, CSV or Avro files.
 
-The ranges of all logs are tasks for a `Pool`; each writes separate files and returns their names.
-Partitions with few messages in a range are set aside, and further tasks write their files. This
-module checks the seams between ranges, collects results, and publishes the export by one rename:
-complete, with a manifest of the missing parts, or not at all.
+The ranges of all logs are tasks for a `Pool`; each task writes its own files and returns their
+names. A task spills the messages of partitions that have few messages in its range, and further
+tasks write the files of these partitions. This module checks the seams between ranges, collects
+results, and publishes the export by one rename. The export is published complete, with a manifest
+of the missing ranges, or not at all.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
 
 def _keep(staging: ExportStaging, manifest: Manifest, spec: Export,
           written: ExportedRange | Gathered, store: str) -> set[str]:
-    """Move a task's files to their final folders; return these."""
+    """Move a task's files to their final folders; return the folders."""
     folders = set()
     for file in written.files:
         values = written.values[file.partition]

@@ -29,7 +29,7 @@ class ExportFile(Protocol):
 
 
 class TextFile:
-    """A file of lines of JSON or CSV, compressed or not; CSV starts with a header."""
+    """A file of JSON or CSV lines, compressed or not; CSV starts with a header."""
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         self._target = target
@@ -68,8 +68,8 @@ def json_line(row: Row) -> bytes:
 
 
 def csv_line(row: Row, text: Callable[[str], str] | None = None) -> bytes:
-    """Return a row as CSV: texts unchanged (U+FFFD for bytes that are not UTF-8) or converted by
-    ``text``; lists and maps as JSON.
+    """Return a row as CSV. Texts are unchanged (U+FFFD for bytes that are not UTF-8) or converted
+    by ``text``; lists and maps are written as JSON.
     """
     cells = map(_cell, row.values())
     return csv_record(cells if text is None else (
@@ -109,6 +109,6 @@ _csv: Any = csv.writer(_CsvTarget(), lineterminator="\r\n")
 
 
 def csv_record(cells: Iterable[Any]) -> bytes:
-    """Return a record of CSV (RFC 4180), ended by a single line feed."""
+    """Return one CSV record (RFC 4180) that ends with a single line feed."""
     record: bytes = _csv.writerow(cells)
     return record

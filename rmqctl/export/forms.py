@@ -1,4 +1,4 @@
-"""The two forms of an export: lines of text, and Arrow columns, imported on demand."""
+"""The two forms of an export: lines of text and Arrow columns, each imported on demand."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def opened(spec: Export, target: IO[bytes]) -> ExportFile:
 
 
 def buffer(spec: Export, origin: Origin) -> Buffer:
-    """Return an empty buffer for messages of a file of a store."""
+    """Return an empty buffer for the messages of one file of a store."""
     if spec.is_text:
         return LineBuffer(spec, origin)
     from rmqctl.export.columns import ColumnBuffer

@@ -1,9 +1,9 @@
 """Files of partitions that have few messages in each range of a log.
 
-Ranges set these aside (`rmqctl.export.spill`), divided into buckets by partition. A task makes the
-files of one bucket, in the order of the log: one for each partition and each `MAX_FILE_BYTES`. If a
-range has its own file of a partition, the messages before and after it go into two files, so that
-the names of files are also in the order of the log.
+Tasks of ranges spill these messages (`rmqctl.export.spill`), divided into buckets by partition. A
+further task writes the files of one bucket in log order: one file for each partition, and a new one
+after `MAX_FILE_BYTES`. If a range has its own file of a partition, the messages before and after
+that file go into separate files, so that the order of the file names is also the log order.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rmqctl.export.staging import refuse_unseen
 from rmqctl.export.task import ExportedRange
 
 MAX_FILE_BYTES = 512 << 20
-"""Bytes of a file after which the next file begins."""
+"""Size in bytes at which a new file is begun."""
 Place = tuple[int, int]
-"""(number of a range, number of a buffer of it)."""
+"""(number of a range, number of a buffer within that range)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
-    """The task to write a bucket of store number ``store``, of about ``weight`` bytes.
+    """The task that writes a bucket of store number ``store``, of about ``weight`` bytes.
 
-    ``spilled``: the ranges that set messages aside, and their attempts. ``breaks``: the places at
+    ``spilled``: the ranges that spilled messages, and their attempts. ``breaks``: the places at
     which ranges have their own files, by partition.
     """
 
@@ -48,7 +48,7 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The written files of a bucket, in the folder ``attempt``; ``values`` are those of their
+    """The written files of a bucket, in the folder ``attempt``; ``values`` are the values of their
     partitions.
     """
 
@@ -60,7 +60,7 @@ class Gathered:
 
 @dataclass(slots=True)
 class RangeResults:
-    """Results of the ranges of one store, at the driver."""
+    """Results of the ranges of one store, collected by the driver."""
 
     store: int
     buckets: int
@@ -69,7 +69,7 @@ class RangeResults:
     _breaks: dict[Values, list[Place]] = field(default_factory=dict)
 
     def add(self, part: ExportedRange) -> None:
-        """Add the next range's result, in the order of the log."""
+        """Add the result of the next range, in log order."""
         for file in part.files:
             self._breaks.setdefault(part.values[file.partition], []).append((file.at, file.flush))
         if part.spilled is not None:
@@ -116,7 +116,7 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
 
 
 class _BucketWriter:
-    """Writer of one file after the other, in pieces of bounded size."""
+    """Writes one file after the other, in pieces of bounded size."""
 
     def __init__(self, spec: Export, attempt: Attempt) -> None:
         self._spec, self.attempt = spec, attempt
@@ -126,7 +126,7 @@ class _BucketWriter:
         self._size = 0
 
     def add(self, partition: int, aside: SpilledChunk, rows: pa.RecordBatch, *, anew: bool) -> None:
-        """Add messages of a partition; on request, begin another file."""
+        """Add messages of a partition; on request, begin a new file."""
         if anew or (self._open is not None and self._open.size >= MAX_FILE_BYTES):
             self.close()
         if self._open is None:

@@ -1,7 +1,7 @@
 """Partitions of exported messages by topic, day and store, and the names of their folders.
 
 The names are Hive's (``topic=orders/day=2023-11-14``), escaped as Hive and Spark do, so that Spark
-and Arrow read the values. A value that is too long for a name is cut and gets a mark.
+and Arrow can read the values. A value that is too long for a name is shortened and marked.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.groupings import QUARTER_HOUR
 
 PARTS = ("topic", "day", "store")
-"""Partitions of an export; ``day`` is the day of the store time."""
+"""The possible partitions of an export; ``day`` is the day of the store time."""
 NOTHING = "__HIVE_DEFAULT_PARTITION__"
-"""Hive's name for a value that is null or empty."""
+"""Hive's folder name for a value that is null or empty."""
 MAX_NAME_BYTES = 255
-"""Maximum bytes of a file name on nearly every file system."""
+"""Maximum bytes of a file name that nearly every file system accepts."""
 
 Value = str | None
 Values = tuple[Value, ...]
@@ -32,19 +32,19 @@ _DAY = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _NO_DAY = _FIRST - 1
-"""The day of times outside of the calendar, which damage can cause."""
+"""The day for times outside of the calendar, which damage can cause."""
 _DAYS = 1 << 23
 _MARK = 16
 
 
 def escape(value: str) -> str:
-    """Return a value for a path, escaped as by Hive and Spark."""
+    """Return a value for use in a path, escaped as by Hive and Spark."""
     return "".join(f"%{ord(byte):02X}" if byte in _ESCAPED else byte for byte in value)
 
 
 def folder(name: str, value: Value) -> str:
-    """Return ``name=value``. A value that `is_cut` is shortened if necessary and ends with ``~``
-    and its digest.
+    """Return ``name=value``. A value for which `is_cut` is true is shortened if necessary, and ends
+    with ``~`` and its digest.
     """
     if not value:
         return f"{name}={NOTHING}"
@@ -63,8 +63,8 @@ def folder(name: str, value: Value) -> str:
 
 
 def is_cut(name: str, value: str) -> bool:
-    """Return whether a folder name cannot contain the value: it is too long, or Hive's name for no
-    value.
+    """Return whether a folder name cannot contain the value: the value is too long, or is Hive's
+    name for no value.
     """
     return value == NOTHING or len(f"{name}={escape(value)}".encode()) > MAX_NAME_BYTES
 
@@ -75,13 +75,15 @@ def path(names: Sequence[str], values: Values) -> str:
 
 
 def bucket(names: Sequence[str], values: Values, count: int) -> int:
-    """Return the number of a partition's bucket, of ``count``; the same on every machine."""
+    """Return the number of a partition's bucket among ``count`` buckets; the same on
+    every machine.
+    """
     return zlib.crc32(path(names, values).encode("utf-8", "surrogatepass")) % count
 
 
 def days(times: Array, zone: tzinfo) -> Array:
-    """Return the day (counted from 1970-01-01) of each epoch ms in a zone; `_NO_DAY` outside of the
-    calendar.
+    """Return the day (counted from 1970-01-01) in a time zone of each epoch ms; `_NO_DAY` outside
+    of the calendar.
     """
     if zone is UTC:
         day_numbers = times // _DAY
@@ -102,7 +104,9 @@ def _day(moment: int, zone: tzinfo) -> int:
 
 
 class Partitions:
-    """Small numbers for the partitions of a store; ``values`` are their values by number."""
+    """Small numbers for the partitions of a store; ``values`` has the values of each partition, by
+    number.
+    """
 
     def __init__(self, names: Sequence[str], store: str, zone: tzinfo) -> None:
         self.names, self.values = tuple(names), list[Values]()

@@ -1,7 +1,7 @@
 """``_rmqctl_export.json``: the contents of an export, their sources, and what is missing.
 
-Readers of data sets ignore names that begin with ``_``. The list of files comes last and is kept on
-disk until then, because it may be very long.
+Readers of data sets ignore file names that begin with ``_``. The list of files is written last and
+is kept in a temporary file until then, because it may be very long.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ _encode = json.JSONEncoder(ensure_ascii=False, separators=(", ", ": ")).encode
 
 
 class Manifest:
-    """The manifest of an export, collected until `write`. A context manager. Methods raise
-    StoreIOError.
+    """The manifest of an export, collected until `write` is called. A context manager. Methods
+    raise StoreIOError.
     """
 
     def __init__(self, staging: ExportStaging, spec: Export) -> None:
@@ -60,7 +60,9 @@ class Manifest:
             raise StoreIOError.from_oserror(error, self._spool_path, "write") from None
 
     def folder(self, path: str, values: Values) -> None:
-        """Add a folder with files; values that were too long for its name are recorded."""
+        """Add a folder with files; partition values that were too long for its name are
+        recorded.
+        """
         if path == self._last:
             return
         self._last = path
@@ -106,7 +108,9 @@ def _bytes(value: Any) -> bytes:
 
 
 def summary(result: ExportResult, spec: Export) -> dict[str, Any]:
-    """Return the summary of an export for the user; the manifest begins with it."""
+    """Return the summary of an export for the user, which is also the first part of the
+    manifest.
+    """
     return {
         "complete": result.complete,
         "format": spec.format,

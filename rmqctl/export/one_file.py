@@ -41,14 +41,14 @@ _PACKED = {".gz": "gzip", ".zst": "zstd"}
 
 
 class Form(NamedTuple):
-    """A format of `Export` and its compression (None: the format's default)."""
+    """A format of `Export` and its compression (None: the default of the format)."""
 
     format: str
     compression: str | None = None
 
     @property
     def packages(self) -> tuple[str, ...]:
-        """Return the packages that must be installed to write the format."""
+        """Return the Python packages that are needed to write the format."""
         return () if self.format in TEXTS else ("pyarrow", *_PACKAGES.get(self.format, ()))
 
 
@@ -171,7 +171,7 @@ def _flush(rows: Any, file: ExportFile) -> None:
 
 
 def _publish(staged: str, target: str) -> None:
-    """Give a file its final name, unless another file has it."""
+    """Rename a file to its final name, unless another file has that name."""
     try:
         os.link(staged, target)
     except FileExistsError:

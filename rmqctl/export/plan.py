@@ -30,17 +30,17 @@ from rmqctl.store.queue.compaction import CompactedRows, served_queues
 from rmqctl.store.store import Sizes, Store
 
 MIN_SIZE, MAX_SIZE = 64 << 20, 512 << 20
-"""Bytes of a range, unless the number of ranges is given."""
+"""Minimum and maximum bytes of a range, unless the number of ranges is given."""
 BUCKET, MIN_BUCKET, MAX_BUCKETS = 256 << 20, 4 << 20, 1024
-"""Bytes of a log per bucket of messages that ranges set aside; smaller buckets for idle workers,
-and their maximum number.
+"""Bytes of log per bucket of spilled messages; the smaller size that is used if workers are idle;
+maximum number of buckets.
 """
 _SAMPLES, _SAMPLE = 8, 4 << 20
 
 
 @dataclass(slots=True)
 class StorePlan:
-    """Plan for a store: ``pieces`` of its log, and the ranges known to be missing before
+    """Plan for a store: ``pieces`` of its log, and the ranges that are known to be missing before
     reading.
     """
 
@@ -51,7 +51,7 @@ class StorePlan:
     held: bool = False
     buckets: int = 1
     opened: Callable[[], Store] | None = None
-    """Opens the store again to determine its losses."""
+    """Function that opens the store again to determine its losses."""
 
     def missing_from(self, *, damaged: bool) -> MissingMessages:
         """Return the known losses of the store."""
@@ -147,10 +147,11 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
 
 
 def _ends(files: Sequence[StoreFile]) -> list[int]:
-    """Return where to stop reading each file: zeros after the end of the log are not read.
+    """Return the position where reading of each file stops: zeros after the end of the log are not
+    read.
 
-    Zeros at the end of an earlier file are read, because they are damage. The export itself reports
-    a file that cannot be opened.
+    Zeros at the end of an earlier file are read, because they are damage. A file that cannot be
+    opened is reported later, by the export itself.
     """
     ends = [file.size for file in files]
     for number in reversed(range(len(files))):
@@ -163,7 +164,9 @@ def _ends(files: Sequence[StoreFile]) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The approximate bytes that an export will write, from ``sampled`` bytes of the logs."""
+    """The approximate bytes that an export will write, calculated from ``sampled`` bytes of the
+    logs.
+    """
 
     bytes: int
     sampled: int
@@ -183,7 +186,7 @@ def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
 
 
 def _sampled(spec: Export, part: ExportRange) -> tuple[int, int]:
-    """Return (bytes of the log, bytes of a file with its messages)"""
+    """Return (bytes of a range of the log, bytes of a file with the messages of that range)"""
     reading = RangeWalk(part, ExportTally())
     target, rows = io.BytesIO(), buffer(spec, part.origin)
     partitions = Partitions((), part.name, spec.zone)
@@ -199,7 +202,7 @@ def _sampled(spec: Export, part: ExportRange) -> tuple[int, int]:
 
 
 def check_place(out: str, names: Sequence[str], folders: Sequence[str]) -> None:
-    """Raise UsageError if ``out`` is in a store to be exported, and the errors of
+    """Raise UsageError if ``out`` is inside a store to be exported; also raise the errors of
     `checked_target`.
     """
     target = checked_target(out)

@@ -26,25 +26,25 @@ class StoreResult(ExportTally):
 
     @property
     def complete(self) -> bool:
-        """Return whether no message is known to be missing and every body is intact."""
+        """Return whether no message is known to be missing and every body matches its CRC."""
         return not (self.bad_crc or self.damage.count or self.missing.count or self.replaced
                     or self.lost.total)
 
     @property
     def undecided(self) -> int:
-        """Return the number of records that may be messages: in the log, or discarded by a
-        repair.
+        """Return the number of records that may be messages: records in the log, and records that a
+        repair discarded.
         """
         return self.damage.undecided + self.lost.discarded
 
     @property
     def nothing_read(self) -> bool:
-        """Return whether nothing of a log with files, or of its folder, could be read."""
+        """Return whether nothing could be read of a log that has files, or of the log's folder."""
         return bool(self.missing.count) and not (self.messages or self.damage.count) and all(
             span.kind != GAP for span in self.missing.spans)
 
     def add(self, part: ExportedRange) -> None:
-        """Add the next range's result, in the order of the log."""
+        """Add the result of the next range, in log order."""
         self.append(part.tally)
         self.take(part.files)
 
@@ -54,8 +54,8 @@ class StoreResult(ExportTally):
         self.bytes += sum(file.bytes for file in files)
 
     def finish(self) -> None:
-        """Judge the end of the log: zeros after its last message are not damage, nor is a record
-        that a broker is still writing.
+        """Determine what the end of the log is: zeros after the last message are not damage, nor is
+        a record that a broker is still writing.
         """
         damaged = [span for span in self.tail if span.kind == DAMAGED]
         if damaged and self.plan.held:

@@ -1,10 +1,10 @@
 """Writer of the messages of a range by partition, in bounded memory.
 
-A buffer collects messages up to `FLUSH` bytes, then goes into the files of its partitions: one row
-group each. A partition gets a file if this range has enough of it (`MIN_FILE_BYTES`), or if the
-range is the only one of its store and few files are open. Other messages are set aside in one file
-of the range, from which `gather` writes the files of all ranges. So the number of files depends on
-partitions and bytes, not on ranges and buffers.
+A buffer collects messages up to `FLUSH` bytes, then is written to the files of its partitions as
+one row group each. A partition gets a file if this range has enough of its messages
+(`MIN_FILE_BYTES`), or if the range is the only range of its store and few files are open. All other
+messages are spilled to one file of the range, from which `gather` writes the files of all ranges.
+So the number of files depends on partitions and bytes, not on ranges and buffers.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from rmqctl.export.spill import Spill, Spilled
 from rmqctl.scan.frames import Array, Batch
 
 MIN_FILE_BYTES = 1 << 20
-"""Minimum bytes of columns in a buffer for which a partition gets its own file."""
+"""Minimum bytes of columns that a partition must have in a buffer to get its own file."""
 MAX_OPEN = 64
 
 
 class RangeSink:
     """The files of an attempt at a range. `close` returns them; `abandon` removes them.
 
-    ``at``, ``alone``, ``buckets``: those of the `ExportRange`.
+    ``at``, ``alone``, ``buckets``: see `ExportRange`.
     """
 
     def __init__(self, spec: Export, origin: Origin, folder: str, *, at: int,
@@ -53,17 +53,19 @@ class RangeSink:
 
     @property
     def values(self) -> dict[int, Values]:
-        """Return the values of the partition numbers that have files."""
+        """Return the values of the partitions that have files, by partition number."""
         return {file.partition: self.partitions.values[file.partition] for file in self._written}
 
     def add(self, batch: Batch) -> None:
-        """Add messages of the walk, which may then continue. Raises: WriteError."""
+        """Add messages of the walk, which may continue afterwards. Raises: WriteError."""
         self._buffer.add(batch, self.partitions.codes(batch))
         if self._buffer.size >= FLUSH:
             self._flush()
 
     def close(self) -> tuple[list[WrittenFile], Spilled | None]:
-        """Flush all files to disk; return them and the messages set aside. Raises: WriteError."""
+        """Flush all files to disk; return the files and the spilled messages. Raises:
+        WriteError.
+        """
         self._flush()
         while self._open:
             self._close_oldest()

@@ -32,9 +32,9 @@ COMPRESSIONS: dict[str, tuple[str, ...]] = {
 }
 """Compressions of each format, the default first."""
 TEXTS = ("json", "csv")
-"""Text formats, with the rows of ``read``. All other formats have Arrow columns."""
+"""Text formats, with the rows of ``read``. All other formats use Arrow columns."""
 ORIGIN = ("store", "file")
-"""Fields for the origin of a message: the store as named, the file relative to it."""
+"""Fields for the origin of a message: the store as named, and the file relative to the store."""
 PROVENANCE = ("position", "sha256")
 """Fields that identify a record's bytes: its position in the file, its digest."""
 _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
@@ -42,7 +42,7 @@ _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The specification; `of` creates and checks it. ``fields`` are those of the files."""
+    """The specification; `of` creates and checks it. ``fields`` are the fields of the files."""
 
     format: str = "parquet"
     fields: tuple[str, ...] = ()
@@ -118,8 +118,8 @@ class Export:
 
     @property
     def schema(self) -> pa.Schema:
-        """Return the columns of the files; for text formats, with the types that values
-        represent.
+        """Return the columns of the files; for text formats, with the types of the values that the
+        texts represent.
         """
         import pyarrow as pa
 
@@ -134,8 +134,8 @@ class Export:
 
 
 def portable(zone: tzinfo) -> tzinfo:
-    """Return a zone that can be sent to workers: a zone from this machine's files is sent by name.
-    Raises: UsageError.
+    """Return a time zone that can be sent to workers: a zone that was read from a local file is
+    replaced by its name. Raises: UsageError.
     """
     try:
         pickle.dumps(zone)

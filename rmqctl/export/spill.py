@@ -1,9 +1,11 @@
-"""Messages that ranges of a log set aside, because their partitions have few messages in the range.
+"""Messages that a range of a log spills to a file, because their partitions have few messages in
+the range.
 
-A range has at most one such file: Arrow record batches, one for each buffer, with rows sorted by
-bucket and partition. A second file lists the places of each partition's messages in it, with one
-record batch for each bucket. Both exist for one run, in the folder of the attempt that created
-them. They are read through memory maps: in each buffer, a bucket's rows are contiguous.
+A range has at most one such file. It contains Arrow record batches, one for each buffer, with rows
+sorted by bucket and partition. A second file is its index: one record batch for each bucket, with
+the places of each partition's messages. Both files exist only during one run, in the folder of the
+attempt that created them. They are read through memory maps: in each buffer, a bucket's rows are
+contiguous.
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ _PLACES = ("flush", "batch", "start", "length", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """Messages that range ``at`` set aside, in the folder ``attempt``; bytes of each bucket."""
+    """Messages that range number ``at`` spilled, in the folder ``attempt``; bytes of
+    each bucket.
+    """
 
     at: int
     attempt: str
@@ -39,8 +43,8 @@ class Spilled:
 
 @dataclass(frozen=True, slots=True)
 class SpilledChunk:
-    """Messages of a partition in a buffer of a range: ``rows`` messages, in ``length`` rows of
-    record batch ``batch`` from ``start`` on.
+    """Messages of a partition in one buffer of a range: ``rows`` messages, in ``length`` rows of
+    record batch ``batch``, beginning at row ``start``.
     """
 
     values: Values
@@ -53,7 +57,7 @@ class SpilledChunk:
 
 
 class Spill:
-    """The file of messages set aside, while it is written. Methods raise WriteError."""
+    """The file of spilled messages, while it is being written. Methods raise WriteError."""
 
     def __init__(self, attempt: Attempt, schema: pa.Schema) -> None:
         self._attempt, self._schema = attempt, schema
@@ -66,8 +70,8 @@ class Spill:
 
     def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
             rows: Sequence[int]) -> None:
-        """Add consecutive chunks of a table: their partitions, and for each the number of rows of
-        the table and of messages.
+        """Add consecutive chunks of a table: for each chunk its partition, its rows in the table,
+        and its messages.
         """
         with self._attempt.writing(_ROWS):
             batches = table.combine_chunks().to_batches()
@@ -83,7 +87,7 @@ class Spill:
 
     def finish(self, at: int, bucket_of: Sequence[int], buckets: int,
                partitions: Partitions) -> Spilled:
-        """Close the file and write the index of its contents."""
+        """Close the file and write its index."""
         with self._attempt.writing(_ROWS):
             self._writer.close()
             self._target.close()
@@ -117,7 +121,7 @@ class Spill:
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """Return (chunk number, its place) of each piece of the chunks in ``batches``.
+    """Return (chunk number, its place) for each piece of the chunks in ``batches``.
 
     Arrow divides a table if a column is too large, so a chunk may be in two batches.
     """
@@ -141,8 +145,8 @@ def _index_schema(names: Sequence[str]) -> pa.Schema:
 
 
 class SpillReader:
-    """Reader of the messages that ranges of a store set aside; ``spilled`` are their numbers and
-    attempts.
+    """Reader of the messages that ranges of a store spilled. ``spilled``: the numbers of the
+    ranges, and their attempts.
 
     A context manager. Methods raise StoreIOError.
     """
@@ -161,8 +165,8 @@ class SpillReader:
             self._open.popitem()[1][0].close()
 
     def places(self, number: int) -> list[SpilledChunk]:
-        """Return the chunks of a bucket by partition, those of a partition in the order of the
-        log.
+        """Return the chunks of a bucket by partition; the chunks of a partition are in
+        log order.
         """
         asides = []
         for at, folder in self._paths.items():

@@ -1,9 +1,10 @@
-"""The staging folder of an export or of a query's files, published as OUT complete or not at all.
+"""The staging folder of an export, or of the files of a query, which is published as OUT complete
+or not at all.
 
 ``OUT.rmqctl-export-ID`` is beside OUT. Workers write below ``attempts``, each attempt into a
 separate folder; successful files are moved below ``export``, which becomes OUT by one rename. Files
 of failed attempts are removed with the folder. A worker never creates a folder that the driver
-should have created: if it is missing, the worker sees other files than the driver
+should have created: if such a folder is missing, worker and driver do not share a file system
 (`refuse_unseen`).
 """
 
@@ -52,7 +53,9 @@ def checked_target(out: str) -> str:
 
 
 class ExportStaging:
-    """A staging folder. A context manager that removes everything without `publish`."""
+    """A staging folder. A context manager that removes the entire folder unless `publish` was
+    called.
+    """
 
     def __init__(self, out: str) -> None:
         self.target = checked_target(out)
@@ -97,7 +100,7 @@ class ExportStaging:
 
 
 def refuse_unseen(path: str) -> None:
-    """Raise StoreIOError if this machine does not see a path that the driver created."""
+    """Raise StoreIOError if a path that the driver created does not exist on this machine."""
     if not os.path.exists(path):
         raise StoreIOError(f"{path}: does not exist on {socket.gethostname()}; workers and driver "
                            "must see stores and scratch folder (--scratch) under the same paths")

@@ -11,7 +11,7 @@ from rmqctl.scan.frames import BLANK, Batch, Span
 from rmqctl.scan.passed_over import Damage
 
 MAX_NAMED = 200
-"""Maximum number of damaged places and of messages with a CRC mismatch that are listed; all are
+"""Maximum number of listed damaged places, and of listed messages with a CRC mismatch; all are
 counted.
 """
 UNREADABLE, GAP = "unreadable", "gap"
@@ -20,7 +20,7 @@ UNREADABLE, GAP = "unreadable", "gap"
 
 @dataclass(slots=True)
 class CountedSpans(Damage):
-    """Ranges of the log without a message, in order; the first are listed, all are counted."""
+    """Ranges of the log without a message, in order: all are counted, the first ones are listed."""
 
     most: ClassVar[int] = MAX_NAMED
 
@@ -37,7 +37,7 @@ class ExportTally:
     messages: int = 0
     rows: int = 0
     replaced: int = 0
-    """Number of fillers, and of damaged messages that a repair kept."""
+    """Number of fillers, plus the number of damaged messages that a repair kept."""
     bad_crc: int = 0
     bad_crc_at: list[int] = field(default_factory=list)
     damage: CountedSpans = field(default_factory=CountedSpans)
@@ -49,7 +49,7 @@ class ExportTally:
     last_offset: int | None = None
 
     def passed(self, batch: Batch) -> None:
-        """Add a batch of the walk, whose spans are after its messages."""
+        """Add a batch of the walk; its spans come after its messages."""
         if len(batch):
             self.messages += len(batch)
             self.replaced += int(replaced(batch).sum())
@@ -67,7 +67,7 @@ class ExportTally:
         self._within(int(times.min()), int(times.max()), int(offsets[0]), int(offsets[-1]))
 
     def append(self, later: ExportTally) -> None:
-        """Merge the counts of the next range of the log."""
+        """Add the counts of the next range of the log."""
         if later.messages:
             self._settle()
         self.damage.merge(later.damage)

@@ -34,7 +34,7 @@ class ExportRange(FileRange[StoreFile]):
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
     ``alone``: the store has no other range. ``buckets``: number of buckets for messages set aside.
-    ``served``: (root of the store, topic, queue id) for a file of a compaction log.
+    ``served``: (root of the store, topic, queue id) if the file belongs to a compaction log.
     """
 
     store: int
@@ -56,7 +56,8 @@ class ExportedRange:
     """The result of a range, which covered the frames at positions ``[first, position)``.
 
     ``files`` are in the folder ``attempt``; ``values`` are the values of their partitions.
-    ``spilled`` are the messages not in a file yet. ``store`` and ``at`` are the range's.
+    ``spilled`` are the messages that are not in a file yet. ``store`` and ``at``: see
+    `ExportRange`.
     """
 
     store: int
@@ -71,7 +72,7 @@ class ExportedRange:
 
 
 class RangeWalk:
-    """The batches of a range; unreadable bytes are counted and skipped."""
+    """The batches of a range. Unreadable bytes are counted and skipped."""
 
     def __init__(self, part: FileRange[StoreFile], tally: ExportTally) -> None:
         self._part, self._tally = part, tally
@@ -98,7 +99,7 @@ class RangeWalk:
             self.position = part.end
 
     def _served(self, base: int, root: str, topic: str, queue_id: int) -> Iterator[Batch]:
-        """Yield the messages of a file of a compaction log that a broker serves."""
+        """Yield the messages that a broker serves from a file of a compaction log."""
         rows = CompactedRows(Store(root, [], Sizes()), topic, queue_id)
         with closing(rows.log):
             yield from rows.batches(base, base + self._part.end)
@@ -110,7 +111,7 @@ class RangeWalk:
 
 
 def chosen(spec: Export, batch: Batch) -> Batch:
-    """Return the messages of a batch that are exported."""
+    """Return the messages of a batch that the export selects."""
     if not spec.conditions:
         return batch
     page = filtered(BatchPage(batch), spec.conditions)
@@ -119,7 +120,9 @@ def chosen(spec: Export, batch: Batch) -> Batch:
 
 
 _AT_ONCE = 32
-"""Number of messages that are decoded before they are written: decoded values may be large."""
+"""Maximum number of messages that are decoded before they are written, because decoded values may
+be large.
+"""
 
 
 def portions(spec: Export, batch: Batch) -> Iterator[Batch]:

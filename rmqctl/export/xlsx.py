@@ -1,4 +1,6 @@
-"""Messages as an Excel workbook, for people: one sheet, times as dates, cells that fit."""
+"""Messages as an Excel workbook, for people: one sheet, times as dates, cells shortened to Excel's
+limit.
+"""
 
 from __future__ import annotations
 
@@ -13,21 +15,20 @@ from rmqctl.export.spec import Export
 from rmqctl.scan.columns import dict_column
 
 MAX_ROWS = (1 << 20) - 1
-"""Maximum rows of a sheet, besides its header."""
+"""Maximum rows of a sheet, not counting its header."""
 MAX_CELL = 32_767
 """Maximum characters of a cell."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = -2_208_988_800_000, 253_402_300_799_999
-"""Epoch ms that Excel can show as a date: 1900 to 9999."""
+"""First and last epoch ms that Excel can show as a date: 1900 to 9999."""
 _MAX_EXACT = 1 << 53
-"""Maximum integer in a cell: numbers in a sheet are floating point."""
+"""Maximum integer that a cell stores exactly: numbers in a sheet are floating point."""
 _CUT = "… (cut)"
 
 
 class XlsxFile:
-    """A workbook that writes rows to disk as they come. ``cut``: number of cells that were too
-    long.
-    Raises: RefusedError for more rows than a sheet can contain.
+    """A workbook that writes rows to disk as they arrive. ``cut``: number of cells that were too
+    long. Raises: RefusedError if there are more rows than a sheet can contain.
     """
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
@@ -79,8 +80,8 @@ class XlsxFile:
             sheet.write_string(row, column, text)
 
     def _local(self, value: int) -> datetime | None:
-        """Return the time in the zone, which a cell does not store; None if Excel has no date for
-        it.
+        """Return the local time in a time zone, without the zone, which a cell cannot store; None
+        if Excel has no date for it.
         """
         if not _FIRST <= value <= _LAST - 86_400_000:
             return None
@@ -95,11 +96,11 @@ class XlsxFile:
 
 
 class _EpochMs(int):
-    """Epoch ms in a column of times."""
+    """A column value that is a time in epoch ms."""
 
 
 def _values(column: pa.ChunkedArray) -> list[Any]:
-    """Return the values of a column in the form that a cell can show."""
+    """Return the values of a column in a form that a cell can show."""
     kind = column.type
     if pa.types.is_timestamp(kind):
         return [None if value is None else _EpochMs(value)
