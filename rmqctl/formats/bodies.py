@@ -1,7 +1,7 @@
 """Bodies: their decompression, and the forms in which they are shown.
 
-Both are closed tables. A codec has its number in ``sys_flag`` (spec: commitlog.md §4); a form is a
-value of ``--body``. CONTRIBUTING.md says how to add one.
+Codecs and forms are two fixed tables. A codec has its number in ``sys_flag`` (spec: commitlog.md
+§4); a form is a value of ``--body``. CONTRIBUTING.md says how to add one.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ MAX_MEMBERS = 10_000
 
 
 _FIRST_PIECE = 512
-"""Bytes that the decompressor of one member receives first, doubled each time. The rest that it
-does not use is copied, and a body may consist of many small members."""
+"""Bytes that the decompressor of a member receives first, doubled each time. The input that a
+decompressor does not use is copied, and a body may consist of many small members.
+"""
 
 
 class TooLargeError(ValueError):
@@ -40,7 +41,7 @@ class _Stream(Protocol):
 
 
 def members(body: bytes, start: Callable[[], _Stream], most: int, kind: str) -> bytes:
-    """Return the content of the ``kind`` members of which ``body`` consists.
+    """Return the decompressed content of ``body``, which consists of members of format ``kind``.
 
     ``start`` creates a decompressor of one member. The time is proportional to the bytes of the
     body and of the content, whatever the number of members.
@@ -95,7 +96,7 @@ def _lz4(body: bytes) -> bytes:
 
 
 def zstd() -> Any:
-    """Return the module for zstd, imported on first use."""
+    """Return the zstd module, imported on first use."""
     if sys.version_info >= (3, 14):
         from compression import zstd as module
     else:
@@ -111,7 +112,9 @@ def _zstd(body: bytes) -> bytes:
 
 
 class Codec(NamedTuple):
-    """``decompress`` returns the body as the producer passed it, or raises any exception."""
+    """A codec; ``decompress`` returns the body as the producer passed it, or raises any
+    exception.
+    """
 
     name: str
     decompress: Callable[[bytes], bytes]
@@ -167,8 +170,9 @@ FORMS: dict[str, Callable[[bytes], tuple[str, str]] | None] = {
     "base64": _base64,
     "none": None,
 }
-"""Form -> function from the body to (``body``, ``body_encoding``) of a message object; None omits
-both."""
+"""Function for each form: from the body to (``body``, ``body_encoding``) of a message object; None
+omits both.
+"""
 
 
 def encode(content: bytes, form: str) -> tuple[str, str]:

@@ -1,18 +1,22 @@
-"""Limits for the value of one body (bytes, values and levels), for every decoder.
+"""Limits for the value of one body (bytes, values and levels), enforced in every decoder.
 
-A body of a few bytes may claim, repeat or refer to any amount. Decoders count the values of a body
-in a `Budget`, which ends the decoding of that body alone.
+A body of a few bytes may claim, repeat or refer to any amount of data. Decoders count the values of
+a body in a `Budget`; if a limit is exceeded, only that body is not decoded.
 """
 
 from __future__ import annotations
 
 MAX_VALUES = 1_000_000
-"""Maximum number of values of one body; a value in several places counts in each of them."""
+"""Maximum number of values of one body; a value that is referenced several times counts
+each time.
+"""
 MAX_DEPTH = 100
 MAX_BYTES = 32 << 20
-"""Bytes of texts, keys and numbers of one value: four times the decoded bytes of a body."""
+"""Maximum bytes of the texts, keys and numbers of one value: four times the decoded bytes of a
+body.
+"""
 _VALUE, _CONTAINER = 8, 32
-"""Bytes that a value counts in addition to its text."""
+"""Bytes that a value or a container counts in addition to its text."""
 
 
 class BudgetError(ValueError):
@@ -28,7 +32,7 @@ class Budget:
         self.values, self.bytes = MAX_VALUES, MAX_BYTES
 
     def take(self, size: int = 0) -> None:
-        """Count one more value, with a text of ``size`` bytes.
+        """Count one value, with a text of ``size`` bytes.
 
         Raises: BudgetError.
         """
@@ -47,7 +51,7 @@ class Budget:
             raise BudgetError(f"its value is larger than {MAX_BYTES >> 20} MiB")
 
     def container(self, depth: int) -> None:
-        """Count one more list or object, at level ``depth`` from 0.
+        """Count one list or object at level ``depth`` (the outermost level is 0).
 
         Raises: BudgetError.
         """
@@ -57,7 +61,7 @@ class Budget:
 
 
 def at_most(count: int) -> None:
-    """Refuse a body that is known to have ``count`` values.
+    """Reject a body that is known to have ``count`` values, if that is too many.
 
     Raises: BudgetError.
     """

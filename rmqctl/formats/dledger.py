@@ -33,17 +33,21 @@ IndexUnit = Struct(
 )
 
 End = Struct("magic" / Int32sb, "size" / Int32sb)
-"""Closes a data file: ``size`` is the number of bytes from the mark to the end of the file."""
+"""The end mark of a data file: ``size`` is the number of bytes from the mark to the end of the
+file.
+"""
 
 MAGIC_ENTRY = 1
 MAGIC_END = -1
 CONTROL = {2: "NOOP", 3: "CONFIG_CHANGE"}
-"""Magics of entries without a message (since dledger 0.4.0)."""
+"""Magics of entries without a message (since DLedger 0.4.0)."""
 PLAIN, FRAMED, END_OF_FILE = "plain", "dledger", "end"
 
 
 class EntryHeadRecord(NamedTuple):
-    """The header of a log entry; its body contains one message record, or those of a batch."""
+    """The header of a log entry; the entry's body contains one message record, or the records of a
+    batch.
+    """
 
     magic: int
     size: int
@@ -57,7 +61,7 @@ class EntryHeadRecord(NamedTuple):
 
 
 class IndexUnitRecord(NamedTuple):
-    """One unit of the DLedger index: the position of the entry with this index in the data."""
+    """One unit of the DLedger index: the position in the data of the entry with this index."""
 
     magic: int
     pos: int
@@ -83,7 +87,7 @@ END = Fixed(End, EndRecord)
 _START = layout.reader(Blank)
 HEAD_SIZE = ENTRY_HEAD.size
 INDEX_FILE_SIZE = 167_772_160
-"""Bytes of each index file, which a broker's configuration does not change."""
+"""Bytes of each index file; a broker's configuration cannot change the size."""
 
 
 def judge(head: EntryHeadRecord, where: int) -> FormatError | None:
@@ -115,8 +119,8 @@ build = ENTRY_HEAD.build
 
 
 def head_at(raw: bytes, where: int) -> EntryHeadRecord | None:
-    """Return the entry header at the start of ``raw`` if its ``pos`` is ``where``, a byte offset of
-    the data; else None.
+    """Return the entry header at the start of ``raw`` if its ``pos`` equals ``where``, a byte
+    offset in the data; else None.
     """
     if len(raw) < HEAD_SIZE:
         return None
@@ -132,7 +136,7 @@ def build_end(size: int) -> bytes:
 def detect(data: bytes, position: int = 0) -> str | None:
     """Return the framing of the bytes at ``position``: `FRAMED`, `PLAIN`, `END_OF_FILE`, or None.
 
-    A broker checks the same words. The magic of a plain record is at +4.
+    A broker checks the same fields. The magic of a plain record is at +4.
     """
     if len(data) - position < END.size:
         return None

@@ -1,7 +1,7 @@
 """A fixed-size unit: one declaration, an exact reader, a fast reader and a builder.
 
 `Fixed` couples a construct declaration with a ``NamedTuple`` of the same field names. `parse` uses
-construct, `decode` the struct derived by `layout`; they return equal tuples and refuse the same
+construct, `decode` the struct derived by `layout`; they return equal tuples and reject the same
 bytes with the same message.
 """
 
@@ -24,7 +24,7 @@ TOO_SHORT = "runs past the end of the data"
 
 
 class Fixed(Generic[T]):
-    """The two readers and the builder of one fixed-size declaration."""
+    """The two readers and the builder for one fixed-size declaration."""
 
     def __init__(self, declaration: Any, record: type[T]) -> None:
         self.declaration = declaration
@@ -89,7 +89,7 @@ class Fixed(Generic[T]):
         return raw
 
     def field(self, name: str) -> layout.Field:
-        """Return the place of one field in the unit."""
+        """Return the position and type of one field in the unit."""
         return layout.field(self.declaration, name)
 
     def dtype(self) -> np.dtype[Any]:
@@ -108,9 +108,9 @@ class Fixed(Generic[T]):
 
 
 class FirstOfPage(Fixed[T]):
-    """A unit at the start of a file of one page, followed by zeros.
+    """A unit at the start of a file of one page, padded with zeros.
 
-    Fields after the one named ``last`` were added in later versions.
+    Fields after the field ``last`` were added in later versions.
     """
 
     PAGE_SIZE = 4096
@@ -118,11 +118,11 @@ class FirstOfPage(Fixed[T]):
     def __init__(self, declaration: Any, record: type[T], last: str) -> None:
         super().__init__(declaration, record)
         self.least = self.field(last).offset + self.field(last).size
-        """Bytes of the fields that every version writes."""
+        """Bytes of the fields that all versions write."""
 
     def read(self, data: bytes) -> T:
-        """Return the unit at the start of a file; later fields beyond the end of a short file are
-        0.
+        """Return the unit at the start of a file; fields of later versions are 0 if a short file
+        lacks them.
 
         Raises: FormatError if even the other fields are incomplete.
         """
@@ -133,5 +133,5 @@ class FirstOfPage(Fixed[T]):
         return self.build(record).ljust(self.PAGE_SIZE, b"\0")
 
     def rest_is_zero(self, data: bytes) -> bool:
-        """Return whether only zeros follow the fields, as in every file of a broker."""
+        """Return whether only zeros follow the fields, as in every file that a broker writes."""
         return not data[self.size:].strip(b"\0")

@@ -1,7 +1,7 @@
-"""The messages that RocketMQ itself writes: its own topics, by name, and the bodies that only it
-creates.
+"""Messages that RocketMQ itself writes: its internal topics, by name, and the bodies of internal
+messages.
 
-`meaning` explains a message in such a topic, from topic and properties. `reader_of` returns the
+`meaning` explains a message in such a topic from its topic and properties. `reader_of` returns the
 reader of bodies that no application created: traces, transaction ops, POP check points and acks.
 (spec: recovery.md §9 and §10, timer-and-others-5x.md §1 and §6; traces as the Java client's
 TraceDataEncoder writes them, 4.4 to 5.3.)
@@ -21,7 +21,7 @@ _V2_SEPARATOR = "+"
 """Separator of group and topic in the name of a POP retry topic of 5.x; no group name contains
 it."""
 _MOVED = (props.HALF_TOPIC, props.SCHEDULE_TOPIC, props.TIMER_TOPIC)
-"""Topics in which messages wait that are meant for other topics."""
+"""Topics in which messages wait that belong to other topics."""
 _POP = {"ck": "pop-checkpoint", "ack": "pop-ack", "bAck": "pop-batch-ack"}
 _POP_NAMES = {
     "so": "startOffset", "pt": "popTime", "it": "invisibleTime", "bm": "bitMap", "n": "num",
@@ -31,12 +31,12 @@ _POP_NAMES = {
 
 
 def real_topic(topic: str, properties: Mapping[str, str]) -> str:
-    """Return the topic for which a message is meant while it waits in another one."""
+    """Return the topic to which a message belongs while it waits in another topic."""
     return properties.get(props.REAL_TOPIC, topic) if topic in _MOVED else topic
 
 
 def meaning(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
-    """Return the meaning of a message in an internal topic, with its known fields; None for other
+    """Return the meaning of a message in an internal topic, with the known fields; None for other
     topics.
     """
     fields = _kind(topic, properties)
@@ -72,7 +72,9 @@ def _kind(topic: str, properties: Mapping[str, str]) -> dict[str, Any] | None:
 
 
 def _number(text: str | None) -> int | str | None:
-    """Return digits as an int, unless they are too long for 64 bits; other texts as they are."""
+    """Return a text of digits as an int, unless the number exceeds 64 bits; any other text
+    unchanged.
+    """
     if text is None or len(text) > 20 or not text.isascii() or not text.removeprefix(
             "-").isdigit():
         return text
@@ -81,10 +83,11 @@ def _number(text: str | None) -> int | str | None:
 
 def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes], Any]],
                                       tuple[Any, str]] | None:
-    """Return the reader of bodies in a topic that only brokers and clients fill; None for others.
+    """Return the body reader for a topic to which only brokers and client libraries write; None for
+    other topics.
 
-    It receives the body, the properties and a reader of JSON, and returns (value, kind), or raises
-    ValueError.
+    The reader receives the body, the properties and a JSON reader, and returns (value, kind) or
+    raises ValueError.
     """
     if topic == TRACE_TOPIC or topic.startswith(_TRACE_PREFIX):
         return lambda body, _properties, _json: (traces(body), "trace")
@@ -97,7 +100,7 @@ def reader_of(topic: str) -> Callable[[bytes, Mapping[str, str], Callable[[bytes
 
 
 def half_offsets(body: bytes) -> list[int]:
-    """Return the queue offsets of the half messages that an op message ends.
+    """Return the queue offsets of the half messages that an op message commits or rolls back.
 
     Raises: ValueError.
     """
@@ -110,7 +113,7 @@ def half_offsets(body: bytes) -> list[int]:
 
 
 def pop_state(document: Any) -> dict[str, Any]:
-    """Return a check point or an ack with the long names of its fields.
+    """Return a POP check point or an ack with the long names of its fields.
 
     Raises: ValueError.
     """
@@ -136,9 +139,9 @@ _TRACE_FIELDS = {
 }
 """The fields of each trace type after its name, in the order in which they are written."""
 _MIN_FIELDS = {"Pub": 11, "SubBefore": 7, "SubAfter": 5, "EndTransaction": 12, "Recall": 6}
-"""The minimum number of fields that every client writes for the type."""
+"""The minimum number of fields of each type, which every client writes."""
 _OLD_PUB = 12
-"""A Pub of the first clients has no offsetMsgId."""
+"""The number of fields of a Pub trace from the first clients, which has no offsetMsgId."""
 _TRACE_NUMBERS = {"timeStamp", "bodyLength", "costTime", "retryTimes", "contextCode"}
 _TRACE_BOOLS = {"success", "fromTransactionCheck"}
 _MESSAGE_TYPES = ("Normal_Msg", "Trans_Msg_Half", "Trans_msg_Commit", "Delay_Msg", "Order_Msg")
@@ -147,7 +150,7 @@ _MESSAGE_TYPES = ("Normal_Msg", "Trans_Msg_Half", "Trans_msg_Commit", "Delay_Msg
 def traces(body: bytes) -> list[dict[str, Any]]:
     """Return the traces of one message, with the field names of RocketMQ's classes.
 
-    A trace of an unknown type has only its ``traceType`` and its ``fields``.
+    A trace of an unknown type has only ``traceType`` and ``fields``.
 
     Raises: ValueError if all types are unknown.
     """

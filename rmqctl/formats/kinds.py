@@ -109,15 +109,15 @@ def bare_name(name: str) -> str:
 
 
 def base_offset(name: str) -> int | None:
-    """Return the stream offset of a file's first byte, if its name is one."""
+    """Return the stream offset of a file's first byte, if the file name is an offset."""
     name = bare_name(name)
     segment = tiered_names.parse_segment(name)
     return names.parse_offset(name) if segment is None else segment[0]
 
 
 def from_path(parts: Sequence[str]) -> str | None:
-    """Return the kind of a path that is usual in a store, or None. The last part is the file
-    name.
+    """Return the kind of a file with a usual store path, or None. The last part is the
+    file name.
     """
     if not parts:
         return None
@@ -157,7 +157,8 @@ def _numbered(above: Sequence[str], folder: str) -> str | None:
 def recognise(parts: Sequence[str], head: bytes, size: int) -> str | None:
     """Return the kind of a file, or None.
 
-    ``parts`` of its path (absolute, else as far as known), its first bytes and its size in bytes.
+    ``parts``: those of the file's path (absolute, or as far as known). The other arguments are its
+    first bytes and its size in bytes.
     """
     by_path = from_path(parts)
     if by_path == COMMITLOG and dledger.detect(head) == dledger.FRAMED and _is_dledger(head, size):

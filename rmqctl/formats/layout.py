@@ -1,4 +1,4 @@
-"""Derives offsets, numpy dtypes and struct formats from construct declarations.
+"""Derivation of offsets, numpy dtypes and struct formats from construct declarations.
 
 Each layout is declared once, as a construct ``Struct``. The slow, exact reader parses with it; the
 fast reader gets the positions of its fields from this module. No offset is typed twice.
@@ -78,7 +78,7 @@ def _unwrap(subcon: Any, context: Container) -> Any:
 
 
 def _walk(declaration: Any, context: Container) -> Iterator[tuple[str, int | None, str]]:
-    """Yield leaf fields in order as (dotted name, size in bytes or None if variable, struct
+    """Yield the leaf fields in order, as (dotted name, size in bytes or None if variable, struct
     code).
     """
     for subcon in declaration.subcons:
@@ -152,12 +152,14 @@ def prefix_size(declaration: Construct[Any, Any], **context: int) -> int:
 
 
 def fixed_total(declaration: Construct[Any, Any], **context: int) -> int:
-    """Return the sum of the widths that do not depend on lengths: the size of an "empty" record."""
+    """Return the sum of all widths that do not depend on length fields: the size of an "empty"
+    record.
+    """
     return sum(size or 0 for _, size, _ in _walk(declaration, Container(context)))
 
 
 def width_of(declaration: Construct[Any, Any], name: str, **context: int) -> tuple[int, str]:
-    """Return (size in bytes, struct code) of a fixed-width field at any position."""
+    """Return (size in bytes, struct code) of a fixed-width field, wherever its position is."""
     for field_name, size, code in _walk(declaration, Container(context)):
         if field_name == name and size is not None:
             return size, code

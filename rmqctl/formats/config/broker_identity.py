@@ -25,7 +25,7 @@ class BrokerIdentity(NamedTuple):
 
 
 def pieces(data: bytes) -> list[tuple[str, int, bytes]]:
-    """Return (field name, offset, bytes) of each existing part."""
+    """Return (field name, offset, bytes) of each part that exists."""
     parts = []
     position = 0
     for name, raw in zip(PARTS, data.rstrip(b"\r\n").split(SEPARATOR.encode(), len(PARTS) - 1),

@@ -1,10 +1,10 @@
 """The JSON of ``config/`` as fastjson writes it (spec: checkpoint-and-small-files.md §4.1).
 
-Strict JSON is read by the standard decoder, and so is the dialect's one extension, map keys that
-are bare integers, after they have been quoted. Anything that needs a position in the file is read
-by `_Reader`: one pass, an explicit stack, bounded depth. Oddities that do not hide the value are
-reported, not fatal. Some files have keys that are objects (`object_keys`); the caller provides the
-text that replaces such a key.
+The standard decoder reads strict JSON, and also the dialect's one extension, map keys that are bare
+integers, after these keys are quoted. `_Reader` reads everything for which a position in the file
+is needed: in one pass, with an explicit stack and bounded depth. Oddities are reported; they are
+not fatal if the value is clear. Some files have keys that are objects (`object_keys`); the caller
+provides the text that replaces such a key.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.errors import FormatError
 
 MAX_DEPTH = 100
 MAX_NUMBER = 1000
-"""Characters of the longest number that is accepted."""
+"""Maximum number of characters of a number."""
 MAX_ODDITIES = 100
 """Maximum number of reported oddities."""
 
@@ -33,7 +33,7 @@ LONE_SURROGATE = "lone-surrogate"
 
 
 class Oddity(NamedTuple):
-    """A difference from what a broker would write; ``offset`` in bytes from the file's start."""
+    """A difference from what a broker would write; ``offset``: bytes from the start of the file."""
 
     kind: str
     offset: int
@@ -57,8 +57,9 @@ _STRING = re.compile(
 _NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?(?:[eE][+-]?[0-9]++)?")
 _INTEGER_KEY = re.compile(r"-?(?:0|[1-9][0-9]*+)(?=[ \t\r\n]*+:)")
 _BARE_KEYS = re.compile(r"([{,][ \t\r\n]*+)(-?(?:0|[1-9][0-9]*+))(?=[ \t\r\n]*+:)")
-"""If such quotes are in a text, they end it and are followed by a digit or "-", which is not
-JSON."""
+"""Matches bare keys, to quote them. Quotes that are inserted inside a text end the text there, and
+the digit or "-" that follows is not valid JSON.
+"""
 _WORD = re.compile(r"(?:true|false|null)(?![A-Za-z0-9_])")
 _WORDS = {"true": True, "false": False, "null": None}
 _SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
@@ -74,7 +75,7 @@ def _behind_space(text: str, position: int) -> int:
 
 
 class _NotStrictError(ValueError):
-    """Raised from hooks of the standard decoder: the slow reader must decide."""
+    """Raised from hooks of the standard decoder: `_Reader` must read the file."""
 
 
 def _strict_number(text: str) -> int:
@@ -90,7 +91,7 @@ def _strict_float(text: str) -> float:
 
 
 class _EnoughError(Exception):
-    """The maximum number of oddities is reached."""
+    """Raised when the maximum number of oddities is reached."""
 
 
 def _strict_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -111,7 +112,9 @@ _WITH_DUPLICATES = json.JSONDecoder(parse_int=_strict_number, parse_float=_stric
 
 
 class _Text:
-    """The decoded file: one character per undecodable byte, so that positions can be determined."""
+    """The decoded file, with one character for each undecodable byte, so that positions can be
+    converted.
+    """
 
     def __init__(self, data: bytes) -> None:
         escaped = data.decode("utf-8", "surrogateescape")
@@ -140,14 +143,14 @@ class _Text:
         return len(self._escaped[:position].encode("utf-8", "surrogateescape"))
 
     def note(self, kind: str, position: int, detail: str) -> None:
-        """Note an oddity at character ``position``."""
+        """Record an oddity at character ``position``."""
         if len(self.oddities) < MAX_ODDITIES:
             self.oddities.append(Oddity(kind, self.byte_offset(position), detail))
 
 
 def _deep(text: str) -> bool:
-    """Return whether brackets nest so deeply that only `_Reader`, which counts levels, may read
-    them.
+    """Return whether brackets are nested so deeply that only `_Reader`, which counts levels, may
+    read the file.
     """
     if text.count("{") + text.count("[") <= MAX_DEPTH:
         return False
@@ -156,7 +159,7 @@ def _deep(text: str) -> bool:
 
 
 class _Reader:
-    """A value in the dialect, read in one pass with an explicit stack."""
+    """Reader for a value in the dialect: one pass with an explicit stack."""
 
     def __init__(self, source: _Text, *, may_end: bool = False, key_of: KeyOf | None = None,
                  start: int | None = None, inside: str = "$") -> None:
@@ -175,7 +178,7 @@ class _Reader:
                           path=f"{self._inside}{path}"[:200].encode("utf-8", "replace").decode())
 
     def _skip(self) -> str:
-        """Move to the next non-space character, and return it (empty at the end)."""
+        """Move to the next character that is not a space, and return it (empty at the end)."""
         self._at = _behind_space(self._text, self._at)
         return self._text[self._at:self._at + 1]
 
@@ -312,7 +315,7 @@ def _decode(source: _Text, key_of: KeyOf | None = None) -> tuple[Any, int]:
 
 
 def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> tuple[Any, int]:
-    """Return the value of a text whose keys were quoted, if nothing follows it.
+    """Return the value of a text in which bare keys were quoted, if nothing follows the value.
 
     Raises: ValueError.
     """
@@ -323,7 +326,7 @@ def _complete(decoder: json.JSONDecoder, quoted: str, text: str, start: int) -> 
 
 
 def parse(data: bytes, key_of: KeyOf | None = None) -> Parsed:
-    """Return the value in a file's bytes, and its oddities.
+    """Return the value of a file's bytes, and the oddities of the file.
 
     ``key_of`` returns the text for a key that is an object, or raises FormatError; without it such
     keys are errors.

@@ -1,9 +1,9 @@
 """The iteration order of a Java ``ConcurrentHashMap`` (OpenJDK 8 to 17), as in tiered storage.
 
-It differs from a ``HashMap`` (`java_map`): the table doubles when three quarters are reached, not
-exceeded; doubling reverses the order of some keys of a bucket; a copy of another map is larger than
-that map needs. Not modelled: buckets of nine and more keys in tables of 64 and more, which become
-trees; that needs deliberately colliding keys.
+This map differs from a ``HashMap`` (`java_map`): the table doubles when three quarters are reached,
+not exceeded; doubling reverses the order of some keys of a bucket; a copy of another map has a
+larger table than its entries need. Not modelled: buckets of nine and more keys in tables of 64 and
+more, which become trees; that needs deliberately colliding keys.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _DEFAULT = 16
 _LONG_BUCKET = 8
 _TREE_CAPACITY = 64
 _Node = tuple[int, int]
-"""(spread hash, number of the key)."""
+"""(spread hash, index of the key)."""
 
 
 def sized(initial: int) -> int:
@@ -81,8 +81,8 @@ def _order(keys: tuple[str | int, ...], capacity: int) -> list[int]:
 def _doubled(buckets: dict[int, list[_Node]], capacity: int) -> dict[int, list[_Node]]:
     """Return the buckets of a table twice as large.
 
-    In each bucket the last run of nodes that stay together keeps its order; each earlier node is
-    inserted before those of its new bucket.
+    In each bucket, the last run of nodes that move to the same new bucket keeps its order; each
+    earlier node is inserted at the start of its new bucket.
     """
     doubled: dict[int, list[_Node]] = {}
     for bucket, nodes in buckets.items():

@@ -22,7 +22,7 @@ _TREE_CAPACITY = 64
 _CACHED = 1024
 _CACHED_KEYS = 64
 _CACHED_TEXT = 128
-"""Characters of the longest key that is cached, because anybody may send keys."""
+"""Maximum length of a cached key in characters: senders may choose any keys."""
 
 
 def _spread_of(key: str) -> int:
@@ -38,9 +38,7 @@ def _spread(key: str) -> int:
 
 
 def grown(capacity: int, earlier: Iterable[str], size: int, key: str) -> int:
-    """Return the capacity after a new ``key`` was added to a table of ``size`` keys, the
-    ``earlier`` ones.
-    """
+    """Return the table's capacity after ``key`` is added to the ``size`` keys ``earlier``."""
     if size >= _LONG_BUCKET and capacity < _TREE_CAPACITY:
         mask = capacity - 1
         bucket = _spread(key) & mask
@@ -68,7 +66,7 @@ _sorted_cached = lru_cache(maxsize=_CACHED)(_sorted)
 def ordered(keys: tuple[str, ...], capacity: int) -> tuple[int, ...]:
     """Return the indexes of ``keys`` (distinct, in insertion order) in iteration order.
 
-    ``capacity`` is the initial capacity of the table, a power of two. The result is cached:
+    ``capacity`` is the initial capacity of the table, a power of two. The result is cached, because
     messages of one kind have the same keys.
     """
     return (_ordered_cached if _is_kept(keys) else _ordered)(keys, capacity)
@@ -103,7 +101,7 @@ class JavaMap:
         self._entries[key] = value
 
     def remove(self, key: str) -> str | None:
-        """Remove a key; return its value, None if it did not exist."""
+        """Remove a key and return its value; None if the key does not exist."""
         return self._entries.pop(key, None)
 
     def get(self, key: str) -> str | None:

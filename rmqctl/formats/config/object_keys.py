@@ -1,7 +1,8 @@
-"""Map keys that are objects: fastjson writes them, though they are not JSON.
+"""Map keys that are objects, which fastjson writes although they are not JSON.
 
-The segment tables of tiered storage 5.1.0 and 5.1.1 (tiered.md §16), and the offsets.json of a
-broadcasting consumer (``~/.rocketmq_offsets/CLIENT/GROUP``), whose keys are queues.
+They occur in the segment tables of tiered storage 5.1.0 and 5.1.1 (tiered.md §16), and in the
+offsets.json of a broadcasting consumer (``~/.rocketmq_offsets/CLIENT/GROUP``), where the keys are
+queues.
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ _NAMED = {"t": "\t", "n": "\n", "r": "\r", "f": "\f"}
 
 
 class PropertyEntry(NamedTuple):
-    """A key with its value, and the number of the line (from 1) on which it begins."""
+    """A key with its value, and the number (from 1) of the line on which the key begins."""
 
     key: str
     value: str
@@ -29,9 +29,10 @@ class PropertyEntry(NamedTuple):
 
 
 def parse(data: bytes) -> list[PropertyEntry]:
-    r"""Return all entries in the order of the file, including those that a later one replaces.
+    r"""Return all entries in file order, including entries that a later entry with the same key
+    replaces.
 
-    Raises: FormatError at a ``\u`` without four hexadecimal digits: Java refuses the entire file.
+    Raises: FormatError at a ``\u`` without four hexadecimal digits: Java rejects the entire file.
     """
     return [_entry(text, line) for text, line in _logical_lines(data.decode("latin-1"))]
 

@@ -17,13 +17,13 @@ _TOKEN = re.compile(
     r'|[-+.0-9A-Za-z]++')
 _CLOSING = {"{": "}", "[": "]"}
 _DEEP = 2
-"""Depth of the entries of a table: the file's object, the table."""
+"""Depth of a table's entries: inside the file's object and the table."""
 _TRIES = 8
 
 
 def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
-    """Return (the object, built from the entries before the break; number of bytes read). None if
-    no entry can be read.
+    """Return (the object with the entries before the break; the number of bytes read); None if no
+    entry can be read.
     """
     text = data.decode("utf-8", "surrogateescape")
     for _ in range(_TRIES):
@@ -44,8 +44,8 @@ def whole_entries(data: bytes) -> tuple[dict[str, Any], int] | None:
 
 
 def _last_border(text: str) -> tuple[int, str]:
-    """Return (end of the last complete entry, brackets that close what is open there); 0 without
-    one.
+    """Return (end of the last complete entry, brackets that close the structures open at that
+    point); 0 without a complete entry.
     """
     position, open_brackets = 0, ""
     best = 0, ""

@@ -1,4 +1,4 @@
 """The local store: messages, consume queues, index and its small files.
 
-One module per on-disk format, and their common rules for texts and numbers.
+One module per on-disk format, plus the rules for texts and numbers that formats share.
 """

@@ -1,4 +1,4 @@
-"""The ``abort`` file, which exists if the last run did not stop cleanly (spec:
+"""The ``abort`` file, which exists while a broker runs and after an unclean stop (spec:
 checkpoint-and-small-files.md §2). Empty in 4.x, the process id as text in 5.x.
 """
 
@@ -10,9 +10,9 @@ MAX_DIGITS = 19
 
 
 def parse(data: bytes) -> int | None:
-    """Return the process id; None for an empty file.
+    """Return the process id in the file; None for an empty file.
 
-    Raises: FormatError if it is neither.
+    Raises: FormatError for any other content.
     """
     if not data:
         return None

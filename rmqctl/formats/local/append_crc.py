@@ -1,8 +1,8 @@
 """The appended ``__CRC32#`` property of 5.2.0+ (spec: commitlog.md §5.4).
 
 Twenty bytes at the very end of a record: name, separator, ten digits (least significant first) and
-a separator. The CRC covers the record before them, including the fields that the body CRC does not
-protect.
+a separator. The CRC covers all bytes of the record before these twenty, including the fields that
+the body CRC does not cover.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def write_digits(crc: int) -> bytes:
 def read_digits(digits: str) -> int:
     """Return the number that a broker reads from the property's value.
 
-    Raises: ValueError if it is not digits.
+    Raises: ValueError if the value is not digits.
     """
     if not (digits.isascii() and digits.isdigit() and len(digits) <= DIGITS):
         raise ValueError(f"not a CRC: {digits[:20]!r}")
@@ -53,7 +53,7 @@ def build(crc: int) -> bytes:
 def parse(data: bytes, base: int = 0) -> int:
     """Return the CRC in the twenty bytes ``data``.
 
-    Raises: FormatError if they are not a CRC.
+    Raises: FormatError if the bytes are not such a property.
     """
     try:
         appended = AppendedCrc.parse(data)
@@ -73,11 +73,11 @@ def compute(record: bytes | memoryview) -> int:
 
 
 def stored(record: bytes) -> int | None:
-    """Return the CRC at the end of a record's bytes; None without one.
+    """Return the appended CRC of a record's bytes; None without one.
 
     A batch may append it directly to the text before it (commitlog.md §5.4), which is accepted
-    here. A record that was stored again by a broker with the feature off may carry its earlier CRC:
-    a mismatch proves damage only if the feature was on.
+    here. A record that a broker stored again with the feature disabled may contain its previous
+    CRC: a mismatch proves damage only if the feature was enabled.
     """
     try:
         return parse(bytes(record[-SIZE:]))
@@ -92,7 +92,9 @@ def verify(record: bytes) -> bool | None:
 
 
 def seal(record: bytes) -> bytes:
-    """Return a finished record whose last twenty bytes were reserved, with its CRC in them."""
+    """Return a finished record, with its CRC in the last twenty bytes, which were reserved for the
+    CRC.
+    """
     if len(record) < SIZE:
         raise FormatError("record runs past the end of the data", offset=0, path="digits")
     return record[:-SIZE] + build(compute(record))

@@ -1,4 +1,6 @@
-"""BatchConsumeQueue: 46-byte units, each covering a run of queue offsets (consumequeue.md §9)."""
+"""BatchConsumeQueue: 46-byte units, each covering consecutive queue offsets
+(consumequeue.md §9).
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,8 @@ NOT_COMPACTED = -1
 
 
 class UnitRecord(NamedTuple):
-    """One entry: a record and the queue offsets ``msg_base_offset … + batch_size`` that it
-    covers.
+    """One entry: the position of a record, and the queue offsets ``msg_base_offset … + batch_size``
+    that the record covers.
     """
 
     physical_offset: int

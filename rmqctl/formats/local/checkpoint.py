@@ -1,7 +1,8 @@
 """The ``checkpoint`` page (spec: checkpoint-and-small-files.md §1).
 
 Three fields up to 4.9.x, a fourth from 5.0.0, a fifth from 5.1.1. An older release does not change
-the bytes of later fields, so these are only meaningful if a broker with these fields wrote them.
+the bytes of fields that it does not know, so a later field is meaningful only if a broker that
+knows it wrote the file.
 """
 
 from __future__ import annotations
@@ -21,15 +22,15 @@ Checkpoint = Struct(
 )
 
 MARGIN = 3000
-"""Milliseconds that a broker subtracts before it trusts a time."""
+"""Milliseconds that a broker subtracts from a checkpoint time before it relies on the time."""
 
 
 YEAR_3000 = 32_503_680_000_000
-"""All store times (ms) are earlier."""
+"""Upper limit of store times (ms): all valid times are before the year 3000."""
 
 
 class CheckpointRecord(NamedTuple):
-    """Store times (ms) up to which each structure was flushed; offsets since 5.x."""
+    """Store times (ms) up to which each structure was flushed; since 5.x also offsets."""
 
     physic_msg_timestamp: int
     logics_msg_timestamp: int
@@ -39,21 +40,23 @@ class CheckpointRecord(NamedTuple):
 
     @property
     def min_timestamp(self) -> int:
-        """The time from which an abnormal recovery starts: earlier messages count as safe."""
+        """The time from which an abnormal recovery starts; earlier messages are
+        considered flushed.
+        """
         return max(0, min(self.physic_msg_timestamp, self.logics_msg_timestamp) - MARGIN)
 
     @property
     def min_timestamp_index(self) -> int:
-        """The same including the time of the index (``messageIndexSafe``)."""
+        """The same time, also limited by the time of the index (``messageIndexSafe``)."""
         return min(self.min_timestamp, self.index_msg_timestamp)
 
     def knows_later(self, newest: int | None, begin: int) -> bool:
-        """Return whether a message was written after the newest one (ms) of a log that begins at
-        the physical offset ``begin``.
+        """Return whether the checkpoint shows that a message was written after the newest message
+        (ms) of a log that begins at physical offset ``begin``.
 
-        Both times that are set with the log and its consume queues must show it, since one alone
-        may be damaged. Without a message (None) the earlier messages may have expired, unless the
-        log begins at 0.
+        Both times that are set together with the log and its consume queues must show this, because
+        a single time may be damaged. If the log has no message (None), the earlier messages may
+        have expired, unless the log begins at 0.
         """
         if newest is None and begin == 0:
             newest = 0
@@ -69,6 +72,8 @@ parse, build, rest_is_zero = CHECKPOINT.read, CHECKPOINT.page, CHECKPOINT.rest_i
 
 
 def differing(record: CheckpointRecord, other: CheckpointRecord) -> dict[str, int]:
-    """Return the fields in which a checkpoint differs from another one, with its own values."""
+    """Return the fields of a checkpoint that differ from another checkpoint, with this checkpoint's
+    values.
+    """
     theirs = other._asdict()
     return {name: value for name, value in record._asdict().items() if value != theirs[name]}

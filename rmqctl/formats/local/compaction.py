@@ -1,4 +1,5 @@
-"""Compaction topics of 5.1+: a log of their own and a sparse index (timer-and-others-5x.md §2).
+"""Compaction topics of 5.1+, which have a separate log and a sparse index (timer-and-others-5x.md
+§2).
 
 A log record is a commitlog record whose physical offset is its position in the compaction log. The
 index has batch consume queue units, followed by an end unit if its log file is closed.
@@ -13,7 +14,7 @@ UNIT = batch.UNIT
 UNIT_SIZE = batch.UNIT_SIZE
 
 END_UNIT = UnitRecord(-1, 0, 0, 0, 0, 0)
-"""Ends an index file that is not full."""
+"""The end unit of an index file that is not full."""
 
 parse = UNIT.parse
 decode = UNIT.decode
@@ -22,5 +23,5 @@ build = UNIT.build
 
 
 def is_end(unit: UnitRecord) -> bool:
-    """Return whether a unit ends its file."""
+    """Return whether a unit is the end unit of its file."""
     return unit == END_UNIT

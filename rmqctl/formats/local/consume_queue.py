@@ -22,8 +22,8 @@ Unit = Struct(
 
 
 class UnitRecord(NamedTuple):
-    """One entry: the physical offset and size of a message, and the code that a tag filter
-    compares.
+    """One entry: the physical offset and size of a message, and the code against which a tag filter
+    is compared.
     """
 
     physical_offset: int
@@ -32,15 +32,15 @@ class UnitRecord(NamedTuple):
 
     @property
     def is_valid(self) -> bool:
-        """Return whether a broker accepts the unit; it accepts a padding entry, but not an unused
-        (zero) unit.
+        """Return whether a broker accepts the unit. A padding entry is accepted, an unused (zero)
+        unit is not.
         """
         return self.physical_offset >= 0 and self.size > 0
 
     @property
     def is_filler(self) -> bool:
-        """Return whether this unit is a padding entry, written for a queue offset before the
-        queue's first message.
+        """Return whether this unit is a padding entry, which a broker writes for a queue offset
+        before the queue's first message.
         """
         return self == FILLER
 
@@ -59,24 +59,26 @@ dtype = UNIT.dtype
 
 
 def file_size(configured: int) -> int:
-    """Return the size of a broker's files: the configured one, rounded up to complete units."""
+    """Return the size of a broker's files: the configured size, rounded up to complete units."""
     return -(-configured // UNIT_SIZE) * UNIT_SIZE
 
 
 def byte_offset(index: int) -> int:
-    """Return the byte position in the queue of the entry with this queue offset."""
+    """Return the byte position of the entry with this queue offset, counted from the start of the
+    queue.
+    """
     return index * UNIT_SIZE
 
 
 def queue_offset(byte: int) -> int:
-    """Return the queue offset of the entry whose bytes include this position of the queue."""
+    """Return the queue offset of the entry that contains this byte position of the queue."""
     return byte // UNIT_SIZE
 
 
 def tags_code(topic: str, properties: Mapping[str, str], store_timestamp: int,
               levels: delay.Levels = delay.DEFAULT_LEVELS) -> int:
-    """Return the code that a broker computes for a record: the tags' hash, or the deliver time of a
-    delay.
+    """Return the tags code that a broker computes for a record: the hash of the tags, or the
+    deliver time of a delayed message.
 
     Raises: ValueError if a broker treats the record as invalid (a DELAY that is not a number).
     """

@@ -33,11 +33,13 @@ END_BLANK = 4
 
 _LONG_MIN = -(1 << 63)
 MAX_ADDRESS = -(1 << 31) - 1
-"""The greatest number that is an address."""
+"""The greatest number that is a valid address."""
 
 
 class UnitRecord(NamedTuple):
-    """The tags code and store time of one message, and the bits of the filters that it passes."""
+    """The tags code and store time of one message, and a bitmap of the filters that the message
+    passes.
+    """
 
     size: int
     tags_code: int
@@ -46,7 +48,7 @@ class UnitRecord(NamedTuple):
 
 
 def make(tags_code: int, store_timestamp: int, bit_map: bytes = b"") -> UnitRecord:
-    """Return a unit with its size filled in."""
+    """Return a unit whose size field is set."""
     return UnitRecord(HEAD_SIZE + len(bit_map), tags_code, store_timestamp, bit_map)
 
 
@@ -128,7 +130,8 @@ def build(unit: UnitRecord) -> bytes:
 class Step(NamedTuple):
     """One step of a walk: a unit, the end mark, or the ``error`` found there.
 
-    ``end``: the walk ends here, at the mark or at damage after which the next unit is unknown.
+    ``end``: this is the last step, at the end mark or at damage after which the position of the
+    next unit is unknown.
     """
 
     at: int
@@ -139,11 +142,12 @@ class Step(NamedTuple):
 
 
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
-    """Yield the units of one file from ``position`` up to the end mark or unused space; it always
+    """Yield the units of one file from ``position`` up to the end mark or unused space; each step
     advances.
 
-    It skips a damaged unit by that of its two lengths which points to a sound place, else by its
-    size as a broker does. If neither is possible, the next unit is unknown.
+    To skip a damaged unit, the walk uses whichever of the unit's two lengths ends at a sound
+    position, else the size field, as a broker does. If neither is possible, the position of the
+    next unit is unknown.
     """
     while position + _SIZE.size <= len(data):
         size = _SIZE.unpack_from(data, position)[0]
@@ -166,7 +170,7 @@ def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
 
 
 def _over(data: bytes, position: int, size: int) -> int:
-    """Return the bytes from a damaged unit to the next; 0 if unknown."""
+    """Return the number of bytes from a damaged unit to the next unit; 0 if unknown."""
     lengths = [size]
     if position + HEAD_SIZE <= len(data):
         lengths.append(HEAD_SIZE + _HEAD.unpack_from(data, position)[-1])

@@ -13,7 +13,7 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local import properties as props
 
 Levels = Mapping[int, int]
-"""Delay level -> milliseconds."""
+"""Milliseconds of each delay level."""
 _I64 = 1 << 63
 DEFAULT_TEXT = "1s 5s 10s 30s 1m 2m 3m 4m 5m 6m 7m 8m 9m 10m 20m 30m 1h 2h"
 _UNIT = {"s": 1000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
@@ -101,8 +101,8 @@ def deliver_time(level: str, store_timestamp: int, levels: Levels = DEFAULT_LEVE
     """Return the time at which a message of the schedule topic is due; None if its level means no
     delay.
 
-    A level above the table's highest counts as the highest; a gap in the table counts as one
-    second.
+    A level above the highest level of the table counts as the highest; a level that the table lacks
+    counts as one second.
     """
     number = min(java_int(level), max(levels, default=0))
     if number <= 0:

@@ -1,4 +1,4 @@
-"""The marks of a filler: a message that `recover` put in place of lost bytes.
+"""The marks of a filler, a message that `recover` wrote in place of lost bytes.
 
 All fillers have the born host 0.0.0.0:0, from which no broker accepts a message. Their property
 ``RMQCTL`` is ``lost`` if there is space for it; else the body is all zeros.
@@ -13,7 +13,7 @@ MARK = "RMQCTL"
 LOST = "lost"
 DAMAGED = "damaged"
 TOPIC = "RMQCTL_FILLER"
-"""The topic of fillers in no queue."""
+"""The topic of fillers that belong to no queue."""
 NOWHERE = (bytes(4), 0)
 """The born host of fillers."""
 KEPT_START = f"{MARK}{props.NAME_VALUE_SEPARATOR}{DAMAGED}{props.PROPERTY_SEPARATOR}".encode()

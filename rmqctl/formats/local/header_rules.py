@@ -1,8 +1,8 @@
-"""Fields of a record that no broker can have written (spec: commitlog.md §2, §4 and §9).
+"""Checks for field values that no broker can have written (spec: commitlog.md §2, §4 and §9).
 
-The rules are plain comparisons, so they judge the numbers of one record and columns of many alike.
-Anything that a producer or an odd machine may have chosen is not a fault: ports of 0, any host, a
-clock that was set back or is some months wrong, flags that only older brokers wrote.
+The rules are plain comparisons, so they work for the numbers of one record and for columns of many
+records. Values that a producer or an unusual machine may cause are not faults: port 0, any host, a
+clock that was set back or is wrong by some months, flags that only older brokers wrote.
 """
 
 from __future__ import annotations
@@ -23,29 +23,31 @@ NUMBER, EARLY, BACK = "property-number", "early-times", "clock-back"
 FLAG_BITS, BORN_TIME = "header-flag-bits", "header-born-time"
 QUEUE_OFFSET = "header-queue-offset"
 ALONE = (BORN_PORT, STORE_PORT, SYS_FLAG, RECONSUME, PREPARED, QUEUE_ID, FLAG_BITS, QUEUE_OFFSET)
-"""The faults that a record's header shows by itself."""
+"""The faults that a record's header alone shows."""
 UNDECODABLE = (BORN_PORT, STORE_PORT, SYS_FLAG)
-"""Faults with which a client's decoder drops this and every following message of a pull."""
+"""Faults because of which a client's decoder drops this and every following message of a pull."""
 DELAY_BITS, INNER = 32, {props.INNER_BASE: 64, props.INNER_NUM: 16}
-"""Number of bits of the properties that a broker parses as numbers when it tests a record."""
+"""Number of bits of the numeric properties that a broker parses when it checks a record: DELAY, and
+those of an inner batch.
+"""
 FIELDS = ("born_host.port", "store_host.port", "sys_flag", "reconsume_times",
           "prepared_transaction_offset", "queue_id", "queue_offset", "physical_offset")
-"""The numbers that `alone` reads, by their column names."""
+"""The numeric fields that `alone` reads, by their column names."""
 MAX_PORT = 0xFFFF
 EARLIEST = 1_325_376_000_000
-"""2012-01-01 (ms): there was no broker before."""
+"""2012-01-01 (ms): no broker existed before this time."""
 YEARS = 2 * 365 * 24 * 3600 * 1000
 HALF_A_YEAR = YEARS // 4
 MAX_RECONSUME_TIMES = 1 << 16
-"""Reconsume times up to this are plausible."""
+"""Maximum plausible value of reconsume times."""
 _LAST_CODEC = max(CODECS)
 KIND = sysflag.COMPRESSED | sysflag.COMPRESSION_MASK
 MAX_KIND = (_LAST_CODEC << sysflag.COMPRESSION_SHIFT) | sysflag.COMPRESSED
 
 
 def alone(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return by category of `ALONE` whether a record breaks the rule (bool), or which records do
-    (bool array).
+    """Return, for each category of `ALONE`, whether a record breaks the rule (bool), or a boolean
+    array for many records.
 
     ``values``: numbers or columns of `FIELDS`.
     """
@@ -78,7 +80,7 @@ def of_record(record: Record) -> list[str]:
 
 
 def is_number(value: str, bits: int) -> bool:
-    """Return whether a broker parses a property's value as a signed number of that many bits."""
+    """Return whether a broker can parse a property's value as a signed number of ``bits`` bits."""
     try:
         delay.java_int(value, bits)
     except ValueError:
@@ -87,10 +89,11 @@ def is_number(value: str, bits: int) -> bool:
 
 
 def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
-    """Return the property of a record that makes a broker's test of it throw; "" for none.
+    """Return the property because of which a broker's check of the record throws an exception; ""
+    for none.
 
-    DELAY counts only in the schedule topic; the two of an inner batch count if both exist, for 5.x
-    (spec: commitlog.md §9).
+    DELAY counts only in the schedule topic; the two properties of an inner batch count if both
+    exist, for 5.x (spec: commitlog.md §9).
     """
     parsed = {props.DELAY: DELAY_BITS} if topic == props.SCHEDULE_TOPIC.encode() else {}
     if generation >= 5 and all(name in values for name in INNER):
@@ -100,8 +103,9 @@ def bad_number(values: Mapping[str, str], topic: bytes, generation: int) -> str:
 
 
 def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
-    """Return whether a store time (ms) is impossible between those of its neighbors: before there
-    were brokers, or years after both. A clock that is wrong for all of them shows nothing.
+    """Return whether a store time (ms) is impossible compared with the times of its neighbors:
+    before brokers existed, or years after both neighbors. If a clock is wrong for all of them,
+    nothing is reported.
     """
     early = (time < EARLIEST) & (before >= EARLIEST) & (behind >= EARLIEST)
     # Subtracted from the nonnegative one, so that 64 bits do not overflow.
@@ -109,15 +113,16 @@ def stored_at_odd_time(before: Any, time: Any, behind: Any) -> Any:
 
 
 def clock_went_back(time: Any, behind: Any) -> Any:
-    """Return whether a message was stored half a year or more after the next one, by its store
-    time: the clock was ahead, or is late. A clock that was never set is `EARLY`.
+    """Return whether a message's store time is half a year or more after the store time of the next
+    message: the clock was ahead, or is now late. A clock that was never set is reported as `EARLY`
+    instead.
     """
     return (behind >= EARLIEST) & (time >= 0) & (time - HALF_A_YEAR > behind)
 
 
 def born_at_odd_time(born: Any, stored: Any) -> Any:
-    """Return whether a born time (ms) is impossible: negative, or years after the message was
-    stored. A broker whose own clock was never set shows nothing.
+    """Return whether a born time (ms) is impossible: negative, or years after the store time. If
+    the broker's own clock was never set, nothing is reported.
     """
     # Subtracted from the nonnegative one, so that 64 bits do not overflow.
     return (born < 0) | ((born >= 0) & (stored >= EARLIEST) & (born - YEARS > stored))

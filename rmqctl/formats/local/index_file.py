@@ -1,8 +1,9 @@
 """The index file: header, hash slots and chained entries (spec: index.md §1-§5).
 
-Its numbers of slots and entries are not stored; `rmqctl.store.index.shape` determines them. The
-size determines only one of them; `candidates` yields common configurations. Their number is
-bounded, so that a damaged header costs moments, not minutes.
+The numbers of slots and entries are not stored; `rmqctl.store.index.shape` determines them. The
+file size determines only one of the two numbers if the other is known; `candidates` yields common
+configurations. Their number is bounded, so that the search for a damaged header takes seconds, not
+minutes.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Header = Struct(
 )
 
 Slot = Struct("entry" / Int32sb)
-"""The number of the newest entry of a chain, 0 for none."""
+"""The number of the newest entry of a chain; 0 for an empty chain."""
 
 Entry = Struct(
     "key_hash" / Int32sb,
@@ -44,8 +45,8 @@ Entry = Struct(
 
 
 class HeaderRecord(NamedTuple):
-    """``index_count`` is the number of the next free entry: the number of entries + 1, once there
-    are any.
+    """The file header. ``index_count`` is the number of the next free entry: the number of entries
+    + 1 if there are any.
     """
 
     begin_timestamp: int
@@ -57,18 +58,20 @@ class HeaderRecord(NamedTuple):
 
     @property
     def entries(self) -> int:
-        """The number of entries by the header."""
+        """The number of entries according to the header."""
         return max(self.index_count, 1) - 1
 
 
 class SlotRecord(NamedTuple):
-    """The start of a chain."""
+    """The start of a chain of entries."""
 
     entry: int
 
 
 class EntryRecord(NamedTuple):
-    """``time_diff`` is in seconds after the header's begin; ``previous`` 0 ends the chain."""
+    """An index entry. ``time_diff``: seconds after the header's begin time; ``previous`` 0 ends the
+    chain.
+    """
 
     key_hash: int
     physical_offset: int
@@ -91,7 +94,9 @@ dtype, slot_dtype = ENTRY.dtype, SLOT.dtype
 
 
 class Shape(NamedTuple):
-    """The two numbers that determine the layout of an index file; they are not stored in it."""
+    """The two numbers that determine the layout of an index file. They are not stored
+    in the file.
+    """
 
     slots: int
     max_entries: int
@@ -102,7 +107,7 @@ class Shape(NamedTuple):
 
     @property
     def capacity(self) -> int:
-        """Number of entries that fit in a file: number 0 is never used."""
+        """Maximum number of entries in a file: number 0 is never used."""
         return self.max_entries - 1
 
     def slot_position(self, slot: int) -> int:
@@ -120,7 +125,7 @@ DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_RATIO * DEFAULT_SLOTS)
 
 
 def shape_of(size: int, slots: int | None = None) -> Shape:
-    """Return the shape of a file of ``size`` bytes: with ``slots`` slots, else of the default
+    """Return the shape of a file of ``size`` bytes: with ``slots`` slots, or with the default
     ratio.
 
     Raises: FormatError if no such shape has that size.
@@ -141,12 +146,12 @@ def shape_of(size: int, slots: int | None = None) -> Shape:
 
 
 def key_text(topic: str, key: str) -> str:
-    """Return the text that is hashed for a key of a message."""
+    """Return the text whose hash is stored for a key of a message."""
     return f"{topic}#{key}"
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash stored in the entry of a key."""
+    """Return the hash that the entry of a key contains."""
     return javahash.index_hash(key_text(topic, key))
 
 
@@ -160,7 +165,9 @@ def keys_of(properties: Mapping[str, str]) -> list[str]:
 
 
 def entry_time(header: HeaderRecord, entry: EntryRecord) -> int:
-    """Return an entry's store time by the index: whole seconds after the begin."""
+    """Return the store time of an entry's message according to the index: whole seconds after the
+    begin time.
+    """
     return header.begin_timestamp + entry.time_diff * 1000
 
 

@@ -1,7 +1,7 @@
 """The message record of a commitlog, v1 and v2, IPv4 and IPv6 (spec: commitlog.md §2-§3).
 
 `Message` is the declaration. It has two readers: `parse` (construct: slow, exact, errors name the
-field) and `decode` (a compiled struct derived by `layout`). Both return a `Record` and refuse the
+field) and `decode` (a compiled struct derived by `layout`). Both return a `Record` and reject the
 same bytes; `build` is the inverse of both.
 """
 
@@ -36,14 +36,15 @@ MAGIC_V1 = 0xDAA320A7
 MAGIC_V2 = 0xDAA320AB
 MAGIC_BLANK = 0xCBD43194
 VERSIONS = {MAGIC_V1: "v1", MAGIC_V2: "v2"}
-"""Every magic of a message and its name in output, shortest topics first. All readers use this
-table: a magic that is not in it is damage (CONTRIBUTING.md says what a new one needs)."""
+"""Every message magic and its name in output, shortest maximum topic length first. All readers use
+this table; any other magic is damage (CONTRIBUTING.md describes how to add one).
+"""
 
 HostV4 = Struct("address" / Bytes(4), "port" / Int32sb)
 HostV6 = Struct("address" / Bytes(16), "port" / Int32sb)
 
 Blank = Struct("total_size" / Int32sb, "magic" / Int32ub)
-"""Blank record: ``total_size`` is the number of bytes left to the end of the file."""
+"""Blank record: ``total_size`` is the number of bytes to the end of the file."""
 
 Message = Struct(
     "total_size" / Int32sb,
@@ -74,14 +75,16 @@ MessageId6 = Struct("address" / Bytes(16), "port" / Int32sb, "physical_offset" /
 BatchRequestItem = Struct(
     "total_size" / Int32sb, "magic" / Int32sb, "crc" / Int32sb, "flag" / Int32sb,
     "body_length" / Int32sb, "properties_length" / Int16sb)
-"""The fields of a batch message in the producer's request, apart from its body and properties."""
+"""The fields that precede the body and the properties of one message in a producer's
+batch request.
+"""
 
 BATCH_ITEM_SIZE = layout.size_of(BatchRequestItem)
 BLANK_SIZE = layout.size_of(Blank)
 MAX_FOLDER_NAME = 255
-"""Bytes of the longest topic name: it is a folder of `consumequeue/`."""
+"""Maximum bytes of a topic name, which is the name of a folder in `consumequeue/`."""
 MIN_SIZE = layout.fixed_total(Message, sys_flag=0, magic=MAGIC_V1)
-"""Bytes of the smallest record: v1, IPv4, no body, no topic, no properties."""
+"""Minimum bytes of a record: v1, IPv4, no body, no topic, no properties."""
 CRC_MASK = 0x7FFFFFFF
 HOST_BITS = BORN_HOST_V6 | STORE_HOST_V6
 VARIANTS = tuple((born | store, magic) for magic in VERSIONS
@@ -97,10 +100,11 @@ def _pattern(*magics: int) -> re.Pattern[bytes]:
 
 
 MAGIC_PATTERN = _pattern(*VERSIONS)
-"""Pattern of the magics of messages; a record starts `MAGIC_OFFSET` before a match."""
+"""Pattern for the magics of messages; a record starts `MAGIC_OFFSET` bytes before a match."""
 BLANK_PATTERN = _pattern(MAGIC_BLANK)
-"""Pattern of the magic of blank records. It is separate, because a pattern whose matches begin
-alike is found 20 times faster."""
+"""Pattern for the magic of blank records. It is separate, because a search is 20 times faster if
+all matches of a pattern have the same first bytes.
+"""
 
 
 @dataclass(slots=True)
@@ -130,8 +134,8 @@ class Record:
 
     @property
     def crc_ok(self) -> bool:
-        """Return whether the body matches its CRC. That of an empty body, which no broker checks,
-        is 0.
+        """Return whether the body matches its CRC. The CRC of an empty body is 0; no broker checks
+        it.
         """
         return zlib.crc32(self.body) & CRC_MASK == self.body_crc
 
@@ -184,10 +188,10 @@ def is_magic(value: int) -> bool:
 
 
 def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """Return the size in bytes of a record (or blank record) at ``position`` by its own field; may
-    be negative.
+    """Return the size in bytes that a record (or blank record) at ``position`` states; may be
+    negative.
 
-    0, which no record has, if the data ends before it.
+    Returns 0, which no record states, if the data ends too early.
     """
     if len(data) < position + _TOTAL_SIZE.size:
         return 0
@@ -196,8 +200,8 @@ def total_size_at(data: bytes | bytearray | memoryview, position: int = 0) -> in
 
 
 def magic_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
-    """Return the magic (unsigned) of a record at ``data[position:]``; 0 if the data ends before
-    it.
+    """Return the magic (unsigned) of a record at ``data[position:]``; 0 if the data
+    ends too early.
     """
     if len(data) < position + _MAGIC.size:
         return 0
@@ -206,14 +210,14 @@ def magic_at(data: bytes | bytearray | memoryview, position: int = 0) -> int:
 
 
 def properties_length_at(data: bytes | memoryview, position: int = 0) -> int:
-    """Return the length of the properties, from their length field at ``data[position:]``."""
+    """Return the length of the properties as stated by the length field at ``data[position:]``."""
     length: int = _PROPERTIES_LENGTH.unpack_from(data, position)[0]
     return length
 
 
 def fixed_field(name: str, host_bits: int = 0) -> layout.Field:
-    """Return the position of a field before the body; it depends on the hosts' widths, not on the
-    magic.
+    """Return the position of a field before the body; the position depends on the widths of the
+    hosts, not on the magic.
     """
     return layout.field(Message, name, sys_flag=host_bits, magic=next(iter(VERSIONS)))
 
@@ -234,7 +238,9 @@ def _refuse(path: str, reason: str, offset: int | None) -> FormatError:
 
 
 def _refusal(data: bytes | memoryview, position: int, where: int) -> FormatError:
-    """Return why no record can be read at ``position``: the first invalid or incomplete field."""
+    """Return the error that names the first invalid or incomplete field of the record at
+    ``position``.
+    """
     last: tuple[str, int | bytes | None] = ("", None)
     for part in trace(Message, data, position):
         if part.name == "magic" and part.whole and part.value not in VERSIONS:
@@ -298,8 +304,8 @@ def _ends(sys_flag_bits: int, magic: int) -> tuple[tuple[int, str], ...]:
 
 
 def _cut_in_head(have: int, shape: tuple[int, int], where: int) -> FormatError:
-    """Return the fault of a truncated record; ``have``: the remaining bytes of the fields before
-    the body.
+    """Return the fault of a record that is truncated before its body; ``have``: the number of
+    remaining bytes.
     """
     return _cut(next(name for end, name in _ends(*shape) if end > have), where)
 

@@ -55,7 +55,9 @@ def parse_index(name: str) -> datetime | None:
 
 
 def build_index(moment: datetime) -> str:
-    """Return the 17-digit name of an index file created at ``moment`` (its own clock reading)."""
+    """Return the 17-digit name of an index file that was created at ``moment`` (local time of its
+    broker).
+    """
     return (f"{moment.year:04d}{moment.month:02d}{moment.day:02d}{moment.hour:02d}"
             f"{moment.minute:02d}{moment.second:02d}{moment.microsecond // 1000:03d}")
 

@@ -1,7 +1,7 @@
 """The properties string of a message: ``key 0x01 value 0x02 …`` (spec: commitlog.md §5).
 
-There are two parsing rules. The newer one (4.9.1+, 5.x) reads all valid output of older writers, so
-readers use it; the older one is kept to predict what an old broker reads.
+There are two parsing rules. The newer rule (4.9.1+, 5.x) reads all valid output of older writers,
+so readers use it. The older rule is kept to predict what an old broker reads.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ NO_TOPIC = "-"
 """The real topic of a timed message that rmqctl put in place of a lost one."""
 REAL_QUEUE_ID = "REAL_QID"
 INNER = "INNER_"
-"""The common name prefix of four properties that give a message further entries, or entries of
-another kind.
+"""The common name prefix of four properties because of which a message gets further entries, or
+entries of another kind.
 """
 INNER_NUM = "INNER_NUM"
 INNER_BASE = "INNER_BASE"
@@ -36,22 +36,27 @@ MULTI_QUEUE_OFFSET = "INNER_MULTI_QUEUE_OFFSET"
 CRC32 = "__CRC32#"
 LMQ_PREFIX = "%LMQ%"
 RETRY_PREFIX = "%RETRY%"
-"""The topic prefix before a group's name: messages that the group sent back."""
+"""Topic prefix, followed by a group's name: messages that the group sent back for a retry."""
 DLQ_PREFIX = "%DLQ%"
-"""The topic prefix before a group's name: messages that the group gave up, its dead letters."""
+"""Topic prefix, followed by a group's name: dead letters, messages that the group failed to
+consume.
+"""
 REVIVE_PREFIX = "rmq_sys_REVIVE_LOG_"
-"""The topic prefix before a cluster's name: messages delivered with POP."""
+"""Topic prefix, followed by a cluster's name: messages that were delivered with POP."""
 RETRY_TOPIC = "RETRY_TOPIC"
 """Property of a message that was sent back: its original topic."""
 ORIGIN_MESSAGE_ID = "ORIGIN_MESSAGE_ID"
-"""Property of a message that was sent back: the id of its first copy, by offset or the client's."""
+"""Property of a message that was sent back: the id of its first copy (offset message id or the
+client's id).
+"""
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 TIMER_OUT_MS = "TIMER_OUT_MS"
-"""Property of a timed message: when it is due (ms)."""
+"""Property of a timed message: the time (ms) at which it is due."""
 TIMER_DELETE = "TIMER_DEL_UNIQKEY"
-"""Property of a message that recalls a timed one: topic and unique key of that one, separated
-by +."""
+"""Property of a message that recalls a timed message: topic and unique key of the timed message,
+separated by +.
+"""
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_HALF_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 
@@ -97,8 +102,8 @@ def further_rows(properties: Mapping[str, str]) -> list[tuple[str, int]]:
 
 
 def are_sound(raw: bytes) -> bool:
-    """Return whether a broker accepts the properties of a message: text in which each nonempty part
-    has a name and a value, without NULs. No CRC covers them.
+    """Return whether a broker accepts the properties of a message: valid text without NULs, in
+    which each nonempty part has a name and a value. No CRC covers the properties.
     """
     return fault(raw) is None
 
@@ -117,5 +122,5 @@ def fault(raw: bytes) -> str | None:
 
 
 def is_pair(part: str) -> bool:
-    """Return whether a part of properties has a name, and a separator between name and value."""
+    """Return whether a part of the properties has a name, followed by a separator."""
     return part.find(NAME_VALUE_SEPARATOR) > 0

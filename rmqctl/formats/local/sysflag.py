@@ -18,14 +18,16 @@ COMPRESSION_MASK = 0x700
 COMPRESSION_SHIFT = 8
 MULTI_TAGS = 0x2
 KNOWN = 0x7FF
-"""All bits that a release uses. Brokers store a client's flags, but no client sends other bits."""
+"""All bits that any release uses. Brokers store the flags of a client unchanged, but no client
+sends other bits.
+"""
 
 _TRANSACTION = {TRANSACTION_NONE: "none", TRANSACTION_PREPARED: "prepared",
                 TRANSACTION_COMMIT: "commit", TRANSACTION_ROLLBACK: "rollback"}
 
 
 def transaction_type(sys_flag: int) -> str:
-    """Return ``none``, ``prepared``, ``commit`` or ``rollback``: a two-bit field, not two bits."""
+    """Return ``none``, ``prepared``, ``commit`` or ``rollback``, the values of a two-bit field."""
     return _TRANSACTION[sys_flag & TRANSACTION_MASK]
 
 
@@ -40,12 +42,12 @@ def compression(sys_flag: int) -> str | None:
 
 
 def has_consume_queue_row(sys_flag: int) -> bool:
-    """Return whether a consume queue has an entry: only for plain and COMMIT records
+    """Return whether the message has a consume queue entry: only plain and COMMIT records have one
     (consumequeue.md §4).
     """
     return sys_flag & TRANSACTION_MASK in (TRANSACTION_NONE, TRANSACTION_COMMIT)
 
 
 def is_indexed(sys_flag: int) -> bool:
-    """Return whether the message is indexed, which all but ROLLBACK are (index.md §5)."""
+    """Return whether the message is indexed: all messages but ROLLBACK are (index.md §5)."""
     return sys_flag & TRANSACTION_MASK != TRANSACTION_ROLLBACK

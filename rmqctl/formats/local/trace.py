@@ -1,7 +1,7 @@
 """The bytes of a record field by field, with the names of its declaration.
 
-It works on the construct objects themselves, so it needs no field names: nested structs
-(``born_host.port``), widths that depend on earlier values, variable-length bytes.
+The code works on the construct objects themselves, so it needs no list of field names: nested
+structs (``born_host.port``), widths that depend on earlier values, variable-length bytes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from construct import Bytes, Const, Container, FormatField, IfThenElse, Renamed,
 class Traced(NamedTuple):
     """One field: ``at`` counts from the start of the data; ``value`` is a number or bytes.
 
-    ``whole`` is False for the last field of data that ends too early (then without a value).
+    ``whole`` is False for the last field of data that ends too early; such a field has no value.
     """
 
     name: str
@@ -42,7 +42,9 @@ def _size(leaf: Any, context: Container) -> int:
 
 
 def trace(declaration: Any, data: bytes | memoryview, position: int = 0) -> Iterator[Traced]:
-    """Yield the fields of the record at ``data[position:]``, up to the first incomplete one."""
+    """Yield the fields of the record at ``data[position:]``, ending with the first incomplete
+    field.
+    """
     yield from _trace(declaration, data, position, "")
 
 
