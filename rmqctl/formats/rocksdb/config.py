@@ -1,7 +1,7 @@
 """Configuration in RocksDB: keys and values of both forms (spec: rocksdb.md §7).
 
 v1 (5.1.4+) has one database each for topics, groups and offsets, with names as keys and JSON as
-values; v2 (5.3.2+) has everything in one, distinguished by the number of a table in the key.
+values; v2 (5.3.2+) has a single database, in which a table number in the key distinguishes them.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ VERSION_KEY = b"kvDataVersionKey"
 
 
 def name_of(key: bytes) -> str:
-    """Return a key of v1: a topic, a group, or ``topic@group``.
+    """Return the name that a v1 key contains: a topic, a group, or ``topic@group``.
 
     Raises: FormatError.
     """
@@ -40,7 +40,7 @@ def name_of(key: bytes) -> str:
 
 
 def object_of(value: bytes) -> dict[str, Any]:
-    """Return a JSON object, as fastjson writes it.
+    """Return the JSON object in a value, as fastjson writes it.
 
     Raises: FormatError with the position in the value.
     """
@@ -65,9 +65,9 @@ OFFSETS, PULL_OFFSETS, TOPICS, GROUPS = 1, 2, 3, 4
 TABLES = {OFFSETS: "consumer offset", PULL_OFFSETS: "pull offset", TOPICS: "topic",
           GROUPS: "group"}
 DATA_VERSION, DATA = 1, 2
-"""Kinds of records."""
+"""Record kinds."""
 JSON = 1
-"""The format of the value of a topic or group, its first byte."""
+"""Number of the JSON format, the first byte of the value of a topic or group."""
 DATA_VERSION_NAME = b"data_version"
 
 KeyHead = Struct(
@@ -100,7 +100,7 @@ class VersionRecord(NamedTuple):
     counter: int
 
     def as_json(self) -> dict[str, int]:
-        """Return the ``dataVersion`` of a JSON file."""
+        """Return the data version in the form that a JSON configuration file has."""
         return {"counter": self.counter, "stateVersion": self.state_version,
                 "timestamp": self.timestamp}
 
@@ -120,7 +120,7 @@ _QUEUE = layout.reader(Struct("mark" / Int8ub, "queue_id" / Int32sb))
 
 
 class Key(NamedTuple):
-    """A key of v2. For a data version it is only the table; ``group``, ``topic`` and ``queue_id``
+    """A v2 key. The key of a data version has only the table; ``group``, ``topic`` and ``queue_id``
     belong to an offset, ``name`` is the topic or group of the other tables.
     """
 
@@ -133,13 +133,15 @@ class Key(NamedTuple):
 
 
 def table_start(table: int) -> bytes:
-    """Return the first bytes of the keys of a table; those of the next table are its end."""
+    """Return the first bytes of all keys of a table; the first bytes of the next table are the end
+    of the range.
+    """
     start: bytes = KeyHead.build({"version": KEY_VERSION, "table": table, "record": 0})
     return start[:-1]
 
 
 def parse_key(key: bytes) -> Key:
-    """Return the key from its bytes.
+    """Return the key that the bytes represent.
 
     Raises: FormatError for a key that no broker writes.
     """
@@ -167,7 +169,7 @@ def parse_key(key: bytes) -> Key:
 
 
 def _name_at(key: bytes, position: int) -> tuple[str, int]:
-    """Return a name that follows its length, and the position after it."""
+    """Return (a name that is stored after its length, the position after the name)."""
     if position + _LENGTH.size > len(key):
         raise FormatError("ends before the name", offset=len(key), path="key")
     start = position + _LENGTH.size
@@ -195,7 +197,9 @@ def build_key(key: Key) -> bytes:
 
 
 def parse_value(key: Key, value: bytes) -> dict[str, Any] | VersionRecord | int:
-    """Return the value of a key: the object of a topic or group, a data version, an offset."""
+    """Return the decoded value of a key: the object of a topic or group, a data version, or an
+    offset.
+    """
     if key.record == DATA_VERSION:
         return VERSION.decode(_exactly(value, VERSION.size))
     if key.name is None:

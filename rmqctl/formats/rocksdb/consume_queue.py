@@ -1,8 +1,8 @@
 """Keys and values of consume queues in RocksDB (spec: rocksdb.md §2, §3).
 
-There are two column families: `ROWS` has a row for each message of a queue, `OFFSETS` has the last
-row of each queue (and the first, once it was requested), and the offset up to which the log was
-dispatched.
+There are two column families. `ROWS` has an entry for each message of a queue. `OFFSETS` has the
+last entry of each queue (and the first entry, if it was ever requested), and the offset up to which
+the log was dispatched.
 """
 
 from __future__ import annotations
@@ -19,12 +19,13 @@ ROWS, OFFSETS = "default", "offset"
 MAX, MIN = b"max", b"min"
 """The kinds of entries of `OFFSETS`: the last entry of a queue, and the first."""
 CHECKPOINT_TOPIC = b"CHECKPOINT_TOPIC"
-"""Topic of the key (queue 0, `MAX`) of the checkpoint: the end of the last record of the last
-batch, 8 bytes."""
+"""Topic in the key (queue 0, `MAX`) of the checkpoint. The value has 8 bytes: the end of the last
+record of the last batch.
+"""
 MAX_KEY = 300
-"""Bytes of the longest key that a broker creates."""
+"""Maximum bytes of a key that a broker creates."""
 _MAX_TOPIC = MAX_KEY - 19
-"""Bytes of the longest topic whose rows have such a key."""
+"""Maximum bytes of a topic whose entries have such a key."""
 
 Row = Struct(
     "physical_offset" / Int64sb,
@@ -39,7 +40,7 @@ Position = Struct(
 
 
 class RowRecord(NamedTuple):
-    """A unit as in files, with the store time (ms) of its message."""
+    """An entry: a unit as in consume queue files, plus the store time (ms) of its message."""
 
     physical_offset: int
     size: int
@@ -48,7 +49,7 @@ class RowRecord(NamedTuple):
 
 
 class PositionRecord(NamedTuple):
-    """The first or the last row of a queue."""
+    """The first or the last entry of a queue."""
 
     physical_offset: int
     queue_offset: int
@@ -67,17 +68,17 @@ def queue_prefix(topic: bytes, queue_id: int) -> bytes:
 
 
 def row_key(topic: bytes, queue_id: int, queue_offset: int) -> bytes:
-    """Return the key of one row."""
+    """Return the key of one entry."""
     return queue_prefix(topic, queue_id) + _LONG.pack(queue_offset)
 
 
 def behind_queue(topic: bytes, queue_id: int) -> bytes:
-    """Return a key after those of all entries of a queue, and before those of the next queue."""
+    """Return a key that sorts after all entries of a queue and before those of the next queue."""
     return queue_prefix(topic, queue_id)[:-1] + _BEHIND
 
 
 def parse_row_key(key: bytes) -> tuple[bytes, int, int] | None:
-    """Return (topic, queue id, queue offset); None for a key of another shape."""
+    """Return (topic, queue id, queue offset); None for a key of any other form."""
     length = len(key) - 19
     if not 0 <= length <= _MAX_TOPIC or _INT.unpack_from(key)[0] != length or not (
             key[4] == key[5 + length] == key[10 + length] == _SEPARATOR[0]):
@@ -93,7 +94,7 @@ def offset_key(topic: bytes, queue_id: int, which: bytes) -> bytes:
 
 
 def parse_offset_key(key: bytes) -> tuple[bytes, bytes, int] | None:
-    """Return (topic, `MAX` or `MIN`, queue id); None for a key of another shape."""
+    """Return (topic, `MAX` or `MIN`, queue id); None for a key of any other form."""
     length = len(key) - 14
     if not 0 <= length <= _MAX_TOPIC or _INT.unpack_from(key)[0] != length or not (
             key[4] == key[5 + length] == key[9 + length] == _SEPARATOR[0]):
@@ -108,11 +109,13 @@ CHECKPOINT_KEY = offset_key(CHECKPOINT_TOPIC, 0, MAX)
 
 
 def parse_checkpoint(value: bytes) -> int | None:
-    """Return the physical offset of a checkpoint's value; None if it has another length."""
+    """Return the physical offset in the value of the checkpoint; None if the value has another
+    length.
+    """
     number: int | None = _LONG.unpack(value)[0] if len(value) == _LONG.size else None
     return number
 
 
 def build_checkpoint(physical_offset: int) -> bytes:
-    """Return the value under `CHECKPOINT_KEY`."""
+    """Return the value for `CHECKPOINT_KEY`."""
     return _LONG.pack(physical_offset)

@@ -1,5 +1,6 @@
 """POP check points (``kvStore/``, spec: rocksdb.md §7) and the entries of 5.4 in
-``RocksDBMessageStore/`` (§8, from published source): a key and its value as fields. Times in ms.
+``RocksDBMessageStore/`` (§8, from published source): keys and values, decoded to fields. Times in
+ms.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Fields = dict[str, Any]
 
 
 def pop_state(key: bytes, value: bytes) -> Fields:
-    """Return a message that was popped and not yet acknowledged.
+    """Return the fields of a message that was popped and not yet acknowledged.
 
     Raises: FormatError.
     """
@@ -40,8 +41,8 @@ def pop_state(key: bytes, value: bytes) -> Fields:
 
 
 def index_entry(key: bytes, value: bytes) -> Fields:
-    """Return an index entry: ``text`` is topic, kind, key or tag, and unique key, separated by
-    ``@``.
+    """Return the fields of an index entry. ``text``: topic, kind, key or tag, and unique key,
+    separated by ``@``.
     """
     number = Number.sizeof()
     if len(key) < 2 * number or len(value) != number:
@@ -55,7 +56,7 @@ def index_entry(key: bytes, value: bytes) -> Fields:
 
 
 def timer_entry(key: bytes, value: bytes) -> Fields:
-    """Return a timer message that waits for its time, or the progress of the timer."""
+    """Return the fields of a timer message that is not due yet, or of the timer's progress."""
     if len(value) != TimerValue.sizeof():
         return _counter(key, value)
     number = Number.sizeof()
@@ -64,7 +65,7 @@ def timer_entry(key: bytes, value: bytes) -> Fields:
 
 
 def transaction_entry(key: bytes, value: bytes) -> Fields:
-    """Return an undecided half message; ``text`` is its topic and unique key."""
+    """Return the fields of an undecided half message; ``text`` is its topic and unique key."""
     number = Number.sizeof()
     if key[number:number + 1] != _SEPARATOR:
         return _counter(key, value)
@@ -92,4 +93,4 @@ READERS = {
     ("RocksDBMessageStore", TIMER): timer_entry,
     ("RocksDBMessageStore", TRANSACTION): transaction_entry,
 }
-"""The readers of the entries of a column family, by the folder of the database."""
+"""For each database folder: the functions that decode the entries of its column families."""

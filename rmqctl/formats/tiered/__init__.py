@@ -1,1 +1,1 @@
-"""Tiered storage: names, units, index files and metadata, of 5.1.0 to 5.3.3."""
+"""Tiered storage of 5.1.0 to 5.3.3: names, units, index files and metadata."""

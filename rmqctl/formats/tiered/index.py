@@ -1,13 +1,13 @@
-"""Index files of a tier: the open local form and the compacted, uploaded one (tiered.md §5, §16).
+"""Index files of a tier: the open local form and the compacted, uploaded form (tiered.md §5, §16).
 
 Both begin with the same header. The open form has 32-byte items chained from their slots; the
 compacted form keeps the items of a slot together, newest first, without the chain. 5.1.x differs in
 a few details (see `OLD_SPARE`).
 
-The shape of an open file is not stored (§5.2). The number of slots determines where the newest item
-is, and the hash of this item which slot contains its number: only the right number fits. So the
-shape of a file with items can be determined; that of a file without items only if it has the
-default ratio.
+The shape of an open file is not stored (§5.2). The number of slots determines the position of the
+newest item, and the item's hash determines which slot must contain the item's number: only the
+right number of slots fits. So the shape of a file with items can be determined; the shape of an
+empty file only if it has the default ratio.
 """
 
 from __future__ import annotations
@@ -65,15 +65,15 @@ class HeaderRecord(NamedTuple):
 
 
 class SlotRecord(NamedTuple):
-    """The start of a chain; 0 or less: empty."""
+    """The start of a chain; 0 or less for an empty slot."""
 
     item: int
     unused: int
 
 
 class ItemRecord(NamedTuple):
-    """``time_diff`` is in seconds after the header's begin (5.1.x: ms); ``previous`` 0 ends the
-    chain.
+    """An item. ``time_diff``: seconds after the header's begin time (5.1.x: ms); ``previous`` 0
+    ends the chain.
     """
 
     key_hash: int
@@ -86,14 +86,14 @@ class ItemRecord(NamedTuple):
 
 
 class CompactedSlotRecord(NamedTuple):
-    """``length`` 0: an empty slot."""
+    """The position and length of a slot's items; ``length`` 0 for an empty slot."""
 
     position: int
     length: int
 
 
 class CompactedItemRecord(NamedTuple):
-    """An item without its chain."""
+    """An item of the compacted form, without a chain."""
 
     key_hash: int
     topic_id: int
@@ -122,17 +122,18 @@ the header of another kind of file (40 bytes), its positions with 28.
 """
 
 MAX_SIZE = (1 << 31) - 1
-"""Bytes of the largest file that a broker can map; positions in it have 32 bits."""
+"""Maximum bytes of a file that a broker can map; positions in it have 32 bits."""
 DEFAULT_SLOTS = 5_000_000
 DEFAULT_MAX_ITEMS = 20_000_000
 MAX_CHAIN = 512
-"""Links that a broker follows in a chain of the open form."""
+"""Maximum number of links that a broker follows in a chain of the open form."""
 MAX_SLOT_ITEMS = 1024
-"""Items of a slot that a broker reads in the compacted form."""
+"""Maximum number of items of a slot that a broker reads in the compacted form."""
 
 
 class Shape(NamedTuple):
-    """The two numbers that determine the layout of a file; neither is stored in it. ``old``: 5.1.x.
+    """The two numbers that determine the layout of a file; neither is stored in the file. ``old``:
+    5.1.x.
 
     Items of the open form are numbered from 1 (5.1.x: from 0); number 0 is never used (≥ 5.2.0).
     """
@@ -171,8 +172,8 @@ DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
 def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> Shape:
     """Return the shape of a compacted file from its header and size.
 
-    ``slots``: the configured number; tried if the file does not determine it (never needed for a
-    file of a broker).
+    ``slots``: the configured number, which is tried if the file does not determine the number
+    (never needed for a file that a broker wrote).
 
     Raises: FormatError if no shape fits.
     """
@@ -195,7 +196,7 @@ def open_shape(size: int, slots: int | None = None, max_items: int | None = None
     """Return the shape of an open file of ``size`` bytes. Without ``slots`` or ``max_items`` the
     default numbers or their ratio (1:4) are tried.
 
-    Raises: FormatError if it is unknown.
+    Raises: FormatError if the shape is unknown.
     """
     for old in (False, True):
         room = size - HEADER.size - (OLD_SPARE + TAIL_SIZE if old else 0)
@@ -216,48 +217,52 @@ def open_shape(size: int, slots: int | None = None, max_items: int | None = None
 
 
 def key_text(topic: str, key: str) -> str:
-    """Return the text that is hashed for a key of a message."""
+    """Return the text whose hash is stored for a key of a message."""
     return f"{topic}#{key}"
 
 
 def key_hash(topic: str, key: str) -> int:
-    """Return the hash in the item of a key: ``-hash`` if negative; -2^31 stays unchanged."""
+    """Return the hash that the item of a key contains: ``-hash`` if the hash is negative; -2^31
+    stays unchanged.
+    """
     value = javahash.string_hash(key_text(topic, key))
     return -value if -(1 << 31) < value < 0 else value
 
 
 def masked_hash(topic: str, key: str) -> int:
-    """Return the hash that newer brokers (after 5.3.3, PR #10471) use: with the sign bit
-    cleared.
+    """Return the hash that newer brokers (after 5.3.3, PR #10471) use: the hash with a cleared sign
+    bit.
     """
     return javahash.string_hash(key_text(topic, key)) & 0x7FFFFFFF
 
 
 def both_hashes(topic: str, key: str) -> tuple[int, ...]:
-    """Return the hashes that the item of a key may have, that of 5.1 to 5.3.3 first."""
+    """Return the hashes that the item of a key may contain; the hash of 5.1 to 5.3.3
+    comes first.
+    """
     plain, other = key_hash(topic, key), masked_hash(topic, key)
     return (plain,) if plain == other else (plain, other)
 
 
 NO_TOPIC = -1
-"""The topic id of an item whose message was erased: no topic has it, so no query returns the item.
-Its key hash is the number of its slot.
+"""The topic id of an item whose message was erased: no topic has this id, so no query returns the
+item. The item's key hash is the number of its slot.
 """
 
 ReadAt = Callable[[int, int], bytes]
 
 _STEP = ITEM.size // SLOT.size
-"""Number of slots in the size of one item."""
+"""Number of slots that have the size of one item."""
 _BLOCK = 1 << 22
 _SEALS = (b"\xff\xff\xff\xff", END_MAGIC.to_bytes(4, "big"))
 
 
 def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | None = None,
                   max_items: int | None = None) -> Shape:
-    """Return the shape of an open file of ``size`` bytes, by the configured numbers or else by its
-    content.
+    """Return the shape of an open file of ``size`` bytes, from the configured numbers or else from
+    its content.
 
-    Raises: FormatError if it is unknown.
+    Raises: FormatError if the shape is unknown.
     """
     if size > MAX_SIZE:
         raise FormatError(f"no open index file has {size:,} bytes", offset=0, path="size")
@@ -284,7 +289,9 @@ def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | No
 
 
 def _room(size: int, old: bool) -> int:
-    """Return the number of slots that would fill the file; 0 if it is not an integer."""
+    """Return the number of slots that would fill the file without any item; 0 if it is not an
+    integer.
+    """
     spare = OLD_SPARE + TAIL_SIZE if old else 0
     room, rest = divmod(size - HEADER.size - spare, SLOT.size)
     return 0 if rest else room
@@ -326,7 +333,9 @@ def _used(read: ReadAt, shape: Shape) -> int:
 
 def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
              old: bool) -> Iterator[Shape]:
-    """Yield shapes with which the slot of the newest item's hash contains its number."""
+    """Yield the shapes with which the slot for the newest item's hash contains that
+    item's number.
+    """
     import numpy as np
 
     room, newest = _room(size, old), _newest(header, old)
@@ -349,7 +358,7 @@ def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
 
 def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[
         tuple[int, np.ndarray[Any, Any]]]:
-    """Yield (number of the first unit, units) of up to ``count`` units, in blocks."""
+    """Yield (number of the first unit, units) in blocks, up to ``count`` units in total."""
     import numpy as np
 
     at_once = _BLOCK // unit.size

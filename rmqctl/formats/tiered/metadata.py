@@ -1,9 +1,9 @@
 """``config/tieredStoreMetadata.json``: a broker's knowledge of its tier (tiered.md §6, §16).
 
-It is read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of later releases; it is written as 5.3.3
-does, in the order of the broker's maps. The fault of a field is reported and loses only its entry.
-`read` also accepts the files of 5.1.0 and 5.1.1, whose segment tables have objects as keys and so
-are not JSON.
+The file is read in the forms of 5.1.0 to 5.3.3 and, tolerantly, of later releases. It is written in
+the form of 5.3.3, in the order of the broker's maps. A fault in a field is reported, and only the
+entry with that field is dropped. `read` also accepts the files of 5.1.0 and 5.1.1, whose segment
+tables have objects as keys and so are not JSON.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ V = TypeVar("V")
 
 SEGMENT_TABLES = ("commitLogFileSegmentTable", "consumeQueueFileSegmentTable",
                   "indexFileSegmentTable")
-"""The table of each kind, in the order of `tiered_names.KINDS`."""
+"""The name of each kind's segment table, in the order of `tiered_names.KINDS`."""
 NEW, SEALED, DELETED = 0, 1, 2
-"""A segment's status; from 5.3.0 on only NEW is written and none is examined."""
+"""The status of a segment; from 5.3.0 on a broker only writes NEW and never reads the status."""
 
 _TABLE = java_concurrent_map.sized(1024)
-"""Buckets of a broker's tables, which it creates for 1024 keys."""
+"""Number of buckets of a broker's tables, which are created for 1024 keys."""
 _ENTRY = 3
-"""The depth of the entries of segments and queues in the file."""
+"""The depth at which the entries of segments and queues are in the file."""
 _CACHED = 1 << 14
-"""Number of cached texts of entries, some 6 MiB."""
+"""Maximum number of cached entry texts, some 6 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentEntry:
-    """The metadata of a segment. Times in ms; `tiered_units.NEVER`: nothing appended."""
+    """The metadata of a segment. Times in ms; `tiered_units.NEVER` if nothing was appended."""
 
     path: str
     type: int
@@ -53,7 +53,7 @@ class SegmentEntry:
 
 @dataclass(frozen=True, slots=True)
 class QueueEntry:
-    """A queue. No version updates ``min_offset`` and ``max_offset``."""
+    """A queue's entry. No version updates ``min_offset`` and ``max_offset``."""
 
     topic: str
     broker_name: str
@@ -65,7 +65,9 @@ class QueueEntry:
 
 @dataclass(frozen=True, slots=True)
 class TopicEntry:
-    """A topic; index items contain its ``topic_id``. ``reserve_time`` in hours, -1: default."""
+    """A topic's entry; index items contain its ``topic_id``. ``reserve_time`` in hours; -1:
+    default.
+    """
 
     topic_id: int
     topic: str
@@ -84,7 +86,7 @@ class MetadataFault(NamedTuple):
 @dataclass(slots=True)
 class Metadata:
     """The content of the file. ``segments[kind]`` is {filePath: {base: entry}}; ``serial`` is the
-    last assigned topic id. ``old``: of 5.1.0 or 5.1.1.
+    last assigned topic id. ``old``: the file is from 5.1.0 or 5.1.1.
     """
 
     segments: dict[str, dict[str, dict[int, SegmentEntry]]] = field(
@@ -105,7 +107,9 @@ class Metadata:
         return {queue.broker_name for table in self.queues.values() for queue in table.values()}
 
     def topic_of(self, topic_id: int) -> str | None:
-        """Return the topic that has an id now; None if unknown (removed, or never known)."""
+        """Return the topic that currently has an id; None if unknown (the topic was removed, or
+        never existed).
+        """
         return next((topic.topic for topic in self.topics.values() if topic.topic_id == topic_id),
                     None)
 
@@ -165,7 +169,7 @@ def of_value(value: Any) -> Metadata:
 
 @contextmanager
 def _telling(path: str, faults: list[MetadataFault]) -> Iterator[None]:
-    """Turn exceptions inside the block into a fault with this path."""
+    """Convert exceptions inside the block to a `MetadataFault` with this path."""
     try:
         yield
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -195,7 +199,9 @@ def _int(value: Any, name: str, default: int) -> int:
 
 
 def _key(text: str) -> int:
-    """Return a base offset or queue number that is a key: quoted or bare, plain digits."""
+    """Return the number of a key that is a base offset or queue number: quoted or bare, plain
+    digits.
+    """
     if not (text.isascii() and text.isdigit() and len(text) < 20 and int(text) < 1 << 63):
         raise ValueError("the key is not a number >= 0")
     return int(text)
@@ -232,8 +238,8 @@ def _topic(fields: Any, topic: str) -> TopicEntry:
 # -- writing --------------------------------------------------------------------------------------
 
 def build(metadata: Metadata) -> bytes:
-    """Return the file as 5.3.3 writes it, with maps in the order of a broker that has created them
-    since its start.
+    """Return the file as 5.3.3 writes it. Maps have the order of a broker that has added all
+    entries since its start.
     """
     document: dict[str, Any] = {}
     for kind, name in zip(KINDS, SEGMENT_TABLES, strict=True):
@@ -273,25 +279,29 @@ def _topic_value(entry: TopicEntry) -> dict[str, Any]:
 
 
 def java_order(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """Return the items of a map in the order of a Java ``ConcurrentHashMap`` filled with them."""
+    """Return the items of a map in the order of a Java ``ConcurrentHashMap`` to which they were
+    added.
+    """
     return java_concurrent_map.ordered(table)
 
 
 def _copied(table: Mapping[K, V]) -> list[tuple[K, V]]:
-    """Return the order of the tables by path and of that of queues: copies of large maps."""
+    """Return (the order of the tables by path, the order of the tables of queues), which are copies
+    of large maps.
+    """
     source = dict(java_concurrent_map.ordered(table, _TABLE))
     return java_concurrent_map.ordered(source, java_concurrent_map.copied(len(source)))
 
 
 def _numbered(table: Mapping[int, V]) -> list[tuple[int, V]]:
-    """Return the order of segments or queues by number, which were added in ascending order."""
+    """Return the order of segments or queues by number, if they were added in ascending order."""
     return java_concurrent_map.ordered(dict(sorted(table.items())))
 
 
 def read(data: bytes) -> Metadata:
     """Return the content of a metadata file of any version.
 
-    Raises: FormatError if it is not one.
+    Raises: FormatError if it is not a metadata file.
     """
     return of_value(config_json.parse(data, _place).value)
 

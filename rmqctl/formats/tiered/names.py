@@ -2,7 +2,7 @@
 §1, §7).
 
 A segment's file name is eight hex digits of the MD5 of its base offset, then the offset in 20
-digits. So names are not in order: sort by the parsed offset.
+digits. So the alphabetical order of names is not the offset order: sort by the parsed offset.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ COMMIT_LOG = "COMMIT_LOG"
 CONSUME_QUEUE = "CONSUME_QUEUE"
 INDEX = "INDEX"
 KINDS = (COMMIT_LOG, CONSUME_QUEUE, INDEX)
-"""The types of flat files; the index of each is its number in the metadata."""
+"""The types of flat files; the position of a type is its number in the metadata."""
 
 INDEX_TOPIC = "rmq_sys_INDEX"
 INDEX_QUEUE = 0
@@ -32,7 +32,7 @@ _LONG_MAX = (1 << 63) - 1
 
 
 def name_hash(text: str) -> str:
-    """Return the first eight hex digits of a text's MD5, as in every name of a tier."""
+    """Return the first eight hex digits of a text's MD5, which are part of every name in a tier."""
     try:
         data = text.encode("utf-8", "surrogateescape")  # a name of the file system
     except UnicodeEncodeError:  # half of a surrogate pair, which Java writes as a question mark
@@ -46,7 +46,9 @@ def cluster_folder(cluster: str) -> str:
 
 
 def parse_cluster(name: str) -> tuple[str, bool] | None:
-    """Return (cluster name, whether the hash before it is right); None for any other name."""
+    """Return (cluster name, whether the hash before the name is right); None for any other folder
+    name.
+    """
     head, mark, cluster = name.partition("_")
     if not mark or not cluster or len(head) != _HASH or not _is_hex(head):
         return None
@@ -54,7 +56,9 @@ def parse_cluster(name: str) -> tuple[str, bool] | None:
 
 
 def promise_tier(names: Iterable[str]) -> bool:
-    """Return whether a folder with entries of these names may be a tier, or contain one."""
+    """Return whether a folder that contains entries with these names may be a tier, or contain a
+    tier.
+    """
     return any(name == TIER_FOLDER or parse_cluster(name) for name in names)
 
 
@@ -69,7 +73,9 @@ def build_segment(base: int) -> str:
 
 
 def parse_segment(name: str) -> tuple[int, bool] | None:
-    """Return (base offset, whether the hash before it is right); None for any other name."""
+    """Return (base offset, whether the hash before the offset is right); None for any other file
+    name.
+    """
     head, digits = name[:_HASH], name[_HASH:]
     if len(digits) != _DIGITS or not _is_hex(head) or not (digits.isascii() and digits.isdigit()):
         return None
@@ -87,12 +93,12 @@ def segment_path(cluster: str, broker: str, topic: str, queue_id: int, kind: str
 
 
 def metadata_path(broker: str, topic: str, queue_id: int) -> str:
-    """Return the path of a flat file in the metadata: no cluster, no type, no file name (§6)."""
+    """Return a flat file's path in the metadata, which has no cluster, type or file name (§6)."""
     return f"{broker}/{topic}/{queue_id}"
 
 
 def index_path(broker: str) -> str:
-    """Return the path of a broker's index files in the metadata."""
+    """Return the path in the metadata of a broker's index files."""
     return metadata_path(broker, INDEX_TOPIC, INDEX_QUEUE)
 
 
@@ -104,7 +110,7 @@ _SYSTEM = frozenset({
 
 def is_filtered(topic: str, cluster: str | None = None, broker: str | None = None) -> bool:
     """Return whether a broker never uploads a topic (§7): system topics, LMQ, topics named after
-    itself or its cluster.
+    the broker or its cluster.
     """
     return (not topic.strip() or topic in _SYSTEM or topic.startswith(("rmq_sys_", "%LMQ%"))
             or topic in (cluster, broker))

@@ -1,8 +1,8 @@
 """The small units of a tier: the consume queue's unit and the coda of 5.1 and 5.2 (§3, §4).
 
 A message in a tier is the local record with one field rewritten: ``physical_offset`` is its
-position in the tiered commit log of its queue. So `formats.message` reads it, and a walk over a
-segment with the segment's base offset proves every record as in a local log.
+position in the tiered commit log of its queue. So `formats.message` can read the record, and a walk
+over a segment, with the segment's base offset, proves every record as in a local log.
 """
 
 from __future__ import annotations
@@ -50,16 +50,17 @@ CODA_SIZE = CODA.size
 CODA_MAGIC = message.MAGIC_BLANK
 
 GUESSED = int.from_bytes(b"rmqctl?!", "big")
-"""The tags code of a unit that `tiered recover` created for a damaged message. The unit keeps the
-place of the queue offset, but its message is unknown. No tag's hash and no deliver time is that
-large. A broker skips the unit, and so no tag matches it."""
+"""The tags code of a unit that `tiered recover` created for a damaged message. The unit occupies
+the queue offset, but its message is unknown. No tag's hash and no deliver time is that large. A
+broker skips the unit because no tag matches it.
+"""
 
 NEVER = (1 << 63) - 1
 """A segment timestamp that was never set (Java's Long.MAX_VALUE)."""
 
 
 def is_coda(data: bytes | memoryview, position: int = 0) -> bool:
-    """Return whether a coda record is at ``data[position:]``."""
+    """Return whether a coda record begins at ``data[position:]``."""
     if len(data) - position < CODA_SIZE:
         return False
     coda = CODA.decode(data, position)

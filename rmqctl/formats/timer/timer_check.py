@@ -20,7 +20,7 @@ TimerCheck = Struct(
 
 
 class TimerCheckRecord(NamedTuple):
-    """The progress of the wheel and of the timer queue; then the data version."""
+    """The progress of the wheel and of the timer queue, then the data version."""
 
     last_read_time_ms: int
     last_timer_log_flush_pos: int

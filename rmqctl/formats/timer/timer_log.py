@@ -1,4 +1,4 @@
-"""The ``timerlog`` of 5.x: 52-byte units, chained per slot (timer-and-others-5x.md §1.3)."""
+"""The ``timerlog`` of 5.x: 52-byte units, chained by slot (timer-and-others-5x.md §1.3)."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Unit = Struct(
 )
 
 Tail = Struct("size" / Int32sb, "prev_pos" / Int64sb, "magic" / Int32ub)
-"""Ends a file: ``size`` is the number of bytes from the mark to the end of the file."""
+"""The end mark of a file: ``size`` is the number of bytes from the mark to the end of the file."""
 
 MAGIC_DEFAULT = 1
 MAGIC_ROLL = 2
@@ -33,7 +33,7 @@ MAGIC_BITS = 0xF
 
 
 class UnitRecord(NamedTuple):
-    """A timer message: its enqueue time, its slot's distance, the place of its record."""
+    """A timer message: its enqueue time, the distance to its slot, the position of its record."""
 
     size: int
     prev_pos: int
@@ -52,7 +52,7 @@ class UnitRecord(NamedTuple):
 
     @property
     def slot_time(self) -> int:
-        """The time (ms) of the wheel slot that contains this unit."""
+        """The time (ms) of the wheel slot to which this unit belongs."""
         return self.curr_write_time + self.delay_time
 
     @property
@@ -92,12 +92,12 @@ def parse_tail(data: bytes, position: int = 0, base: int = 0) -> TailRecord:
 
 
 def is_tail(data: bytes | memoryview, position: int = 0) -> bool:
-    """Return whether the blank magic is at the position of an end mark's magic."""
+    """Return whether an end mark's magic is at the position where an end mark has it."""
     return len(data) - position >= TAIL.size and TAIL.decode(data, position).magic == MAGIC_BLANK
 
 
 class Step(NamedTuple):
-    """One position of a file: a unit (sound or not) or the end mark; ``error`` is its fault."""
+    """One step of a walk: a unit (sound or not) or the end mark; ``error`` is its fault."""
 
     at: int
     size: int
@@ -107,7 +107,7 @@ class Step(NamedTuple):
 
 
 def judge(unit: UnitRecord, where: int) -> FormatError | None:
-    """Return the fault that a broker finds in a unit, if any."""
+    """Return the fault that a broker finds in a unit; None without a fault."""
     if unit.size != UNIT_SIZE:
         return FormatError(f"says {unit.size} bytes, a unit has {UNIT_SIZE}", offset=where,
                            path="size")
@@ -120,7 +120,7 @@ def judge(unit: UnitRecord, where: int) -> FormatError | None:
 def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
     """Yield the used positions of a file from ``position`` on (a multiple of the unit).
 
-    It ends after an end mark, and continues after a damaged unit, because positions are fixed.
+    The walk ends after an end mark. It continues after a damaged unit, because positions are fixed.
     """
     while position < len(data):
         if is_tail(data, position):

@@ -19,14 +19,15 @@ Slot = Struct(
 DAYS = 7
 LAPS = 2
 SLOTS = LAPS * DAYS * 86_400
-"""Slots of a wheel, independent of its precision."""
+"""Number of slots of a wheel, which does not depend on the precision."""
 DEFAULT_PRECISION = 1000
 
 
 class SlotRecord(NamedTuple):
-    """The messages of one moment: ``time`` in units of the precision, positions in the timerlog.
+    """The messages that are due at one time. ``time`` in units of the precision; positions are
+    those in the timerlog.
 
-    ``num`` counts messages minus delete markers. Slots are not cleared after delivery.
+    ``num``: messages minus delete markers. Slots are not cleared after delivery.
     """
 
     time: int
@@ -51,10 +52,10 @@ dtype = SLOT.dtype
 
 
 def slot_of(time_ms: int, precision: int = DEFAULT_PRECISION) -> int:
-    """Return the number of the slot for a moment."""
+    """Return the number of the slot for a time."""
     return time_ms // precision % SLOTS
 
 
 def in_place(number: int, slot: SlotRecord) -> bool:
-    """Return whether a slot's own time belongs to its position in the wheel."""
+    """Return whether a slot's stored time belongs to the slot's position in the wheel."""
     return slot.time >= 0 and slot.time % SLOTS == number
