@@ -1,9 +1,9 @@
-"""The compiled kernel: loops over the bytes of records, if it is installed.
+"""The optional compiled kernel: loops over the bytes of records.
 
 Reasons: docs/explanation/kernel.md.
 
-Callers call `active` and use columns with NumPy if it returns None; both give the same results. The
-compiled source is `compiled.pyx`.
+If `active` returns None, callers use NumPy instead; both give the same results. The compiled source
+is `compiled.pyx`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if _ARCHIVE.is_file():
 
 @cache
 def active() -> ModuleType | None:
-    """Return the compiled kernel, ready to use; None if NumPy is used instead.
+    """Return the compiled kernel, ready to use; None if NumPy is to be used.
 
     Raises: the errors of `chosen`.
     """
@@ -54,10 +54,10 @@ def name() -> str:
 
 
 def chosen() -> ModuleType | None:
-    """Return the compiled module if it is to be used, by the environment and the installation.
+    """Return the compiled module if environment and installation select it; None otherwise.
 
-    Raises: UsageError for another value of `VARIABLE`, UnsupportedError if it requires a missing
-    kernel.
+    Raises: UsageError for an invalid value of `VARIABLE`, UnsupportedError if `VARIABLE` requires
+    the kernel and it is missing.
     """
     wanted = os.environ.get(VARIABLE, "")
     if wanted not in _CHOICES:
@@ -73,7 +73,9 @@ def chosen() -> ModuleType | None:
 
 
 def source_digest(folder: Path | zipfile.Path) -> int:
-    """Return a number for the kernel's source, which the compiled module contains too."""
+    """Return a digest of the kernel's source as a number, which the compiled module contains as
+    well.
+    """
     return crc32(b"".join(source.read_bytes() for source in sources(folder)))
 
 

@@ -1,7 +1,7 @@
 """The layout constants of the compiled kernel, from the construct declarations.
 
-`layout.pxi` is generated from them (``python -m rmqctl.kernel.constants``); a test fails when it is
-stale, and a kernel that was compiled with another one is not used.
+`layout.pxi` is generated from them (``python -m rmqctl.kernel.constants``); a test fails if the
+file is stale, and a kernel that was compiled from a different `layout.pxi` is not used.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PXI = Path(__file__).with_name("layout.pxi")
 
 
 def values() -> dict[str, int]:
-    """Return every constant by its name in the kernel: places and sizes in bytes, magics
+    """Return every constant by its name in the kernel: positions and sizes in bytes, magics
     unsigned.
     """
     head = _head_size(0)

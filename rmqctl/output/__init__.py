@@ -1,4 +1,4 @@
-"""Output of rows, documents, messages and progress. The only package that prints.
+"""Output of rows, documents, messages and progress. No other package prints.
 
 Commands need four names: :class:`Output`, :class:`Human` (for annotations), :data:`FLUSH` and
 :class:`Encoded`. The formats are imported when they are used, so that a JSON run never loads rich.

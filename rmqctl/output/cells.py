@@ -29,14 +29,14 @@ FLUSH: Final[Row] = MappingProxyType({})
 
 
 class Encoded(NamedTuple):
-    """Rows that are already JSON in UTF-8, with a line feed after each row and none inside."""
+    """Rows that are JSON already, in UTF-8: a line feed after each row and none inside."""
 
     lines: bytes | memoryview
     rows: int
 
 
 class RowLayout(NamedTuple):
-    """The layout of rows; everything except ``columns`` is for people only. See `Output.rows`."""
+    """The layout of rows; all fields except ``columns`` are only for people. See `Output.rows`."""
 
     columns: Sequence[str] | None
     brief: Sequence[str] | None
@@ -46,19 +46,19 @@ class RowLayout(NamedTuple):
     language: Language | None = None
 
     def header(self, column: str) -> str:
-        """Return the header of a column."""
+        """Return the header text of a column."""
         return self.caption(column)
 
     def caption(self, text: str) -> str:
-        """Return the name of a column or table."""
+        """Return the displayed name of a column or table."""
         return text if self.language is None else self.language.caption(text)
 
     def say(self, value: Any) -> Any:
-        """Return a text as it is shown."""
+        """Return a text in the language of the output."""
         return value if self.language is None else self.language.say(value)
 
     def cell(self, column: str, value: Any) -> Any:
-        """Return the value of a cell as it is shown."""
+        """Return the value of a cell in the language of the output."""
         return value if self.language is None else self.language.cell(column, value)
 
 
@@ -91,7 +91,7 @@ def pages(
 
 
 def peek(stream: Iterator[list[Row]]) -> tuple[list[Row], Iterator[list[Row]]]:
-    """Return the first page (empty without rows) and the stream with it put back."""
+    """Return (the first page, empty without rows; the stream with that page put back)."""
     first = next(stream, [])
     return first, chain([first], stream) if first else stream
 
@@ -127,7 +127,7 @@ def compact_json(value: Any) -> str:
 
 def simple(value: Any) -> int | float | str:
     """Return a value other than text for text formats: finite numbers unchanged, NaN and infinities
-    empty.
+    as an empty text.
     """
     if isinstance(value, bool):
         return "true" if value else "false"
@@ -149,12 +149,12 @@ def cell_text(value: Any) -> str:
 _ADDRESSES = re.compile(
     r".*(offset|_id|_crc|hash|flag|code|magic|port|version|timestamp)|"
     r"(id|pid|position|value|hex|number|record|crc|begin|end|epoch|term)")
-"""Columns with ids or numbers that users copy: shown without separators."""
+"""Columns with ids or numbers that users copy; they are shown without separators."""
 
 
 def number_text(name: str, value: Any) -> str:
-    """Return the text of a value called ``name``: counts and sizes with separators, else
-    `cell_text`.
+    """Return the text of a value in the field ``name``: counts and sizes with separators, anything
+    else as in `cell_text`.
     """
     if (isinstance(value, int) and not isinstance(value, bool)
             and not _ADDRESSES.fullmatch(name)):
@@ -168,7 +168,7 @@ def not_shown(columns: Sequence[str]) -> Phrase:
 
 
 def page_cells(page: Iterable[Row], columns: Sequence[str], layout: RowLayout) -> list[list[str]]:
-    """Return the cell texts of a page, row by row; a column may have its own renderer."""
+    """Return the cell texts of a page, row by row; a column may have its own function for texts."""
     show = [(name, (layout.render or {}).get(name)) for name in columns]
     return [
         [
@@ -182,7 +182,7 @@ def page_cells(page: Iterable[Row], columns: Sequence[str], layout: RowLayout) -
 
 
 def numeric_columns(page: Sequence[Row], columns: Sequence[str]) -> list[bool]:
-    """Return which columns contain only numbers (they are right-aligned and never cut)."""
+    """Return the columns that contain only numbers (these are right-aligned and never cut)."""
     return [
         any(row.get(name) is not None for row in page)
         and all(
@@ -231,8 +231,8 @@ _UNITS = re.compile("\uff08*(?:[\u1100-\uff07\uff09-\uffef]|[^\u1100-\uffef]+)"
 def folded(text: str, width: int, indent: str = "") -> list[str]:
     """Return ``text`` in lines of at most ``width`` columns, later lines with ``indent``.
 
-    Lines end between words, and between characters of East Asian scripts, but not before their
-    commas and full stops. A word that is longer than a line is broken, after a slash if it has one.
+    Lines end between words, and between East Asian characters, but not before East Asian commas and
+    full stops. A word that is longer than a line is broken, after a slash if possible.
     """
     start = text.lstrip(" ")
     lines, line = [], " " * (len(text) - len(start))
@@ -253,8 +253,8 @@ def folded(text: str, width: int, indent: str = "") -> list[str]:
 
 
 def _head_of(word: str, room: int) -> str:
-    """Return as much of a word as fits, at least one character; if possible up to a slash in the
-    second half.
+    """Return the longest start of a word that fits, at least one character; it ends after a slash
+    if the second half has one.
     """
     fits = 1
     while fits < len(word) and display_width(word[: fits + 1]) <= room:
@@ -267,8 +267,8 @@ _SHELL_WORD = re.compile(r"""(?:'[^']*'|"[^"]*"|[^\s'"])+""")
 
 
 def folded_command(text: str, width: int) -> list[str]:
-    """Return a command in lines that a shell reads as one; all lines but the last end with a
-    backslash.
+    """Return a command in several lines that a shell reads as one line; all lines but the last end
+    with a backslash.
 
     Lines end between words, never within quotes; a longer word without quotes is broken.
     """

@@ -1,4 +1,4 @@
-"""The :class:`Output` of one run: where rows, documents, messages and progress go."""
+"""The :class:`Output` of one run, which writes rows, documents, messages and progress."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 ENGLISH = "en"
 _WARNING = "warning: "
 _MESSAGE_INDENT = "  "
-"""Indent of the later lines of a message on stderr."""
+"""Indent of a message's second and later lines on stderr."""
 
 
 def _language(name: str) -> Language:
@@ -77,7 +77,7 @@ class Output:
         """Return an output in format ``fmt``; None means ``table`` on a terminal, else ``plain``.
 
         ``lang``: the language of texts for people. ``every``: pages list each of many similar
-        things. ``quiet`` 1 silences notes and progress, 2 also warnings; ``verbose`` 1 shows debug
+        entries. ``quiet`` 1 silences notes and progress, 2 also warnings; ``verbose`` 1 shows debug
         lines. The streams default to those of the process (which may be closed).
         """
         out = sys.stdout if stdout is None else stdout
@@ -129,10 +129,11 @@ class Output:
 
         json and jsonl write all fields of each row. csv and tsv write ``columns`` (None: the keys
         of the first rows), as do the formats for people unless ``brief`` names fewer columns.
-        ``render`` maps a column to a function that formats its values for people, ``styles`` to a
-        function that returns the style of a value on a terminal. ``title`` and, without rows,
-        ``empty`` (on stderr) are for people only. If `is_json`, many rows may be passed as one
-        `Encoded`. The row ``FLUSH`` shows all rows so far. Memory is bounded by one page of rows.
+        ``render`` maps a column to a function that formats the values of the column for people,
+        ``styles`` to a function that returns the style of a value on a terminal. ``title`` and,
+        without rows, ``empty`` (on stderr) are for people only. If `is_json`, many rows may be
+        passed as one `Encoded`. The row ``FLUSH`` shows all rows so far. Memory is bounded by one
+        page of rows.
         """
         layout = RowLayout(columns, brief, title, render, styles)
         count = self._writer().rows(cast("Iterable[Row]", rows), layout)
@@ -156,7 +157,7 @@ class Output:
         """Show a document that is a list with a summary, in a form that the format supports.
 
         json shows ``document``, people see ``human``; jsonl, csv and tsv get only the ``rows`` of
-        the list: one kind of row per stream.
+        the list, because a stream contains one kind of row.
         """
         if self.streams:
             self.rows(rows, columns)
@@ -193,7 +194,9 @@ class Output:
 
     @property
     def takes_a_line(self) -> bool:
-        """Return whether the reader of standard output keeps up; if not, a line would block."""
+        """Return whether a line can be written to standard output without waiting for
+        its reader.
+        """
         return takes_a_line(self._stdout)
 
     def flush(self) -> None:
@@ -208,7 +211,7 @@ class Output:
             self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def tell(self, text: str) -> None:
-        """Print a line that belongs to a question on stderr; never silenced."""
+        """Print a line that belongs to a question on stderr. -q does not silence it."""
         self._say(f"rmqctl: {visible(self._translated(text))}")
 
     def warn(self, text: str) -> None:
@@ -223,7 +226,7 @@ class Output:
             self._say(f"rmqctl: debug: {visible(text)}")
 
     def caption(self, text: str) -> str:
-        """Return a text without data, as a question or a label, in the user's language."""
+        """Return a label or a question, a text without data, in the user's language."""
         return text if self._language is None else self._language.caption(text)
 
     def _translated(self, text: str) -> str:
@@ -289,8 +292,8 @@ class Output:
 
     @contextlib.contextmanager
     def watch(self, label: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Report the progress of a library function that has its own stages: yields its
-        ``advance``.
+        """Report the progress of a library function that has its own stages; yield the ``advance``
+        function for it.
         """
         with self.progress(label, total) as progress:
             yield progress.advance

@@ -52,15 +52,15 @@ def visible(text: str) -> str:
 
 
 def visible_lines(text: str) -> str:
-    """Return ``text`` as :func:`visible` does, but keep line feeds: for text that rmqctl itself
+    """Escape ``text`` as :func:`visible` does, but keep line feeds: for text that rmqctl itself
     breaks into lines.
     """
     return _pattern(_UNSAFE_BUT_NEWLINE).sub(_escape, text)
 
 
 def json_visible(encoded: str) -> str:
-    r"""Return JSON text in which DEL, C1 controls and the marks that reorder or hide text are
-    ``\uXXXX`` escapes; the data is equal.
+    r"""Return equal JSON text in which DEL, C1 controls and the marks that reorder or hide text are
+    ``\uXXXX`` escapes.
     """
     return _pattern(_JSON_UNSAFE).sub(_json_escape, encoded)
 

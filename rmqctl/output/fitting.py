@@ -15,26 +15,26 @@ GAP = 2
 MIN_WIDTH = 12
 """Minimum width of a text column when fitting to the terminal."""
 _MAX_CELL_LINES = 6
-"""Approximate maximum lines of a cell: data is cut, texts get more space."""
+"""Approximate maximum number of lines of a cell: data is cut, sentences may have more lines."""
 _MAX_SENTENCE_LINES = 3
-"""Number of lines beyond which a sentence is written below its row."""
+"""Number of lines above which a sentence is written below its row."""
 _MAX_WORD = 40
-"""Length of a word beyond which it is data and may be broken."""
+"""Length above which a word is considered data and may be broken."""
 _NAMES = frozenset({"file", "target", "path", "source", "folder", "store", "structure", "topic",
                      "where"})
-"""Columns whose words are copied from the screen: never broken."""
+"""Columns with words that users copy from the screen; these words are never broken."""
 _DATA = {"body": MIN_WIDTH, "hex": MIN_WIDTH, "value": MIN_WIDTH + 2}
 """Columns of data, which may be broken anywhere, with their minimum widths."""
 _WHOLE = frozenset({"hex"})
-"""Data that is never cut: it was shortened before, or the user requested all of it."""
+"""Data that is never cut, because it was shortened before or the user requested all of it."""
 _SENTENCES = frozenset({"cause", "detail", "error", "meaning", "note", "reason", "why"})
-"""Columns of sentences: one of them may be written below each row."""
+"""Columns of sentences; one of these columns may be written below each row."""
 _KEPT = frozenset({
     "action", "body", "category", "cause", "count", "detail", "error", "field", "file", "finding",
     "fields", "folder", "group", "hex", "key", "kind", "lost", "meaning", "messages", "name",
     "offset", "queue", "reason", "severity", "source", "store", "structure", "target", "topic",
     "value", "verdict", "where"})
-"""Columns that are omitted last."""
+"""Columns that are the last to be omitted."""
 _ANY = 1 << 20
 _INDENT = 4
 """Number of blanks before a sentence that is written below its row."""
@@ -90,7 +90,7 @@ def refitted(before: TableFit, names: Sequence[str], headers: Sequence[str],
 
 
 class _Measured:
-    """The preferred and minimum widths of the cells of a page."""
+    """The preferred and minimum widths of the columns of a page."""
 
     def __init__(self, names: Sequence[str], headers: Sequence[str],
                  cells: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
@@ -129,7 +129,9 @@ def _settle(layout: TableFit, measured: _Measured, width: int) -> bool:
 
 
 def _by_importance(columns: Sequence[int], names: Sequence[str]) -> list[int]:
-    """Return the columns that may be omitted, in order; two are always kept."""
+    """Return the columns that may be omitted, the first to be omitted first; two columns are always
+    kept.
+    """
     kept = set(columns[:1]) | set([c for c in columns if names[c] in _KEPT][:1])
     if len(kept) < 2:
         kept |= set([c for c in columns if c not in kept][:1])
@@ -164,7 +166,7 @@ def header_cells(text: str, width: int) -> list[str]:
 
 
 def _least_width(name: str, text: str) -> int:
-    """Return the minimum width of a column that breaks no unbreakable word of a text."""
+    """Return the minimum width of a column in which no unbreakable word of a text is broken."""
     if name in _DATA or not text:
         return min(_DATA.get(name, 0), _cell_width(text))
     words = list(map(_cell_width, text.split()))
@@ -188,8 +190,8 @@ def fit(natural: Sequence[int], least: Sequence[int], width: int) -> list[int]:
     """Return column widths between ``least`` and ``natural`` whose sum with gaps is within
     ``width``.
 
-    The widest shrinkable columns shrink first. The sum exceeds ``width`` if the minimum does not
-    fit.
+    The widest shrinkable columns shrink first. The sum exceeds ``width`` if even the minimum widths
+    do not fit.
     """
     widths = list(natural)
     room = width - GAP * (len(widths) - 1)
@@ -245,8 +247,8 @@ def plain_line(parts: Sequence[tuple[int, str, str]], numeric: Sequence[bool]) -
 
 
 def header_of(headers: Sequence[str], fit: TableFit, numeric: Sequence[bool]) -> list[str]:
-    """Return the header lines of a table; the header of a sentence below its row is indented like
-    the sentence.
+    """Return the header lines of a table. If a sentence is written below each row, its header is
+    indented like the sentence.
     """
     texts = [header_cells(headers[column], room)
              for column, room in zip(fit.columns, fit.widths, strict=True)]

@@ -37,9 +37,9 @@ class Format(NamedTuple):
     """Properties of a format for commands.
 
     ``is_data``: for programs, not for people; complete and in UTF-8. ``is_flat``: a row has only
-    cells, so a document with a list shows only the list. ``streams``: every row is usable as soon
-    as it is written. ``is_json``: a row is a JSON object. ``module`` has a function ``writer(name,
-    target)``.
+    cells, so of a document with a list only the list is shown. ``streams``: every row is usable as
+    soon as it is written. ``is_json``: a row is a JSON object. ``module`` has a function
+    ``writer(name, target)``.
     """
 
     module: str

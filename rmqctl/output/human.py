@@ -1,7 +1,6 @@
 """Pages for people about one object: headings, pairs, tables, text.
 
-A command writes to :class:`Human` and does not know whether the target is a terminal, a file or a
-Markdown page.
+A command writes to :class:`Human`, whether the target is a terminal, a file or a Markdown page.
 """
 
 from __future__ import annotations
@@ -48,7 +47,7 @@ if TYPE_CHECKING:
 
 _MAX_VALUE = 2000
 _MIN_ROOM = 30
-"""Minimum columns of a value, on a terminal of any width."""
+"""Minimum number of columns for a value, however narrow the terminal is."""
 _UNICODE_SAMPLE = "…─│█▁"
 
 # Longest text shown in one cell; what is left out is counted in the cell. The data formats
@@ -136,8 +135,8 @@ class Human(ABC):
         return folded(line, limit, indent)
 
     def _pair_lines(self, texts: Mapping[str, str]) -> Iterator[tuple[str, str, str]]:
-        """Yield (name, name or blanks in its column, part of the value) for each line of the
-        pairs.
+        """Yield, for each line of the pairs, (name, name or blanks that fill the name column, part
+        of the value).
         """
         width = max(map(display_width, texts))
         room = None if self._limit is None else self._limit - width - 2
@@ -282,8 +281,8 @@ def _write_tabulated(sink: Sink, style: str, rows: Iterable[Row], layout: RowLay
     """Stream ``rows`` as a ``plain`` or ``markdown`` table; return their number.
 
     The header is printed once. The first page sets the column widths; a page with longer cells is
-    wider, never narrower, so that columns stay aligned in nearly all cases. From the first page
-    that exceeds ``limit`` on, the table is laid out within it.
+    wider, and no page is narrower, so columns stay aligned in nearly all cases. From the first page
+    that exceeds ``limit`` on, the table is fitted to ``limit``.
     """
     # The first page decides the columns and which of them are right-aligned.
     first, stream = peek(pages(rows))
@@ -336,7 +335,7 @@ def _is_wider(widths: Sequence[int], cells: Sequence[Sequence[str]], headers: Se
 
 
 class _Narrow:
-    """The pages of a plain table within a width; ``hidden``: columns that do not fit."""
+    """The pages of a plain table that is fitted to a width; ``hidden``: columns that do not fit."""
 
     def __init__(self, names: Sequence[str], headers: Sequence[str], numeric: Sequence[bool],
                  width: int, mark: str) -> None:

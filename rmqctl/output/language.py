@@ -28,13 +28,13 @@ _DATA = frozenset({"body", "key", "keys", "tags", "properties", "properties_raw"
                    "file", "path", "name", "store", "value", "command", "queue", "host", "hex",
                    "text", "record", "state", "status", "type", "kind", "category", "action",
                    "placement", "effect"})
-"""Names whose values come from the store, or are typed: never translated."""
+"""Names of fields whose values come from the store or are typed by users: never translated."""
 _SENTENCE = re.compile(r"(?<![\w/.:=@%-])[A-Za-z][a-z']+(?: [(]?[a-z][a-z']+){2,}(?![\w/=-])")
 _QUOTED = re.compile(r"`[^`]*`|'[^']*'|\"[^\"]*\"")
 _TEXTS = frozenset({"cause", "content", "detail", "error", "fault", "from", "help", "lost",
                     "meaning", "note", "problem", "reason", "remark", "result", "retries", "target",
                     "to", "troubles", "what", "where", "why"})
-"""Columns of tables with texts of rmqctl; any other may contain data of a message."""
+"""Table columns with texts of rmqctl; any other column may contain data of a message."""
 IN_ENGLISH = Phrase("This text is not translated yet.")
 _ENTRY = re.compile(r'^("(?:[^"\\]|\\.)*") = ("(?:[^"\\]|\\.)*")$', re.MULTILINE)
 
@@ -58,7 +58,7 @@ class Language:
         return self.catalog.text(text) if type(text) is str else str(self.say(text))
 
     def lacks(self, text: str) -> bool:
-        """Return whether a text for people stays an English sentence in this language."""
+        """Return whether a text for people has no translation and remains an English sentence."""
         return self.name != ENGLISH and bool(_SENTENCE.search(_QUOTED.sub("", self.text(text))))
 
     def cell(self, column: str, value: Any) -> Any:
@@ -79,8 +79,8 @@ class Language:
 
 
 def chosen(given: str | None, environ: Mapping[str, str]) -> str:
-    """Return ``given``, else the language of the first variable that is set; English without a
-    catalog.
+    """Return ``given``, else the language of the first environment variable that is set; English if
+    there is no catalog.
     """
     name = given or next(filter(None, map(environ.get, _VARIABLES)), ENGLISH)
     return CHINESE if name.lower().startswith(CHINESE) else ENGLISH

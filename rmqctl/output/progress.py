@@ -38,7 +38,7 @@ class Progress:
         """End the display; never swallows an exception."""
 
     def advance(self, amount: int) -> None:
-        """Add ``amount`` units (bytes, or the unit of the total)."""
+        """Add ``amount`` completed units (bytes, or the unit of the total)."""
 
     def total(self, amount: int) -> None:
         """Set the total."""
@@ -56,8 +56,8 @@ class Progress:
 class BarProgress(Progress):
     """A line that a thread redraws four times a second.
 
-    The line appears after a moment, so that quick commands never show it. The time left is that of
-    the named phase, at its rate so far.
+    The line appears after a moment, so quick commands never show it. The time left applies to the
+    named phase, at the phase's average rate.
     """
 
     def __init__(self, label: str, total: int | None, stream: IO[str], *, unit_bytes: bool = True,
@@ -152,7 +152,7 @@ class BarProgress(Progress):
             self._ended.set()
 
     def line(self) -> str:
-        """Return the line, cut to the width; the least important parts are dropped first."""
+        """Return the line, shortened to the width; the least important parts are dropped first."""
         now = self._clock()
         total = self._total
         # Everything is read, but the work continues: a full bar would look finished.
@@ -188,7 +188,9 @@ class BarProgress(Progress):
         return text
 
     def _rate(self, now: float) -> float | None:
-        """Return the units per second since the phase began; None if it is too early."""
+        """Return the units per second since the phase began; None if it is too early for a reliable
+        rate.
+        """
         spent = now - self._phase_began
         if spent < _SURE_SECONDS or not self._done or now - self._moved > _STALLED_SECONDS:
             return None
@@ -204,7 +206,7 @@ class BarProgress(Progress):
 
 
 class Nested(Progress):
-    """A phase of an enclosing progress, which shows it in its line."""
+    """A phase of an enclosing progress, which shows the phase in its line."""
 
     def __init__(self, around: BarProgress, label: str, total: int | None, *, unit_bytes: bool
                  ) -> None:

@@ -1,7 +1,8 @@
 """Tables on a terminal, coloured by rich, page by page. Imported only when a table is drawn.
 
-`fitting` decides the layout within the width. rich renders into a string that goes through the sink
-like all output: data is never interpreted as markup, and a closed reader is handled in one place.
+`fitting` decides the layout within the width. rich renders to a string that goes through the sink
+like all output. So data is never interpreted as markup, and the exit of the reader is handled in
+one place.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ STYLES = {
 
 
 class _Paper(io.StringIO):
-    """A string to draw on that reports the encoding of the real stream (for box characters)."""
+    """A string to draw on. It reports the encoding of the real stream (for box characters)."""
 
     def __init__(self, encoding: str) -> None:
         super().__init__()

@@ -50,7 +50,9 @@ class Screen:
         return self._console.size.height
 
     def show(self, page: Callable[[Human], None]) -> None:
-        """Draw a page in place of the last page; do nothing while that is still being drawn."""
+        """Draw a page in place of the last page; do nothing while the last page is still being
+        drawn.
+        """
         if self._drawn is not None and not self._drawn.done():
             return
         size = self._console.size

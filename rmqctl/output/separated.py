@@ -25,7 +25,8 @@ _SEPARATORS = {"csv": ",", "tsv": "\t"}
 class _RecordLines:
     """The records of a csv writer, each ended with a single line feed.
 
-    The writer must be set to CR LF: only then it quotes a carriage return within a field.
+    The writer must be set to CR LF: only then does the writer quote a carriage return within a
+    field.
     """
 
     def __init__(self) -> None:
@@ -93,7 +94,7 @@ class Separated:
         return count
 
     def document(self, document: Mapping[str, Any], human: object) -> None:
-        """Write ``key,value`` records, one per leaf (see :func:`flatten`)."""
+        """Write one ``key,value`` record per leaf (see :func:`flatten`)."""
         rows = ({"key": key, "value": value} for key, value in flatten(document))
         self.rows(rows, RowLayout(("key", "value"), None, None, None, None))
 

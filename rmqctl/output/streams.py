@@ -121,7 +121,9 @@ class Sink:
             self._guard(self._write_all, data)
 
     def _write_all(self, data: bytes | memoryview) -> None:
-        """Write to an unbuffered stdout: a signal may cut a write to a full pipe short."""
+        """Write everything to an unbuffered stdout, where a signal may interrupt a write to a full
+        pipe.
+        """
         assert self._buffer is not None
         remaining = memoryview(data)
         while remaining:

@@ -1,9 +1,9 @@
-"""Finished English texts in another language: found by the template that they were made of.
+"""Translation of finished English texts, by the template that produced each text.
 
-Library code makes its texts (details of findings, reasons, errors) with f-strings and knows no
-languages. Only the page for people looks for the template in the catalog that fits a text, and
-puts the values found in it into the template of the other language. In the catalog, the values of
-an f-string are numbered: ``f"{count:,} files in {folder}"`` is ``{0:,} files in {1}``.
+Library code builds its texts (details of findings, reasons, errors) with f-strings and has no
+notion of languages. Only the page for people looks up the template in the catalog that matches a
+text, and inserts the values found in the text into the translated template. In the catalog, the
+values of an f-string are numbered: ``f"{count:,} files in {folder}"`` is ``{0:,} files in {1}``.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from rmqctl.phrases import Catalog
 _NUMBER = r"-?[\d,]+(?:\.\d+)?"
 _ANYTHING = r".*?"
 _LETTERS = 4
-"""Fewest letters of a template that a text is compared with."""
+"""Minimum number of letters of a template that texts are compared with."""
 _JOINTS = ("\n", "; ", ". ", ": ", " (", ", ")
-"""Separators between texts that have templates of their own."""
+"""Separators between texts that have separate templates."""
 _SPECIFIC, _BEGINNING = 24, 12
 _START = 20
-"""Worth of a beginning without a value, in characters of text."""
+"""Weight of a template that does not begin with a value, in characters of text."""
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
-"""A blank between East Asian characters: one of the two was a word in English."""
+"""A blank between East Asian characters, which remains if one of the two was an English word."""
 _PROSE = re.compile(r"(?<![\w/.-])[a-z]{2,}(?: [a-z]{2,}){2,}(?![\w/.-])")
 _ONE = re.compile(r"1 ([a-z ]+[a-z])")
 _CACHED = 4096
@@ -34,11 +34,11 @@ _CACHED = 4096
 
 class _Template(NamedTuple):
     anchor: str
-    """Its longest piece without a value."""
+    """The template's longest piece without a value."""
     pattern: str
     key: str
     is_long: bool
-    """It is specific enough even if one of its values is not translated."""
+    """True if the template is specific enough even if one of its values is not translated."""
 
 
 def pieces(template: str) -> Iterator[tuple[str, str | None, str]]:
@@ -48,7 +48,7 @@ def pieces(template: str) -> Iterator[tuple[str, str | None, str]]:
 
 
 def filled(template: str, values: dict[str, str]) -> str:
-    """Return a template with texts in the places of its values."""
+    """Return a template with its values replaced by texts."""
     return "".join(text + ("" if name is None else values[name])
                    for text, name, _ in pieces(template))
 
@@ -57,9 +57,9 @@ class Texts(Catalog):
     """A catalog that also translates finished texts."""
 
     def text(self, text: str) -> str:
-        """Return an English text in the language; as it is if no template fits.
+        """Return an English text in the language; unchanged if no template matches.
 
-        A single word may be a name in the store, and stays.
+        A single word may be a name in the store and is not translated.
         """
         if " " not in text or (not text.isprintable() and "\n" not in text):
             return text
@@ -86,7 +86,7 @@ class Texts(Catalog):
         return self._single(text) or self._by_parts(text)
 
     def _single(self, text: str) -> str | None:
-        """Translate ``1 entry``: only ``{count:,} entries`` is in the catalog."""
+        """Translate ``1 entry``, for which the catalog contains only ``{count:,} entries``."""
         match = _ONE.fullmatch(text)
         if match is None:
             return None
@@ -100,7 +100,9 @@ class Texts(Catalog):
         return None
 
     def _by_parts(self, text: str) -> str | None:
-        """Translate a text that was joined of others, if all or the end of it has templates."""
+        """Translate a text that was joined from several texts, if all of them, or those at the end,
+        have templates.
+        """
         for joint in _JOINTS:
             first, between_parts, rest = text.partition(joint)
             if not between_parts or not first or not rest:
@@ -117,8 +119,8 @@ class Texts(Catalog):
 
     @cached_property
     def _templates(self) -> list[_Template]:
-        """Return the templates with values, those first that are most specific: with most text of
-        their own, and not beginning with a value.
+        """Return the templates with values, the most specific first: those with the most text of
+        their own and without a value at the beginning.
         """
         templates = []
         for key in self:
