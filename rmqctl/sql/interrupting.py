@@ -1,8 +1,8 @@
 """Let a signal end a query.
 
-Python runs signal handlers between two of its own instructions, and a library that computes for
-minutes executes none. The signal itself writes a byte into a pipe at once, and a waiting thread
-stops the library; then the handler runs.
+Python runs signal handlers only between two of its own instructions, and a library call that
+computes for minutes executes none. But the arrival of the signal writes a byte into a pipe at once,
+and a thread that waits for that byte stops the library; then the handler runs.
 """
 
 from __future__ import annotations
@@ -15,13 +15,16 @@ from contextlib import contextmanager
 
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 _AGAIN_S = 0.2
-"""Seconds after which an interrupt is repeated: an interrupt before a query begins is lost."""
+"""Seconds after which an interrupt is repeated, because an interrupt before a query
+begins is lost.
+"""
 
 
 @contextmanager
 def interrupted_by_signals(interrupt: Callable[[], object]) -> Iterator[list[int]]:
     """Call ``interrupt`` in another thread on SIGINT or SIGTERM, until the end of the block. Yield
-    the list of received signals: a library may drop the exceptions of their handlers.
+    the list of received signals, because a library may drop the exceptions that signal handlers
+    raise.
 
     Do nothing outside of the main thread, or if another wakeup descriptor is set.
     """

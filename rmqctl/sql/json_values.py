@@ -1,4 +1,4 @@
-"""Convert values of queries to JSON, for either engine."""
+"""Conversion of query values to JSON, for DuckDB and Spark."""
 
 from __future__ import annotations
 
@@ -37,7 +37,9 @@ def moment_text(value: datetime) -> str:
 
 
 def micros_text(value: int) -> str:
-    """Return a time in µs since 1970 as ISO-8601, also in years that Python's calendar lacks."""
+    """Return a time in µs since 1970 as ISO-8601, also for years that Python's calendar does not
+    support.
+    """
     try:
         return moment_text(_EPOCH + timedelta(microseconds=value))
     except OverflowError:
@@ -45,6 +47,6 @@ def micros_text(value: int) -> str:
 
 
 def number_of(value: Decimal) -> int | str:
-    """Return an integer unchanged; any other value as text, which keeps its digits."""
+    """Return an integer unchanged; any other number as text, which keeps all digits."""
     integral = value.to_integral_value()
     return int(integral) if integral == value else str(value)

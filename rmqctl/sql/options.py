@@ -1,4 +1,4 @@
-"""Options of the data source, for reading and for following, parsed from texts.
+"""Options of the data source for reading and following stores, parsed from texts.
 
 Every invalid option raises UsageError.
 """
@@ -21,7 +21,7 @@ from rmqctl.sql.schema import CONSUMEQUEUE, INDEX, MESSAGES, TABLES, TIERED_MESS
 NAMES = ("table", "path", "paths", "startPhy", "endPhy", "since", "until", "topic", "queueId",
          "body", "splitSize", "numPartitions", "commitlogDirs", "orphans", "failOnDataLoss")
 FOLLOWING = ("startingOffsets", "maxBytesPerTrigger")
-"""Options for following stores, besides those for reading."""
+"""Options for following stores, in addition to those for reading."""
 _BODIES = ("binary", "none")
 _ORPHANS = ("exclude", "include")
 _TRUTHS = {"true": True, "false": False}
@@ -52,7 +52,7 @@ class ReadOptions:
     def of(cls, given: Mapping[str, str], more: Iterable[str] = ()) -> ReadOptions:
         """Parse a data source's options (names ignore case).
 
-        ``more`` are names of options that other code reads.
+        ``more`` are the names of options that other code reads.
         Raises: UsageError.
         """
         # Option names are not case-sensitive, and an empty value counts as not given.
@@ -125,7 +125,7 @@ def _paths(path: str | None, paths: str | None) -> tuple[str, ...]:
 
 
 def local(path: str) -> str:
-    """Return a path of the file system; of URLs, only ``file:`` is accepted. Raises: UsageError."""
+    """Return the path of a file; URLs other than ``file:`` are rejected. Raises: UsageError."""
     if path.startswith("file:"):
         local_path = path.removeprefix("file:")
         return "/" + local_path.lstrip("/") if local_path.startswith("/") else local_path

@@ -1,7 +1,7 @@
-"""Plan the reads of stores, in partitions of about equal bytes.
+"""Plan of the reads of stores, in partitions of about equal bytes.
 
 Planning lists folders and reads very little: of a log only the ends of its last files and, with a
-condition on the time, the first two records of each file. No part that could contain a match is
+condition on the time, the first two records of each file. No part that may contain a match is
 omitted. Many small files are combined into one partition.
 """
 
@@ -30,11 +30,11 @@ from rmqctl.store.stats import CLOCK_SKEW
 from rmqctl.store.store import MAX_QUEUE_ID, Store
 
 MIN_SIZE, MAX_SIZE = 64 << 20, 1 << 30
-"""Default bytes of a partition."""
+"""Minimum and maximum default size of a partition in bytes."""
 MAX_PIECES = 10_000
-"""Default maximum number of partitions: a driver plans this many within seconds."""
+"""Default maximum number of partitions, which a driver can plan within seconds."""
 OPENING = 64 << 10
-"""Cost of opening a file, in bytes: thousands of tiny files also take time."""
+"""Cost of opening a file, expressed in bytes: opening thousands of tiny files also takes time."""
 _LAST_FILES = 8
 _ROW = 20
 _BATCH_ROW = 46
@@ -77,7 +77,9 @@ def split_size(total: int, cores: int) -> int:
 
 
 def _cut(items: list[PlanItem], total: int, count: int) -> list[list[Piece]]:
-    """Return ``count`` partitions of equal bytes; items without bytes join the partition before."""
+    """Return ``count`` partitions of equal bytes; items without bytes are added to the preceding
+    partition.
+    """
     shares: list[list[Piece]] = [[] for _ in range(count)]
     edges = [total * number // count for number in range(count + 1)]
     number, before = 0, 0
@@ -166,10 +168,11 @@ def _log_item(store: Store, name: str, file: StoreFile, first: int, last: int, u
 
 
 def _used(files: list[StoreFile]) -> dict[str, int]:
-    """Return the used sizes of the last files of a log, by path; other files have no unused end.
+    """Return the used sizes of the last files of a log, by path; only these files can have an
+    unused end.
 
-    At most eight files are read: those that a broker has allocated ahead, and the file it writes
-    to.
+    At most eight files are read: the file that a broker writes to, and those that it allocated
+    ahead.
     """
     sizes: dict[str, int] = {}
     for file in files[:-_LAST_FILES - 1:-1]:
@@ -190,9 +193,9 @@ def _used(files: list[StoreFile]) -> dict[str, int]:
 def files_of_time(log: CommitLog, since: int | None, until: int | None) -> list[StoreFile]:
     """Return the files that may contain messages with store times of ``[since, until]`` (ms).
 
-    The first records of each file decide. A store time is not covered by a CRC, so a single record
-    is not enough: a file is skipped only if two records agree. Times in a file are assumed to be in
-    order up to `CLOCK_SKEW`. Returns all files if the times of their first records are out of
+    A file is selected by its first two records. A store time is not covered by a CRC, so one record
+    is not enough: a file is skipped only if both records agree. Times in a file are assumed to be
+    in order up to `CLOCK_SKEW`. Returns all files if the times of their first records are out of
     order: then the broker's clock is unreliable.
     """
     if (since is None and until is None) or len(log.files) < 2:
@@ -302,7 +305,9 @@ def _shape(store: Store, file: StoreFile) -> Shape | None:
 
 
 def _readable(troubles: Iterable[Trouble]) -> None:
-    """Raise StoreIOError for a folder or file that cannot be read: its rows would be missing."""
+    """Raise StoreIOError for a folder or file that cannot be read, because its rows would be
+    missing from the result.
+    """
     for trouble in troubles:
         name = os.path.basename(trouble.path)
         if trouble.unreadable and (vfs.isdir(trouble.path) or name.isdigit()):

@@ -1,6 +1,6 @@
 """Conditions on rows that the data source applies itself, exactly.
 
-A null fulfils no condition: a frame without a message has no topic.
+A null value meets no condition, such as the topic of a frame without a message.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rmqctl.scan.frames import Array, Batch, gather
 
 @dataclass(frozen=True, slots=True)
 class Filters:
-    """Conditions that a row must all meet; None: no condition.
+    """Conditions that a row must all meet; None means no condition.
 
     ``since`` and ``until`` (store time, ms) are inclusive; ``start`` and ``end`` are physical
     offsets, ``end`` is exclusive.
@@ -46,7 +46,9 @@ class Filters:
                 and limits != (None, None)]
 
     def of_messages(self, batch: Batch) -> Batch:
-        """Return the requested messages of a batch, selected before any column is created."""
+        """Return the messages of a batch that meet the conditions, selected before any column is
+        created.
+        """
         keep: Array | None = None
         for name, least, most in (("physical_offset", self.start, _before(self.end)),
                                   ("store_timestamp", self.since, self.until)):
@@ -61,7 +63,9 @@ class Filters:
         return batch if keep is None or keep.all() else batch.select(np.flatnonzero(keep))
 
     def of_rows(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        """Return the requested rows of a record batch, which has all of `columns`."""
+        """Return the rows of a record batch that meet the conditions; the batch must contain all of
+        `columns`.
+        """
         keep: Any = None
         for name in self.columns:
             values = rows.column(name)
@@ -88,8 +92,9 @@ class Filters:
 
 
 def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None, int | None]:
-    """Return the (least, greatest) integer that a comparison admits, None: no limit. ``values``
-    have ``unit`` times the column's resolution: 1000 for microseconds and a column of milliseconds.
+    """Return (smallest, greatest) integer for which a comparison can be true; None: no limit.
+    ``values`` are ``unit`` times as fine as the column: 1000 for values in microseconds and a
+    column in milliseconds.
     """
     low, high = min(values), max(values)
     least = -(-low // unit) if sign in ("=", "in", ">=") else low // unit + 1
@@ -98,7 +103,7 @@ def limits(sign: str, values: Sequence[int], unit: int = 1) -> tuple[int | None,
 
 
 def with_topics(batch: Batch, topics: frozenset[bytes]) -> Array:
-    """Return which messages have one of the topics."""
+    """Return a boolean array: whether the topic of each message is one of ``topics``."""
     length, start = batch.column("topic_length"), batch.column("topic_start")
     keep: Array = np.zeros(len(batch), bool)
     for topic in topics:

@@ -1,5 +1,6 @@
-"""Needs of a query, from its text: the columns that it names anywhere, and the conditions of a
-simple query on the table messages alone. Both include too much rather than too little.
+"""Needs of a query, determined from its text: all columns that it names anywhere, and the
+conditions if it is a simple query on the table messages. When in doubt, more columns and rows are
+included than needed.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ COLUMNS: dict[str, Columns] = {
     MESSAGES: TABLES[MESSAGES], CONSUMEQUEUE: TABLES[CONSUMEQUEUE], INDEX: TABLES[INDEX],
     OFFSETS: OFFSET_COLUMNS, FINDINGS: FINDING_COLUMNS,
 }
-"""All tables with their columns: of the message object, of the data source, and of the commands
-``offsets`` and ``verify``.
+"""All tables with their columns: those of the message object, of the data source, and of the
+commands ``offsets`` and ``verify``.
 """
 _SIGNS = {"COMPARE_EQUAL": "=", "COMPARE_GREATERTHAN": ">", "COMPARE_GREATERTHANOREQUALTO": ">=",
           "COMPARE_LESSTHAN": "<", "COMPARE_LESSTHANOREQUALTO": "<="}
@@ -36,7 +37,7 @@ _MOMENTS = (MOMENT, "TIMESTAMP", "DATE")
 
 @dataclass(slots=True)
 class Needs:
-    """Needs of a query for a table: columns ``names`` (None: all), and conditions on rows."""
+    """Needs of a query for one table: columns ``names`` (None: all), and conditions on rows."""
 
     names: set[str] | None
     filters: Filters = field(default_factory=Filters)
@@ -72,7 +73,9 @@ def needs(base: duckdb.DuckDBPyConnection, text: str,
 
 
 def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
-    """Collect the tables and columns that a tree names; return whether it needs all columns."""
+    """Collect the tables and columns that a syntax tree names; return whether the tree needs all
+    columns.
+    """
     everything = False
     if isinstance(node, list):
         for item in node:
@@ -97,7 +100,9 @@ def _walk(node: Any, named: list[str], columns: set[str]) -> bool:
 
 def _filters(base: duckdb.DuckDBPyConnection, tree: Mapping[str, Any],
              named: Sequence[str]) -> Filters:
-    """Return the conditions that the source can apply, of a query on the table messages alone."""
+    """Return the conditions that the data source can apply, for a query on the table messages
+    alone.
+    """
     try:
         node = tree["statements"][0]["node"]
         source, where = node["from_table"], node["where_clause"]
@@ -158,7 +163,7 @@ class _TimeText:
 
 
 def _operand(node: Mapping[str, Any]) -> Any:
-    """Return the column, text, moment or integer of a node; None for anything else."""
+    """Return the column, text, time or integer of a node; None for any other node."""
     if node.get("type") == "COLUMN_REF":
         return _ColumnName(node["column_names"][-1].lower())
     if node.get("type") == "FUNCTION" and len(node["children"]) == 1:
@@ -177,7 +182,7 @@ def _operand(node: Mapping[str, Any]) -> Any:
 
 
 def _micros(base: duckdb.DuckDBPyConnection, value: str | _TimeText) -> int | None:
-    """Return DuckDB's interpretation of a text as a time; None if it is not a time."""
+    """Return the time that a text means to DuckDB; None if the text is not a time."""
     moment = _TimeText(value, MOMENT) if isinstance(value, str) else value
     with contextlib.suppress(duckdb.Error):  # the query reports it, too
         [(micros,)] = base.execute(f"SELECT epoch_us(CAST(CAST(? AS {moment.kind}) AS "

@@ -1,9 +1,9 @@
-"""Read pieces of files in one task, as the Arrow record batches that Spark expects.
+"""Reads of pieces of files in one task, as the Arrow record batches that Spark expects.
 
 Pieces are plain values, sent from the driver to executors. A piece contains the size of its file at
 planning: a file that has shrunk since has lost rows, which is an error; rows appended since are not
-read. All other code here runs on executors and needs no pyspark: it gets a schema, conditions and
-pieces, and returns record batches.
+read. All other code of this module runs on executors and needs no pyspark: its input is a schema,
+conditions and pieces, its output record batches.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LogPiece:
-    """The frames of a log file that begin in ``[start, end)``, two arbitrary positions.
+    """The frames of a log file that begin in ``[start, end)``; both positions are arbitrary.
 
     ``store`` and ``file`` are the values of the columns of these names. ``last``: all bytes from
     ``end`` on are zero and belong to this piece. ``root`` is the path of the store. ``without``:
@@ -78,8 +78,8 @@ class QueuePiece:
 
 @dataclass(frozen=True, slots=True)
 class RocksPiece:
-    """The rows of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is the
-    database's.
+    """The entries of a queue in RocksDB with queue offsets ``[start, end)``; ``folder`` is that of
+    the database.
     """
 
     store: str
@@ -93,7 +93,7 @@ class RocksPiece:
 
 @dataclass(frozen=True, slots=True)
 class IndexPiece:
-    """Entries with the numbers ``[start, end)`` of an index file."""
+    """The entries of an index file with the numbers ``[start, end)``."""
 
     store: str
     file: str
@@ -131,14 +131,16 @@ Constants = dict[str, str | int]
 
 
 class OtherPiece(Protocol):
-    """A piece with messages outside of stores, such as a tier's, that reads them itself."""
+    """A piece with messages outside of stores, such as in a tier, which has its own code to read
+    them.
+    """
 
     @property
     def constants(self) -> Constants:
-        """Return the columns with one value for all rows, except the file."""
+        """Return the columns that have one value for all rows, except the file."""
 
     def batches(self) -> Iterator[tuple[str, Batch]]:
-        """Yield (file, messages in it). Raises: StoreIOError."""
+        """Yield (file, messages of the file). Raises: StoreIOError."""
 
 
 Piece = LogPiece | QueuePiece | RocksPiece | IndexPiece | OtherPiece
@@ -156,8 +158,8 @@ def still_there(file: StoreFile) -> None:
 
 @dataclass(slots=True)
 class Holes:
-    """Ranges of a log file without messages: reports damage to ``lost``, and zeros once something
-    follows them.
+    """Ranges of a log file without messages. Damage is reported to ``lost``, and so are zeros, once
+    something follows them.
     """
 
     path: str
@@ -165,7 +167,7 @@ class Holes:
     _zeros: list[Span] = field(default_factory=list)
 
     def passed(self, batch: Batch) -> None:
-        """Add a batch of the walk; its spans are after its messages."""
+        """Add a batch of the walk; its spans come after its messages."""
         if self.lost is None:
             return
         if len(batch):
@@ -190,10 +192,10 @@ class Holes:
 
 @dataclass(slots=True)
 class TableReader:
-    """Reads pieces of one table: ``names`` are the table's columns, ``schema`` is Spark's.
+    """Reader for pieces of one table: ``names`` are the table's columns, ``schema`` is Spark's.
 
-    ``passed`` is called with the batches of logs; ``lost`` with ranges between messages that
-    contain none, and the path of the file.
+    ``passed`` is called with each batch of a log; ``lost`` with each range without messages between
+    messages, and the path of its file.
     """
 
     table: str
@@ -206,8 +208,8 @@ class TableReader:
     _databases: dict[str, RocksQueues] = field(default_factory=dict, repr=False)
 
     def rows(self, pieces: Iterable[Piece]) -> Iterator[pa.RecordBatch]:
-        """Yield the record batches of pieces, in order.
-        Raises: StoreIOError that names missing parts.
+        """Yield the record batches of pieces, in order. Raises: StoreIOError that names the missing
+        parts.
         """
         for piece in pieces:
             places = [getattr(piece, "store", "")]
@@ -287,7 +289,9 @@ class TableReader:
                 "topic": piece.topic, "queue_id": piece.queue_id})
 
     def _of_rows(self) -> tuple[Filters, list[str]]:
-        """Return (filters for the rows, columns to read); the queue was chosen at planning."""
+        """Return (conditions on rows, columns to read). Conditions on the queue were already
+        applied at planning.
+        """
         of_rows = Filters(start=self.filters.start, end=self.filters.end)
         names = [name for name in self.names if name not in OF_FILE]
         return of_rows, names + [name for name in of_rows.columns if name not in names]
@@ -315,6 +319,6 @@ class TableReader:
 
 
 def _shown(value: str | int) -> str | int:
-    """Return a constant as shown: a file name with U+FFFD for bytes that are not UTF-8."""
+    """Return a constant as shown: in a file name, U+FFFD replaces bytes that are not UTF-8."""
     return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") if isinstance(
         value, str) else value

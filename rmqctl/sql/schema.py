@@ -31,25 +31,27 @@ TABLES: dict[str, Columns] = {
     INDEX: PLACE | INDEX_COLUMNS,
     TIERED_MESSAGES: PLACE | OWNER | MESSAGE_COLUMNS,
 }
-"""All columns by table, in order."""
+"""All columns of each table, in order."""
 OF_FILE = frozenset(PLACE) | frozenset(QUEUE)
-"""Columns with one value for all rows of a consume queue file (the first two: of any file)."""
+"""Columns with one value for all rows of a consume queue file. The first two have one value for all
+rows of any file.
+"""
 OF_TIER = frozenset(PLACE) | frozenset(OWNER)
 """Columns with one value for all messages of a queue in a tier."""
 ONLY_ASKED = frozenset(("record",))
-"""Columns that exist only if the schema names them."""
+"""Columns that exist only if the requested schema names them."""
 ENGINE_MOMENT = pa.timestamp("us", tz="UTC")
-"""The type of times in DuckDB and Spark: microseconds."""
+"""The type of times in DuckDB and Spark, whose unit is microseconds."""
 _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 
 
 def columns(table: str, body: bool = True) -> Columns:
-    """Return the columns of a table; ``body`` False: as with the option ``body=none``."""
+    """Return the columns of a table; with ``body`` False, those for the option ``body=none``."""
     return {name: kind for name, kind in TABLES[table].items() if body or name != "body"}
 
 
 def for_engine(field: pa.Field) -> pa.Field:
-    """Return a field with the type that query engines use."""
+    """Return a field with the type that query engines use for it."""
     return field.with_type(ENGINE_MOMENT) if field.type == MOMENT else field
 
 
@@ -70,7 +72,7 @@ def as_in_engine(column: pa.Array, kind: pa.DataType) -> pa.Array:
 
 
 def says(text: str, word: str) -> bool:
-    """Return whether a word is in the text of a query."""
+    """Return whether the text of a query contains a word."""
     return re.search(rf"\b{word}\b", text, re.IGNORECASE) is not None
 
 

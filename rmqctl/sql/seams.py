@@ -1,11 +1,11 @@
 """Find the first frame after a cut of a log file, with the same result on both sides of the cut.
 
 Tasks of a data source cannot communicate, so the task that ends at a cut and the task that begins
-there call the same function, which depends on the file alone. It looks for an *anchor*, a record
-before the cut that its consume queue entry points to: a record forged inside a message body has no
-entry. From the anchor the frames are walked up to the cut. The walk of the range before fails if it
-does not end at the seam (`walk_range`), so a wrong seam ends the job and never loses or duplicates
-a record silently.
+at that cut call the same function, whose result depends on the file alone. The function looks for
+an *anchor*, a record before the cut that its consume queue entry points to: a record forged inside
+a message body has no entry. From the anchor it walks the frames up to the cut. The walk of the
+range before the cut fails if it does not end at the seam (`walk_range`). So a wrong seam ends the
+job, and never loses or duplicates a record silently.
 """
 
 from __future__ import annotations
@@ -28,20 +28,23 @@ from rmqctl.store.files import listing
 from rmqctl.store.queue.consume_queue import FileQueue
 
 STEPS = (32 << 10, 256 << 10, 4 << 20, 16 << 20)
-"""Distances before the cut (bytes) at which an anchor is searched, in this order."""
+"""Distances before the cut (bytes) at which an anchor is searched for, in this order."""
 MAX_WALK = 32 << 20
-"""Maximum position (bytes) to which a file is walked from its start if no entry proves an anchor.
+"""Maximum position (bytes) up to which a file is walked from its start if no entry proves an
+anchor.
 """
 _AGREEING = 3
 _CHECKS = 24
 _QUEUES = 256
 Proof = Callable[[Record], bool]
-"""Returns whether other evidence proves that a record is at its own physical offset."""
+"""Function that returns whether other evidence proves that a record is at its own
+physical offset.
+"""
 
 
 class QueueProof:
-    """Proof by consume queue: the entry at a record's queue offset points to its exact position and
-    size.
+    """Proof by consume queue: the entry at a record's queue offset has the record's exact position
+    and size.
 
     Each queue is listed once, and a bounded number of queues is cached. An unreadable queue proves
     nothing.
@@ -124,8 +127,8 @@ class Seams:
         return walk.position
 
     def _anchored(self, start: int, cut: int) -> tuple[int, bool] | None:
-        """Return (where the walk from the first record in ``[start, cut)`` is at the cut, whether a
-        record on the way is proven); None without a record.
+        """Walk from the first record in ``[start, cut)``. Return (the position of the walk at the
+        cut, whether a record on the way is proven); None without a record.
         """
         first = next_provable(self._source, start, cut)
         if first is None:
@@ -181,7 +184,7 @@ def whole(walk: Walk) -> None:
 
 
 class PlannedSource:
-    """A source of the ``size`` bytes at planning, without bytes appended since.
+    """A source of the ``size`` bytes that the file had at planning, without bytes appended since.
     Raises: StoreIOError if the file has shrunk.
     """
 
@@ -202,7 +205,7 @@ class PlannedSource:
 
 
 def shrank(name: str, planned: int, size: int) -> StoreIOError:
-    """Return the error for a file that has shrunk to ``size`` bytes."""
+    """Return the error to raise for a file that has shrunk to ``size`` bytes."""
     return StoreIOError(f"{name}: the file shrank from {planned} to {size} bytes since the job was "
                         f"planned: the bytes from {size} on are missing")
 

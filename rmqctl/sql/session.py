@@ -1,8 +1,8 @@
 """A query over the tables of stores, answered in this process by DuckDB.
 
-DuckDB requests a table as often as its plan scans it and receives a stream of record batches each
-time; nothing is copied into a database. It reads complete tables, so `query_needs` determines first
-which columns and rows a query needs. DuckDB applies all conditions again.
+Each time DuckDB's plan scans a table, DuckDB requests the table and receives a stream of record
+batches; nothing is copied into a database. DuckDB reads complete tables, so `query_needs` first
+determines which columns and rows a query needs. DuckDB applies all conditions again.
 
 The streams are generators of this process, run by threads that are not Python's. A `QuerySession`
 waits for the end of these threads: a remaining thread would enter an interpreter that no longer
@@ -62,11 +62,11 @@ from rmqctl.store.projection import DECODED
 from rmqctl.store.store import Store
 
 _CHEAP = {MESSAGES: "physical_offset", CONSUMEQUEUE: "queue_offset", INDEX: "number"}
-"""Column read for a query that needs rows, but none of their columns."""
+"""Column to read for a query that needs rows but none of their columns."""
 _ROWS = 4096
 _FOR_DECODING = ("topic", "properties", "sys_flag", "body", "physical_offset")
 _AT_ONCE = 32
-"""Number of messages whose bodies are decoded at a time."""
+"""Maximum number of messages whose bodies are decoded at a time."""
 _MEMORY = "512MB"
 _TIME_HINT = ("times are timestamps: compare them with '2024-06-21T19:51:59Z', or "
               "epoch_ms(store_timestamp) with milliseconds")
@@ -87,8 +87,8 @@ def _interrupt(base: duckdb.DuckDBPyConnection) -> None:
 
 class QuerySession:
     """A connection of DuckDB with the tables of stores. A context manager. ``advance`` is called
-    with the bytes of logs that were read. With ``decoding``, messages have the columns `DECODED`,
-    as JSON texts except ``decoded_as``. ``compacted``: see `ReadOptions`.
+    with the number of log bytes that were read. With ``decoding``, messages have the columns
+    `DECODED`, as JSON texts except ``decoded_as``. ``compacted``: see `ReadOptions`.
     """
 
     def __init__(self, stores: Sequence[str], log_folders: Sequence[str] = (),
@@ -100,13 +100,15 @@ class QuerySession:
                 name: pa.field(name, pa.string()) for name in DECODED}}
         self._stores, self._folders, self._advance = list(stores), tuple(log_folders), advance
         self._error: BaseException | None = None
-        """The error that ended a stream: of a store, or of a signal in the main thread."""
+        """The error that ended a stream: an error of a store, or the exception of a signal in the
+        main thread.
+        """
         self._damage: dict[int, Span] = {}
         self._readers: list[pa.RecordBatchReader] = []
 
     @property
     def damaged(self) -> int:
-        """Return the number of damaged ranges of logs that the answer omits."""
+        """Return the number of damaged log ranges that the answer does not include."""
         return len(self._damage)
 
     @property
@@ -254,8 +256,8 @@ class QuerySession:
 
 def _decoded(batches: Iterator[pa.RecordBatch], schema: pa.Schema,
              decoding: Decoding) -> Iterator[pa.RecordBatch]:
-    """Yield the batches with columns of decoded bodies, a few messages at a time: values may be
-    large.
+    """Yield the batches with columns of decoded bodies, a few messages at a time, because values
+    may be large.
     """
     for batch in batches:
         for start in range(0, batch.num_rows, _AT_ONCE):
@@ -282,10 +284,10 @@ def _as_text(name: str, row: Decoded) -> str | None:
 
 @contextlib.contextmanager
 def _no_scanner() -> Iterator[None]:
-    """Make DuckDB read streams in its own threads, which end with its connection, within this
-    context.
+    """Make DuckDB read streams in its own threads, which end with its connection, while this
+    context is active.
 
-    If `pyarrow.dataset` can be imported, DuckDB reads with it, in threads of Arrow's pool, which
+    If `pyarrow.dataset` can be imported, DuckDB uses it to read, in threads of Arrow's pool, which
     read ahead and cannot be joined. (The import also takes longer than a small query.)
     """
     name = "pyarrow.dataset"
@@ -312,7 +314,7 @@ class _QueryTable:
 
 
 def _shown(table: str, columns: Columns, need: Needs) -> pa.Schema:
-    """Return the columns of a table as a query sees them."""
+    """Return the columns of a table in the form that queries see."""
     names = [name for name in columns if (name not in ONLY_ASKED if need.names is None else
                                           name in need.names)]
     return pa.schema([for_engine(columns[name])
@@ -337,7 +339,7 @@ def _in_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Record
 
 
 def _plain(value: Any) -> Any:
-    """Return text that can be encoded."""
+    """Return the text with the parts replaced that cannot be encoded."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return value
@@ -351,8 +353,8 @@ def _is_moment(kind: pa.DataType) -> bool:
 
 
 def _change(kind: pa.DataType) -> Callable[[Any], Any] | None:
-    """Return the function that converts values of a type for JSON; None if they need no
-    conversion.
+    """Return the function that converts values of a type to JSON; None if no conversion
+    is needed.
     """
     if _is_moment(kind):
         return micros_text
