@@ -1,4 +1,4 @@
-"""``rmqctl commands``: list all commands, for people and for scripts that drive rmqctl."""
+"""``rmqctl commands``: list all commands, for people and for scripts that run rmqctl."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Hidden names of commands: mqadmin's, with its options, and short ones.
+"""Hidden alternative names of commands: short names, and mqadmin's names with mqadmin's options.
 
-An alias is its command with some options spelled differently; it has no code of its own. An alias
-of a reading command runs it. Any other alias prints the command to type, completed with the given
+An alias is a command with some options spelled differently; it has no code of its own. An alias of
+a reading command runs it. Any other alias prints the command to type, completed with the given
 values. Names ignore case, as in mqadmin.
 """
 
@@ -16,17 +16,17 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import OtherCommandError, UsageError
 
 _ARGUMENT = ""
-"""Marks an option whose value is an argument."""
+"""Marks an option of mqadmin whose value becomes an argument."""
 _STORE = "STORE"
 
 Worded = str | tuple[str, ...] | Callable[[str], Sequence[str]] | None
-"""Translation of an option of mqadmin: rmqctl's option, followed by the value; `_ARGUMENT`; a
-function of the value; or a tuple, for a flag. None, or () for a flag: the option has no effect.
+"""Translation of an mqadmin option: rmqctl's option, followed by the value; `_ARGUMENT`; a function
+of the value; or, for a flag, a tuple. None, or () for a flag: the option has no effect.
 """
 
 
 class Translated(NamedTuple):
-    """The words after an alias, in its command's spelling; ``ignored``: options without effect."""
+    """The words after an alias, as its command spells them; ``ignored``: options without effect."""
 
     kept: list[str]
     arguments: list[str]
@@ -36,9 +36,9 @@ class Translated(NamedTuple):
 class Alias(NamedTuple):
     """An alias: ``name`` as mqadmin spells it, and its ``command``.
 
-    ``first`` and ``last``: words before and after the typed ones. With ``says``, the reason, the
-    command is printed, not run; ``needs`` has a placeholder for each argument or option that it
-    requires.
+    ``first`` and ``last``: words before and after the typed ones. ``says``: the reason why the
+    command is printed, not run. ``needs``: a placeholder for each argument or option that the
+    command requires.
     """
 
     name: str
@@ -50,9 +50,9 @@ class Alias(NamedTuple):
     needs: Mapping[str, str] = {}
 
     def words(self, typed: Sequence[str]) -> tuple[list[str], str | None]:
-        """Return the command's words for those typed after the alias, and a note on options without
-        effect.
-        Raises: OtherCommandError for an alias that is not run, UsageError without a store.
+        """Return (the command's words for the words typed after the alias, a note on options
+        without effect). Raises: OtherCommandError for an alias that is not run, UsageError without
+        a store.
         """
         if self.says is not None:
             raise OtherCommandError(self.says, self.answer(typed))
@@ -67,7 +67,7 @@ class Alias(NamedTuple):
         return [*self.first, *kept, *arguments, *self.last], note
 
     def answer(self, typed: Sequence[str]) -> str:
-        """Return the command line to type instead, for a shell. Raises: UsageError."""
+        """Return the command line to type instead, quoted for a shell. Raises: UsageError."""
         kept, arguments, _ = self._translated(typed)
         is_named = bool(kept) and not kept[0].startswith("-")
         store, options = (kept[0], kept[1:]) if is_named else (_STORE, kept)
@@ -146,7 +146,9 @@ def _by_tag(value: str) -> Sequence[str]:
 
 
 def _forms(names: str, ours: Worded = None) -> dict[str, Worded]:
-    """Return several spellings of one option, which have no effect unless ``ours`` is given."""
+    """Return translations for several spellings of one option, which has no effect unless ``ours``
+    is given.
+    """
     return dict.fromkeys(names.split(), ours)
 
 
@@ -321,11 +323,13 @@ updateControllerConfig updateKvConfig updateNamesrvConfig updateOrderConf
 updateSubGroupList updateUser wipeWritePerm
 """
 _WITHOUT = {name.lower(): name for name in _RUNNING.split()}
-"""Commands of mqadmin without a counterpart in rmqctl."""
+"""Commands of mqadmin that have no counterpart in rmqctl."""
 
 
 def find(word: str) -> Alias | None:
-    """Return the alias with this name. Raises: UsageError for a command of mqadmin without one."""
+    """Return the alias with this name. Raises: UsageError for an mqadmin command that has no
+    counterpart.
+    """
     name = _WITHOUT.get(word.lower())
     if name is not None:
         raise UsageError(f"rmqctl has no counterpart to mqadmin's {name}: it needs a running "

@@ -1,8 +1,8 @@
 """Conversion of command-line words to values without pydantic.
 
 typer converts every value through pydantic, whose import and schema building take longer than a
-query. rmqctl's parameters are plain, so a few lines are enough. The attribute set here is typer's
-own cache of converters; a typer without this cache uses pydantic, and a test fails.
+query. rmqctl's parameters are plain, so a few lines are enough. This module fills typer's own cache
+of converters. A typer without that cache would use pydantic, and a test would fail.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ class _Coercion:
         self._many = many
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return the value of ``param``. Raises: BadParameter with the problem and the option."""
+        """Return the converted value of ``param``. Raises: BadParameter with the problem and the
+        option.
+        """
         if value is None:
             return () if self._many else None
         try:
@@ -39,7 +41,7 @@ class _Coercion:
 
 
 def use_light_coercion(params: Iterable[Any]) -> None:
-    """Set the converter of each parameter in ``params`` that is plain enough."""
+    """Set the converter of each parameter in ``params`` whose type is plain."""
     for param in params:
         descriptor = getattr(param, "type_descriptor", None)
         if descriptor is None or getattr(param, _CACHE, "absent") is not None:

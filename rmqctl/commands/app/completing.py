@@ -1,7 +1,7 @@
 """Shell completion for topics, groups and names of findings.
 
-Reads only folder names and small files of config/. If anything is wrong with a store, it offers
-nothing and prints nothing.
+Completion reads only folder names and small files of config/. If anything is wrong with a store,
+nothing is offered and nothing is printed.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from rmqctl.commands import STORE_VARIABLE
 from rmqctl.errors import FormatError
 
 _MAX_FILE_BYTES = 4 << 20
-"""Maximum bytes of a file that is read for completion."""
+"""Maximum size of a file that is read for completion, in bytes."""
 _MAX_NAMES = 500
 _QUEUES = ("consumequeue", "batchconsumequeue")
 
 
 def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
-    """Return the names of a store that begin with the word, sorted; an empty list if anything
+    """Return the names in a store that begin with the typed word, sorted; an empty list if anything
     fails.
     """
 
@@ -43,7 +43,7 @@ def _quiet(offers: Callable[[str], Iterable[str]]) -> Callable[..., list[str]]:
 
 
 def _root(ctx: typer.Context) -> str:
-    """Return STORE as typed so far, else STORE from the environment."""
+    """Return STORE as typed so far, or else STORE from the environment."""
     for param in ctx.command.params:
         if getattr(param, "envvar", None) == STORE_VARIABLE:
             value: Any = ctx.params.get(param.name or "")

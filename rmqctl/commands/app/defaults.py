@@ -1,9 +1,10 @@
 """Defaults of options: from the environment, then from the user's configuration file.
 
-``RMQCTL_VERIFY_FAIL_ON`` is ``--fail-on`` of ``verify``; variables of options that nearly all
-commands have contain no command (``RMQCTL_TZ``). In the file, ``~/.config/rmqctl/config.toml``, a
-table belongs to a command (``[verify]``, ``[query.key]``), and ``[defaults]`` applies to all. typer
-uses these values as the defaults of its context, so typed options override them.
+``RMQCTL_VERIFY_FAIL_ON`` sets ``--fail-on`` of ``verify``. The variable of an option that nearly
+all commands have does not contain a command's name (``RMQCTL_TZ``). In the file,
+``~/.config/rmqctl/config.toml``, a table belongs to a command (``[verify]``, ``[query.key]``), and
+``[defaults]`` applies to all. typer uses these values as the defaults of its context, so typed
+options override them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ GENERAL = ("output", "quiet", "verbose", "no-progress", "tz", "jobs", "broker-co
 NEVER = frozenset({"apply", "yes", "force", "abandon", "drop-orphans", "restart-queue",
                    "update-baseline", "writable"})
 _ASKS_ITSELF = frozenset({"lang"})
-"""RMQCTL_LANG applies only to screens. It is not the default of an option that also affects data.
+"""Options whose variable is read elsewhere. RMQCTL_LANG applies only to text for people; as a
+default of the option it would also affect data.
 """
 _REFUSED = "can only be given on the command line"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -87,7 +89,7 @@ def defaults_of(spec: CommandSpec, params: Iterable[Any], ctx: Any,
 
 
 class _DefaultsFile:
-    """The configuration file. Raises: UsageError for anything wrong in it."""
+    """The configuration file. Methods raise UsageError for any error in the file."""
 
     def __init__(self, path: str, registry: Iterable[CommandSpec]) -> None:
         import tomllib
@@ -131,9 +133,8 @@ class _DefaultsFile:
         return defaults
 
     def _check_names(self, table: Mapping[str, Any], words: tuple[str, ...]) -> None:
-        """Check that each table belongs to a command or to the first words of one, and that no
-        option is outside a table.
-        Raises: UsageError.
+        """Check that each table has the name of a command or the first words of one, and that no
+        option is outside a table. Raises: UsageError.
         """
         for key, value in table.items():
             name = (*words, key)
@@ -151,9 +152,7 @@ class _DefaultsFile:
                                  f"[{FOR_ALL}] or that of a command, such as [verify]")
 
     def _place(self, words: tuple[str, ...], key: str | None) -> str:
-        """Return ``FILE:LINE`` of a key or of its table's header; only ``FILE`` if no line
-        matches.
-        """
+        """Return ``FILE:LINE`` of a key or of its table's header; ``FILE`` if no line matches."""
         head: tuple[str, ...] = ()
         for number, line in enumerate(self._text.splitlines(), 1):
             bracket = re.match(r"\s*\[([^\[\]]+)\]", line)
@@ -172,7 +171,9 @@ def _near(names: Iterable[str]) -> str:
 
 
 def _checked(value: Any, param: Any, origin: str) -> Any:
-    """Return a value of the file in typer's form. Raises: UsageError for the wrong type."""
+    """Return a value from the file in the form that typer expects. Raises: UsageError for the wrong
+    type.
+    """
     described = parameter(param)
     many = value if isinstance(value, list) and described.repeatable else [value]
     for item in many:
@@ -187,8 +188,8 @@ def _checked(value: Any, param: Any, origin: str) -> Any:
 
 
 def _from_text(text: str, param: Any, origin: str) -> Any:
-    """Return the value of a variable; for a repeatable option, its words, split as in a shell.
-    Raises: UsageError.
+    """Return the value in a variable; for a repeatable option, the words in it, split as by a
+    shell. Raises: UsageError.
     """
     described = parameter(param)
     if described.type == "flag":

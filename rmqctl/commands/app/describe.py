@@ -1,4 +1,6 @@
-"""Parameters of a command as data: the source of its help, of ``commands`` and of the reference."""
+"""Parameters of a command as data, from which help, ``commands`` and the reference are
+generated.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ class Parameter(NamedTuple):
     """An argument or option of a command.
 
     ``names`` are the spellings of an option (``["--output", "-o"]``) or the name of an argument
-    (``["STORE"]``), without `former_names`; ``type`` is flag, count, choice, text, integer, number,
+    (``["STORE"]``), without `former_names`. ``type`` is flag, count, choice, text, integer, number,
     or the metavar in lower case (size, time, offset).
     """
 
@@ -109,7 +111,7 @@ def _type_name(param: Any, choices: list[str] | None) -> str:
 
 
 def _default(value: Any) -> Any:
-    """Return a default in JSON form."""
+    """Return the default in a form that JSON can represent."""
     if isinstance(value, tzinfo | Address):
         return str(value)
     if isinstance(value, list | tuple):

@@ -1,4 +1,4 @@
-"""The end of a run: exit codes, the line on stderr, signals, and closed streams."""
+"""The end of a run: exit codes, the error line on stderr, signals, and closed streams."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from rmqctl.output.core import say
 _PACKAGE = os.path.dirname(os.path.abspath(rmqctl.__file__))
 _MAX_MESSAGE = 500
 own_process = False
-"""True if the process runs only the program and ends with it."""
+"""True if the process runs only this program, and exits with it."""
 
 
 class Terminated(BaseException):
-    """Raised by SIGTERM. Not an Exception, so that no command handles it as a failure."""
+    """Raised on SIGTERM. Not an Exception, so that no command handles it as a failure."""
 
 
 _SENT_FOR: dict[type[BaseException], signal.Signals] = {
     Terminated: signal.SIGTERM, KeyboardInterrupt: signal.SIGINT}
 _SOON = 0.01
-"""Seconds after which a signal is sent again."""
+"""Seconds after which a lost signal is sent again."""
 
 
 @contextlib.contextmanager
@@ -67,7 +67,7 @@ def terminable() -> Iterator[None]:
 
 
 def _again(unraisable: sys.UnraisableHookArgs) -> None:
-    """Send a signal again if it arrived during a finaliser or a weak reference's callback, where
+    """Send a signal again if it arrived in a finaliser or in a weak reference's callback, where
     Python drops exceptions.
     """
     number = _SENT_FOR.get(unraisable.exc_type)
@@ -101,7 +101,7 @@ def settle_streams() -> None:
 def silence_stdout(*, discard: bool) -> None:
     """Flush stdout; redirect it to /dev/null if that fails or ``discard`` is set.
 
-    Otherwise the interpreter flushes again at shutdown and prints its own error.
+    Otherwise the interpreter would flush again at shutdown and print its own error.
     """
     if sys.stdout is None:
         return
@@ -116,7 +116,7 @@ def silence_stdout(*, discard: bool) -> None:
 
 
 def report(exc: BaseException, args: Sequence[str]) -> int:
-    """Report on stderr what ended the run, and return the exit code for it."""
+    """Report on stderr the exception that ended the run, and return the exit code."""
     code, lines = _verdict(exc)
     from rmqctl.output.language import IN_ENGLISH, requested
 
@@ -194,7 +194,9 @@ def _pointer(command_path: str | None) -> list[str]:
 
 
 def _defect(exc: BaseException) -> list[str]:
-    """Return two lines: the facts for a bug report, and the request for one."""
+    """Return two lines for an unexpected exception: the facts for a bug report, and the request to
+    report it.
+    """
     message = " ".join(str(exc).split())
     if len(message) > _MAX_MESSAGE:
         message = message[:_MAX_MESSAGE] + "..."
@@ -208,7 +210,7 @@ def _defect(exc: BaseException) -> list[str]:
 
 
 def _innermost(exc: BaseException) -> str | None:
-    """Return the deepest frame in the package, such as ``rmqctl/store/files.py:120``."""
+    """Return the deepest stack frame inside the package, such as ``rmqctl/store/files.py:120``."""
     place = None
     traceback = exc.__traceback__
     while traceback is not None:

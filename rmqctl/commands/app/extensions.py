@@ -1,4 +1,4 @@
-"""Extensions of this installation."""
+"""Optional extensions, and whether they are installed."""
 
 from __future__ import annotations
 

@@ -24,14 +24,16 @@ COMMON_PANELS = (
     "Output", "Message display", "Store layout", "Applying the plan",
     "The broker's configuration", "Commitlog writing", "Spark", "Scheduled runs",
     "Client limits", "Tier layout", "Local store")
-"""Options that many commands have, or that few people need; `help options` lists them."""
+"""Options that many commands have, or that few people need. The help of a command omits them; `help
+options` lists them.
+"""
 _COMMON = {"--tz", "--jobs", "--help", "--dry-run", "--write-outside"}
 _OWN = {"--apply"}
 
 
 class HelpRequest(NamedTuple):
-    """The object of the program's context: the words of the command line, and whether help shows
-    all options of a command.
+    """The context object of the program: the words of the command line, and whether help shows all
+    options of a command.
     """
 
     words: tuple[str, ...] = ()
@@ -39,7 +41,7 @@ class HelpRequest(NamedTuple):
 
 
 class HelpMixin:
-    """Mixin with the help methods for a typer command or group."""
+    """Mixin for a typer command or group, with the methods that write help."""
 
     params: Any
     help: str | None
@@ -48,19 +50,21 @@ class HelpMixin:
     listed: Mapping[str, Any] = MappingProxyType({})
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return the ``--help`` option. typer creates it itself, so this is the only place to
-        change it.
+        """Return the ``--help`` option. Its text can only be changed here, because typer creates
+        the option itself.
         """
         option = super().get_help_option(ctx)  # type: ignore[misc]
         use_light_coercion([option])
         return option
 
     def format_usage(self, ctx: Any, formatter: Any) -> None:
-        """Write the usage line; the default command of a group has no name of its own."""
+        """Write the usage line; for the default command of a group, without the
+        command's own name.
+        """
         formatter.write_usage(ctx.command_path.strip(), " ".join(self.collect_usage_pieces(ctx)))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the parts of ``[OPTIONS] STORE [MSGID]``."""
+        """Return the parts of the usage line, such as ``[OPTIONS] STORE [MSGID]``."""
         pieces = ["[OPTIONS]"]
         for param in self.params:
             if param.param_type_name == "argument":
@@ -71,8 +75,8 @@ class HelpMixin:
         return pieces
 
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
-        """Write the docstring. Paragraphs are filled; indented paragraphs are examples with one
-        command per line.
+        """Write the docstring as help text. Paragraphs are filled; indented paragraphs are examples
+        with one command per line.
         """
         for paragraph in re.split(r"\n[ \t]*\n", self.help or ""):
             formatter.write_paragraph()
@@ -89,7 +93,7 @@ class HelpMixin:
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, options by panel, and the commands of a group by section.
 
-        Of a command's options, only its own are written, unless all are requested.
+        Common options are omitted unless all options are requested.
         """
         shows_all = not hasattr(self, "spec") or _request(ctx).all_options
         has_more = False
@@ -150,7 +154,7 @@ def _request(ctx: Any) -> HelpRequest:
 
 
 def formatter_of(ctx: Any) -> Any:
-    """Return what help is written on: typer's formatter, or one for another language."""
+    """Return the formatter for help: typer's formatter, or the formatter for another language."""
     from rmqctl.output.language import ENGLISH, requested
 
     formatter = ctx.make_formatter()
@@ -166,14 +170,18 @@ def formatter_of(ctx: Any) -> Any:
 
 
 def is_common(described: Parameter) -> bool:
-    """Return whether only `help options` shows an option, not the help of each command."""
+    """Return whether an option is omitted from the help of commands and shown only by `help
+    options`.
+    """
     names = set(described.names)
     return described.kind == "option" and not described.required and not names & _OWN and (
         described.panel in COMMON_PANELS or bool(names & _COMMON))
 
 
 def common_options(formatter: Any, commands: Iterable[Any]) -> str:
-    """Return the page of `help options`: each common option once, as the first command has it."""
+    """Return the page of `help options`: each common option once, as the first command with the
+    option declares it.
+    """
     names = (*COMMON_PANELS, _OPTIONS)
     panels: dict[str, dict[str, tuple[str, str]]] = {name: {} for name in names}
     for command in commands:
@@ -202,7 +210,7 @@ def _spelling(described: Parameter) -> str:
 
 
 def _remarks(described: Parameter) -> str:
-    """Return the help of a parameter with choices, variable and default in brackets."""
+    """Return the help of a parameter, followed by its choices, variable and default in brackets."""
     extra = []
     if described.choices is not None and described.metavar:
         extra.append("one of: " + ", ".join(described.choices))

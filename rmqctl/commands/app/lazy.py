@@ -43,22 +43,27 @@ _DEFAULT = "\0"
 _PLACES = {"--from", "--out", "--commitlog-dir"}
 """Options that may be URLs."""
 _YOUNG = 10_000
-"""Number of new objects after which Python looks for cycles: a store may create millions."""
+"""Number of new objects after which Python searches for reference cycles; large, because a store
+may create millions of objects.
+"""
 
 
 class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
-    """A command of rmqctl: its help names its effect, and its STORE may come from RMQCTL_STORE."""
+    """A command of rmqctl. Its help names its effect on the store, and STORE may come from
+    RMQCTL_STORE.
+    """
 
     spec: CommandSpec
     _defaults: Mapping[str, Default] = MappingProxyType({})
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the words after the command; if STORE is omitted, put RMQCTL_STORE in front.
+        """Parse the words after the command; if STORE is omitted, insert RMQCTL_STORE as the first
+        argument.
 
         typer fills arguments from the left and so takes ``query id MSGID`` for a STORE without
-        MSGID. The environment provides the *first* argument, so the line is parsed again with it in
-        front if it cannot be parsed as it is, or if the word taken for STORE is a value of an
-        argument that is then missing (``config topics``, ``query offset 7``).
+        MSGID. So the line is parsed again with RMQCTL_STORE as the *first* argument in two cases:
+        it cannot be parsed as typed, or the word in the position of STORE is a valid value of a
+        later argument that is missing (``config topics``, ``query offset 7``).
         """
         if ctx.resilient_parsing and self._wants_a_value(args[-1:]):
             args = args[:-1]  # a shell completes its value: without it, the line cannot be parsed
@@ -117,7 +122,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
         return False
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; add its name to a usage error that it raises itself."""
+        """Run the command; add the command's name to a usage error that it raises itself."""
         for param in self.params:
             if param.param_type_name == "argument" or _PLACES.intersection(param.opts):
                 ctx.params[param.name] = shown(ctx.params[param.name])
@@ -148,7 +153,7 @@ class RmqctlCommand(HelpMixin, typer.core.TyperCommand):
 
 
 class Placeholder(typer.core.TyperCommand):
-    """A command in listings, before its module is imported."""
+    """A command in listings, whose module is not imported yet."""
 
     def __init__(self, spec: CommandSpec) -> None:
         super().__init__(
@@ -179,9 +184,9 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
         return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Without any word, show the help. For a group this is a failure and the help goes to
-        stderr, because a script that runs ``rmqctl query`` has lost the rest of its line.
-        ``rmqctl`` alone was typed by a person who wants an overview.
+        """Parse the words after the group's name; without any word, show the help. For a group this
+        is a failure and the help goes to stderr, because a script that runs ``rmqctl query`` has
+        lost the rest of its line. ``rmqctl`` alone was typed by a person who wants an overview.
         """
         if not args and not ctx.resilient_parsing:
             is_program = ctx.parent is None
@@ -227,8 +232,8 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
         return name, command, rest
 
     def _harmless(self, ctx: Any) -> list[str]:
-        """Return suggestions for an unknown command: only commands that never change a store,
-        because users paste a suggestion without looking.
+        """Return the suggestions for an unknown command that never change a store, because users
+        paste a suggestion without checking it.
         """
         from rmqctl.commands.app.aliases import named
 
@@ -238,7 +243,7 @@ class CommandGroup(HelpMixin, typer.core.TyperGroup):
 
 
 def _may_mutate(command: Any) -> bool:
-    """Return whether the command of this word alone may change a store."""
+    """Return whether the command with this one-word name may change a store."""
     if isinstance(command, CommandGroup):
         default = command.default
         return (default is not None and default.effect == "mutates") or all(
@@ -247,7 +252,9 @@ def _may_mutate(command: Any) -> bool:
 
 
 def _for_target(command: RmqctlCommand, words: list[str]) -> tuple[RmqctlCommand, list[str]]:
-    """Return the command, or its counterpart for tiers if the words name a tier, and its words."""
+    """Return (the command, or its counterpart for tiers if the words name a tier; the words for
+    it).
+    """
     spec = OF_TIERS.get(command.spec.name)
     if {"-h", "--help"} & set(words):
         return command, words
@@ -264,7 +271,7 @@ def _for_target(command: RmqctlCommand, words: list[str]) -> tuple[RmqctlCommand
 
 
 def load(spec: CommandSpec) -> RmqctlCommand:
-    """Import a command's module and return its typer command."""
+    """Import a command's module and return the typer command."""
     module = importlib.import_module(spec.module)
     app = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
     app.command(

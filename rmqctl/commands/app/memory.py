@@ -1,7 +1,8 @@
-"""Memory for the libraries: requested in advance, and limited.
+"""Memory for libraries: tested before they are loaded, and limited.
 
-OpenBLAS, which comes with numpy, ends the process with exit code 1 when it gets no memory. That
-code means "findings", so under a limit (``ulimit -v``) the space is tested first.
+OpenBLAS, which is part of numpy, exits the process with code 1 when it cannot allocate memory. In
+rmqctl that code means "findings", so under a limit (``ulimit -v``) the address space is tested
+first.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ _LIBRARIES = 96 << 20
 
 
 def expect_room() -> None:
-    """Check that the libraries can be loaded.
+    """Check that there is enough memory to load the libraries.
 
     rmqctl does no linear algebra: one thread of OpenBLAS, with its buffer of 32 MiB, is enough.
     Raises: MemoryError.
@@ -30,7 +31,7 @@ def expect_room() -> None:
 
 
 def is_lack_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error of any library means that the system is out of memory."""
+    """Return whether an error of any library means that no memory is available."""
     while error is not None:
         text = str(error)
         if isinstance(error, MemoryError) or (isinstance(error, ImportError) and (

@@ -1,9 +1,10 @@
 """Option groups: dataclasses that declare options once and expand them into the signature that
 typer reads.
 
-A command declares a group with one parameter, ``store: StoreOptions``, and gets an instance of it;
-typer sees the options one by one, in place of the parameter. ``Annotated[StoreOptions,
-pick("commitlog_dirs")]`` selects some of them, in the given order, or changes defaults.
+A command declares a group with one parameter, ``store: StoreOptions``, and receives an instance of
+the dataclass; typer sees the options one by one, in place of the parameter.
+``Annotated[StoreOptions, pick("commitlog_dirs")]`` selects some of the options, in the given order,
+or changes defaults.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ class OptionGroup:
     """Base of all groups: frozen dataclasses whose fields are annotated typer parameters."""
 
     def value(self) -> Any:
-        """Return the command's value of the group: the group itself, unless overridden."""
+        """Return the value that the command receives for the group: the group itself, unless
+        overridden.
+        """
         return self
 
     def remarks(self) -> Iterable[str]:
@@ -38,7 +41,9 @@ class OptionGroup:
 
 
 class Pick(NamedTuple):
-    """The options of a group that a command has (None: all), and their different defaults."""
+    """The options of a group that a command has (None: all), and defaults that differ from the
+    group's.
+    """
 
     names: tuple[str, ...] | None
     defaults: Mapping[str, Any]
@@ -57,7 +62,8 @@ class _PickedGroup(NamedTuple):
 
 
 def spelled_out(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``command`` in typer's form: every option of every group is a parameter of its own.
+    """Return ``command`` in the form that typer reads: every option of every group is a separate
+    parameter.
 
     Arguments of groups come before the command's own arguments.
     """

@@ -1,4 +1,4 @@
-"""Help in another language: the same layout, with lines measured in columns of the terminal."""
+"""Help in another language: the same layout, with line lengths measured in terminal columns."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class SpokenHelp:
                 start = ""
 
     def _explained(self, text: str) -> str:
-        """Return help with the remarks in brackets after it."""
+        """Return the translated help, followed by the remarks in brackets."""
         whole = self._language.catalog.get(" ".join(text.split()))
         help_text, joint, remarks = text.partition(_REMARKS)
         translated = self._language.text(help_text)

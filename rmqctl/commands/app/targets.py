@@ -1,7 +1,7 @@
-"""Targets of commands: for a tier, a store command runs its counterpart for tiers.
+"""Targets of commands: if the target is a tier, a store command runs its counterpart for tiers.
 
-``read DIR`` of a tier is ``tiered read DIR``, and so for every command in `OF_TIERS`. The tier
-commands still work and are not listed.
+``read DIR`` for a tier is ``tiered read DIR``; the same holds for every command in `OF_TIERS`. The
+tier commands still work but are not listed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ OF_TIERS: dict[tuple[str, ...], CommandSpec] = {
 
 _OF_THE_DISK = {("du",), ("retention",), ("dump",), ("browse",)}
 _READERS = {("export",), ("report",), ("pipeline", "export"), ("pipeline", "sql")}
-"""Commands that write to a new place, and only read the store that is their first argument."""
+"""Commands that only read the store in their first argument, and write somewhere else."""
 _NO_STORES = {"tiered", "restore", "carve", "case"}
 """Commands whose first argument is not a store."""
 _WITH_PASSWORD = re.compile(r"[\w+.:-]+://[^/@\s]*:[^/@\s]*@")
@@ -33,8 +33,8 @@ _MARKS = {"commitlog", "consumequeue", "config", "index", "checkpoint"}
 
 
 def is_tier(target: str) -> bool:
-    """Return whether a path is a tier, not a store: a tier's URL, or a folder that contains a
-    cluster's folder.
+    """Return whether a path is a tier and not a store: the URL of a tier, or a folder that contains
+    a cluster's folder.
     """
     if "://" in target and vfs.archive_of(target) is None:
         return _is_tier_at(target)
@@ -50,7 +50,7 @@ def is_tier(target: str) -> bool:
 
 
 def _is_tier_at(url: str) -> bool:
-    """Return whether a URL is a tier's; True if unknown."""
+    """Return whether a URL is that of a tier; True if unknown."""
     from rmqctl.files.remote.reader import RemoteReader
     from rmqctl.formats.tiered.names import parse_cluster
 
@@ -60,8 +60,8 @@ def _is_tier_at(url: str) -> bool:
 
 
 def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
-    """Raise RefusedError for a store at a URL or in an archive if the command would change it or
-    needs its disk.
+    """Raise RefusedError for a store at a URL or in an archive if the command would change the
+    store or needs it on a local disk.
     """
     if target is None or spec.name[0] in _NO_STORES or not vfs.is_elsewhere(target):
         return
@@ -75,7 +75,7 @@ def refuse_elsewhere(spec: CommandSpec, target: str | None) -> None:
 
 
 def shown(value: Any) -> Any:
-    """Return a value of an argument with the passwords of URLs hidden, before anything shows it."""
+    """Return the value of an argument for display, with the passwords in URLs hidden."""
     if isinstance(value, list | tuple):
         return type(value)(map(shown, value))
     if isinstance(value, str) and _WITH_PASSWORD.match(value):
@@ -86,8 +86,8 @@ def shown(value: Any) -> Any:
 
 
 def target_of(words: Sequence[str], params: Sequence[Any]) -> str | None:
-    """Return the first argument of a command line, else its value in the environment. ``params``
-    are those of all commands whose options may be among the words.
+    """Return the first argument of a command line, or else its value from the environment.
+    ``params`` are those of all commands whose options may be among the words.
     """
     with_value = {word for param in params if param.param_type_name == "option"
                   and not param.is_flag and not param.count for word in param.opts}

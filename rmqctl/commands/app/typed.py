@@ -1,4 +1,4 @@
-"""The command line as it was typed, for the next command that a verdict recommends."""
+"""The command line as it was typed, for building the next command that a verdict recommends."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ _PROGRAM = "rmqctl"
 _FOLDERS, _FOLDERS_B = "--commitlog-dir", "--commitlog-dir-b"
 _OF_A_STORE = frozenset({_FOLDERS, "--commitlog-file-size", "--consumequeue-file-size",
                          "--index-slots", "--index-max", "--broker-conf", "--broker-version"})
-"""Options for the layout of a store and the release to follow: other commands need them as well."""
+"""Options for the layout of a store and the broker release to follow, which other commands need as
+well.
+"""
 _OF_A_TIER = frozenset({"--metadata", "--broker", "--index-slots", "--index-max", "--broker-conf"})
-"""The same options for a tier; sizes are those of its index."""
+"""The same options for a tier; sizes are those of the tier's index."""
 _LANGUAGE = "--lang"
 _TIERED = "tiered"
 
@@ -22,8 +24,8 @@ words: ContextVar[tuple[str, ...]] = ContextVar("words", default=())
 
 
 def again(*more: str, without: Iterable[str] = ()) -> str:
-    """Return the running command for a shell, with the options ``more`` and ``without`` others
-    (flags without a value).
+    """Return the running command for a shell, with the options ``more`` added and the flags
+    ``without`` removed.
     """
     left = [word for word in words.get() if word not in without]
     end = left.index("--") if "--" in left else len(left)
@@ -31,23 +33,25 @@ def again(*more: str, without: Iterable[str] = ()) -> str:
 
 
 def other(*command: str, second: bool = False) -> str:
-    """Return another ``command`` (its words, with the store or tier) for a shell, with the given
-    layout options that it also has. ``second``: the command is about the second of two stores,
-    which may have its own folders.
+    """Return another ``command`` (its words, with the store or tier) for a shell, with those of the
+    given layout options that the other command also has. ``second``: the command is about the
+    second of two stores, which may have different folders.
     """
     return shlex.join([_PROGRAM, *command, *_about_the_store(command, second)])
 
 
 def completed(command: str | None) -> str | None:
-    """Return a ``command`` that a library function recommends, for a shell, with the options of
-    `other`.
+    """Return a ``command`` that a library function recommends, for a shell, with the options that
+    `other` adds.
     """
     return None if command is None else _completed(command, words.get())
 
 
 @lru_cache
 def _completed(command: str, _words: tuple[str, ...]) -> str:
-    """Return a completed command; cached, because most findings have the same command."""
+    """Return a completed command. The result is cached, because most findings have the same
+    command.
+    """
     program, *rest = shlex.split(command)
     kept = _about_the_store(rest, second=False) if program == _PROGRAM else []
     return f"{command} {shlex.join(kept)}" if kept else command
@@ -74,7 +78,7 @@ def _about_the_store(command: Sequence[str], second: bool) -> list[str]:
 
 @cache
 def _options(command: tuple[str, ...]) -> frozenset[str]:
-    """Return the options of the command that begins with these words, which include its name."""
+    """Return the options of the command whose name is at the start of these words."""
     from rmqctl.commands import REGISTRY
     from rmqctl.commands.app.lazy import load
 

@@ -1,4 +1,4 @@
-"""pyarrow and DuckDB without pandas, in rmqctl's own process."""
+"""Use of pyarrow and DuckDB without pandas, in rmqctl's own process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _PANDAS = "pandas"
 
 
 class _NotFound:
-    """An importer that does not find pandas."""
+    """An importer that reports pandas as not installed."""
 
     @staticmethod
     def find_spec(name: str, _path: Sequence[str] | None, _target: ModuleType | None = None
@@ -24,8 +24,8 @@ class _NotFound:
 def leave_pandas_out() -> None:
     """Hide pandas from pyarrow and DuckDB in the program's own process.
 
-    Both import pandas when they convert their first value. Loading it takes longer than most
-    queries, and an interrupt meanwhile is lost and leaves it half loaded.
+    Both import pandas when they convert their first value. The import takes longer than most
+    queries, and an interrupt during it is lost and leaves pandas half loaded.
     """
     is_out = any(isinstance(finder, _NotFound) for finder in sys.meta_path)
     if exit_codes.own_process and not is_out:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from rmqctl.output import Output
 
 _NOT_OVER = 0.2
-"""Seconds after which a wait checks for an interrupt."""
+"""Seconds after which a waiting loop checks for an interrupt."""
 
 
 def command(
@@ -114,7 +114,7 @@ def command(
 
 
 def _newest(backup: str) -> tuple[int, Point | None]:
-    """Return (number of restore points, the newest)."""
+    """Return (number of restore points, the newest restore point)."""
     if is_url(backup):
         from rmqctl.backup.objects import newest
 
@@ -176,7 +176,7 @@ def _show(out: Output, backup: str, point: Point, removed: tuple[int, int],
 
 
 def _measure(path: str, backup: str, point: Point | None, seconds: float) -> None:
-    """Write the metrics of a run; after a failure, keep those of the last success."""
+    """Write the metrics of a run; after a failure, keep the metrics of the last success."""
     from rmqctl.files.durable import replace_file
     from rmqctl.files.remote.reader import without_secrets
     from rmqctl.output.prometheus import Metric, exposition

@@ -112,7 +112,7 @@ def _collected(out: Output, path: str, target: str, layout: LayoutOptions, *,
 
 
 def _store(out: Output, root: str, layout: LayoutOptions) -> tuple[bool, list[str], int]:
-    """Return (whether it is a store, its log's folders, bytes of its files)."""
+    """Return (whether the path is a store, the folders of its log, the bytes of its files)."""
     from rmqctl.scan.source import FileSource
     from rmqctl.store import Store
     from rmqctl.store.info import inventory

@@ -128,7 +128,7 @@ def _show(out: Output, run: Diff) -> None:
 
 
 def _first_line(run: Diff) -> tuple[str, str]:
-    """Return the verdict in a line, and its style."""
+    """Return the verdict in one line, and the style of the line."""
     total = run.differences.total
     return ("no differences", "good") if run.equal else (counted(total, "difference"), "bad")
 
@@ -238,7 +238,7 @@ def _summary(summary: dict[str, Any]) -> dict[str, str]:
 
 
 def _next(run: Diff) -> str | None:
-    """Return the next command, which only reads; None if nothing differs."""
+    """Return the next command to run, which only reads; None if nothing differs."""
     if run.suspect is None:
         return None
     name, path = run.suspect
@@ -255,7 +255,7 @@ def _config(counts: dict[str, Any]) -> str:
 
 
 def _offsets(groups: list[dict[str, Any]]) -> str:
-    """Return ``differ: billing, audit``; "" if all are equal."""
+    """Return a text like ``differ: billing, audit``; "" if all are equal."""
     if not groups:
         return ""
     names = [group["group"] for group in groups]

@@ -85,8 +85,8 @@ def command(
 
 
 def _newest(backup: str) -> tuple[int, int]:
-    """Return the time of the newest restore point (epoch ms), and the number of damaged ranges of
-    the store that it notes.
+    """Return (the time of the newest restore point in epoch ms, the number of damaged store ranges
+    that the restore point records).
 
     Raises: NotAStoreError without a restore point.
     """
@@ -100,7 +100,7 @@ def _newest(backup: str) -> tuple[int, int]:
 
 
 def _first_line(diagnosis: Diagnosis, root: str) -> tuple[Phrase, str]:
-    """Return the verdict in a line, and its style."""
+    """Return the verdict in one line, and the style of the line."""
     return (Phrase("{store}: {verdict}", store=root, verdict=diagnosis.verdict),
             "bad" if not diagnosis.sound else "good" if diagnosis.untold is None else "warn")
 
@@ -185,7 +185,7 @@ def _of_messages(diagnosis: Diagnosis) -> dict[str, str]:
 
 
 def _counted(count: int, topics: Mapping[str, int]) -> Phrase:
-    """Return ``14 messages (orders 10, audit 4)``."""
+    """Return a text like ``14 messages (orders 10, audit 4)``."""
     if not count:
         return Phrase("nothing")
     ordered = sorted(topics.items(), key=lambda item: (-item[1], item[0]))

@@ -23,9 +23,9 @@ from rmqctl.parse_values import Address, parse_address
 
 _FRESH_S = 5.0
 MAX_CONNECTIONS = 32
-"""Connections at a time; the oldest is closed for a new one."""
+"""Maximum number of simultaneous connections; a new connection closes the oldest one."""
 MAX_WAIT_S = 10.0
-"""Seconds for each part of a request, and for a client to read its response."""
+"""Maximum seconds for each part of a request, and for a client to read the response."""
 _HERE = Address("127.0.0.1", 9877)
 
 
@@ -109,7 +109,7 @@ def bound(server: Any) -> None:
 
 
 def _print(stores: _Stores, out: Output) -> None:
-    """Print the metrics once; return the code of the first store that cannot be read."""
+    """Print the metrics once; return the exit code for the first store that cannot be read."""
     metrics = stores.metrics()
     if out.is_data:
         out.rows(({"metric": metric.name, **labels, "value": value}
@@ -145,7 +145,7 @@ class _Stores:
             yield from families(self._last)
 
     def end(self) -> None:
-        """Wait for the thread that is reading, and start no other."""
+        """Wait for the thread that is reading, and start no further thread."""
         with self._lock:
             self._ended = True
 

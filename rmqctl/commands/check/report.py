@@ -119,7 +119,7 @@ def _paths(opened: Store) -> Iterator[str]:
 
 
 def _commands(root: str, facts: Facts, mask: Any) -> dict[str, str]:
-    """Return the command lines for the parts of the page."""
+    """Return the command lines to show for the parts of the page."""
     from rmqctl.ext.report.drawing import bars
 
     lines = {name: typed.other(*words, root) for name, words in {

@@ -233,19 +233,21 @@ class _StoreCheck:
 
     @property
     def _is_whole(self) -> bool:
-        """Return whether all of a store is read at full speed; only then its losses are counted."""
+        """Return whether the entire store is read at full speed; only then are its
+        losses counted.
+        """
         options = self.options
         return (options.only is None and options.sample is None and not self.since_last
                 and self.cron.limit_rate is None)
 
     def keep_places(self) -> None:
-        """Save where the next run with --since-last continues."""
+        """Save the positions from which the next run with --since-last continues."""
         for keep in self._places:
             keep()
 
 
 def _of(store: str | None, text: Phrase) -> Phrase:
-    """Return the text, with the store's name if there are several."""
+    """Return the text, with the store's name in front if there are several stores."""
     return text if store is None else Phrase("{what}: {why}", what=store, why=text)
 
 

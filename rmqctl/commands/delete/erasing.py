@@ -28,7 +28,7 @@ _COLUMNS = ("what", "topic", "queue_id", "queue_offset", "physical_offset", "siz
 
 @dataclass(frozen=True, kw_only=True)
 class EraseOptions(OptionGroup):
-    """Options for the extent of a deletion and its record."""
+    """Options for what a deletion covers and how it is recorded."""
 
     same_body: Annotated[bool, typer.Option(
         "--same-body", help="Also erase messages that have an erased body and another id.")] = False
@@ -86,7 +86,7 @@ def run(out: Output, store: StoreOptions, name: str, wanted: EraseSelection, app
 
 
 def _interrupted(root: str) -> list[dict[str, Any]]:
-    """Return the messages that an interrupted deletion erases. Raises: StoreIOError."""
+    """Return the messages that an interrupted deletion was erasing. Raises: StoreIOError."""
     from rmqctl.repair.executor.journal import load, pending, state_of
 
     repair_id = pending(root)
@@ -98,7 +98,7 @@ def _interrupted(root: str) -> list[dict[str, Any]]:
 
 
 def _certify(path: str, name: str, root: str, lines: list[dict[str, Any]]) -> None:
-    """Write the certificate. Raises: StoreIOError, RefusedError for a file that exists."""
+    """Write the certificate. Raises: StoreIOError, RefusedError if the file exists."""
     from rmqctl.files.durable import new_whole_file
 
     document = {"command": name, "store": root, "time": now_ms(), "erased": lines}

@@ -139,7 +139,9 @@ def _epochs(out: Output, store: OpenedStore) -> None:
 
 def _metadata(out: Output, store: OpenedStore, parts: tuple[str, ...],
               special: bool, cluster: str | None) -> list[ConfigFile]:
-    """Show topics and groups as mqadmin exports them; return the files they come from."""
+    """Show topics and groups in the format of mqadmin's export; return the files that
+    contain them.
+    """
     from rmqctl.broker.settings import Settings
     from rmqctl.engine.config.metadata import PARTS, metadata
 

@@ -54,7 +54,7 @@ def command(
 
 
 class _InfoScreen:
-    """The screen for people; with ``full``, nothing is omitted."""
+    """The page for people; with ``full``, nothing is omitted."""
 
     def __init__(self, page: Human, facts: dict[str, Any], lost: str, tz: tzinfo,
                  full: bool) -> None:
@@ -95,8 +95,8 @@ class _InfoScreen:
         self._troubles()
 
     def _layout(self) -> str:
-        """Return the unusual parts of the layout: anything but a plain log, consume queue files and
-        JSON configuration.
+        """Return the unusual parts of the layout: everything other than a plain log, consume queue
+        files and JSON configuration.
         """
         usual = {"commitlog": "plain", "consumequeue": "file", "config": "json"}
         return ", ".join(f"{name} {form}" for name, form in self._facts["layout"].items()
@@ -166,7 +166,7 @@ class _InfoScreen:
         )
 
     def _checkpoint_offsets(self) -> str:
-        """Return the two offsets that 5.x keeps in the checkpoint, which are 0 in most stores."""
+        """Return the two offsets in the checkpoint of 5.x, which are 0 in most stores."""
         checkpoint = self._facts["checkpoint"] or {}
         return ", ".join(
             f"{name.replace('_', ' ')} {count_text(value)}"

@@ -52,8 +52,8 @@ def command(
 
 
 def _of_client(out: Output, path: str) -> None:
-    """Print the entries of a client's offsets.json; of a damaged file, the readable entries, with
-    exit code 1.
+    """Print the entries of a client's offsets.json; if the file is damaged, print the readable
+    entries and exit with code 1.
     """
     from rmqctl.scan.source import FileSource
     from rmqctl.store.config.client_offsets import build, parse, readable

@@ -119,8 +119,8 @@ def command(
 
 def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
                 faults: ReadFaults) -> Selection:
-    """Return the selection of the queues that a group reads, from its offsets on; report
-    problems.
+    """Return the selection of the queues that a group reads, starting at the group's offsets;
+    report problems.
     """
     from rmqctl.store.groups.unread import Groups, unread
 

@@ -58,7 +58,7 @@ def command(
 
 
 def _note(row: Mapping[str, Any], tz: tzinfo) -> Phrase:
-    """Return the details that do not fit beside the id, for people."""
+    """Return the details of a transaction that do not fit in the row of its id, for people."""
     parts = [Phrase("producer group {group}", group=row["producer_group"])
              ] if row["producer_group"] else []
     if row["age_ms"] is not None:

@@ -163,7 +163,9 @@ class _Rebuild:
 
 
 class _CollectedOutput:
-    """An output that collects documents for one at the end, or shows each page under a heading."""
+    """An output that collects documents to print them as one, or shows each page under
+    a heading.
+    """
 
     def __init__(self, out: Output, root: str, shown: list[dict[str, Any]]) -> None:
         self._out, self._root, self._shown = out, root, shown

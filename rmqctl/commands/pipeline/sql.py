@@ -102,7 +102,7 @@ def command(
 
 
 def _only_tiers(text: str, store: str) -> bool:
-    """Return whether a query reads only tiers and ``store`` contains or is a tier."""
+    """Return whether a query reads only tiers and ``store`` is or contains a tier."""
     from rmqctl.ext.spark.source.tiered import has_tier
     from rmqctl.sql.schema import TIERED_MESSAGES, named_tables
 
@@ -110,8 +110,8 @@ def _only_tiers(text: str, store: str) -> bool:
 
 
 def _show_pieces(out: Output, stores: list[str], text: str, options: dict[str, str]) -> None:
-    """Show an upper bound of what a query would read: only Spark knows its conditions and
-    columns.
+    """Show an upper bound of what a query would read: its conditions and columns are known only to
+    Spark.
     """
     from rmqctl.ext.spark.source.planning import estimate
     from rmqctl.ext.spark.source.tiered import holding

@@ -80,8 +80,8 @@ def command(
 
 
 def _by_offset(store: OpenedStore, msgid: str, report: Report) -> tuple[Record | None, str, str]:
-    """Return the record at the offset in an offset message id, a warning if another host stored it,
-    and why nothing was found, unless the id has another form.
+    """Return (the record at the offset in an offset message id, a warning if another host stored
+    the record, the reason why nothing was found). An id of another form has none of these.
     """
     from rmqctl.formats.local.message import host_text, parse_message_id
     from rmqctl.store.query.lookup import message_at, where_is

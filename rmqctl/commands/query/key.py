@@ -79,7 +79,7 @@ def _in_the_log(query: KeyQuery) -> str:
 
 
 def _reason(store: OpenedStore, query: KeyQuery, answer: KeyAnswer) -> str:
-    """Return why nothing was found, as far as known."""
+    """Return why nothing was found, as far as this is known."""
     nothing = query.nothing
     search = f"`{_in_the_log(query)}` searches the messages themselves"
     if not store.index_listing.files:

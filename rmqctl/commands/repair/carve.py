@@ -174,8 +174,8 @@ def _list(out: Output, carving: Carving, projection: Projection, tz: Any, *,
 
 def _rows(carving: Carving, projection: Projection, columns: Sequence[str],
           more: Sequence[str]) -> Iterator[Mapping[str, Any]]:
-    """Yield rows with the fields ``columns``, in that order. ``more`` adds the fields on a
-    message's source, which a page of messages does not contain.
+    """Yield rows with the fields ``columns``, in that order. ``more`` adds the fields about a
+    message's source, which pages of messages do not contain.
     """
     own = replace(projection, fields=[name for name in projection.fields if name not in more])
     for carved in carving.pages():
