@@ -45,9 +45,9 @@ class Needs:
 
 def needs(base: duckdb.DuckDBPyConnection, text: str,
           columns_of: Mapping[str, Columns] = COLUMNS) -> dict[str, Needs] | None:
-    """Return the needs of a query for each table that it names; None if unknown (then it needs all
-    tables completely).
-    Raises: UsageError unless it is a single query.
+    """Return the needs of a query for each table that it names; None if unknown:
+    then all tables are needed completely.
+    Raises: UsageError unless the text is a single query.
     """
     try:
         statements = base.extract_statements(text)

@@ -157,9 +157,9 @@ def walk_range(source: Source, seams: Seams, start: int, end: int, *, last: bool
     """Yield the frames of a file that start at or after the seam of ``start`` and before the seam
     of ``end``.
 
-    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before.
-    Raises: StoreIOError if the range does not end where the next one begins, or the file shrank:
-    then the frames must not be used.
+    ``last``: all bytes from ``end`` on are zero; they form one frame with the zeros before ``end``.
+    Raises: StoreIOError if the range does not end where the next range begins, or if the file
+    shrank: then the frames must not be used.
     """
     walk = Walk(source, seams.at(start), end,
                 beside=Beside(source).without if source.witness else None)

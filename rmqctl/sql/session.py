@@ -339,7 +339,7 @@ def _in_batch(rows: Sequence[Mapping[str, Any]], schema: pa.Schema) -> pa.Record
 
 
 def _plain(value: Any) -> Any:
-    """Return the text with the parts replaced that cannot be encoded."""
+    """Return a text with U+FFFD for each byte that is not UTF-8; other values unchanged."""
     if isinstance(value, str):
         return value.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     return value
