@@ -2,7 +2,8 @@ r"""A Java ``.properties`` file such as broker.conf, as `java.util.Properties.lo
 
 The bytes are Latin-1. A line that ends with an odd number of backslashes continues on the next one;
 ``#`` and ``!`` begin comments; a key ends at ``=``, ``:`` or space; spaces before a value are
-dropped, those after it stay; ``\uXXXX`` is a UTF-16 unit. The last of several equal keys counts.
+dropped, spaces after it are kept; ``\uXXXX`` is a UTF-16 unit. Of duplicate keys the last one
+counts.
 """
 
 from __future__ import annotations
