@@ -79,8 +79,8 @@ class Language:
 
 
 def chosen(given: str | None, environ: Mapping[str, str]) -> str:
-    """Return ``given``, else the language of the first environment variable that is set; English if
-    there is no catalog.
+    """Return ``given``, else the language of the first environment variable that is set; English
+    without a catalog.
     """
     name = given or next(filter(None, map(environ.get, _VARIABLES)), ENGLISH)
     return CHINESE if name.lower().startswith(CHINESE) else ENGLISH
