@@ -32,12 +32,14 @@ _STARTS = ("stored", "earliest", "latest")
 _NAME = re.compile(r"[%|\w.-]{1,127}", re.ASCII)
 _MIN_LIMIT = 1 << 10
 _MAX_KEPT = 1 << 20
-"""Maximum bytes of a buffer that is kept; larger ones are freed when their clients disconnect."""
+"""Maximum bytes of a buffer that is kept for reuse; larger buffers are freed when their clients
+disconnect.
+"""
 _LIMITS = "Client limits"
 
 
 def _seconds(text: str | int) -> int:
-    """Return the milliseconds of ``10s``, or of a number of seconds."""
+    """Return the milliseconds of a text like ``10s``, or of a number of seconds."""
     if isinstance(text, str) and text.isascii() and text.isdigit():
         return int(text[:9]) * 1000
     return parse_duration(text)
@@ -266,7 +268,9 @@ def command(
 
 
 def _make_topics(brokers: list[Any], names: list[str]) -> None:
-    """Create topics as a send creates them. Raises: RefusedError for names that brokers reject."""
+    """Create topics in the way that a send creates them. Raises: RefusedError for names that
+    brokers reject.
+    """
     try:
         for broker in brokers if names else ():
             for name in names:
@@ -299,7 +303,7 @@ async def _run(server: Any, sockets: list[Any], ready: Callable[[], None],
 
 
 def _require_pipe() -> None:
-    """Raise UsageError unless another program can close standard input."""
+    """Raise UsageError unless standard input is a pipe that another program can close."""
     mode = 0 if sys.stdin is None else os.fstat(_STDIN).st_mode
     if not (stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode) or (mode and os.isatty(_STDIN))):
         raise UsageError("--end-with-stdin requires a pipe as standard input")

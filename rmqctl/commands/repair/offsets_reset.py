@@ -81,7 +81,9 @@ def command(
 
 def _place(to: str | None, time: str | None, shift_by: int | None,
            tz: tzinfo) -> int | Number | Literal["earliest", "latest", "beyond-end"]:
-    """Return the reset that the options request; ``beyond-end`` without any. Raises: UsageError."""
+    """Return the kind of reset that the options request; ``beyond-end`` without any. Raises:
+    UsageError.
+    """
     from rmqctl.repair.offsets.reset import Number
 
     if shift_by is not None:

@@ -170,7 +170,9 @@ def command(
 
 
 def _tail(plan: Plan, store: StoreOptions) -> DamagedTail | None:
-    """Return the damaged end of the log that a plan fills and `truncate` could remove instead."""
+    """Return the damaged end of the log that a plan replaces by fillers and that `truncate` could
+    remove instead.
+    """
     from rmqctl.repair.outlook import damaged_tail
 
     with store.open() as opened:
@@ -201,7 +203,7 @@ def _explain(out: Output, store: StoreOptions, wishes: RecoverOptions, offset: i
 
 
 def _is_undecided(plan: Plan, ambiguous: str | None) -> bool:
-    """Return whether a plan needs a decision about undecided records first."""
+    """Return whether a decision about undecided records is needed before the plan."""
     return bool(plan.ambiguous) and ambiguous is None
 
 

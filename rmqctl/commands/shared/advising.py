@@ -19,11 +19,11 @@ LOOK = Phrase("Step 2 of 4 (copy, check, repair, start): check. Copy the store f
 REPAIR = Phrase("Step 3 of 4 (copy, check, repair, start): repair.")
 START = Phrase("Step 4 of 4 (copy, check, repair, start): start the broker once `doctor` reports a "
                "sound store.")
-"""The position of a screen in the chain from a damaged store to a running broker."""
+"""The step of a page in the chain from a damaged store to a running broker."""
 
 
 def complete(document: dict[str, Any]) -> None:
-    """Add the options with which this store is read to the commands of a document or finding."""
+    """Add the options with which this store is read to the commands in a document or finding."""
     following = document["next"]
     document["next"] = (
         [typed.completed(command) for command in following] if isinstance(following, list)
@@ -34,7 +34,9 @@ def complete(document: dict[str, Any]) -> None:
 
 def planned(opened: Store, diagnosis: Diagnosis, store: StoreOptions,
             out: Output) -> RepairOutlook | None:
-    """Return what `recover` with the same options would do (`rmqctl.repair.outlook.advised`)."""
+    """Return what `recover` would do if it were run with the same options
+    (`rmqctl.repair.outlook.advised`).
+    """
     if vfs.is_remote(opened.root):
         return None
     from rmqctl.repair.outlook import advised

@@ -1,7 +1,7 @@
 """Shared part of all repair commands: show the plan; with ``--apply``, carry it out.
 
-A command passes a function that proposes a plan to `run`; everything else (lock, completing an
-interrupted run, questions, journal, output) happens here.
+A command passes to `run` a function that proposes a plan; everything else (lock, completing an
+interrupted run, questions, journal, output) is done by this module.
 """
 
 from __future__ import annotations
@@ -98,7 +98,8 @@ def at_a_terminal() -> bool:
 
 
 def ask(out: Output, question: str, *, yes: bool) -> None:
-    """Continue only with the user's consent: ``--yes``, no terminal, or a yes to ``question``.
+    """Continue if the user agrees, by ``--yes`` or by answering yes to ``question``, or without a
+    terminal.
 
     "No" ends the run with exit code 1; Ctrl-C and the end of input end it as interrupted.
     """
@@ -110,8 +111,8 @@ def ask(out: Output, question: str, *, yes: bool) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Tiered:
-    """Facts about a tier's root: the roots of its brokers, which are locked as well, a check that
-    raises without a tier, and the folders of its metadata.
+    """Facts about the root of a tier: the roots of its brokers, which are locked as well; a check
+    that raises without a tier; the folders of its metadata.
     """
 
     homes: Sequence[str]
@@ -127,7 +128,7 @@ _FORM_UNPROVEN = (
 
 
 def asking_for_form(proposal: Proposal) -> Proposal:
-    """Return a proposal that is not carried out until the form of consume queues is known."""
+    """Return a proposal that is not applied until the form of the consume queues is known."""
     if not proposal.plan.form_unproven:
         return proposal
     forms = [("--consumequeue", form) for form in ("file", "rocksdb")]
@@ -141,7 +142,9 @@ def asking_for_form(proposal: Proposal) -> Proposal:
 
 
 def check_options(out: Output, options: ApplyOptions) -> None:
-    """Raise UsageError for options that contradict each other; note an option without effect."""
+    """Raise UsageError for options that contradict each other; print a note for an option without
+    effect.
+    """
     if options.dry_run and options.apply:
         raise UsageError("--dry-run and --apply are mutually exclusive")
     if options.yes and not options.apply:
@@ -221,8 +224,8 @@ def run(out: Output, store_root: str, name: str, propose: Propose, options: Appl
 
 @dataclass(frozen=True, slots=True)
 class _Unfinished:
-    """An interrupted repair as the plan shows it. ``next``: the command that completes it, if
-    --apply alone does not.
+    """An interrupted repair, as the plan shows it. ``next``: the command that completes the repair,
+    if --apply alone does not.
     """
 
     fields: Mapping[str, Any]
@@ -285,8 +288,8 @@ def _end(proposal: Proposal) -> None:
 
 
 def _looked_at(store_root: str, proposal: Proposal) -> Proposal:
-    """Add the files that are moved aside, and a note on files with hard links that change in
-    place.
+    """Add the files that will be moved aside, and a note on files with hard links that will change
+    in place.
     """
     from rmqctl.repair.executor.check_plan import moved_aside, shared
 
@@ -370,8 +373,8 @@ def _unchanged(store_root: str, error: StoreIOError) -> StoreIOError:
 
 def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal, following: str, *,
                yes: bool, around: Sequence[str], named: Sequence[str]) -> None:
-    """Apply the proposal. ``around``: folders that `undo` finds by itself; ``named``: folders given
-    by options.
+    """Apply the proposal. ``around``: folders that `undo` can find by itself; ``named``: folders
+    that options name.
     """
     from rmqctl.files.bounds import Bounds
     from rmqctl.files.disk_usage import bytes_below
@@ -427,8 +430,8 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
 
 
 def _nothing(out: Output, proposal: Proposal) -> None:
-    """Report that there is nothing to do. Without a terminal nothing but data is printed, so that
-    cron mails only changes.
+    """Report that there is nothing to do. Without a terminal only data is printed, so that cron
+    sends mail only after changes.
     """
     if out.is_data:
         show_plan(out, proposal)

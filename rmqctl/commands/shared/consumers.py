@@ -1,4 +1,4 @@
-"""Tables of effects on consumers."""
+"""Tables of the effects on consumers."""
 
 from __future__ import annotations
 
@@ -15,11 +15,13 @@ if TYPE_CHECKING:
 
 _MAX_SHOWN = 20
 _ALWAYS = 4
-"""Number of columns that name the queue; other columns are omitted if they are empty."""
+"""Number of columns that name the queue and are always shown; other columns are omitted if they are
+empty.
+"""
 
 
 def show_section(page: Human, consumers: Consumers | None, shown: Collection[str]) -> None:
-    """Show a line, a table of affected queues, and the notes that are not in ``shown``. Show
+    """Show a line, a table of affected queues, and the notes that are not in ``shown``; show
     nothing if no group is known to be affected.
     """
     if consumers is not None and consumers.queues and (
@@ -33,7 +35,9 @@ def show_section(page: Human, consumers: Consumers | None, shown: Collection[str
 
 
 def show_losses(page: Human, losses: Sequence[Loss]) -> None:
-    """Show a table of losses other than messages; only the first if there are many."""
+    """Show a table of losses other than lost messages; if there are many losses, only the first
+    ones.
+    """
     if not losses:
         return
     page.blank()
@@ -45,8 +49,8 @@ def show_losses(page: Human, losses: Sequence[Loss]) -> None:
 
 
 def _row(queue: QueueImpact) -> dict[str, str | int | None]:
-    """Return the cells of a queue: ``lost`` messages, how many of these the group has not
-    read, …
+    """Return the cells for a queue: the number of ``lost`` messages, how many of these the group
+    has not read, …
     """
     return {"group": queue.group, "topic": queue.topic, "queue": queue.queue_id,
             "position": queue.position, "beyond": queue.beyond_end,
@@ -55,7 +59,7 @@ def _row(queue: QueueImpact) -> dict[str, str | int | None]:
 
 
 def show_queues(page: Human, queues: Sequence[QueueImpact]) -> None:
-    """Show a table of queues; only the first if there are many."""
+    """Show a table of queues; if there are many, only the first ones."""
     if not queues:
         return
     rows = [_row(queue) for queue in queues]

@@ -1,4 +1,4 @@
-"""Options for scheduled checks: what they report, and how much of the disk's time they use."""
+"""Options for scheduled checks: which findings they report, and how much disk time they use."""
 
 from __future__ import annotations
 
@@ -64,8 +64,8 @@ class CronOptions(OptionGroup):
             raise UsageError("--limit-rate must be greater than 0")
 
     def accepted(self, root: str, store: str | None) -> Baseline | None:
-        """Return the baseline of accepted findings; an empty one if the file will be written for
-        the first time. ``store``: its name in a list of several.
+        """Return the baseline of accepted findings; an empty baseline if the file does not exist
+        yet and will be written. ``store``: the name of the store if there are several.
         """
         from rmqctl.checks.verify.baseline import Baseline
 
@@ -76,13 +76,13 @@ class CronOptions(OptionGroup):
         return Baseline.load(self.baseline, root, store)
 
     def slowed(self, out: Output, advance: Callable[[int], None]) -> Callable[[int], None]:
-        """Return a function that reports progress and waits if reading is too fast."""
+        """Return a function that reports progress, and that waits if the data is read too fast."""
         if self.idle and not use_idle_disk():
             out.warn(Phrase("--idle has no effect: this system has no idle class for the disk"))
         return advance if self.limit_rate is None else at_rate(advance, self.limit_rate)
 
     def settle(self, out: Output, baselines: Sequence[Baseline]) -> None:
-        """Write the accepted findings, or report those that no longer occur."""
+        """Write the accepted findings, or report accepted findings that no longer occur."""
         from rmqctl.checks.verify.baseline import save
 
         gone = sum(baseline.gone for baseline in baselines)
@@ -95,7 +95,7 @@ class CronOptions(OptionGroup):
 
 
 def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:
-    """Return an ``advance`` function that waits so that reading does not exceed ``rate``
+    """Return an ``advance`` function that waits so that the read rate does not exceed ``rate``
     bytes/s.
     """
     begin, done = time.monotonic(), 0
@@ -111,7 +111,9 @@ def at_rate(advance: Callable[[int], None], rate: int) -> Callable[[int], None]:
 
 
 def use_idle_disk() -> bool:
-    """Ask the system to read only when the disk is idle; return False if it cannot."""
+    """Ask the system to read only while the disk is otherwise idle; return False if this is not
+    possible.
+    """
     number = _IOPRIO_SET.get(platform.machine())
     if number is None or not hasattr(os, "sched_getaffinity"):  # only on Linux
         return False

@@ -41,8 +41,9 @@ class DeferredSignals:
 
     @property
     def wake(self) -> int | None:
-        """Return a descriptor that becomes readable with a signal. A signal does not interrupt a
-        read that is about to start, so code that waits for input waits for both descriptors.
+        """Return a descriptor that becomes readable when a signal arrives. A signal does not
+        interrupt a read that is about to start, so code that waits for input must wait for both
+        descriptors.
         """
         return None if self._pipe is None else self._pipe[0]
 
@@ -72,7 +73,7 @@ class DeferredSignals:
         raise KeyboardInterrupt
 
     def check(self) -> None:
-        """Raise the exception of a recorded signal, if any."""
+        """Raise the exception for a deferred signal, if any."""
         if self._came is not None:
             self._let_through(self._came, None)
 

@@ -1,4 +1,4 @@
-"""Option for the disk usage, of commands that predict a broker's startup."""
+"""The option for the disk usage, for commands that predict a broker's startup."""
 
 from __future__ import annotations
 

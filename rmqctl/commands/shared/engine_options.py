@@ -1,5 +1,6 @@
-"""Options of commands that write to a store: the configuration of its broker. Values that are not
-given come from ``.rmqctl/store.json``, then from the store's files, then from a broker's defaults.
+"""Options of commands that write to a store: the configuration of the store's broker. Values that
+are not given are taken from ``.rmqctl/store.json``, then from the store's files, then from a
+broker's defaults.
 """
 
 from __future__ import annotations
@@ -81,15 +82,15 @@ class EngineOptions(OptionGroup):
              "[default: 90%]")] = None
 
     def remarks(self) -> Iterator[str]:
-        """Yield a note on the version whose profile applies, for a version without its own
-        profile.
+        """Yield a note that names the version whose profile is used, if the given version has no
+        profile of its own.
         """
         note = profile_note(self.version) if self.version else None
         if note is not None:
             yield note
 
     def given(self, names: str) -> dict[str, Any]:
-        """Return the values of the fields ``names`` (words) by name; None: not given."""
+        """Return the given values of the fields ``names`` (words), by name; None if not given."""
         return {name: getattr(self, name) for name in names.split()}
 
     def settings(self, store: StoreOptions, names: str, **more: Any) -> Settings:
@@ -118,8 +119,8 @@ REBUILD = ("version consumequeue_ext lmq multi_dispatch message_delay_level "
 
 def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = None,
                   files: bool = True, sizes_given: bool = False, **given: Any) -> Settings:
-    """Return the settings for writing to a store; ``given`` are fields of `Settings`, None: not
-    given. ``sizes_given``: a broker.conf names the form of consume queues. See
+    """Return the settings for writing to a store; ``given`` are fields of `Settings`; None: not
+    given. ``sizes_given``: a broker.conf specifies the form of consume queues. See
     `rmqctl.broker.settings.resolve` for precedence, ``files`` and errors.
     Raises: NotAStoreError; RefusedError if nothing proves which form consume queues would have.
     """
@@ -140,7 +141,7 @@ def settings_from(store_root: str, *, commitlog_dirs: Iterable[str] | None = Non
 
 
 def new_settings(**given: Any) -> Settings:
-    """Return the settings of a new store: the given ones, else a broker's defaults."""
+    """Return the settings of a new store: the given values, else a broker's defaults."""
     from rmqctl.broker.settings import Settings
 
     return Settings(**{name: value for name, value in given.items() if value is not None})

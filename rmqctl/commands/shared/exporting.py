@@ -21,13 +21,13 @@ _MAX_NAMED = 5
 
 
 def replaced_text(count: int) -> str:
-    """Return the note on fillers among messages."""
+    """Return the note about fillers among the messages."""
     return ("fillers for lost messages, or messages with a damaged body (property RMQCTL), in the "
             f"log: {count:,}")
 
 
 def lost_texts(lost: MissingMessages) -> Iterator[str]:
-    """Yield the notes on messages that the log does not contain."""
+    """Yield the notes about messages that the log does not contain."""
     if count := lost.known_lost:
         yield (f"{counted(count, 'message')} {'is' if count == 1 else 'are'} already lost, "
                "according to consume queues, index or consumer offsets; run `rmqctl doctor` for "
@@ -39,7 +39,9 @@ def lost_texts(lost: MissingMessages) -> Iterator[str]:
 
 def warn_of_lost(out: Output, stores: Sequence[str], folders: Sequence[str], *,
                  damaged: bool = False) -> None:
-    """Warn of each store with known losses: no answer about it includes the lost messages."""
+    """Warn about each store with known losses: the lost messages are missing from any answer about
+    the store.
+    """
     from rmqctl.checks.preflight.missing import missing
     from rmqctl.store import Store
 
@@ -59,7 +61,7 @@ def named_parts(text: str) -> list[str]:
 
 
 def warn_of(out: Output, result: ExportResult) -> None:
-    """Report missing and damaged data, with the first places of each kind."""
+    """Report missing and damaged data, with the first positions of each kind."""
     from rmqctl.export.manifest import NAME as MANIFEST
 
     for store_result in result.stores:
@@ -73,7 +75,7 @@ def warn_of(out: Output, result: ExportResult) -> None:
 
 
 def report(out: Output, result: ExportResult, spec: Export) -> None:
-    """Report the exported messages, files and bytes."""
+    """Report how many messages, files and bytes were exported."""
     from rmqctl.export.manifest import summary
 
     warn_of(out, result)
@@ -82,7 +84,9 @@ def report(out: Output, result: ExportResult, spec: Export) -> None:
 
 
 def _warn(out: Output, result: StoreResult) -> None:
-    """Warn of the first missing or damaged places of each kind, and of how many more there are."""
+    """Warn about the first missing or damaged positions of each kind, and give the number of
+    further ones.
+    """
     name = result.plan.name
     for kind, faults in (("not exported", result.missing), ("damage", result.damage)):
         for span in faults.spans[:_MAX_NAMED]:

@@ -1,4 +1,4 @@
-"""Options of commands that show messages: which messages, and which fields of them."""
+"""Options of commands that show messages: selection of messages and of their fields."""
 
 from __future__ import annotations
 
@@ -35,11 +35,13 @@ _CODECS = f"{', '.join(bodies.CODEC_NAMES[:-1])} or {bodies.CODEC_NAMES[-1]}"
 NARROW = ("queue_offset", "physical_offset", "store_timestamp", "topic", "queue_id", "tags", "keys",
           "total_size", "body")
 BRIEF = (*NARROW[:-2], "offset_msg_id", "unique_key", *NARROW[-2:])
-"""Columns for people if no fields were named; `NARROW` on a terminal without space for ids."""
+"""Columns for people if no fields were named; `NARROW` is used on a terminal that is too narrow for
+ids.
+"""
 _WIDE_COLUMNS = 150
 _MAX_PREVIEW, _MIN_PREVIEW = 64, 16
 _OTHER_COLUMNS = 130
-"""Approximate width of the brief columns without the body on a terminal."""
+"""Approximate width on a terminal of all brief columns except the body."""
 
 Fields = Annotated[str | None, typer.Option(
     "--fields", metavar="A,B,C",
@@ -48,8 +50,8 @@ Fields = Annotated[str | None, typer.Option(
 
 
 def _by_hand(ctx: typer.Context, param: typer.CallbackParam, value: str | None) -> str | None:
-    """Raise UsageError for code that a defaults file or a variable names: others than the user may
-    be able to write these.
+    """Raise UsageError for executable code that a defaults file or an environment variable names,
+    because other users may be able to write these.
     """
     source = ctx.get_parameter_source(param.name or "")
     if value is not None and "python:" in value and (
@@ -145,22 +147,23 @@ class MessageOptions(OptionGroup):
         return decoding_of(self.decode)
 
     def decoding(self) -> Decoding:
-        """Return the decoder of bodies, always the same object; ``auto`` if only a field or
-        condition needs it.
-        Raises: UsageError, StoreIOError, MissingExtraError.
+        """Return the decoder of bodies, always the same object. The default ``auto`` applies only
+        if a field or condition needs decoded bodies. Raises: UsageError, StoreIOError,
+        MissingExtraError.
         """
         return self._decoding
 
     def tell_undecoded(self, out: Output) -> None:
-        """Report bodies that were not decoded, if any should have been."""
+        """Report the bodies that should have been decoded and were not."""
         if "_decoding" in self.__dict__:
             tell_undecoded(out, self._decoding, redact=self.redact)
 
     def projection(self, out: Output, more: Sequence[str] = ()) -> Projection:
-        """Return the fields to show: all for programs, a few for people, or those the user named.
+        """Return the fields to show: the fields that the user named; otherwise all for programs, a
+        few for people.
 
-        ``more``: fields that a command adds to those of the message object; they may be named, too.
-        Raises: UsageError for an unknown field.
+        ``more``: fields that a command adds to those of the message object; users may name them,
+        too. Raises: UsageError for an unknown field.
         """
         from rmqctl.store.objects import FIELDS
         from rmqctl.store.projection import DECODED, Projection, checked_fields, is_decoded
@@ -187,8 +190,8 @@ class MessageOptions(OptionGroup):
 
 
 def decoding_of(name: str | None) -> Decoding:
-    """Return the decoding for ``--decode`` (default: ``auto``).
-    Raises: UsageError, StoreIOError, MissingExtraError.
+    """Return the decoding that ``--decode`` (default: ``auto``) requests. Raises: UsageError,
+    StoreIOError, MissingExtraError.
     """
     from rmqctl.ext.payloads.decoding import AUTO, Decoding
 
@@ -196,8 +199,8 @@ def decoding_of(name: str | None) -> Decoding:
 
 
 def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> None:
-    """Report once how many bodies were not decoded and, unless ``redact``, why the first was
-    not.
+    """Report once how many bodies were not decoded, and the reason for the first one unless
+    ``redact`` is set.
     """
     if decoding.problems:
         first = "" if redact else f", the first at {decoding.first_problem}"
@@ -209,7 +212,7 @@ def tell_undecoded(out: Output, decoding: Decoding, *, redact: bool = False) -> 
 
 
 def _preview(out: Output) -> int:
-    """Return how many bytes of a body fit into the rest of a terminal line."""
+    """Return the number of bytes of a body that fit in the rest of a terminal line."""
     if out.format != "table":
         return _MAX_PREVIEW
     return min(max(out.human().width - _OTHER_COLUMNS, _MIN_PREVIEW), _MAX_PREVIEW)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MAX_NAMED = 5
 _MIN_BY_COLUMN = 32
-"""Minimum number of messages in a page for which JSON by column is faster."""
+"""Minimum number of messages per page for which creating JSON by column is faster."""
 
 
 def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projection: Projection,
@@ -34,7 +34,7 @@ def show_rows(out: Output, rows: Iterable[Mapping[str, Any] | Encoded], projecti
 
 
 def message_render(tz: tzinfo) -> Render:
-    """Return the texts of a message's fields for people."""
+    """Return the functions that format a message's fields for people."""
     def moment(millis: Any) -> str:
         return time_text(millis, tz)
 
@@ -60,7 +60,7 @@ def rows_of(out: Output, pages: Iterable[Page],
 
 def show_records(out: Output, records: Sequence[Record], projection: Projection, tz: tzinfo,
                  faults: ReadFaults) -> None:
-    """Print single records. People see all fields if there is only one message."""
+    """Print single records. For people, a single message is shown with all its fields."""
     from rmqctl.store.objects import FIELDS
     from rmqctl.store.pages import RecordPage
     from rmqctl.store.projection import DECODED
@@ -76,7 +76,9 @@ def show_records(out: Output, records: Sequence[Record], projection: Projection,
 
 
 def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
-    """Return all fields of a message for people: times and flags in words, no property twice."""
+    """Return all fields of a message for people: times and flags as text, each property
+    only once.
+    """
     from rmqctl.formats.local import sysflag
 
     shown = {name: value for name, value in row.items() if name != "properties_raw"}
@@ -90,20 +92,20 @@ def _worded(row: Mapping[str, Any], tz: tzinfo) -> dict[str, Any]:
 
 
 def not_found(out: Output, faults: ReadFaults, *reasons: str) -> None:
-    """Report why a query found nothing; the exit code becomes at least 1."""
+    """Report why a query found nothing; set the exit code to at least 1."""
     for reason in reasons:
         out.warn(reason)
     faults.has_findings = True
 
 
 def undecided_text(count: int) -> str:
-    """Return the note on records that may be messages and are not shown."""
+    """Return the note about records that may be messages and are not shown."""
     return (f"{counted(count, 'record')} not shown: it is not certain whether they are "
             "messages or part of a damaged body")
 
 
 class ReadFaults:
-    """The problems of reading: reported on stderr, and counted for the exit code."""
+    """The problems during a read: reported on stderr, and counted for the exit code."""
 
     def __init__(self, out: Output, show: MessageOptions | None = None) -> None:
         self._out, self._show = out, show
@@ -146,7 +148,7 @@ class ReadFaults:
 
     def end(self) -> None:
         """Report bodies that were not decoded (not an error) and records that were not shown. Exit
-        with 5 if something could not be read, 1 after damage.
+        with 5 if something could not be read, with 1 if there was damage.
         """
         if self._show is not None:
             self._show.tell_undecoded(self._out)

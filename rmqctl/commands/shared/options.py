@@ -45,7 +45,7 @@ _STORE = "Store layout"
 
 
 def complete_folders(incomplete: str) -> Iterator[str]:
-    """Yield the directories that ``incomplete`` may become, for the shell."""
+    """Yield, for shell completion, the directories whose path begins with ``incomplete``."""
     head, tail = os.path.split(incomplete)
     try:
         with os.scandir(head or ".") as entries:
@@ -72,7 +72,7 @@ Lang = Annotated[Literal["en", "zh"] | None, typer.Option(
 
 @dataclass(frozen=True, kw_only=True)
 class OutputOptions(OptionGroup):
-    """The options that every command has; a command gets the `Output` that they describe."""
+    """The options that every command has, from which the command's `Output` is created."""
 
     output: OutputFormat = None
     quiet: Annotated[int, typer.Option(
@@ -130,9 +130,10 @@ def parse_conf(path: str | BrokerConf) -> BrokerConf:
 
 @dataclass(frozen=True, kw_only=True)
 class LayoutOptions(OptionGroup):
-    """The layout of a store, if its files do not show it.
+    """The layout of a store, for stores whose files do not show it.
 
-    Options override the broker's configuration file, which overrides what the files show.
+    Options override the broker's configuration file, which overrides the layout that the files
+    show.
     """
 
     commitlog_dirs: Annotated[list[str] | None, typer.Option(
@@ -159,11 +160,15 @@ class LayoutOptions(OptionGroup):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Return the folders of a multi-path commitlog; an empty list if no option was given."""
+        """Return the folders of a multi-path commitlog that options name; an empty list if no
+        option was given.
+        """
         return tuple(self.commitlog_dirs or ())
 
     def folders_of(self, roots: Sequence[str]) -> tuple[str, ...]:
-        """Return the given log folders, else those that broker.conf names for a single store."""
+        """Return the given log folders, or else the folders that broker.conf names for a single
+        store.
+        """
         if self.commitlog_dirs or self.broker_conf is None or len(roots) != 1:
             return tuple(self.commitlog_dirs or ())
         folders = self.broker_conf.folders(roots[0])
@@ -187,8 +192,8 @@ class LayoutOptions(OptionGroup):
                              "index_max")}
 
     def over_conf(self, given: dict[str, Any]) -> dict[str, Any]:
-        """Return the values of the broker's configuration file by the names of
-        `rmqctl.broker.settings.Settings`, overridden by the sizes and, where they are set, by
+        """Return the values of the broker's configuration file by their names in
+        `rmqctl.broker.settings.Settings`, overridden by the sizes and by the values that are set in
         ``given``.
         """
         from_conf = {} if self.broker_conf is None else self.broker_conf.values
@@ -209,7 +214,7 @@ class StoreOptions(LayoutOptions):
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Return the given log folders, else those of broker.conf if it names several."""
+        """Return the given log folders, or else the folders of broker.conf if it names several."""
         return self.folders_of([self.root])
 
     def open(self) -> OpenedStore:
@@ -220,7 +225,9 @@ class StoreOptions(LayoutOptions):
 
     @contextmanager
     def sampled(self, out: Output) -> Iterator[OpenedStore]:
-        """Open the store; for a remote store, sample where its files end and print a note."""
+        """Open the store; if it is remote, find the end of its files by sampling, and
+        print a note.
+        """
         from rmqctl.store import Store as OpenedStore
 
         with OpenedStore.open(self.root, self.folders, self.sizes, sampled=True) as opened:
@@ -230,7 +237,9 @@ class StoreOptions(LayoutOptions):
                                 "be missed; `rmqctl verify` reads everything", count=count))
 
     def warnings(self) -> Iterator[str]:
-        """Yield warnings on settings of broker.conf that are unclear or contradict the files."""
+        """Yield warnings about settings of broker.conf that are unclear or contradict the store's
+        files.
+        """
         if self.broker_conf is None:
             return
         from rmqctl.broker.settings import contradictions
@@ -243,7 +252,9 @@ class StoreOptions(LayoutOptions):
 
 @dataclass(frozen=True, kw_only=True)
 class StartedStore(StoreOptions):
-    """STORE of a command that predicts a startup and reports the settings of broker.conf itself."""
+    """The argument STORE of a command that predicts a startup and reports the settings of
+    broker.conf itself.
+    """
 
     def warnings(self) -> Iterator[str]:
         return iter(())
@@ -278,7 +289,7 @@ Form = Annotated[Literal["file", "rocksdb"] | None, typer.Option(
 
 
 def with_form(sizes: Sizes, form: Literal["file", "rocksdb"] | None) -> Sizes:
-    """Return the sizes with the form of consume queues that an option sets."""
+    """Return the sizes, with the form of consume queues that an option sets."""
     if form is None:
         return sizes
     from rmqctl.broker.queue_form import STORE_TYPES
@@ -324,7 +335,9 @@ Jobs = Annotated[int, typer.Option(
 
 
 def worker_count(jobs: int) -> int:
-    """Return the number of threads for ``--jobs``; 0: one for each core this process may use."""
+    """Return the number of threads for ``--jobs``; 0 means one for each core that this process may
+    use.
+    """
     if jobs:
         return jobs
     try:

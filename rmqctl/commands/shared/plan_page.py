@@ -1,4 +1,4 @@
-"""A plan as a document, and as a page for people."""
+"""A plan as a document for programs and as a page for people."""
 
 from __future__ import annotations
 
@@ -31,14 +31,17 @@ _COLUMNS = ("action", "target", "from", "to", "reason")
 _LOST_COLUMNS = ("topic", "queue_id", "queue_offset", "physical_offset", "size", "store_timestamp")
 _BROKERS_NAME = re.compile(r"\d{20}|\d{17}|\d{6}\.(sst|log)|CURRENT|IDENTITY|LOCK|LOG(\.old.*)?|"
                            r"(MANIFEST|OPTIONS)-\d{6}")
-"""Files of the log, of queues, of the index and of a RocksDB database."""
+"""File names that a broker uses: files of the log, of queues, of the index and of a RocksDB
+database.
+"""
 _FILLED = Phrase("Each lost message is replaced by a filler: an empty placeholder with the "
                  "property RMQCTL=lost.")
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A plan, further ``fields`` of its JSON document, and what people read above it.
+    """A plan, with further ``fields`` of its JSON document and the text above the plan on the page
+    for people.
 
     ``ends_with``: the exit code after showing or applying it. ``impact``: its cost, if the plan's
     list of lost messages does not show it. ``instead``: the command words to continue with if the
@@ -74,9 +77,8 @@ class Proposal:
 
 def show_plan(out: Output, proposal: Proposal, last: str = "", following: str | None = None,
               done: Mapping[str, Any] | None = None) -> None:
-    """Show the plan as a document, or as a page for people; with ``done``, also the result.
-    ``following``: the command to continue with; after a plan is applied, the command that checks
-    it.
+    """Show the plan as a document, or as a page for people; with ``done``, also show the result.
+    ``following``: the next command; after a plan was applied, the command that checks the store.
     """
     plan = proposal.plan
     impact = _impact(proposal)
@@ -106,7 +108,7 @@ def _is_one_line(proposal: Proposal) -> bool:
 
 
 def verdict_of(proposal: Proposal, document: Mapping[str, Any]) -> Phrase:
-    """Return the result of a plan, expected or actual, in a line."""
+    """Return the expected or actual result of a plan, in one line."""
     plan = proposal.plan
     lost = _lost_by(plan, document)
     parts = [counted(len(plan.actions), "change")] if plan.actions else []
@@ -136,7 +138,7 @@ def _lost_by(plan: Plan, document: Mapping[str, Any]) -> int:
 
 
 def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
-    """Return the command to continue with, or all commands that the user has to choose from."""
+    """Return the next command, or all commands from which the user has to choose."""
     from rmqctl.checks.advice import NextStep
 
     if following is None:
@@ -163,8 +165,8 @@ def _steps(proposal: Proposal, following: str | None) -> list[NextStep]:
 
 
 def steps_after(plan: Plan, look: str) -> list[NextStep]:
-    """Return the steps after a plan is applied: reset consumer offsets that it leaves beyond the
-    end of a queue, then check the store again with ``look``.
+    """Return the steps after a plan was applied: reset the consumer offsets that are then beyond
+    the end of a queue, and check the store again with ``look``.
     """
     from rmqctl.checks.advice import NextStep, to_the_end
 
@@ -243,8 +245,9 @@ def _room(page: Human, rooms: Sequence[Room]) -> None:
 
 
 def _moved(page: Human, proposal: Proposal, *, is_complete: bool) -> None:
-    """Show the moved files that no visible action names, by folder: files with a broker's names in
-    one row, every other file in its own row. ``is_complete``: each action has its own line.
+    """Show, by folder, the moved files that no visible action names: files with a broker's file
+    names together in one row, any other file in a separate row. ``is_complete``: each action has
+    its own line.
     """
     actions = proposal.plan.actions
     listed = actions[:_MAX_SHOWN] if is_complete and not page.every else actions
@@ -278,7 +281,7 @@ def _impact(proposal: Proposal) -> Impact | None:
 
 
 def what_next(page: Human, following: str | None, where: Phrase | None = None) -> None:
-    """Show the command to continue with, if any; ``where``: its step in the chain."""
+    """Show the next command, if any; ``where``: its step in the chain."""
     if following is not None:
         page.heading("What next")
         if where is not None:
@@ -287,7 +290,7 @@ def what_next(page: Human, following: str | None, where: Phrase | None = None) -
 
 
 def blank_for_none(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Replace unknown values by empty cells."""
+    """Replace unknown values with empty cells."""
     return {name: "" if value is None else value for name, value in row.items()}
 
 

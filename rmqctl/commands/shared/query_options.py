@@ -31,8 +31,8 @@ class KeyQuery(OptionGroup):
         "--raw", help="Also show messages of other keys with the same hash.")] = False
 
     def window(self, tz: tzinfo) -> tuple[int, int]:
-        """Return (from, to) in epoch ms, both inclusive; without an option, all times.
-        Raises: UsageError.
+        """Return (from, to) in epoch ms, both inclusive; the range of all times if no option is
+        given. Raises: UsageError.
         """
         from rmqctl.store.query.lookup import FOR_EVER
 

@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from rmqctl.output.screen import Screen
 
 _MAX_NAME = 255
-"""Maximum UTF-16 units of a name in an event, each at most six bytes of JSON: a pipe accepts a line
-with two such names at once.
+"""Maximum UTF-16 units of a name in an event. A unit has at most six bytes in JSON, and a pipe
+accepts a line with two such names without blocking.
 """
 _FRESH_S = 1.0
 _PATIENCE_S = 10.0
 _RETRY_S = 0.01
 _MAX_CLIENTS, _MAX_HEAD = 64, 8 << 10
-"""Maximum number of clients that request metrics at a time, and bytes of a request."""
+"""Maximum number of simultaneous clients that request metrics, and maximum bytes of a request."""
 _HEAD_LINES = 18
-"""Lines of the screen besides the rows of groups, topics and clients."""
+"""Number of screen lines other than the rows of groups, topics and clients."""
 
 
 class ServeOutput:
-    """The output of a server's events, problems and figures. If nobody reads it, the server does
-    not wait: events are dropped, and the next event contains their number.
+    """The output of a server's events, problems and figures. The server does not wait for a reader:
+    if nobody reads the output, events are dropped, and the next event contains their number.
     """
 
     def __init__(self, out: Output) -> None:
@@ -54,7 +54,7 @@ class ServeOutput:
 
     @contextmanager
     def of(self, server: Server, metrics: Address | None) -> Iterator[None]:
-        """Show a server until the end of the block."""
+        """Show the output of a server until the end of the block."""
         self._server, self._metrics = server, metrics
         self._watch = figures.CountWatch(server)
         self._started = time.monotonic()
@@ -132,7 +132,7 @@ class ServeOutput:
             silence_stdout(discard=True)
 
     def answer(self, **event: Any) -> None:
-        """Print an event; wait until the reader of the output keeps up, at most `_PATIENCE_S`."""
+        """Print an event; wait at most `_PATIENCE_S` for the reader of the output to catch up."""
         end = time.monotonic() + _PATIENCE_S
         while not self._out.takes_a_line and time.monotonic() < end:
             time.sleep(_RETRY_S)
@@ -143,7 +143,7 @@ class ServeOutput:
             self.tell(**event)
 
     def warn(self, text: str) -> None:
-        """Report a problem, on stderr after the screen ends and on the screen."""
+        """Report a problem: on the screen, and on stderr after the screen is closed."""
         self._notes.append(text)
         if self._screen is None:
             self._out.warn(text)
@@ -151,7 +151,7 @@ class ServeOutput:
             self._held_back.append(text)
 
     def failed(self, name: str, error: Exception) -> None:
-        """Report an unexpected failure of a handler."""
+        """Report an unexpected exception in a handler."""
         self.warn(f"{name}: {type(error).__name__}: {error} (a defect of rmqctl, please report it)")
         if self._out.verbose > 1:
             self.warn("".join(traceback.format_exception(error)))
@@ -176,8 +176,8 @@ def _cut(name: str) -> str:
 
 def overview(page: Human, server: Server, second: figures.Second, *, rows: int, notes: list[str],
              seconds: float, **ends: str) -> None:
-    """Show the current activity, with ``rows`` rows of groups, topics and clients together;
-    ``ends`` are other addresses, by name.
+    """Show the current activity, with ``rows`` rows in total for groups, topics and clients.
+    ``ends``: other addresses, by name.
     """
     # Totals of the last second, over all brokers.
     brokers = server.brokers
@@ -226,8 +226,8 @@ def _lag_style(value: Any) -> str | None:
 
 
 class _Metrics:
-    """The endpoint for Prometheus, in the event loop of the other ports; figures are at most a
-    second old. If too many clients connect, the oldest connection is closed.
+    """The endpoint for Prometheus, in the event loop of the other ports; its figures are at most
+    one second old. If too many clients connect, the oldest connection is closed.
     """
 
     def __init__(self, server: Server) -> None:

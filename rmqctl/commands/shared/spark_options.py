@@ -1,4 +1,4 @@
-"""Options of commands that can run on Spark, and the pool for them."""
+"""Options of commands that can run on Spark, and the worker pool for these commands."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _SPARK = "Spark"
 EngineName = Literal["auto", "local", "spark"]
 AUTO_FROM = 64 << 30
-"""Minimum bytes of log for which `auto` uses a given cluster."""
+"""Minimum bytes of log for which `auto` uses the Spark cluster that the options name."""
 
 Stores = Annotated[list[str] | None, typer.Argument(
     metavar="STORE", autocompletion=complete_folders, show_default=False,
@@ -78,7 +78,7 @@ class SparkOptions(OptionGroup):
 
     @contextmanager
     def session(self, out: Output) -> Iterator[Any]:
-        """Yield a Spark session, with a note while it starts. Raises: UsageError."""
+        """Yield a Spark session; print a note while it starts. Raises: UsageError."""
         with spark_session(out, self.master, self.conf, self.spark_log) as spark:
             yield spark
 
@@ -105,8 +105,8 @@ class SparkOptions(OptionGroup):
 
 
 def _show_kernels(out: Output, used: set[str]) -> None:
-    """Report the kernel that the workers used; always if some had no compiled kernel although this
-    machine has one.
+    """Report the kernel that the workers used. The report is always printed if a worker had no
+    compiled kernel although this machine has one.
     """
     is_slower = "python" in used and kernel.name() == "compiled"
     which = ("compiled on some workers, python on others (slower)" if len(used) > 1 else
@@ -115,7 +115,7 @@ def _show_kernels(out: Output, used: set[str]) -> None:
 
 
 def named_stores(names: list[str] | None) -> list[str]:
-    """Return the store roots that arguments name, in order: patterns expanded, without
+    """Return the store roots that arguments name, in order, with patterns expanded and without
     duplicates.
     """
     if not names:
@@ -182,7 +182,7 @@ def conf_of(given: list[str] | None) -> dict[str, str]:
 
 def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
         Literal["local", "spark"], str]:
-    """Return (engine, why) for so many bytes of log; None is auto."""
+    """Return (engine, reason) for ``size`` bytes of log; ``engine`` None means auto."""
     if engine is not None and engine != "auto":
         return engine, "requested"
     if master.startswith("local"):
@@ -196,7 +196,7 @@ def chosen_engine(engine: EngineName | None, master: str, size: int) -> tuple[
 @contextmanager
 def spark_session(out: Output, master: str, conf: list[str] | None, log: str | None) -> Iterator[
         Any]:
-    """Yield a Spark session for a command, with a note while it starts."""
+    """Yield a Spark session for a command; print a note while it starts."""
     from rmqctl.ext.spark.session import session
     from rmqctl.store.inside_store import refuse_in_store
 
@@ -210,8 +210,8 @@ def spark_session(out: Output, master: str, conf: list[str] | None, log: str | N
 
 
 def tasks_shown(progress: Progress) -> Callable[[int, int], None]:
-    """Return a function that reports (tasks done, tasks in all) to a progress bar; a job that
-    restarts begins at zero.
+    """Return a function that passes (tasks done, total tasks) to a progress bar; if a job restarts,
+    the count begins at zero.
     """
     reported = [0]
 

@@ -1,4 +1,4 @@
-"""Shared parts of the ``stats`` commands: selection of files, engine, table and plots."""
+"""Shared parts of the ``stats`` commands: file selection, engine, table and plots."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Sort = Literal["key", "messages", "bytes", "body_bytes", "average_size", "messag
 
 @dataclass(frozen=True, kw_only=True)
 class StatsOptions(OptionGroup):
-    """Options for what is counted, and how the figures are shown."""
+    """Options for what is counted, and for how the figures are shown."""
 
     topic: Topic = None
     since: Since = None
@@ -71,9 +71,9 @@ class StoreGaps(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class StatsFigures:
-    """The figures: ``sums`` by store, in order; ``stores`` are their names if shown, and
-    ``lacking`` the gaps of each (empty: not determined). ``by`` is the requested key: ``store``, or
-    the key of the sums.
+    """The figures. ``sums``: by store, in order; ``stores``: the store names, if they are shown;
+    ``lacking``: the gaps of each store (empty: not determined). ``by`` is the requested key:
+    ``store``, or the key of the sums.
     """
 
     by: str
@@ -97,7 +97,7 @@ class StatsFigures:
 
 
 def warn(out: Output, sums: Aggregate, store: str | None = None) -> None:
-    """Warn of messages that the figures do not include."""
+    """Warn about messages that the figures do not include."""
     where = "" if store is None else f"{store}: "
     if sums.bytes_damaged:
         out.warn(
@@ -177,13 +177,13 @@ def _values_shown(page: Human, by: str) -> tuple[str, ...]:
 
 
 def _named(row: dict[str, Any]) -> dict[str, Any]:
-    """Return the text for a key; for people, a missing tag or key gets a name."""
+    """Return the text for a key; for people, a missing tag or key is shown by a name."""
     absent = {name: f"(no {name})" for name in ("tag", "key") if row.get(name, "") is None}
     return {**row, **absent} if absent else row
 
 
 def document_of(figures: StatsFigures, shown: list[dict[str, Any]], groups: int) -> dict[str, Any]:
-    """Return the JSON object of the figures with the rows ``shown`` out of ``groups``."""
+    """Return the JSON object of the figures, with the rows ``shown``, a selection of ``groups``."""
     from rmqctl.store.stats import total
 
     document = {
@@ -300,7 +300,7 @@ def _plot(
 
 
 def _columns(page: Human, by: str, rows: list[dict[str, Any]], metric: str, tz: tzinfo) -> bool:
-    """Draw a plot with time from left to right; return False if the times are too far apart."""
+    """Draw a plot with time from left to right; return False if the time range is too long."""
     from rmqctl.output.plot import columns
     from rmqctl.store.stats import TIME_STEPS
 
@@ -336,7 +336,7 @@ def _label(name: str, value: Any, render: Render) -> str:
 
 
 def _whole(value: float) -> float:
-    """Return a whole number as int, so that it is formatted as a count or size."""
+    """Return a whole number as an int, so that it is formatted as a count or a size."""
     return int(value) if value == int(value) else value
 
 
@@ -345,7 +345,7 @@ def _whole(value: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class StatsSource:
-    """The log files of a store that are read; ``opened`` is the store."""
+    """The log files of a store that will be read; ``opened`` is the store."""
 
     store: str
     files: list[StoreFile]
@@ -353,8 +353,8 @@ class StatsSource:
 
     @classmethod
     def choose(cls, out: Output, store: Store, query: Query, name: str | None = None) -> Self:
-        """Return the files that may contain the given time; ``name`` is set if there are several
-        stores.
+        """Return the files that may contain messages of the given time; ``name`` is set if there
+        are several stores.
         """
         from rmqctl.store.stats import choose_files
 
@@ -373,7 +373,7 @@ class StatsSource:
 
 
 def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int) -> int:
-    """Return the bytes of a range; ``partitions`` are those of the largest store."""
+    """Return the size of a range in bytes; ``partitions``: the number for the largest store."""
     from rmqctl.store.stats import range_size_for
 
     logs = [source.files for source in sources]
@@ -384,8 +384,8 @@ def range_size(sources: Sequence[StatsSource], partitions: int | None, jobs: int
 
 def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: SparkOptions, *,
           together: bool = False) -> list[Aggregate]:
-    """Return the sums by store (``together``: one for all), and warn of messages that they do not
-    include.
+    """Return the sums by store (``together``: one sum for all stores), and warn about messages that
+    the sums do not include.
     """
     from rmqctl.output.progress import Progress
     from rmqctl.store.log.ranges import RANGE_SIZE, Threads
@@ -421,8 +421,8 @@ def count(out: Output, sources: Sequence[StatsSource], query: Query, spark: Spar
 
 def lacking(out: Output, sources: Sequence[StatsSource],
             sums: Sequence[Aggregate]) -> list[StoreGaps]:
-    """Return the gaps in the log of each store and warn of them; for one sum of several stores, the
-    gaps of all of them together.
+    """Return the gaps in the log of each store and warn about them; if there is one sum for several
+    stores, the gaps of all stores together.
     """
     from rmqctl.checks.preflight.missing import MissingMessages, missing
     from rmqctl.commands.shared.exporting import lost_texts
@@ -451,8 +451,8 @@ def lacking(out: Output, sources: Sequence[StatsSource],
 
 def pieces(sources: Sequence[StatsSource], spark: SparkOptions) -> tuple[
         str, str, list[dict[str, Any]]]:
-    """Return what would be read: (engine, why, a row per store with files, ranges and bytes). The
-    logs are only read to find where the used bytes end.
+    """Return (engine, reason, a row per store with files, ranges and bytes) for what would be read.
+    The logs are only read to find the end of the used bytes.
     """
     from rmqctl.store.log.ranges import RANGE_SIZE, split
 

@@ -1,4 +1,4 @@
-"""Warnings about a store that apply to any result."""
+"""Warnings about a store that apply to every result."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def warn_of_log(out: Output, store: Store) -> None:
-    """Warn of files in the commitlog folder that are not commitlog files."""
+    """Warn about files in the commitlog folder that are not commitlog files."""
     for trouble in store.log_troubles:
         out.warn(f"{trouble.path}: {trouble.reason}")
     tell_left_over(out, store)
 
 
 def tell_left_over(out: Output, store: Store) -> None:
-    """Note stale entries after the end of a DLedger log."""
+    """Print a note about stale entries after the end of a DLedger log."""
     left = store.left_over
     if left is not None:
         out.note(left.detail)
 
 
 def warn_if_held(out: Output, lock: LockState, held: str) -> None:
-    """Warn that a process holds ``held`` and may change it meanwhile."""
+    """Warn if a process holds ``held`` and may change the store during the command."""
     if lock.held:
         values = {"held": held, "kind": lock.kind}
         out.warn(Phrase("process {pid} holds {held} ({kind}): the store is being written to; "
@@ -39,7 +39,7 @@ def warn_if_held(out: Output, lock: LockState, held: str) -> None:
 
 
 def warn_of_cut(out: Output, view: View) -> bool:
-    """Warn of messages that the broker's view hides, and return whether it hides any."""
+    """Warn about messages that are hidden in the broker's view; return whether there are any."""
     from rmqctl.broker.view import cut_by_broker
 
     cut = cut_by_broker(view)

@@ -1,5 +1,5 @@
-"""Tables of many similar findings or actions, with a line for each kind and topic; --all lists
-each.
+"""Tables of many similar findings or actions, with one line for each kind and topic; with --all,
+one line for each entry.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ if TYPE_CHECKING:
     T = TypeVar("T")
 
 MAX_LISTED = 8
-"""Maximum number of rows that are listed one by one."""
+"""Maximum number of rows up to which each entry has its own row."""
 _QUEUES = ("consumequeue", "consumequeue_ext", "batchconsumequeue")
 # Punctuation of both languages.
 _END = re.compile(r"\s*(?:[:;,(\uff1a\uff1b\uff0c\uff08]|\s\S*\d)")
 _DANGLING = re.compile(r"(?:\s+(?:an?|at|by|for|from|in|of|on|the|to|with))+$")
 _MIN_BEGINNING = 10
 _AGAIN = "delivers_again"
-"""Key in the proof of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
+"""Key in the evidence of an action that moves a group's offset (`rmqctl.repair.offsets`)."""
 _MAX_SHARE = 0.75
-"""Maximum share of the rows that combined lines may be; else all rows are listed."""
+"""Maximum number of combined lines, as a share of all rows; above it, all rows are listed."""
 _SEVERITIES = ("error", "warning", "info")
 
 
 class Beginning(Phrase):
-    """The beginning of a text, up to its first number or mark, which several texts share."""
+    """The beginning of a text, up to its first number or punctuation mark, which similar texts
+    share.
+    """
 
     __slots__ = ()
 
@@ -58,8 +60,8 @@ def _beginning(text: str) -> str:
 
 def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Finding], Mapping[
         str, Any]], columns: Sequence[str], styles: Mapping[str, Any], root: str) -> None:
-    """Show a table of findings, with the rows that ``row_of`` returns; of many findings, one row
-    for each kind and topic.
+    """Show a table of findings, with rows created by ``row_of``; if there are many findings, with
+    one row for each kind and topic.
     """
     # A short list is shown as it is.
     if page.every or len(findings) <= MAX_LISTED:
@@ -100,8 +102,8 @@ def show_findings(page: Human, findings: Sequence[Finding], row_of: Callable[[Fi
 
 def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str], most: int
                  ) -> bool:
-    """Show a table of at most ``most`` actions; of many actions, one row for each kind and topic.
-    Return whether each shown action has its own row.
+    """Show a table of at most ``most`` actions; if there are many actions, with one row for each
+    kind and topic. Return whether each shown action has its own row.
     """
     listed = [action.in_words() for action in actions[:None if page.every else most]]
     if page.every or len(actions) <= MAX_LISTED:
@@ -122,7 +124,7 @@ def show_actions(page: Human, actions: Sequence[Action], columns: Sequence[str],
 
 
 def _alike(action: Action) -> Hashable:
-    """Return the key that similar actions share; for offsets, the group."""
+    """Return a key that is equal for similar actions; for offsets, the group."""
     proof = action.proof or {}
     return (action.action, _folder(action.target),
             (proof["group"], proof["topic"]) if _AGAIN in proof else _beginning(action.reason))
@@ -165,7 +167,7 @@ def _action(alike: Sequence[Action]) -> dict[str, Any]:
 
 
 def _sum(values: Sequence[Any], first: Action, folder: str) -> Any:
-    """Return the sum of counts; "" for names, bytes and offsets in the log."""
+    """Return the sum of counts; "" for columns of names, bytes and offsets in the log."""
     counts = [value for value in values if isinstance(value, int) and not isinstance(value, bool)]
     if len(counts) != len(values) or not (first.unit or _first(folder) in _QUEUES):
         return ""
@@ -179,7 +181,7 @@ def _first(folder: str) -> str:
 
 
 def _folder(target: str) -> str:
-    """Return the label under which a target is counted: a topic's queues, or the structure."""
+    """Return the label under which a target is counted: the topic of a queue, or the structure."""
     parts = target.split("/")
     if parts[0] in _QUEUES and len(parts) > 2:
         return "/".join(parts[:2])
@@ -188,7 +190,7 @@ def _folder(target: str) -> str:
 
 
 def _top(finding: Finding, root: str) -> str:
-    """Return the label of a finding without a topic: the structure, or its file in config/."""
+    """Return the label for a finding without a topic: the structure, or the file in config/."""
     if finding.file is None or finding.structure in ("commitlog", "index", "consumequeue"):
         return finding.structure
     return os.path.relpath(finding.file, root)

@@ -67,7 +67,7 @@ class TierOptions(OptionGroup):
     broker_conf: TieredConf = None
 
     def value(self) -> TierOptions:
-        """Return the options, completed from broker.conf."""
+        """Return the options, with missing values taken from broker.conf."""
         conf = self.broker_conf
         if conf is None:
             return self
@@ -79,7 +79,9 @@ class TierOptions(OptionGroup):
         return replace(self, **taken)
 
     def warnings(self) -> Iterator[str]:
-        """Yield settings of broker.conf that are unclear or belong to another tier."""
+        """Yield warnings about settings of broker.conf that are unclear or belong to
+        another tier.
+        """
         conf = self.broker_conf
         if conf is None:
             return
@@ -90,8 +92,8 @@ class TierOptions(OptionGroup):
 
     @property
     def _is_own(self) -> bool:
-        """Return whether broker.conf belongs to this very tier. A copied file must not make rmqctl
-        write to the original tier.
+        """Return whether broker.conf belongs to this very tier. A copied broker.conf must not make
+        rmqctl write to the original tier.
         """
         path = None if self.broker_conf is None else self.broker_conf.tier_path
         return path is not None and os.path.realpath(path) == os.path.realpath(self.root)
@@ -143,8 +145,8 @@ class LocalOptions(OptionGroup):
 
     @contextmanager
     def router(self, out: Output, tier: Tier, broker: str | None) -> Iterator[Router]:
-        """Yield the router over the local store, which must be given, and the tier.
-        Raises: NotAStoreError, UsageError.
+        """Yield a router that combines the local store, which must be given, with the tier. Raises:
+        NotAStoreError, UsageError.
         """
         from rmqctl.broker.versions import version_for
         from rmqctl.broker.view import view_of

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class TimeQuery(OptionGroup):
-    """A time in a queue, and the rule to find it; subclasses add the rules of stores and tiers."""
+    """A time in a queue, and the rule for finding its offset; subclasses add the rules of stores
+    and tiers.
+    """
 
     topic: RequiredTopic
     queue: RequiredQueue
@@ -73,7 +75,7 @@ class TierTimeQuery(TimeQuery):
 
 def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
                   **whose: Any) -> dict[str, Any]:
-    """Return the answer for programs; ``whose``: the rule or source that it comes from."""
+    """Return the answer for programs; ``whose``: the rule or the source of the answer."""
     record = answer.record
     return {
         "queue_offset": answer.queue_offset, "topic": query.topic, "queue_id": query.queue,
@@ -86,8 +88,8 @@ def time_document(query: TimeQuery, when: int, answer: TimeAnswer | RoutedTime,
 
 def time_in_words(answer: TimeAnswer | RoutedTime, when: int, tz: tzinfo,
                   where: str) -> dict[str, str]:
-    """Show the answer to people; ``where``: the text for the location of the message, ``{}`` is the
-    offset.
+    """Show the answer to people; ``where``: the text that describes the position of the message, in
+    which ``{}`` is replaced by the offset.
     """
     state = "nothing yet" if answer.queue_offset >= answer.max_offset else "no readable message"
     if answer.record is not None:

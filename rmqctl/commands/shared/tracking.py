@@ -1,4 +1,6 @@
-"""``--track`` of the queries: the groups that consumed a message, and its later copies."""
+"""``--track`` of the queries: the groups that consumed a message, and later copies of
+the message.
+"""
 
 from __future__ import annotations
 
@@ -74,8 +76,8 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
 
 def rows_with(out: Output, records: Sequence[Record], projection: Projection, faults: ReadFaults,
               more: Sequence[Mapping[str, Any]]) -> None:
-    """Print the messages as rows, each with its fields of ``more``, which all have the same
-    names.
+    """Print the messages as rows, each with its fields from ``more``; all messages have the same
+    additional fields.
     """
     from rmqctl.store.pages import RecordPage
 
@@ -86,8 +88,8 @@ def rows_with(out: Output, records: Sequence[Record], projection: Projection, fa
 
 
 def _entries(store: OpenedStore, records: Sequence[Record]) -> list[dict[str, Any]]:
-    """Return the field ``entry`` of each message, None if its header is damaged or it is in a plain
-    file; an empty list for a log without DLedger files.
+    """Return the field ``entry`` of each message, None if the entry's header is damaged or the
+    message is in a plain file; an empty list for a log without DLedger files.
     """
     if not any(file.head for file in store.log.files):
         return []

@@ -1,4 +1,4 @@
-"""Shared parts of the ``verify`` commands: structures, the tier in a store, and output."""
+"""Shared parts of the ``verify`` commands: structures to check, the tier in a store, and output."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _BRIEF = ("severity", "category", "where", "queue", "detail")
 _STYLES = {"error": "bad", "warning": "warn", "info": "dim"}
 TIERED = "tiered"
 _MAX_EXPLAINED = 3
-"""Number of kinds of findings for which the `explain` command is shown."""
+"""Maximum number of kinds of findings for which an `explain` command is shown."""
 
 
 def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
@@ -56,7 +56,9 @@ def structures(only: str | None, valid: Sequence[str]) -> frozenset[str] | None:
 
 def show(out: Output, verdict: VerifyResult[C],
          covered: Callable[[VerifyResult[C]], Mapping[str, str]]) -> None:
-    """Print the verdict in the chosen format; ``covered`` returns the coverage, for people."""
+    """Print the verdict in the chosen format; ``covered`` returns a description of the coverage,
+    for people.
+    """
     if verdict.total > len(verdict.findings):
         out.warn(Phrase("{some} more findings counted but not listed (--limit)",
                         some=verdict.total - len(verdict.findings)))
@@ -72,7 +74,7 @@ def _conclude(out: Output, verdict: VerifyResult[C]) -> None:
 
 
 def completed(document: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON of a verdict, whose commands open the store with the same options."""
+    """Return the JSON of a verdict, with commands that open the store with the same options."""
     for row in (document, *document["findings"]):
         complete(row)
     return document
@@ -108,7 +110,7 @@ def show_page(page: Human, verdict: VerifyResult[C],
 
 
 def _first_line(verdict: VerifyResult[C]) -> tuple[Phrase, str]:
-    """Return the verdict in a line, and its style."""
+    """Return the verdict in one line, and the style of the line."""
     return (Phrase("{store}: {verdict}", store=verdict.root, verdict=_headline(verdict)),
             "bad" if not verdict.ok else "warn" if verdict.not_judged else "good")
 
@@ -141,7 +143,7 @@ def _brief(finding: Finding, root: str) -> dict[str, Any]:
 
 
 def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
-    """Return the coverage of a store, for people."""
+    """Return a description of what was checked in a store, for people."""
     from rmqctl.checks.losses import Losses
 
     # A line that is about loss appears only if something is lost.
@@ -202,7 +204,7 @@ def show_stores(out: Output, judged: Sequence[JudgedStore]) -> None:
 
 
 def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
-    """Return the verdict on several stores in a line, and its style."""
+    """Return the verdict on several stores in one line, and the style of the line."""
     verdicts = [store.verdict for store in judged if store.verdict is not None]
     bad = sum(not verdict.ok for verdict in verdicts)
     partly = sum(verdict.ok and bool(verdict.not_judged) for verdict in verdicts)
@@ -217,8 +219,8 @@ def _first_line_of(judged: Sequence[JudgedStore]) -> tuple[Phrase, str]:
 
 def end_with(judged: Sequence[JudgedStore],
              fails: Callable[[VerifyResult[Coverage]], bool]) -> None:
-    """End the command with the exit code of the first store that could not be checked at all; else
-    with 1 if any fails; else with the code of a partly checked store.
+    """End the command. The exit code is that of the first store that could not be checked at all;
+    else 1 if any store fails; else that of a store that was checked in part.
     """
     failed = next((store.error for store in judged if store.error is not None), None)
     if failed is not None:
@@ -286,7 +288,7 @@ def _style(verdict: str) -> str:
 
 
 def without_tier(only: str | None) -> tuple[str | None, bool]:
-    """Return the value of ``--only`` without the tier, and whether the tier is wanted."""
+    """Return (the value of ``--only`` without the tier, whether the tier was requested)."""
     if only is None:
         return None, True
     names = [name.strip() for name in only.split(",")]
@@ -295,8 +297,8 @@ def without_tier(only: str | None) -> tuple[str | None, bool]:
 
 def with_tier(out: Output, store: Store, own: VerifyResult[Coverage], most: int, *,
               asked: bool, in_baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
-    """Return the verdict on a store, including the tier in it. ``asked``: the tier was named; then
-    its absence is noted. ``in_baseline`` returns whether a finding is in the baseline.
+    """Return the verdict on a store, including the tier in it. ``asked``: the tier was requested by
+    name, so its absence is noted. ``in_baseline`` returns whether a finding is in the baseline.
     """
     try:
         tier = _tier_in(store.root)
@@ -327,7 +329,9 @@ def diagnosed_with_tier(out: Output, store: Store, diagnosis: Diagnosis) -> Diag
 
 
 def losses_of_tier(out: Output, store: Store) -> TierLosses:
-    """Return the losses of the tier in a store, for a command that checks nothing else of it."""
+    """Return the losses of the tier in a store, for a command that does not check the tier
+    otherwise.
+    """
     from rmqctl.checks.losses import TierLosses
 
     try:
@@ -345,7 +349,9 @@ def losses_of_tier(out: Output, store: Store) -> TierLosses:
 
 
 def _tier_in(root: str) -> Tier | None:
-    """Return the tier in a store; the code for tiers is loaded only if a name suggests one."""
+    """Return the tier in a store, if any. The code for tiers is imported only if a folder name
+    suggests a tier.
+    """
     from rmqctl.formats.tiered.names import promise_tier
 
     with suppress(OSError):

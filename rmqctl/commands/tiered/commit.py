@@ -62,8 +62,8 @@ def command(
 
 
 def _is_empty(root: str) -> bool:
-    """Return whether nothing was ever uploaded: the folder exists but contains no cluster's
-    folder.
+    """Return whether nothing was ever uploaded: the folder exists but has no folder of
+    a cluster.
     """
     try:
         return set(os.listdir(root)) <= {"config", ".rmqctl"}

@@ -72,7 +72,9 @@ def _warn_of(out: Any, tier: Tier) -> None:
 
 
 def _page(page: Human, document: dict[str, Any], kind: str, tz: Any) -> None:
-    """Show the tables for people, with the columns that fit and differ between rows."""
+    """Show the tables for people, with the columns that fit and whose values differ
+    between rows.
+    """
     def moment(value: int) -> str:
         return time_text(value, tz)
 

@@ -85,7 +85,7 @@ def command(
 
 
 def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
-    """Return the coverage of a tier, for people."""
+    """Return a description of what was checked in a tier, for people."""
     from rmqctl.checks.verify.common import plural
 
     # Lines about repairs and undecided records appear only if there are any.

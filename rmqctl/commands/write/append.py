@@ -112,7 +112,7 @@ def command(
 
 
 def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, str | None]:
-    """Return (what to do with a bad line, the input, the file for bad lines)."""
+    """Return (how to handle an invalid line, the input, the file for invalid lines)."""
     manner, _, named = on_error.partition("=")
     if manner not in _MANNERS or (named and manner != "collect"):
         raise UsageError(f"--on-error: expected {', '.join(_MANNERS[:2])} or collect FILE, got "
@@ -130,7 +130,7 @@ def _manner(on_error: str, file: str, collect: str | None) -> tuple[str, str, st
 
 
 class RejectFile:
-    """The file for bad lines, created with the first line."""
+    """The file for invalid lines, which is created when the first such line is added."""
 
     def __init__(self, path: str | None) -> None:
         if path is not None and os.path.lexists(path):
@@ -145,8 +145,8 @@ class RejectFile:
         self._file: IO[bytes] | None = None
 
     def add(self, line: bytes) -> None:
-        """Keep a line; never touch a file that another process has created.
-        Raises: StoreIOError.
+        """Add a line; never write to a file that another process has created. Raises:
+        StoreIOError.
         """
         if self._path is None:
             return
@@ -166,7 +166,7 @@ class RejectFile:
 
 
 class _Append:
-    """The run over the input: rows or a summary, notes, progress."""
+    """A run over the input, with its rows or summary, its notes and its progress."""
 
     def __init__(self, out: Output, session: AppendSession, appender: LineAppender,
                  reader: LineReader, signals: DeferredSignals,
@@ -244,7 +244,7 @@ def _show(page: Human, tally: dict[str, Any]) -> None:
 
 
 def _size(fd: int) -> int | None:
-    """Return the bytes of a regular file; None for a pipe, whose length is unknown."""
+    """Return the size of a regular file in bytes; None for a pipe, whose length is unknown."""
     try:
         about = os.fstat(fd)
     except OSError:

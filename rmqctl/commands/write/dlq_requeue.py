@@ -132,7 +132,9 @@ def _opened(root: str) -> OpenedStore:
 
 
 def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> None:
-    """Warn of other groups that read the same topics: they receive the messages again."""
+    """Warn about other groups that read the same topics, because they receive the
+    messages again.
+    """
     from rmqctl.formats.local.properties import RETRY_PREFIX
     from rmqctl.store.config.progress import ConsumerProgress, named
 
@@ -149,7 +151,7 @@ def _warn_of_others(out: Output, store: OpenedStore, group: str, into: str) -> N
 
 
 def _written(path: str, letters: Iterable[ConvertedLetter]) -> Iterator[dict[str, Any]]:
-    """Write message objects to a new file; yield the result of each. Raises: StoreIOError."""
+    """Write message objects to a new file; yield the result for each. Raises: StoreIOError."""
     from rmqctl.engine.input.requeue import line
 
     try:
@@ -164,7 +166,7 @@ def _written(path: str, letters: Iterable[ConvertedLetter]) -> Iterator[dict[str
 
 def _counted(rows: Iterable[dict[str, Any]], tally: Counter[str], places: list[int],
              signals: DeferredSignals) -> Iterator[Any]:
-    """Yield the rows; a signal stops between two messages. Add the first physical offset to
+    """Yield the rows; a signal takes effect between two messages. Add the first physical offset to
     ``places``.
     """
     for row in rows:

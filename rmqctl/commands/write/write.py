@@ -111,7 +111,9 @@ def command(
 
 
 def _show(page: Human, result: dict[str, Any], *, has_row: bool) -> None:
-    """Show the stored message; for a rejected message, the error line is enough."""
+    """Show the stored message. For a rejected message nothing is shown, because the error line is
+    enough.
+    """
     if result["physical_offset"] is None:
         return
     page.pairs({
