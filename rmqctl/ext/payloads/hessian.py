@@ -7,8 +7,8 @@ reference to a container that is still being read (a cycle) becomes ``{"@ref": N
 map or object, counted from 0.
 
 Bytes may be hostile: depth and number of values are bounded, and no class is ever instantiated.
-Repeated references return the same object; code that copies or writes values must count it each
-time.
+Repeated references return the same object, so code that copies or writes values counts that object
+each time.
 """
 
 from __future__ import annotations
