@@ -1,5 +1,6 @@
-"""Flat files and queues of a tier. A flat file is the segments of one queue and kind, read as one
-run of bytes (tiered.md §2); a queue has two, its consume queue and its commit log (§3, §4).
+"""Flat files and queues of a tier. A flat file consists of the segments of one queue and kind, read
+as a contiguous byte range (tiered.md §2). A queue has two flat files: its consume queue and its
+commit log (§3, §4).
 
 Bounds follow a broker's rules: the consume queue defines the queue's end, and the first message of
 the commit log defines which offsets are expired. All data is read by position; only the bounds are

@@ -1,7 +1,7 @@
 """Choose between a local store and its tier for each query, or combine the answers of both.
 
-The rules are those of 5.3.3's TieredMessageStore (tiered.md §9.1, §9.4, §10, §11). A broker knows
-which part of its log is in memory; here that is an argument of `LocalSide`.
+The rules follow 5.3.3's TieredMessageStore (tiered.md §9.1, §9.4, §10, §11). A broker knows which
+part of its log is in memory; here an argument of `LocalSide` states it.
 """
 
 from __future__ import annotations
@@ -259,10 +259,10 @@ class Router:
 
     def pulls(self, topic: str, queue_id: int, offset: int | None = None,
               count: int = MAX_COUNT) -> Iterator[tuple[int, RoutedGet]]:
-        """Yield (requested offset, answer) as a consumer gets them, up to the queue's end.
+        """Yield the (requested offset, answer) of each pull of a consumer, up to the queue's end.
 
         Start at the queue's first offset if ``offset`` is None. Skip ranges that neither store can
-        answer, at which a consumer of a broker hangs.
+        answer; a real consumer would hang at such a range.
         """
         queue_offset = self.min_offset(topic, queue_id) if offset is None else offset
         while True:
@@ -311,7 +311,7 @@ class Router:
                 as_broker: bool = False) -> RoutedTime | None:
         """Return the queue offset at a store time; None if the queue does not exist.
 
-        ``as_broker``: search as 5.3.3 does, which always asks its local store for the lower
+        ``as_broker``: search as 5.3.3 does, which always searches the local store for the lower
         boundary.
         Raises: FormatError if a broker's search fails.
         """

@@ -349,8 +349,8 @@ def _accepted(keyed: Keyed, wanted: int, begin: int, end: int, limit: int,
 def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 0,
               end: int = FOR_EVER, most: int = 32, broker: str | None = None,
               report: Report = lambda _problem: None) -> KeyAnswer:
-    """Return the messages that a 5.3.3 broker's tier returns for a key, including those of other
-    keys.
+    """Return the messages that a 5.3.3 broker's tier returns for a key, including messages with
+    other keys.
 
     A broker also returns bytes that are not messages; here such items are ``dangling``, as are
     items that make its whole query fail.

@@ -95,7 +95,7 @@ class CommitLogSurvey:
                 and not after.messages and after.damaged]
 
     def times(self, start: int, end: int) -> tuple[int, int]:
-        """Return the least and largest store time of messages in ``[start, end)`` of the log."""
+        """Return (least, largest) store time of the messages in ``[start, end)`` of the log."""
         rows = np.searchsorted(self.rows["position"], [start, end])
         times = self.rows["store_time"][rows[0]:rows[1]]
         return (int(times.min()), int(times.max())) if len(times) else (NEVER, NEVER)
