@@ -37,7 +37,7 @@ index order.
 @dataclass(frozen=True, slots=True)
 class IndexTask:
     """The task to write index files with entries ``[start, stop)`` of the log (None: to the end).
-    The first entries follow those of expired messages.
+    The log's first entry follows the entries of expired messages.
     """
 
     expired: Expired

@@ -41,7 +41,7 @@ from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import FileRange
 
 MAX_HELD = 32 << 20
-"""Bytes of derived columns that a task gathers before it spools them."""
+"""Bytes of derived columns that a task collects in memory before it spools the columns."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -223,7 +223,7 @@ def _host(text: str) -> Host:
 def outgoing(batch: pa.RecordBatch, prepare: Preparer) -> list[Outgoing]:
     """Return the rows of a batch of `put_schema` as input of the put path.
 
-    ``prepare`` changes properties as a broker changes those of a client's message.
+    ``prepare`` changes properties as a broker changes the properties of a client's message.
     Raises: RefusedError.
     """
     names = [name for name in batch.schema.names if name in _PUT]
