@@ -52,8 +52,8 @@ FIRST_POP_TIME = "1ST_POP_TIME"
 TIMER, REVIVE, RECORDS = "timer", "revive topic", "kvStore"
 CHECK_POINT, ACK, BATCH_ACK = "ck", "ack", "bAck"
 _MAX_WAIT_MS = 60_000
-"""Maximum milliseconds from the start of a delivery until it is stored: a waiting client waits at
-most 30 s.
+"""Maximum milliseconds by which a message may be stored after the start of its delivery: a waiting
+client waits at most 30 s.
 """
 
 _MAX_NAMES = 246

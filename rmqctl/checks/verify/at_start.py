@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from rmqctl.checks.preflight.types import Prediction
 
 _AFTER_CLEAN_END = {"4.4.0": "4.0.0 to 4.4.0", "5.3.1": "5.0.0 to 5.3.1"}
-"""Releases that recreate fewer entries at a startup after a clean shutdown; each is the last such
-release of its generation.
+"""Ranges of releases that recreate fewer entries at a startup after a clean shutdown, by the last
+release of each range.
 """
 _OF_AN_INDEX_FILE = frozenset({"index-unreadable", "index-header", "index-slot", "index-chain",
                                "index-entry", "index-time", "index-ahead", "file-size"})
