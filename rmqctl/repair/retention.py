@@ -146,7 +146,7 @@ def expire_by_settings(store: Store, now: int) -> Expiry:
 
 def retention(store: Store, around: StartEnvironment, version: str | None = None,
               zone: tzinfo = UTC) -> Retention:
-    """Return what the cleaner of a broker on this store does; ``zone``: of the broker's clock.
+    """Return what the cleaner of a broker does on this store; ``zone``: of the broker's clock.
     Raises: UsageError, StoreIOError.
     """
     store.layout.require(store.root, "commitlog")

@@ -107,7 +107,9 @@ class StepStates:
     # -- how far is it? -------------------------------------------------------------------------
 
     def phase(self, record: StepRecord) -> Phase:
-        """Return the progress of a step. Raises: ChangedError if the target matches no state."""
+        """Return how far a step was carried out. Raises: ChangedError if the target matches no
+        known state.
+        """
         if record.kind == "folder":
             return "done" if os.path.isdir(self.path(record)) else "todo"
         if record.kind == "patch":
@@ -314,8 +316,9 @@ class StepApplier(StepStates):
 
     def backward(self, record: StepRecord, *, force: bool = False,
                  mtime_ns: int | None = None) -> None:
-        """Undo what was done of the step. Nothing is deleted: files from the repair, and with
-        ``force`` also later changes, move to ``undone``. Raises: ChangedError, StoreIOError.
+        """Undo the part of the step that was carried out. Nothing is deleted: files from the
+        repair, and with ``force`` also later changes, move to ``undone``. Raises: ChangedError,
+        StoreIOError.
         """
         path = self.path(record)
         if record.kind == "patch":

@@ -337,7 +337,7 @@ def history(root: str) -> list[HistoryEntry]:
 
 def put_aside(root: str) -> list[HistoryEntry]:
     """Return the files that opening the store or dispatching to the tier put aside, oldest first.
-    They were replaced without a plan, so there is no journal to undo the change. Raises:
+    They were replaced without a plan, so the change has no journal and cannot be undone. Raises:
     StoreIOError.
     """
     return [HistoryEntry(aside.path, aside.time, "", "aside", aside.files, aside.files)

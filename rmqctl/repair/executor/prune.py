@@ -99,7 +99,7 @@ def forget(root: str, repair_id: str, *, note: bool = False) -> None:
 
 
 def _keep_note(root: str, repair_id: str) -> None:
-    """Copy the note of a repair's losses to its permanent place."""
+    """Copy the note of a repair's losses to its permanent path."""
     path = os.path.join(repair_folder(root, repair_id), NOTE)
     if not is_regular(path) or state_of(root, repair_id)[0] == "undone":
         return

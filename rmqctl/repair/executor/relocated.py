@@ -216,7 +216,7 @@ def _refuse_shared(root: str, now: str, journal: Journal) -> None:
 
 def _folder_here(root: str, now: str, journal: Journal, folder: str, given: Folders,
                  other: str) -> str:
-    """Return the place of a folder outside for this store. Raises: RefusedError."""
+    """Return this store's path of a folder outside of the store. Raises: RefusedError."""
     if folder in given:
         if other and _is_same(folder, given[folder]):
             raise RefusedError(f"{folder}: belongs to the store {other}, in which repair "
@@ -299,7 +299,7 @@ def _above(path: str, folders: Folders) -> str:
 
 
 def _staging_dir(now: str, records: Sequence[StepRecord], number: int, folder: str) -> str:
-    """Return the place of a further staging folder by its number; it was created as ``folder``."""
+    """Return the path of a further staging folder by its number; it was created as ``folder``."""
     target = next((record.target for record in records if record.staging_dir == number), None)
     if target is None:
         return folder

@@ -10,10 +10,12 @@ message, but its hash does not:
   it.
 * If one changed byte of the hash in the entry explains it, and no change of the message does, the
   entry is corrected.
-* If both do, or several changes of the message, it is undecided, and neither is changed.
-* If nothing does, the entry is right if the index has another key of the message, or if the index
-  has the second in which it was stored and its queue has its entry; then neither is changed. Else
-  the entry belongs to another message, of another history of the log, and is rebuilt.
+* If both explain it, or several changes of the message do, the case is undecided, and neither is
+  changed.
+* If no such change exists, the entry is right if the index has another key of the message, or if
+  the index entry has the message's store time and the queue has the message's entry; then neither
+  is changed. Else the entry belongs to another message, of another history of the log, and is
+  rebuilt.
 
 Damaged properties, and those that a repair has marked so, are not disputes: their entries are right
 (`rmqctl.repair.rebuild.kept`).
@@ -131,8 +133,8 @@ class IntactRecords:
 
 def _tags(rebuilt: Rebuilt, queues: set[QueueKey], records: IntactRecords) -> Iterator[
         tuple[int, Record, bool]]:
-    """Yield (the hash in the entry, the message, whether other entries have that hash) for entries
-    with a wrong hash.
+    """Yield, for each entry with a wrong hash, (the hash in the entry, the message, whether other
+    entries have the same hash).
     """
     present, rebuilt_queues = rebuilt.present, rebuilt.scratch_store.plain_queues
     left = _MAX_DISPUTES
@@ -188,7 +190,9 @@ def _judge_tags(settled: Disputes, code: int, record: Record, *, common: bool) -
 
 
 class _IndexEntries(NamedTuple):
-    """The index entries of a message: hashes, times (ms), and the number of slots of the file."""
+    """The index entries of a message: hashes, times (ms), and the number of slots in their index
+    file.
+    """
 
     hashes: tuple[int, ...]
     times: tuple[int, ...]
@@ -266,7 +270,7 @@ def _pages(index: IndexFile) -> Iterator[tuple[int, Array, Array, Array]]:
 
 
 class _RebuiltKeys:
-    """All pairs of a physical offset and a key's hash in a rebuilt index."""
+    """All (physical offset, key hash) pairs in a rebuilt index."""
 
     def __init__(self, offsets: Array, hashes: Array) -> None:
         # An index is almost in the order of the log, so a stable sort is fast.

@@ -92,7 +92,8 @@ def joined(steps: Sequence[Step], actions: Sequence[Action], foreign: Planned) -
 
 
 def refusals_left(store: Store, generation: int, steps: Iterable[Step]) -> list[str]:
-    """Return a sentence on why a broker still does not start after the steps, if so.
+    """Return a sentence (in a list) that says why a broker still does not start after the steps;
+    an empty list if it starts.
 
     It covers only names, sizes and configuration. Raises: StoreIOError.
     """

@@ -32,12 +32,12 @@ from rmqctl.store.queue.search import first_from
 from rmqctl.store.store import Sizes, Store
 
 _NEAR = 1 << 14
-"""The distance, in queue offsets, up to which messages with the same tags are looked for."""
+"""The maximum distance, in queue offsets, of messages that are searched for the same tags."""
 _TRIED = 16
 
 
 class EntryPlace(NamedTuple):
-    """The place of a message's entry: queue, queue offset, place and size."""
+    """The key of a message's entry: queue, queue offset, physical offset and size."""
 
     topic: str
     queue_id: int

@@ -74,7 +74,9 @@ def _agrees(present: RocksQueues, database: BuiltDatabase, log_min: int) -> bool
 
 
 def _replaced(store: Store, database: BuiltDatabase) -> list[Step]:
-    """Return the steps that replace the database's files, but not those of the queues beside."""
+    """Return the steps that replace the database's files, but not the consume queue files in the
+    same folder.
+    """
     present = {name for name in os.listdir(store.path(FOLDER)) if DATABASE_FILE.fullmatch(name)}
     steps: list[Step] = [MoveAside(f"{FOLDER}/{name}")
                          for name in sorted(present - {*database.files})]

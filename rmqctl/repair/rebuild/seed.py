@@ -281,7 +281,9 @@ class OldUnits:
 
     def _search(self, queue: _Queue, tags_code: int, store_timestamp: int) -> tuple[
             int, UnitRecord | None]:
-        """Return (byte offset, unit) of the next unit that fits; the first one may be anywhere."""
+        """Return (byte offset, unit) of the next matching unit; the first unit may be anywhere in
+        the queue.
+        """
         place, passed = queue.position, 0
         while passed < _AHEAD or not queue.found_any:
             unit = self._unit(queue, place)

@@ -387,7 +387,9 @@ def kind_of(root: str, path: str) -> Kind | None:
 
 
 def _tree(root: str, folder: str) -> dict[str, Kind]:
-    """Return kinds by relative path, of ``folder`` and all below; links are not followed."""
+    """Return, by relative path, the kinds of ``folder`` and of everything below it; links are not
+    followed.
+    """
     top = kind_of(root, os.path.join(root, folder))
     if top != "folder":
         return {} if top is None else {folder: top}

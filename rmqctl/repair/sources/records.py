@@ -35,7 +35,7 @@ _OTHERS = "for other reasons"
 
 @dataclass(slots=True)
 class Unused:
-    """The unusable parts of a source: their number by reason, and the place of the first."""
+    """The unusable parts of a source: their number by reason, and the position of the first."""
 
     counts: Counter[str] = field(default_factory=Counter)
     first: dict[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""The epochs of the controller mode in a truncated log (spec: dledger.md §8)."""
+"""The controller mode's epochs of a truncated log (spec: dledger.md §8)."""
 
 from __future__ import annotations
 
