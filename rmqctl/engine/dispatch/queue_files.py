@@ -304,7 +304,7 @@ class QueueFiles:
 # -- all queues of one kind -----------------------------------------------------------------------
 
 UNWANTED = (1 << 31) - 1
-"""The number that stands for every queue whose entries are skipped."""
+"""The common number of all queues whose entries are skipped."""
 
 
 @dataclass(slots=True)

@@ -229,7 +229,7 @@ def _ascending(built: Sequence[StoreFile], same: Sequence[StoreFile | None], aft
 def _fill(built: Sequence[StoreFile], sure: Sequence[str | None], free: list[str],
           after: str) -> list[str] | None:
     """Return ``sure``, with a name added for each file without a name, between the names of its
-    neighbours; None if there is no name between them.
+    neighbours; None if such a name does not exist.
     """
     out: list[str] = []
     taken = {name for name in sure if name}
