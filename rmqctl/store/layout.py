@@ -62,7 +62,7 @@ _NOT_WRITTEN = "which this version of rmqctl does not write"
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The layout of a store. ``unread``: structures that cannot be judged, with the reason;
+    """The layout of a store. ``unread``: structures that cannot be read, with the reason;
     ``damaged``: those that are unread because of damage; ``unwritten``: structures that are not
     written, whether they are read or not.
 

@@ -40,8 +40,8 @@ _MAX_ROWS = 256
 def checked_fields(names: Sequence[str], more: Sequence[str] = ()) -> list[str]:
     """Return field names from the user without duplicates.
 
-    ``more``: valid names beside those of the message object; if it includes `DECODED`, fields of
-    bodies are valid too.
+    ``more``: valid names in addition to the fields of the message object; if it includes `DECODED`,
+    fields of bodies are valid too.
 
     Raises: UsageError that names the valid fields.
     """

@@ -161,7 +161,7 @@ class ConfigFile:
 
 
 def load(store: Store, section: str | None = None) -> tuple[list[ConfigFile], list[Trouble]]:
-    """Return (files, other entries) of ``config/``: all that exist, or those of one section.
+    """Return (files, other entries) of ``config/``: all that exist, or the files of one section.
     Replacements in RocksDB come first, then the files that they supersede.
 
     A missing folder is an empty list.

@@ -62,8 +62,8 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
     """Return index files in the order in which they were created: by their first physical offset.
 
     Names are not in order if a clock was set back. ``files`` are sorted by name, each with its
-    header, None if the header cannot be read. A file without a first physical offset stays after
-    the previous file.
+    header, None if the header cannot be read. A file without a first physical offset keeps its
+    position after the previous file.
     """
     begins: list[tuple[int, StoreFile]] = []
     for file, header in files:

@@ -222,8 +222,8 @@ class Chain:
             behind.term < self.last.term)
 
     def _begins(self, every: ChainEntries, row: int) -> bool:
-        """Return whether the first entry is valid: without it, the entries after it do not continue
-        the chain.
+        """Return whether the first entry may begin the chain: the second entry continues it, or the
+        two next entries do not form a chain, or DLedger's index confirms the first entry.
         """
         if row + 2 >= len(every):
             return True

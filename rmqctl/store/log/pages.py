@@ -35,9 +35,10 @@ class LogSelection(Protocol):
 def chosen_files(log: CommitLog, wanted: LogSelection) -> list[int]:
     """Return the numbers of the files that may contain messages of the range.
 
-    The time range of a file starts at its first record's store time and ends at that of the next
-    file. A broker's clock may have been set back, so a file is omitted only if its range differs
-    from the requested times by more than `CLOCK_SLACK`; within the files every message is examined.
+    The time range of a file starts at its first record's store time and ends at the first store
+    time of the next file. A broker's clock may have been set back, so a file is omitted only if its
+    range differs from the requested times by more than `CLOCK_SLACK`; within the files every
+    message is examined.
     """
     start, end = wanted.from_phy or 0, wanted.to_phy
     numbers = [number for number, file in enumerate(log.files)

@@ -70,7 +70,7 @@ class KeyAnswer:
 def by_key(view: View, topic: str, key: str, *, begin: int = 0, end: int = FOR_EVER,
            most: int = 32, kind: KeyType | None = None, raw: bool = False,
            report: Report = lambda _problem: None) -> KeyAnswer:
-    """Return the messages that a broker's queryMessage returns for a key, without those of other
+    """Return the messages that a broker's queryMessage returns for a key, without messages of other
     keys.
 
     ``kind`` limits the result to application keys or unique keys; ``raw`` keeps messages that only
@@ -189,8 +189,8 @@ def known_topics(store: Store) -> list[str]:
 
 def message_at(store: Store, physical: int, report: Report = lambda _problem: None,
                ) -> Record | None:
-    """Return the message that starts at a physical offset; None if no message does, even if the
-    offset is that of a complete record in the body of another one. Damage around the offset is
+    """Return the message that starts at a physical offset; None if no message does, even if a copy
+    of a complete record starts there, in the body of another message. Damage around the offset is
     reported.
 
     Raises: StoreIOError.

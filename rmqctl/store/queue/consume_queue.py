@@ -178,8 +178,9 @@ class ConsumeQueue:
         return self.written
 
     def first_kept(self, end: int, log_min: int, generation: int) -> int:
-        """Return the min offset by a broker's rule: that of the first entry before ``end`` whose
-        record is not expired, if the log begins at ``log_min``. ``generation``: 4 or 5.
+        """Return the min offset by a broker's rule: the queue offset of the first entry before
+        ``end`` whose record is not expired, if the log begins at ``log_min``. ``generation``: 4 or
+        5.
         """
         raise NotImplementedError
 

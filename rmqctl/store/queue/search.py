@@ -26,7 +26,7 @@ class QueueUnits(Protocol):
     """The interface of a queue to search: a store's `ConsumeQueue` or a tier's `FlatQueue`."""
 
     def unit(self, queue_offset: int) -> tuple[int, int, int] | None:
-        """Return (place of the message in its log, size, tags code); None if missing."""
+        """Return (physical offset of the message, size, tags code); None if missing."""
         ...
 
 
