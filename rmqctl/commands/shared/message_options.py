@@ -107,7 +107,8 @@ class SelectOptions(OptionGroup):
 
     def selection(self, tz: tzinfo, decoding: Callable[[], Decoding] | None = None) -> Selection:
         """Return the selection for the library; times without a zone are in ``tz``. ``decoding`` is
-        called if a condition is on a field of the body; without it no condition may be.
+        called if a condition is on a field of the body; without ``decoding``, such a condition is
+        not allowed.
         Raises: UsageError.
         """
         from rmqctl.store.query.select import Selection
