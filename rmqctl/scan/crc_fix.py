@@ -1,4 +1,4 @@
-"""Find the change of a few bits that gives bytes the expected CRC-32.
+"""Computation of the change of a few bits that gives bytes the expected CRC-32.
 
 CRC-32 is linear: the effect of a damaged byte depends only on its changed bits and on the number of
 bytes after it. The difference of two CRCs (the *syndrome*) is a polynomial over GF(2), modulo the
