@@ -1,4 +1,4 @@
-"""Let a signal end a query.
+"""Interruption of a query by a signal.
 
 Python runs signal handlers only between two of its own instructions, and a library call that
 computes for minutes executes none. But the arrival of the signal writes a byte into a pipe at once,

@@ -1,4 +1,4 @@
-"""Find the first frame after a cut of a log file, with the same result on both sides of the cut.
+"""The first frame after a cut of a log file, found with the same result on both sides of the cut.
 
 Tasks of a data source cannot communicate, so the task that ends at a cut and the task that begins
 at that cut call the same function, whose result depends on the file alone. The function looks for
