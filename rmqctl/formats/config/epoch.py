@@ -20,7 +20,7 @@ _LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|\Z)")
 
 
 class Epoch(NamedTuple):
-    """An epoch and the physical offset at which it began; it ends at the start of the next one."""
+    """An epoch and the physical offset at which it began; it ends at the start of the next epoch."""
 
     epoch: int
     start_offset: int
