@@ -20,7 +20,7 @@ _LINE = re.compile(rb"([^\r\n]*)(\r\n|\n|\r|\Z)")
 
 
 class Epoch(NamedTuple):
-    """An epoch and the physical offset at which it began; it ends at the start of the next epoch."""
+    """An epoch and the physical offset at which it began. It ends where the next epoch begins."""
 
     epoch: int
     start_offset: int
