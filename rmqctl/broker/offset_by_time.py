@@ -87,8 +87,8 @@ def _batch(view: View, queue: BatchQueue, when: int, upper: bool) -> TimeAnswer:
 
 def _nearest(queue: ConsumeQueue, when: int, first: int, end: int, log_min: int,
             store_time: StoreTime) -> int:
-    """Return the queue offset that a 4.9.3 broker answers: the entry nearest in time, the earlier
-    on a tie.
+    """Return the queue offset that a 4.9.3 broker returns: that of the entry nearest in time, or of
+    the earlier one on a tie.
 
     ``first`` and ``end`` bound the queue's entries (min offset, max offset).
     """

@@ -89,8 +89,8 @@ class BrokerVersion:
 
     # How the broker answers.
     nearest_in_time: bool
-    """The offset for a time is the offset of the entry nearest in time; since 5.1.1 it is a
-    boundary.
+    """Whether the offset for a time is that of the entry nearest in time, as before 5.1.1; later
+    releases return a boundary of the entries with that time.
     """
 
     # Settings of its configuration.

@@ -224,7 +224,7 @@ class Diagnosis:
     @property
     def _advice(self) -> Phrase:
         if self.lock.held:
-            return Phrase("A broker is using it, so these figures change")
+            return Phrase("A broker is using the store, so these figures change")
         if not self.start.start_is_harmless:
             return Phrase("Do not start a broker before you have done the steps below")
         return Phrase("Copy the store before you change anything")

@@ -132,7 +132,7 @@ class BrokerConf:
         return texts
 
     def _moved(self, path: str, root: str) -> str:
-        """Return ``path``, relative to the root if it is below the file's own root."""
+        """Return ``path``, or its part below the root that the file names."""
         base = self.root
         if base is None:
             return path

@@ -156,7 +156,7 @@ class _Follower:
             value = get(name)
             if not value or (name == SELF_ID and not re.fullmatch(".[0-9]+", value)):
                 self._tell(name, "refuses", Phrase(
-                    "{name} is {value}: DLedger needs it, so the broker does not start",
+                    "{name} is {value}, but DLedger needs a value, so the broker does not start",
                     name=name, value=Phrase("not set") if value is None else repr(value)))
 
     def _names(self) -> None:

@@ -190,7 +190,7 @@ class Preparer:
         return texts
 
     def _plan(self, names: tuple[str, ...]) -> _Plan | None:
-        """Return the plan for these names; None if a value decides, or a name is invalid."""
+        """Return the plan for these names; None if it depends on a value, or a name is invalid."""
         profile, batch = self._settings.profile, self._batch
         special = {props.DELAY, POP_CHECKPOINT, CLUSTER}
         if not (batch or profile.stores_wait):

@@ -33,8 +33,8 @@ _LOOK, _IDLE = 1.0, 5
 
 
 class Message(NamedTuple):
-    """The message of a body for decoders: its topic, or the original topic of a message that waits
-    or is retried, and all properties.
+    """Information on the message of a body: its topic (the original topic if the message waits or
+    is retried) and all properties.
     """
 
     topic: str

@@ -47,7 +47,7 @@ class CheckpointRecord(NamedTuple):
 
     @property
     def min_timestamp_index(self) -> int:
-        """The same time, also limited by the time of the index (``messageIndexSafe``)."""
+        """`min_timestamp`, also limited by the time of the index (``messageIndexSafe``)."""
         return min(self.min_timestamp, self.index_msg_timestamp)
 
     def knows_later(self, newest: int | None, begin: int) -> bool:

@@ -55,7 +55,9 @@ MAPPING = "physical-offsets.csv"
 COLUMNS = ("old", "new", "topic", "queue_id", "queue_offset")
 _NOT_CARRIED = ("timerwheel", "timerlog", "compaction/compactionLog", "tieredstore",
                 "consumequeue_ext")
-"""Files not derived from the log that contain physical offsets, or belong to a separate service."""
+"""Files that are not derived from the log, and that contain physical offsets or belong to a
+separate service.
+"""
 _HALF = props.HALF_TOPIC.encode()
 _MAX_PLACES = 20
 
@@ -194,8 +196,8 @@ class WithPlainLog:
         sync_file(done.mapping)
 
     def _groups(self, begin: int, offsets: OffsetMapping) -> Iterator[list[Record]]:
-        """Yield the messages of the entries in groups; a message that names a half message of the
-        last group starts a new one.
+        """Yield groups of the messages that entries point to. A message that refers to a half
+        message in the current group starts a new group.
         """
         group: list[Record] = []
         size = 0

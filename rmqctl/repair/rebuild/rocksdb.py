@@ -287,8 +287,8 @@ def cut(store: Store, to: int, scratch: Scratch) -> tuple[Planned, dict[QueueKey
 
 def is_right(present: RocksQueues | None, database: BuiltDatabase, log_min: int,
              wants: Callable[[QueueKey], bool] = lambda _: True) -> bool:
-    """Return whether the database of a store has exactly the entries rebuilt from its log, and at
-    most those of expired messages besides. A database that is partly unreadable is wrong.
+    """Return whether the database of a store has all entries rebuilt from its log, and no others
+    except entries of expired messages. False if part of the database is unreadable.
     ``wants``: which queues are compared.
     """
     if present is None or present.damage or present.odd_count:

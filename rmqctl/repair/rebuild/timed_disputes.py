@@ -4,10 +4,10 @@ No CRC covers properties, and a broker delivers a timed message to its REAL_TOPI
 written when the message was intact, so a rebuild of the timer log from a damaged REAL_TOPIC would
 destroy the only proof of its value. If place and size of the unit match the message:
 
-* If one changed byte of the message gives it an existing topic with the hash of the unit, and its
-  own REAL_TOPIC does not exist, the message is corrected.
-* If the topic of the message exists, and no such change is possible, the unit is rebuilt.
-* Anything else is undecided, and neither is changed.
+* If the REAL_TOPIC does not exist, and changing one of its bytes gives an existing topic with the
+  hash in the unit, the message is corrected.
+* If the REAL_TOPIC exists, and no such change is possible, the unit is rebuilt.
+* All other cases are undecided, and neither the message nor the unit is changed.
 """
 
 from __future__ import annotations

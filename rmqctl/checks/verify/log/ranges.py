@@ -28,8 +28,8 @@ from rmqctl.store.store import Store
 
 MIN_RANGE = 8 << 20
 _BY_QUEUE, _BY_FILE = 4 << 10, 32 << 10
-"""Minimum bytes of a range for each queue of the store and for each file of its log, since each
-range examines all of them.
+"""Minimum bytes of a range per queue of the store and per file of its log: the check of each range
+examines all queues and files.
 """
 _MAX_BYTES = 1 << 30
 """Maximum bytes of a range if there are several threads; progress is reported once per range."""

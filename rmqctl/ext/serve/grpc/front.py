@@ -573,7 +573,8 @@ class Pipe(asyncio.Protocol):
 
     def is_stale(self, now: float) -> bool:
         """Return whether the client does not acknowledge the settings, or has stalled for too long
-        in the middle of a request or response; the core closes connections without calls.
+        in the middle of a request or response. Idle connections without calls are closed by the
+        core.
         """
         since = self._since if self._acknowledged else self._begun
         is_waiting = self._paused or self._held > 0 or not self._acknowledged

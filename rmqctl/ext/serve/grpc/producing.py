@@ -143,8 +143,8 @@ def _delivered_at(broker: Broker, when: int) -> dict[str, str]:
         return {TIMER_DELIVER_MS: str(when)}
     levels = sorted((ms, level) for level, ms in broker.writer.levels.items() if ms >= wanted)
     if not levels:
-        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "this store delays messages by levels; its "
-                      "longest level is shorter")
+        raise Refused(Code.ILLEGAL_DELIVERY_TIME, "this store delays messages by levels, "
+                      "and its longest level is shorter than this delay")
     return {props.DELAY: str(levels[0][1])}
 
 

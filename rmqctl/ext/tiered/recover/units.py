@@ -251,8 +251,8 @@ class RebuiltUnits:
         self.runs = _joined(runs)
 
     def content(self, start: int, end: int) -> tuple[Array, bool]:
-        """Return (the units of ``[start, end)``, a part of a run; whether any unit changes), and
-        count the outcomes.
+        """Return the units of ``[start, end)``, which is part of a run, and whether any unit
+        changes. Count the outcomes.
         """
         units, present = self._existing(start, end)
         sound = present & self._sound(start, units)

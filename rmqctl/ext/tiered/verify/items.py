@@ -271,7 +271,7 @@ def _end_of_units(queue: FlatQueue) -> int:
 
 
 def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
-    """Return whether a unit points to the same unreadable position."""
+    """Return whether a unit points to the same unreadable position as the index item."""
     try:
         unit = queue.unit(first_from(queue, queue.cq_start, queue.commit_offset,
                                      item.commit_log_offset))
