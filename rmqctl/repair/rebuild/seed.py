@@ -1,8 +1,8 @@
 """Parts that a rebuild copies from the store, because the log does not contain them.
 
 Entries of expired messages stay. In batch queues and the index, the rebuilt entries follow them. A
-plain queue is rebuilt from its first message in the log, with padding entries before it as a broker writes them,
-and gets the expired entries at the end.
+plain queue is rebuilt from its first message in the log, with padding entries before it as a broker
+writes them, and gets the expired entries at the end.
 
 Filter bit maps come from the present extension units. If the start of the log has expired, the
 addresses of units continue those of the queue (spec: consumequeue.md §8).
