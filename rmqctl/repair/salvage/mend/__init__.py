@@ -1,1 +1,1 @@
-"""Damaged records brought back whole, and what no broker can have written corrected."""
+"""Restore damaged records, and correct fields that no broker can have written."""

@@ -1,23 +1,25 @@
-"""System flags that cannot be right, restored from everything else that is known of the message.
+"""Restore invalid system flags from everything else that is known of the message.
 
-Each part of the flags has witnesses of its own:
+Each part of the flags is derived from evidence of its own:
 
-* the widths of the hosts: with them the lengths add up to the size, the body matches its CRC, both
-  ports are ports, and the store time is between those of the messages around it;
+* the widths of the hosts: with the right widths the lengths add up to the size, the body matches
+  its CRC, both ports are valid, and the store time is between those of the neighbouring messages;
 * the transaction: only plain and committed messages have a consume queue entry, only committed and
-  rolled back ones name a half message, only half messages have the property TRAN_MSG;
-* the compression: a body that no codec decodes is not compressed. One that a codec decodes may
-  still be what its producer sent: the half message that it ends has the same body and says it;
-* multi tags and inner batches: what the other messages of the log have; a batch has INNER_NUM.
+  rolled back messages refer to a half message, only half messages have the property TRAN_MSG;
+* the compression: a body that no codec decodes is not compressed. A body that a codec decodes may
+  still be what the producer sent; if the message ends a transaction, its half message has the same
+  body and valid flags;
+* multi tags and inner batches: the same as in the other messages of the log; a batch has INNER_NUM.
 
-An appended CRC covers the flags: with it every combination is tried, and one must match.
+An appended CRC covers the flags: then every combination is tried, and exactly one must match.
 
-One solution restores the flags. Where several are left, only what all of them have in common is
-restored, and the bits that no release uses stay, so that `verify` still reports the message. Bits
-that several messages have in common stay as well: a newer release or a client may have set them.
+If one solution is left, the flags are restored. If several are left, only the bits that all of them
+share are restored, and the bits that no release uses are kept, so that `verify` still reports the
+message. Unknown bits that several messages share are kept as well: a newer release or a client may
+have set them.
 
 Yield (benchmarks/stage_yields.py) with any value: 39 of 60, the others are zlib streams and
-reported; 60 of 60 with an appended CRC. Of single bits, 28 of 60: those below 0x800 may be what was
+reported; 60 of 60 with an appended CRC. Of single bits, 28 of 60: flags below 0x800 may be what was
 sent.
 """
 
@@ -52,22 +54,23 @@ _STYLE = sysflag.MULTI_TAGS | _INNER
 _TRANSACTIONS = (sysflag.TRANSACTION_NONE, sysflag.TRANSACTION_PREPARED,
                  sysflag.TRANSACTION_COMMIT, sysflag.TRANSACTION_ROLLBACK)
 _ALIKE = 3
-"""So many messages with the same unknown bits were not damaged one by one: a newer release or a
-client has set them."""
+"""Number of messages with the same unknown bits from which on the bits do not count as damage: a
+newer release or a client has set them.
+"""
 _OWN_TOPICS = (props.HALF_TOPIC.encode(), props.OP_HALF_TOPIC.encode())
 _ALL = np.array([sum(parts) for parts in product(
     _HOSTS, _TRANSACTIONS,
     [0, *(sysflag.COMPRESSED | number << sysflag.COMPRESSION_SHIFT for number in CODECS)],
     (0, sysflag.MULTI_TAGS), (0, sysflag.NEED_UNWRAP, sysflag.INNER_BATCH, _INNER))], np.uint64)
-"""All flags that releases write."""
+"""All combinations of flags that released brokers write."""
 _MAGIC_STARTS = {1: b"\x04\x22\x4d\x18", 2: b"\x28\xb5\x2f\xfd"}
-"""First bytes of the frames of codecs that may not be installed."""
+"""First bytes of a compressed frame, by codec number, for codecs that may not be installed."""
 _SHOWS_FLAGS = {rules.FLAG_BITS, rules.SYS_FLAG, rules.BORN_PORT, rules.STORE_PORT,
                 rules.STORE_TIME}
 
 
 class CorrectedFlags(NamedTuple):
-    """The record with its flags, and how they are known. ``whole``: nothing of them is unknown."""
+    """A record with corrected flags, and the reason for them. ``whole``: all flags are known."""
 
     raw: bytes
     record: Record
@@ -76,13 +79,13 @@ class CorrectedFlags(NamedTuple):
 
 
 def are_odd(sys_flag: int) -> bool:
-    """Return whether no release writes such flags."""
+    """Return whether the flags contain bits or a codec that no release writes."""
     return bool(sys_flag & ~sysflag.KNOWN) or (
         bool(sys_flag & sysflag.COMPRESSED) and _kind(sys_flag) not in CODECS)
 
 
 class Flags:
-    """Asks the witnesses of one round about the flags of single records."""
+    """Correction of the flags of single records, with the evidence of one round."""
 
     def __init__(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  records: Records, chances: Chances) -> None:
@@ -91,8 +94,9 @@ class Flags:
 
     def of(self, raw: bytes, place: int, rows: Sequence[FoundRow], times: Times) -> (
             CorrectedFlags | None):
-        """Return the record at a place with the flags that it must have had; None where they are
-        right, or nothing shows. ``rows`` point to it. StoreIOError.
+        """Return the record at a physical offset with its original flags; None if the flags are
+        right or the original is unknown. ``rows``: entries that point to the record. Raises:
+        StoreIOError.
         """
         stored = field_of(raw, "sys_flag")
         if self._survey.has_crcs and append_crc.stored(raw) is not None:
@@ -133,7 +137,7 @@ class Flags:
     # -- the parts of the flags -------------------------------------------------------------------
 
     def _shaped(self, raw: bytes, place: int, times: Times) -> Record | None:
-        """Return the record with the only widths of hosts that fit it; its other flags are 0."""
+        """Return the record with the only host widths that fit it and all other flags 0."""
         fitting = [record for bits in _HOSTS
                  if (record := _with_hosts(raw, place, bits)) is not None and all(
                 0 <= port <= rules.MAX_PORT for port in (
@@ -146,7 +150,7 @@ class Flags:
         return fitting[0] if len(fitting) == 1 else None
 
     def _transactions(self, record: Record, rows: Sequence[FoundRow]) -> set[int]:
-        """Return the kinds that entries, the half message and the properties allow."""
+        """Return the transaction types that entries, the half message and the properties allow."""
         values = _values(record)
         if record.topic in _OWN_TOPICS:
             kinds = {sysflag.TRANSACTION_NONE}
@@ -186,7 +190,7 @@ class Flags:
             *self._witness.keys(place, place + 1)[1].tolist()})
 
     def _packed(self, record: Record, transaction: int) -> set[int]:
-        """Return what the flags may say of the compression."""
+        """Return the compression bits that are possible."""
         compressions = {0}
         for number, codec in CODECS.items() if record.body else ():
             try:
@@ -206,7 +210,7 @@ class Flags:
         return compressions
 
     def _style(self, record: Record) -> set[int]:
-        """Return what the flags may say of multi tags and inner batches."""
+        """Return the possible bits for multi tags and inner batches."""
         seen = {flags & _STYLE for flags in self._survey.flags} | {0}
         if props.INNER_NUM in _values(record):
             return {style for style in seen if style & _INNER} or {*range(_STYLE + 1)}
@@ -215,8 +219,8 @@ class Flags:
     # -- with an appended CRC ---------------------------------------------------------------------
 
     def _by_seal(self, raw: bytes, place: int, stored: int) -> CorrectedFlags | None:
-        """Return the only flags with which the record matches its CRC: all combinations are
-        tried.
+        """Return the only flags with which the record matches its CRC, after trying all
+        combinations.
         """
         if append_crc.verify(raw):
             return None
@@ -232,8 +236,8 @@ class Flags:
 
 
 def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
-    """Return the record with hosts of these widths, if it is whole and its hosts and store time are
-    possible; its other flags are 0.
+    """Return the record with hosts of these widths and all other flags 0; None unless the record is
+    then complete and its hosts and store time are possible.
     """
     if not has_room_for_body(raw, bits):
         return None  # as nearly always
@@ -245,8 +249,9 @@ def _with_hosts(raw: bytes, place: int, bits: int) -> Record | None:
 
 def mend_flags(flags: Flags, survey: Survey, records: Records,
                rows: Mapping[int, Sequence[FoundRow]]) -> None:
-    """Put intact messages into ``records`` whose header shows that their flags are damaged, as far
-    as these are known. ``rows`` by the place that they point to. StoreIOError.
+    """Correct the flags of intact messages whose header shows that the flags are damaged, as far as
+    they are known, and put these messages into ``records``. ``rows``: entries by the physical
+    offset that they point to. Raises: StoreIOError.
     """
     def time_at(place: int | None) -> int | None:
         _, record, _ = (0, None, b"") if place is None else records.read(place, None)
@@ -271,7 +276,9 @@ def _rebuilt(raw: bytes, flags: int, reason: str, *, whole: bool) -> CorrectedFl
 
 
 def _nearest(stored: int, allowed: set[int]) -> int:
-    """Return what is stored where it is allowed, else what differs least."""
+    """Return the stored value if it is allowed, else the allowed value with the fewest different
+    bits.
+    """
     return min(allowed, key=lambda value: ((value ^ stored).bit_count(), value))
 
 
@@ -280,7 +287,7 @@ def _kind(sys_flag: int) -> int:
 
 
 def _plain(record: Record) -> Record:
-    """Return a copy that counts as a plain message."""
+    """Return a copy of the record with all flags cleared except the widths of its hosts."""
     return replace(record, sys_flag=record.sys_flag & HOST_BITS)
 
 

@@ -1,18 +1,19 @@
-"""Headers of intact messages that no broker can have written, corrected as far as anything proves
-it.
+"""Correct header fields of intact messages that no broker can have written.
 
-An invalid port and a compression that no version knows make clients give up in the midst of a pull,
-so these do not stay: the store's own host is in the neighbours, a compression shows in the body,
-and one flipped bit above a port's sixteen leaves the port itself. What none of that tells is not
-invented: an unknown port becomes 0, which says just that and which every client reads; a message
-whose compression is not known gets a filler. So does one with an invalid numeric property that
-other fields do not prove: a broker would cut the log off there. A store time is corrected as
-`times` has it, the place of a half message by that message itself, else it becomes 0. A negative
-number of times that a message was consumed is what one flipped bit left of it, else 0, as in a
-first delivery; a CRC appended to the message that covers the negative number is reset. A negative
-queue is the only one of the topic that lacks this very message just here.
+An invalid port or an unknown compression makes a client give up in the middle of a pull, so these
+values are always replaced. The store host is taken from the neighbouring messages, the compression
+from the body, and a port with one flipped bit above its lower 16 bits from those 16 bits. Unknown
+values are not invented: an unknown port becomes 0, which every client accepts; a message with
+unknown compression is replaced by a filler. So is a message with an invalid numeric property that
+other fields do not prove, because a broker would truncate the log there.
 
-Yield (benchmarks/stage_yields.py) with any value in one field: place of the half message 60 of 60,
+A store time is corrected by `times`. The offset of a half message is found from the half message
+itself, else set to 0. A negative reconsume count becomes its lower 16 bits if one flipped bit
+explains it, else 0, as in a first delivery; an appended CRC that covers the negative count is
+recomputed. A negative queue id becomes that of the only queue of the topic that lacks exactly this
+message.
+
+Yield (benchmarks/stage_yields.py) with any value in one field: offset of the half message 60 of 60,
 store host 55, reconsume times 34. A born host of any value is unknown; of single bits that were
 flipped in it 10 of 60, in reconsume times 21 of 60.
 """
@@ -48,7 +49,7 @@ _LONG = (1 << 64) - 1
 
 @dataclass(slots=True)
 class _Evidence:
-    """The evidence for headers. ``lookups``: how often the index may still be asked for a key."""
+    """Evidence for header fields. ``lookups``: how many more index lookups are allowed."""
 
     store: Store
     survey: Survey
@@ -60,7 +61,7 @@ class _Evidence:
 
 
 def mend_headers(store: Store, survey: Survey, records: Records) -> None:
-    """Put mended records into ``records``; rejects those that cannot stay as they are."""
+    """Put corrected records into ``records``; reject records that cannot be kept or corrected."""
     evidence = _Evidence(store, survey, records, Times(store, survey, records))
     for fault in survey.headers.faults:
         if rules.QUEUE_ID in fault.categories:
@@ -132,7 +133,7 @@ def _store_port(record: Record, fault: HeaderFault, evidence: _Evidence) -> tupl
 
 
 def _host_at(records: Records, place: int | None) -> Host | None:
-    """Return the store host of the message at a place, if its port is one."""
+    """Return the store host of the message at a physical offset if its port is valid."""
     if place is None:
         return None
     _, record, _ = records.read(place, None)
@@ -157,9 +158,10 @@ def _sys_flag(record: Record, _fault: HeaderFault, _evidence: _Evidence) -> tupl
 
 
 def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
-    """Return the bytes of the record with the times that it was consumed corrected.
+    """Return the bytes of the record with a corrected reconsume count.
 
-    No other field proves them, so an appended CRC of the negative number does not, either.
+    No other field proves the count. An appended CRC that matches the negative count does not prove
+    it, either.
     """
     stored = f"reconsumeTimes {record.reconsume_times}"
     times = _one_bit(record.reconsume_times)
@@ -173,8 +175,8 @@ def _reconsume(raw: bytes, record: Record) -> tuple[bytes, str]:
 
 
 def _number(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record | None, str]:
-    """Correct the level of a delay (the queue's number and one), and an inner batch's base (its own
-    offset).
+    """Correct numeric properties: the delay level (queue id + 1), the base of an inner batch (its
+    own queue offset), and others by one flipped bit.
     """
     raw, reasons = record.properties, []
     while name := rules.bad_number(_values(raw), record.topic, evidence.survey.generation):
@@ -195,7 +197,9 @@ def _values(raw: bytes) -> dict[str, str]:
 
 
 def _digits_one_bit_off(number: bytes) -> list[bytes]:
-    """Return the numbers that one flipped bit made this of; none for what is too long to be one."""
+    """Return all decimal numbers one flipped bit away from these bytes; none if they are too
+    long.
+    """
     if len(number) > _MAX_DIGITS:
         return []
     turned = (number[:index] + bytes([byte ^ 1 << bit]) + number[index + 1:]
@@ -204,8 +208,8 @@ def _digits_one_bit_off(number: bytes) -> list[bytes]:
 
 
 def _one_bit(number: int) -> int | None:
-    """Return the port, or the number of deliveries, that one flipped bit above its sixteen made
-    this number of; None: it was more.
+    """Return the lower 16 bits of a port or reconsume count if just one of the upper 16 bits is
+    set, else None.
     """
     high = (number & 0xFFFFFFFF) >> 16
     return number & rules.MAX_PORT if high.bit_count() == 1 else None
@@ -216,8 +220,8 @@ def _store_time(record: Record, fault: HeaderFault, evidence: _Evidence) -> tupl
 
 
 def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the one queue of the topic that lacks this very message just here, if no other message
-    asks for its place.
+    """Return the record with the id of the only queue of the topic that lacks exactly this message,
+    if no other message with an invalid queue claims the same queue offset.
     """
     if evidence.records.is_replaced(record.physical_offset):  # a row has told
         return record, ""
@@ -232,7 +236,9 @@ def _queue_id(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
 
 
 def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """0, unless its queue lacks just this message here: then the transaction bits are wrong."""
+    """Return the record with queue offset 0, or unchanged if its queue lacks exactly this message:
+    then the transaction bits are wrong.
+    """
     topic = os.fsdecode(record.topic)
     if _lacks(evidence.survey.runs.of((topic, record.queue_id)), record):
         return record, ""
@@ -242,7 +248,7 @@ def _queue_offset(record: Record, _fault: HeaderFault, evidence: _Evidence) -> t
 
 
 def _lacks(runs: Sequence[Run], record: Record) -> bool:
-    """Return whether a queue has a hole of this one message at its place in the log."""
+    """Return whether a queue lacks exactly this message at its position in the log."""
     return any(run.end == record.queue_offset and other.first == record.queue_offset + 1
                and run.high < record.physical_offset < other.low for run, other in pairwise(runs))
 
@@ -251,8 +257,8 @@ def _lacks(runs: Sequence[Run], record: Record) -> bool:
 
 
 def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple[Record, str]:
-    """Return the one that it points to without one flipped bit, or the only one of the same unique
-    key.
+    """Return the record with the offset of its half message: the stored offset without one flipped
+    bit, or the only half message with the same unique key; else 0.
     """
     stored = record.prepared_transaction_offset
     damage = f"invalid preparedTransactionOffset {stored}"
@@ -273,7 +279,7 @@ def _prepared(record: Record, _fault: HeaderFault, evidence: _Evidence) -> tuple
 
 
 def _is_half(place: int, record: Record, records: Records) -> bool:
-    """Return whether at a place lies a half message of a record's queue, and of its unique key."""
+    """Return whether a half message with the record's queue and unique key is at this offset."""
     if not 0 <= place < record.physical_offset:
         return False
     _, half, _ = records.read(place, None)

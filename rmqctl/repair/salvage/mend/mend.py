@@ -1,13 +1,14 @@
-"""Damaged records that can be brought back whole, because what is damaged is known from elsewhere.
+"""Restore damaged records from what other structures and the record itself prove.
 
-* In a damaged region: a record whose head was hit, but whose body still matches its CRC. Its
-  size, magic and place are known anyhow; one bit of its other lengths may be wrong.
-* A body CRC one bit off: a wrong body would hardly give that (32 chances in 2^31).
-* An intact record whose topic, queue, queue offset or transaction bits contradict the row of its
-  queue that points to it, while no row supports what it says.
-* Whole records, and 512-byte sectors or 4 KiB pages, that are at another record's place (`moved`).
+* In a damaged region: a record with a damaged header whose body still matches its CRC. Its size,
+  magic and physical offset are known from elsewhere; one bit of its other lengths may be wrong.
+* A body CRC that is one bit off: a wrong body would hardly give that (32 chances in 2^31).
+* An intact record whose topic, queue, queue offset or transaction bits contradict the consume queue
+  entry that points to it, while no entry confirms the record's own values.
+* Complete records, and 512-byte sectors or 4 KiB pages, that are at another record's position
+  (`moved`).
 
-Nothing is changed without such proof, and a mended record must be accepted by the next survey.
+Nothing is changed without such proof, and the next survey must accept each restored record.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: size, magic, physical offset and the
 lengths of body, topic and properties 60 of 60 each.
@@ -79,19 +80,21 @@ from rmqctl.store.store import Store
 
 _PLACING = "total_size", "magic", "physical_offset"
 _BUDGET = 2 << 30
-"""Bytes of candidates that are looked at in one round: crafted damage must not take for ever."""
+"""Bytes of candidates that are checked in one round, so that crafted damage cannot take forever."""
 
 
 @dataclass(slots=True)
 class Mending:
-    """``pieces`` by number of the part (positions in its file); what was done, and how often.
+    """Result of a round: ``pieces`` to write by part number (positions in its file), and what was
+    done.
 
-    ``rejected``: physical offsets of records that contradict their queues and cannot be mended.
-    ``confirmed``: sizes of records in damaged bytes that are whole (or will be), by place.
-    ``moved``: the pieces are bytes from elsewhere. ``corrected``: places of records that are whole
-    with a changed byte; ``refused``: why others are not, by place; ``by_byte``: places of records
-    that a changed byte explains where only bits may be changed. ``topics``: why topics that cannot
-    be right stay, by place.
+    ``rejected``: physical offsets of records that contradict their queues and cannot be corrected.
+    ``confirmed``: sizes of records in damaged bytes that are complete (or will be), by physical
+    offset. ``moved``: the pieces are bytes from elsewhere in the log. ``corrected``: physical
+    offsets of records that a changed byte makes intact; ``refused``: why other records are not
+    corrected, by physical offset; ``by_byte``: physical offsets of records that a changed byte
+    would explain where only bits may be changed. ``topics``: why invalid topics are kept, by
+    physical offset.
     """
 
     pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
@@ -105,27 +108,28 @@ class Mending:
     by_byte: set[int] = field(default_factory=set)
     topics: dict[int, str] = field(default_factory=dict)
     marked: set[int] = field(default_factory=set)
-    """Places of messages that have lost some of their properties, and are kept."""
+    """Physical offsets of messages that have lost some of their properties and are kept."""
     unmarked: dict[int, str] = field(default_factory=dict)
-    """Reasons why other messages are not marked, by place."""
+    """Reasons why other messages are not marked, by physical offset."""
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
          evidence: Evidence, rejected: Collection[int] = (),
          correct: Correct = "bit", chances: Chances | None = None,
          undecided: Collection[int] = ()) -> Mending:
-    """One round of mending where records stand. StoreIOError.
+    """Run one round that restores records at their present positions. Raises: StoreIOError.
 
-    ``rejected``: places of records which count as damaged, whatever they look like. ``correct``:
-    what may be changed where a CRC says how. ``chances``: of all rounds of this repair.
-    ``undecided``: places of records that count as messages because the user says so.
+    ``rejected``: physical offsets of records that count as damaged, whatever they look like.
+    ``correct``: what may be changed where a CRC shows the original. ``chances``: shared by all
+    rounds of this repair. ``undecided``: physical offsets of records that count as messages because
+    the user says so.
     """
     return _Round(store, parts, survey, gatherer, evidence, rejected, correct,
                   chances or Chances(), undecided).run()
 
 
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
-    """Pages in damaged regions that were swapped. StoreIOError."""
+    """Put swapped pages in damaged regions back. Raises: StoreIOError."""
     mending = _made(store, parts, swapped_pages(parts, survey.regions), 0, "put back",
                     "was at another place")
     mending.moved = True
@@ -133,7 +137,7 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
 
 
 def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: Evidence) -> Mending:
-    """Intact messages with damaged properties: corrected, or marked. StoreIOError."""
+    """Correct or mark intact messages with damaged properties. Raises: StoreIOError."""
     mended = mend_properties(store, parts, survey, evidence)
     mending = _made(store, parts, mended.records.pieces, len(mended.corrections), "keep damaged",
                     "", mended.records.reasons, mended.corrections)
@@ -144,8 +148,9 @@ def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: Evide
 def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
          evidence: Evidence, generation: int, earlier: Container[int], *,
          bodies: bool) -> Mending:
-    """Damaged messages that are delivered as they are (see `keep`), but for those at places that
-    are of an ``earlier`` life of the file; ``bodies``: with damaged bodies, too. StoreIOError.
+    """Keep damaged messages that can be delivered as they are (see `keep`), except records from an
+    ``earlier`` use of the file. ``bodies``: also messages with damaged bodies. Raises:
+    StoreIOError.
     """
     records = Records(parts)
     damaged, full = kept_damaged(parts, survey, gatherer, evidence, generation, bodies=bodies)
@@ -193,8 +198,8 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
 
 def _reasoned(witnesses: Witnesses, place: int, piece: Piece, why: str,
               reason: str | None) -> tuple[str, Mapping[str, Any]]:
-    """Return (why a piece is put there, what speaks for it as data). ``reason``: what is said of
-    it.
+    """Return (why a piece is written, the evidence as data). ``reason``: the known reason, if
+    any.
     """
     content = bytearray(piece.size)
     piece.read_into(memoryview(content), 0)
@@ -264,7 +269,9 @@ class _Round:
 
     def _region(self, source: Source, region: Region, rows: Mapping[int, list[FoundRow]],
                 places: Sequence[int]) -> None:
-        """Mend the records of a region. ``rows`` point to ``places`` (ascending)."""
+        """Restore the records of a region. ``rows``: entries that point to ``places``
+        (ascending).
+        """
         starts = {*region.starts, *(start for start, _ in region.extents),
                   *places[bisect_left(places, region.start):bisect_left(places, region.end)]}
         end = region.start
@@ -273,7 +280,9 @@ class _Round:
                 end = start + self._damaged(source, region, start, rows.get(start, []))
 
     def _damaged(self, source: Source, region: Region, start: int, rows: list[FoundRow]) -> int:
-        """Return the size of the record at ``start``, if it is whole or could be mended; else 0."""
+        """Return the size of the record at ``start`` if it is intact or could be restored;
+        else 0.
+        """
         position = start - source.base
         part = self._parts[region.file]
         # A message leaves space for the blank after it: one beyond that was never put.
@@ -328,7 +337,7 @@ class _Round:
         return self._by_crc(region, start, stored, rows) or self._by_twin(start, stored, rows)
 
     def _by_flags(self, region: Region, start: int, raw: bytes, rows: list[FoundRow]) -> int:
-        """Return the size of a record whose system flags alone were damaged; 0 without one."""
+        """Restore a record of which only the system flags are damaged. Return its size; else 0."""
         if not raw or not is_magic(magic_at(raw)) or field_of(raw, "physical_offset") != start:
             return 0
         corrected_flags = self._flags.of(raw, start, rows, (region.before, region.after))
@@ -338,14 +347,14 @@ class _Round:
         return self._whole(start, corrected_flags.raw, corrected_flags.reason)
 
     def _may_be_of(self, place: int) -> bool:
-        """Return whether a message may have been at a place of this log: no other one is there."""
+        """Return whether the log covers a physical offset and has no intact message there."""
         if not self._parts[0].base <= place < self._parts[-1].end:
             return False
         _, record, _ = self._records.read(place, None)
         return record is None or not record.crc_ok
 
     def _by_twin(self, start: int, raw: bytes, rows: list[FoundRow]) -> int:
-        """Return the size of a record whose body another message has, too; 0 without one."""
+        """Restore a record whose body another message has, too. Return its size; else 0."""
         record = self._in_place(raw, start)
         twin = None if record is None else self._twins.of(
             raw, record, sealed=self._survey.has_crcs)
@@ -362,7 +371,8 @@ class _Round:
         return len(content)
 
     def _stored(self, source: Source, start: int, room: int, head: bytes) -> bytes:
-        """Return the bytes of a damaged record as long as it says; empty if it cannot be that long.
+        """Return the bytes of a damaged record by its own size field; empty if that size is
+        impossible.
 
         ``head``: the first bytes at ``start``.
         """
@@ -372,7 +382,7 @@ class _Round:
         return head[:size] if size <= len(head) else source.read(start - source.base, size)
 
     def _in_place(self, raw: bytes, start: int) -> Record | None:
-        """Return the record that damaged bytes give, if it says that it is there."""
+        """Return the record that damaged bytes decode to, if its physical offset is ``start``."""
         if not raw:
             return None
         try:
@@ -382,13 +392,13 @@ class _Round:
         return record if record.physical_offset == start else None
 
     def _decoded(self, raw: bytes) -> Record:
-        """Return the record of some bytes; the last one is kept. FormatError."""
+        """Decode a record; the last result is cached. Raises: FormatError."""
         if self._last is None or self._last[0] != raw:
             self._last = raw, decode(raw)
         return self._last[1]
 
     def _by_crc(self, region: Region, start: int, raw: bytes, rows: list[FoundRow]) -> int:
-        """Return the size of a record whose CRC says which byte of it is wrong; 0 without one."""
+        """Correct a record whose CRC shows which byte is wrong. Return its size; else 0."""
         record = None if self._correct == "off" else self._in_place(raw, start)
         if record is None:
             return 0
@@ -415,9 +425,7 @@ class _Round:
         return self._by_crc_field(raw, record, rows) or self._by_topic(raw, record, rows)
 
     def _by_crc_field(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
-        """Return the size of a record of which the CRC of the body is damaged, not the body; 0
-        else.
-        """
+        """Restore a record whose body CRC is damaged, but not the body. Return its size; else 0."""
         reason = damaged_crc(record)
         after = with_fields(raw, body_crc=body_crc(record.body))
         if reason is None or append_crc.verify(after) is False or not self._supported(
@@ -426,7 +434,9 @@ class _Round:
         return self._whole(record.physical_offset, after, reason)
 
     def _by_topic(self, raw: bytes, record: Record, rows: list[FoundRow]) -> int:
-        """Return the size of a record whose own CRC is right with another topic; 0 without one."""
+        """Restore a record whose appended CRC matches with another topic. Return its size;
+        else 0.
+        """
         corrected_topic = self._topics.by_crc(raw, record)
         named = None if corrected_topic is None else replace(record, topic=corrected_topic.topic)
         if corrected_topic is None or named is None or not self._supported(named, rows, False):
@@ -434,7 +444,9 @@ class _Round:
         return self._whole(record.physical_offset, build(named), corrected_topic.reason)
 
     def _name(self, physical: int) -> None:
-        """The name of the appended CRC of an intact record, if that is what hides it."""
+        """Correct the name of the appended CRC property of an intact record if that name is
+        damaged.
+        """
         _, record, raw = self._records.read(physical, None)
         correction = None if record is None else corrected(
             raw, record, self._correct, sealed=True, chances=self._chances)
@@ -444,15 +456,15 @@ class _Round:
             self._records.replace(place, correction.after)
 
     def _is_led_elsewhere(self, record: Record, stored_at: int) -> bool:
-        """Return whether the entry of a record's queue offset points to the place that it says."""
+        """Return whether the entry at a record's queue offset points to ``stored_at``."""
         witness = self._parts[0].witness
         return witness is not None and sysflag.has_consume_queue_row(record.sys_flag) and (
             witness.entry_of(record) == (stored_at, record.total_size))
 
     def _is_shifted(self, source: Source, region: Region, position: int, size: int,
                     file_size: int = 0) -> bool:
-        """Return whether the next record, or another one of the region, is off by as much as this
-        one, or by whole files of ``file_size``.
+        """Return whether the next record, or another record of the region, is shifted by as much as
+        this record, or by a multiple of ``file_size``.
         """
         own = shift_of(source, position)
         others = {position + size, *(start - source.base
@@ -462,13 +474,14 @@ class _Round:
 
     def _supported(self, record: Record, rows: list[FoundRow], foreign: bool, *,
                    moved: bool = False, shifted: bool = False, wrong: int = 0) -> bool:
-        """Return whether rows agree with a record, or nothing speaks against it but its head was
-        hit.
+        """Return whether entries confirm a record, or no evidence contradicts it and only its
+        header was damaged.
 
-        ``foreign``: what it says of its place looks as if it belonged elsewhere. Then the log must
-        lack just such a message between two others of its queue. ``moved``: that other place is one
-        of this log, so the message may have been there, and only the index tells otherwise; nothing
-        does where it is ``shifted`` with its neighbours. ``wrong``: how many of `_PLACING` are.
+        ``foreign``: its physical offset field looks as if the record belonged elsewhere. Then the
+        log must lack exactly this message between two others of its queue. ``moved``: the other
+        offset is in this log, so the message may have been there, and only the index can decide;
+        nothing can if the record is ``shifted`` with its neighbours. ``wrong``: how many of the
+        `_PLACING` fields are wrong.
         """
         key = os.fsdecode(record.topic), record.queue_id
         if any(row.key == key and row.count >= 1 and row.size == record.total_size and (
@@ -490,7 +503,9 @@ class _Round:
         return self._fits(record)
 
     def _fits(self, record: Record, *, inner: bool = False) -> bool:
-        """Return whether the log lacks just such a record: in its queue, and in no row's place."""
+        """Return whether the log lacks this record: its queue has a gap that covers this
+        position.
+        """
         if not sysflag.has_consume_queue_row(record.sys_flag):
             return True
         key = os.fsdecode(record.topic), record.queue_id
@@ -500,8 +515,8 @@ class _Round:
 
     def _candidates(self, source: Source, position: int, head: bytes, room: int,
                     sizes: set[int]) -> Iterator[bytes]:
-        """Yield what the record may have been: place and magic corrected, at most a bit of a length
-        flipped.
+        """Yield candidates for the original record: physical offset and magic corrected, at most
+        one bit of a length flipped.
         """
         # Its own size may be right.
         stored = field_of(head, "total_size")
@@ -545,16 +560,16 @@ class _Round:
 
 
 def _ends_in_zeros(record: Record, head: bytes, sizes: set[int]) -> bool:
-    """Return whether a record was torn in its topic: the zeros there and after it are no length of
-    its properties, unless its own size or an entry says so.
+    """Return whether a torn write ended in the record's topic: the zeros there and after it are not
+    the length of its properties, unless the record's own size or an entry confirms that length.
     """
     return (record.topic.endswith(b"\0") and not record.properties and record.total_size not in {
         field_of(head, "total_size"), *sizes})
 
 
 def _is_timely(region: Region, record: Record) -> bool:
-    """Return whether a message begins where the one before a region ends, and was stored between
-    those around it: what an earlier use of a file left is older.
+    """Return whether a message begins at the start of a damaged region and was stored between the
+    messages before and after it. Records from an earlier use of the file are older.
     """
     return region.start == record.physical_offset and (
         region.before is not None and region.after is not None

@@ -1,9 +1,8 @@
-"""Pages of 512 bytes or 4 KiB of a log that are at another page's place: two that were swapped.
+"""Put back two swapped pages (512 bytes or 4 KiB) of a log.
 
-A record's own place is not proof: who sends a message may put a whole record into its body that
-names any place. So two pages are put back together, or not at all: with each at the other's place
-every byte of both has to be of an intact record. Nobody can send a message that makes the bytes
-of another page right which he does not know.
+A record's own physical offset is not proof: a producer may put a complete record with any offset
+into a message body. So two pages are swapped back only if every byte of both then belongs to an
+intact record. No producer can forge that without knowing the bytes of the other page.
 
 Yield (benchmarks/stage_yields.py): 361 of the 442 messages in two swapped pages of 60 stores.
 """
@@ -42,13 +41,15 @@ _MAX_RECORD = 8 << 20
 _MAX_TRIES = 8
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset")
 Swap = tuple[int, int, int]
-"""The physical offsets of two pages, and their size."""
+"""Physical offsets of two swapped pages, and the page size."""
 Stretch = tuple[int, int, int]
-"""The number of a file, and physical ``[start, end)`` in it."""
+"""Number of a file, and a physical range ``[start, end)`` in it."""
 
 
 def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int, list[Piece]]:
-    """Pieces by number of the part, all inside of damaged regions. StoreIOError."""
+    """Return the pieces to write, by part number; all are in damaged regions. Raises:
+    StoreIOError.
+    """
     stretches = _joined(regions)
     swaps = _candidates(parts, stretches)
     for _ in range(_MAX_TRIES):
@@ -61,7 +62,7 @@ def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[i
 
 
 def _joined(regions: Sequence[Region]) -> list[Stretch]:
-    """Return the regions, those that touch each other as one."""
+    """Return the regions with adjacent regions joined."""
     stretches: list[Stretch] = []
     for region in regions:
         if stretches and stretches[-1][0] == region.file and stretches[-1][2] == region.start:
@@ -72,7 +73,9 @@ def _joined(regions: Sequence[Region]) -> list[Stretch]:
 
 
 def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[Swap]:
-    """Pages that a record says to belong where another page is, none of them twice."""
+    """Return pairs of pages whose records' physical offsets suggest a swap; no page occurs
+    twice.
+    """
     starts = [start for _, start, _ in stretches]
 
     def is_inside(page: int, size: int) -> bool:
@@ -121,8 +124,8 @@ def _part_of(parts: Sequence[LogPart], place: int) -> int:
 
 def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequence[Swap],
              pieces: dict[int, list[Piece]]) -> list[Swap]:
-    """Return those of which, all laid over the log, every byte is of an intact record, of a blank,
-    or after the log's end.
+    """Return the swaps after which, with all swaps applied, every byte of both pages belongs to an
+    intact record or a blank, or is after the end of the log.
     """
     # The log as it would be, and what of it is explained.
     changed_parts = laid_over(parts, {number: tuple(sorted(some, key=lambda piece: piece.at))
@@ -156,7 +159,7 @@ def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequ
 
 
 def _magics(source: Source, start: int, end: int) -> Iterator[int]:
-    """Positions in ``[start, end)`` where by its magic a message may start."""
+    """Return positions in ``[start, end)`` with a magic where a message may start."""
     last = start - 1
     for window_start, data in used_windows(source, start, end):
         for hit in MAGIC_PATTERN.finditer(data):
@@ -167,9 +170,10 @@ def _magics(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Record | int]]:
-    """Yield (position, the record there) for whole records which say that they belong elsewhere.
+    """Yield (position, record) for complete records whose physical offset field names another
+    position.
 
-    For one that is not whole just the physical offset it says.
+    For an incomplete record only the physical offset field is yielded.
     """
     for position in _magics(source, start, end):
         head = source.read(position, START_SIZE)
@@ -190,8 +194,8 @@ def misplaced(source: Source, start: int, end: int) -> Iterator[tuple[int, Recor
 
 
 def is_indexed(store: Store, record: Record) -> bool:
-    """Return whether the index has keys for the place that a record says, all of them the record's
-    and of its store time: one key may be that of many messages.
+    """Return whether the index has keys for the record's physical offset field, all of them with
+    the record's keys and store time. One key is not enough: many messages may share it.
     """
     keys = keys_of_places(store, [record.physical_offset]).get(record.physical_offset, [])
     return bool(keys) and {key.key_hash for key in keys} <= key_hashes(record) and all(
