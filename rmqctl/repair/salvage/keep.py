@@ -1,20 +1,23 @@
-"""Damaged messages that are kept, marked, instead of a filler: with damaged properties always, with
-a damaged body where ``--keep-damaged`` is given.
+"""Keep damaged messages and mark them, instead of replacing them with fillers.
 
-The record keeps its place, its size and its row. Its CRC is recomputed, and the property ``RMQCTL``
-is ``damaged``, so that consumers and filters can tell. That property takes `len(KEPT_START)` bytes,
-which come from the first of these that has them:
+Messages with damaged properties are always kept, messages with a damaged body with
+``--keep-damaged``.
 
-* damaged properties, which go;
-* ``CLUSTER``, which a broker adds and no consumer needs, and ``WAIT``, of use to the broker alone;
-* the body, compressed (zlib; every client unpacks it);
+The record keeps its offset, its size and its consume queue entry. Its CRC is recomputed, and the
+property ``RMQCTL`` is set to ``damaged``, so that consumers and filters can recognise it. That
+property needs `len(KEPT_START)` bytes, taken from the first of these that has enough:
+
+* damaged properties, which are dropped;
+* ``CLUSTER``, which a broker adds and no consumer needs, and ``WAIT``, which only the broker uses;
+* the body, compressed (zlib; every client decompresses it);
 * the end of the body, if it is damaged.
 
-What is left over is filled with property separators, which no parser minds (commitlog.md §5.1).
+Bytes that remain are filled with property separators, which every parser ignores (commitlog.md
+§5.1).
 
-A compressed body that cannot be unpacked is no longer said to be compressed: a client that fails to
-unpack a message drops it together with the rest of its pull. Inner batches and op messages, whose
-bodies are not read by consumers but taken apart by brokers and clients, are left to the fillers.
+The compression flag of a body that cannot be decompressed is cleared: a client that fails to
+decompress a message drops it together with the rest of its pull. Inner batches and op messages are
+replaced by fillers, because brokers and clients parse their bodies.
 """
 
 from __future__ import annotations
@@ -44,7 +47,9 @@ _MAX_PROPERTIES = (1 << 15) - 1
 
 
 class KeptRecord(NamedTuple):
-    """A record that is delivered with its damage. ``how``: where the mark's bytes came from."""
+    """A record that is delivered with its damage. ``how``: what the space for the mark was taken
+    from.
+    """
 
     physical: int
     content: bytes
@@ -54,12 +59,12 @@ class KeptRecord(NamedTuple):
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
                  evidence: Evidence, generation: int, *, bodies: bool) -> tuple[
                      list[KeptRecord], set[int]]:
-    """Return (the damaged records that can be delivered as they are, places of those with an intact
-    body that have no room for the mark). StoreIOError.
+    """Return (the damaged records that can be delivered as they are, the physical offsets of those
+    with an intact body that have no space for the mark). Raises: StoreIOError.
 
-    Only records whose place and size are beyond doubt, that say themselves where they stand, and
-    that their consumequeue row, or a hole in their queue, confirms. ``bodies``: also those whose
-    body is damaged.
+    Only records with a certain offset and size, whose physicalOffset is right, and that their
+    consume queue entry or a gap in their queue confirms. ``bodies``: also records with a damaged
+    body.
     """
     # The entries that may confirm a record.
     rows: dict[int, list[FoundRow]] = {}
@@ -94,11 +99,11 @@ def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
 
 def marked(record: Record, sealed: bool,
            wanted: Mapping[str, str] | None = None) -> tuple[bytes, str] | None:
-    """Return (the record with the mark and right CRCs, where the mark's bytes came from).
+    """Return (the record with the mark and right CRCs, what the space for the mark was taken from).
 
-    Pairs that are damaged go; ``wanted`` are properties to be put in. None without enough space:
-    no byte is taken from an intact body, but that it may be compressed. ``sealed``: the store's
-    records end with an appended CRC.
+    Damaged pairs are dropped; ``wanted``: properties to add. None if the space is not enough: an
+    intact body may be compressed, but loses no byte. ``sealed``: the store's records end with an
+    appended CRC.
     """
     # A body that is marked compressed, and is not, is invalid.
     flags = record.sys_flag
@@ -139,19 +144,19 @@ def marked(record: Record, sealed: bool,
 
 
 def _short(text: bytes, sealed: bool, room: int) -> int:
-    """Return how many bytes are missing for some properties, and what separates them from
-    the CRC.
+    """Return how many bytes of space are missing for properties and the separator before the
+    CRC.
     """
     return len(text) + (sealed and not _is_closed(text)) - room
 
 
 def _is_closed(text: bytes) -> bool:
-    """Return whether another property may follow."""
+    """Return whether another property can be appended without a separator."""
     return not text or text.endswith(_SEPARATOR)
 
 
 def _sound(text: bytes, names: Sequence[str]) -> bytes:
-    """Return the pairs of a properties string that are not damaged, without some properties."""
+    """Return the undamaged pairs of a properties string, except the properties in ``names``."""
     if props.fault(text) is None:
         return _without(text, names)
     left = [part for part in text.split(_SEPARATOR) if part and props.fault(part) is None]
@@ -159,13 +164,13 @@ def _sound(text: bytes, names: Sequence[str]) -> bytes:
 
 
 def _without(text: bytes, names: Sequence[str]) -> bytes:
-    """Return the properties string without some properties, all else as it was."""
+    """Return the properties string without the properties in ``names``, otherwise unchanged."""
     starts = tuple(f"{name}{props.NAME_VALUE_SEPARATOR}".encode() for name in names)
     return _SEPARATOR.join(part for part in text.split(_SEPARATOR) if not part.startswith(starts))
 
 
 def _deliverable(record: Record, generation: int) -> bool:
-    """Return whether brokers and clients take it, whatever its body is."""
+    """Return whether brokers and clients accept the record, whatever its body contains."""
     topic = os.fsdecode(record.topic)
     values = props.parse(record.properties.decode("utf-8", "replace"))
     return (len(record.body) > 0 and not of_record(record)
@@ -175,7 +180,7 @@ def _deliverable(record: Record, generation: int) -> bool:
 
 
 def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
-    """Return whether its queue misses just this message at just this place."""
+    """Return whether the record's queue lacks exactly this message at this position of the log."""
     if not sysflag.has_consume_queue_row(record.sys_flag):
         return not rows
     key = os.fsdecode(record.topic), record.queue_id
@@ -187,9 +192,10 @@ def _expected(record: Record, rows: list[FoundRow], gatherer: Gatherer) -> bool:
 
 
 def kept_from(ours: Record, theirs: Record) -> bool:
-    """Return whether ours is this message, kept with damage by an earlier repair: that leaves all
-    but flags and body as they were, and of the properties some; what it put in names the same
-    further rows, or does no more than keep a broker from harm.
+    """Return whether ``ours`` is ``theirs``, kept with its damage by an earlier repair.
+
+    Such a repair changes only flags and body, and drops some properties. Properties that it adds
+    name the same further queue entries or protect a broker from harm.
     """
     if not ours.properties.startswith(KEPT_START) or theirs.properties.startswith(KEPT_START):
         return False

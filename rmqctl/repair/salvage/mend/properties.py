@@ -1,9 +1,10 @@
-"""Messages with damaged properties and an intact body: corrected where entries prove it, else kept.
+"""Correct damaged properties of messages with an intact body where entries prove the original.
 
-No CRC covers properties. One NUL, or one byte of tags or keys, is corrected where just one other
+No CRC covers properties. One NUL, or one byte of tags or keys, is corrected if exactly one other
 byte makes the message agree with the tags code of its consume queue entry and the hashes of its
-index entries. All other messages are marked RMQCTL=damaged: the damaged pairs go, what
-names further queues is taken from the rows that point to the message, and the rest stays.
+index entries. All other messages are marked RMQCTL=damaged: the damaged pairs are dropped, the
+names of further queues are restored from the entries that point to the message, and the rest is
+kept.
 
 Yield (benchmarks/stage_yields.py): 56 of 60 messages with one NUL in their properties have their
 very bytes again; the others are kept.
@@ -32,18 +33,21 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 
 _FEW, _SHARE = 1000, 20
-"""More damaged messages than these, and more than one in so many, were sent so by a producer."""
+"""Messages with damaged properties count as sent that way by a producer if there are more than the
+first number, and more than one in the second number of all messages.
+"""
 NO_ROOM = "no space for the mark"
 _VALUES = range(1, 256)
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()
 _WORD = 32
-"""Bits of a hash."""
+"""Number of bits of a hash."""
 
 
 @dataclass(slots=True)
 class Mended:
-    """``records`` with what is put in their place; ``corrections`` by the place of the byte, the
-    others are ``marked``. ``left``: places of those that stay, and why.
+    """Messages with damaged properties: ``records`` has the new bytes, ``corrections`` the
+    corrected bytes by physical offset, ``marked`` the physical offsets of marked messages, ``left``
+    those of unchanged messages with the reason.
     """
 
     records: Records
@@ -54,7 +58,7 @@ class Mended:
 
 def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
                     evidence: Evidence) -> Mended:
-    """One round over all messages with damaged properties. StoreIOError."""
+    """Correct or mark all messages with damaged properties. Raises: StoreIOError."""
     mended = Mended(Records(parts))
     places = survey.unsound
     if len(places) > max(_FEW, survey.messages // _SHARE):
@@ -80,20 +84,24 @@ def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
 
 @dataclass(frozen=True, slots=True)
 class _Entries:
-    """The entries of a message; ``rows``: those that the message itself does not name."""
+    """The entries that point to a message: tags code, index key hashes and queue entries
+    (``rows``).
+    """
 
     code: int | None
     hashes: frozenset[int]
     rows: Sequence[FoundRow]
     tags: str | None = None
-    """Tags with that code, which another message of the queue has."""
+    """Tags of another message of the queue that have this tags code."""
 
     def agrees(self, record: Record) -> bool:
         return (self.code is None or _code(record) == self.code) and (
             not self.hashes or key_hashes(record) == self.hashes) and not self.missing(record)
 
     def missing(self, record: Record) -> list[FoundRow]:
-        """Return the rows that the message does not account for."""
+        """Return the entries that neither the message's own queue nor its properties account
+        for.
+        """
         own = os.fsdecode(record.topic), record.queue_id
         named = dispatched(record.properties)
         return [row for row in self.rows if (
@@ -122,7 +130,7 @@ def _mend(mended: Mended, record: Record, entries: _Entries, sealed: bool) -> No
 
 
 def _mark_reasons(record: Record, entries: _Entries, how: str) -> Iterator[str]:
-    """Yield what a mark costs, and what stays."""
+    """Yield what a marked message loses, and what is kept."""
     yield (f"its properties contain {props.fault(record.properties)}; these pairs are lost, and "
            f"RMQCTL=damaged marks it (space from {how})")
     if entries.code is not None and entries.code != _code(record):
@@ -135,7 +143,9 @@ def _mark_reasons(record: Record, entries: _Entries, how: str) -> Iterator[str]:
 
 
 def _wanted(record: Record, entries: _Entries) -> Mapping[str, str]:
-    """Properties that a message must have: without them it loses rows, or does harm."""
+    """Return properties that a message must have: without them it would lose entries or harm a
+    broker.
+    """
     values = props.parse(record.properties.decode("utf-8", "replace"))
     wanted = {name: value for name, value in REQUIRED.get(os.fsdecode(record.topic), {}).items()
               if name not in values or not _is_text(values[name])}
@@ -162,7 +172,7 @@ def _is_text(value: str) -> bool:
 
 
 def _corrected(record: Record, entries: _Entries) -> Correction | None:
-    """Return the one byte that is wrong, if entries prove what it was."""
+    """Return the correction of the one wrong byte, if entries prove the original."""
     if entries.agrees(record):
         return None
     raw, matches, tried = record.properties, [], 0
@@ -187,7 +197,7 @@ def _corrected(record: Record, entries: _Entries) -> Correction | None:
 
 
 def candidates(raw: bytes) -> Iterator[tuple[int, Sequence[int]]]:
-    """Yield where the one wrong byte of properties may be, and what it may have been."""
+    """Yield possible positions of the one wrong byte in the properties, with possible originals."""
     if raw.count(0):
         if raw.count(0) == 1:
             yield raw.index(0), _VALUES
@@ -217,7 +227,7 @@ def _entry(record: Record) -> EntryPlace:
 
 
 def _code(record: Record) -> int | None:
-    """Return the tags code that a message makes; None where it makes none."""
+    """Return the tags code of a message; None if it has none."""
     try:
         return tags_code(record.topic.decode("utf-8", "replace"),
                          props.parse(record.properties.decode("utf-8", "replace")),

@@ -1,16 +1,16 @@
-"""A header field of a record with an appended CRC, restored to the only plausible value that fits.
+"""Restore a header field of a record with an appended CRC to the only plausible value that matches.
 
-The appended CRC covers the whole record, so it decides between values that something else suggests:
-those of consume queue entries, of the messages around, and the few that a field usually has. Each
-value that is tried has 1 chance in 2^31 to fit by accident, so all fields together may have
-`MAX_CHANCE` * 2^31 values (214,748).
+The appended CRC covers the whole record, so it decides between plausible values: those of consume
+queue entries, those of the neighbouring messages, and the few values that a field usually has. Each
+candidate value has 1 chance in 2^31 of matching by accident, so at most `MAX_CHANCE` * 2^31 values
+(214,748) may be tried for all fields together.
 
-A CRC is linear: it is computed once for the record and once for each bit of a field, and the CRC
-of every value follows from these.
+A CRC is linear: it is computed once for the record and once for each bit of a field; the CRC of
+every value follows from these.
 
 Yield (benchmarks/stage_yields.py) with any value in one field: flag, queue id, queue offset, born
-time and reconsume times 60 of 60, store time and store host 59, born host and the place of the half
-message 56.
+time and reconsume times 60 of 60, store time and store host 59, born host and the offset of the
+half message 56.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from rmqctl.scan.frames import Array
 
 _CRC_BITS = 31
 _MAX_COVERED = 1 << 20
-"""Bytes of a record for which that is computed."""
+"""Largest number of covered bytes for which values are tried."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
-"""Values from 0 on that are tried of a flag, a queue id and reconsume times; queue offsets that a
-queue lacks."""
+"""How many values from 0 on are tried of a flag, a queue id and a reconsume count; how many missing
+queue offsets are tried.
+"""
 _ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
-"""Milliseconds: from born to stored, how much a producer's clock may be ahead, and between the
-messages around."""
+"""Milliseconds: from born to store time, by which a producer's clock may be ahead, and between the
+messages before and after.
+"""
 Times = tuple[int | None, int | None]
 Candidates = tuple[str, int, int, Array]
-"""Name, place and width of a field, and the values (uint64)."""
+"""Name, position and width of a field, and the values to try (uint64)."""
 
 
 def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
-    """Return those of the values (uint64) of a field with which a record matches its
-    appended CRC.
-    """
+    """Return the ``values`` (uint64) of a field with which a record matches its appended CRC."""
     covered, stored = bytearray(raw[:len(raw) - append_crc.SIZE]), append_crc.stored(raw)
     if stored is None or len(covered) > _MAX_COVERED or at + width > len(covered):
         return values[:0]
@@ -66,8 +66,9 @@ def matching(raw: bytes, at: int, width: int, values: Array) -> Array:
 def field_of_seal(raw: bytes, record: Record, rows: Sequence[FoundRow], times: Times,
                   survey: Survey, gatherer: Gatherer, chances: Chances,
                   before: Record | None) -> Correction | None:
-    """Return the one field and value with which a record matches its appended CRC. ``rows`` point
-    to it; ``times``: store times of the messages before and after; ``before``: the message before.
+    """Return the correction of the one field whose only plausible value makes a record match its
+    appended CRC. ``rows``: entries that point to the record; ``times``: store times of the messages
+    before and after; ``before``: the message before.
     """
     if not record.crc_ok or append_crc.verify(raw) is not False:
         return None
@@ -122,7 +123,9 @@ def _candidates(record: Record, rows: Sequence[FoundRow], times: Times,
 
 def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
         tuple[str, int, bytes]]:
-    """Name, place and bytes of the hosts that the record may have had: as the message before."""
+    """Yield name, position and bytes of hosts that the record may have had: those of the message
+    before, and the store's own.
+    """
     hosts = set() if before is None else {
         ("store_host", before.store_host), ("born_host", before.born_host)}
     if survey.host is not None:
@@ -136,7 +139,7 @@ def _hosts(record: Record, survey: Survey, before: Record | None) -> Iterator[
 
 
 def _lacking(record: Record, gatherer: Gatherer) -> range:
-    """Return the queue offsets that the message's queue lacks just here."""
+    """Return the queue offsets that the message's queue lacks at its position in the log."""
     key = record.topic.decode("utf-8", "surrogateescape"), record.queue_id
     for hole in gatherer.holes.get(key, ()):
         if hole.low < record.physical_offset < hole.high:

@@ -1,14 +1,14 @@
-"""Store times that no checksum covers, corrected by other structures that contain them.
+"""Correct store times, which no checksum covers, from other structures that contain the same time.
 
-To the millisecond that are a unit of a consumequeue_ext, a row of a batch queue, the deliver time
-in the row of a delayed message, the header of an index file (its first and last message) and the
-checkpoint (the log's last); the other entries of the index know the second. The order of the log
-bounds them all: a broker's clock runs forward. So where just one flipped bit makes a time fit
-between its neighbours', that was it.
+Exact to the millisecond are a unit of a consumequeue_ext, an entry of a batch queue, the deliver
+time in the entry of a delayed message, the header of an index file (its first and last message) and
+the checkpoint (the log's last message); the other index entries are exact to the second. The order
+of the log limits all store times, as a broker's clock runs forward. So if exactly one flipped bit
+makes a time fit between its neighbours' times, that bit was flipped.
 
-A single time out of order is legal (a clock may be set back), and stays unless such a proof speaks
-against it. One that cannot be (`header_rules.STORE_TIME`) goes in any case: where nothing proves
-what it was, its neighbour's is taken, with which searches by time go right, and the plan says so.
+A single time out of order is legal (a clock may be set back) and is kept unless such a proof
+contradicts it. An impossible time (`header_rules.STORE_TIME`) is always replaced: if nothing proves
+the original, by its neighbour's time, with which searches by time work, and the plan reports that.
 
 Yield (benchmarks/stage_yields.py): 49 of 60 with one flipped bit, 11 of 60 with any value; of the
 others most have the right second again.
@@ -41,7 +41,7 @@ _SECOND = 1000
 
 
 class Between(NamedTuple):
-    """Store times (ms) that the neighbours leave; -1 and `ENDLESS` without a neighbour."""
+    """Store times (ms) that the neighbours allow; -1 and `ENDLESS` without a neighbour."""
 
     low: int
     high: int
@@ -54,27 +54,29 @@ class Between(NamedTuple):
         return self.low <= time <= self.high
 
     def by_no_chance(self, time: int, stored: int) -> bool:
-        """Return whether a clock that was wrong for one message would hardly have been wrong by
-        just as much as one of the 64 bits makes of it: the span is short beside that.
+        """Return whether a wrong clock is an unlikely explanation: the span between the neighbours
+        is short compared with the difference that the flipped bit makes.
         """
         return abs(time - stored) > 64 * (self.high - self.low)
 
     def meets(self, key: IndexedKey) -> bool:
-        """Return whether the second of an index entry has a time that is allowed."""
+        """Return whether an allowed time is in the second that an index entry has."""
         return self.low < key.time + _SECOND and key.time <= self.high
 
     def may_be(self, time: int) -> bool:
-        """Return whether nothing but a long pause speaks against a time at an end of the log."""
+        """Return whether a time at an end of the log is possible, after no more than a long
+        pause.
+        """
         return not self.closed and self.allows(time) and (
             time <= self.low + rules.YEARS if self.low >= 0 else time >= self.high - rules.YEARS)
 
 
 def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
                 keys: Sequence[IndexedKey], *, impossible: bool) -> tuple[int | None, str]:
-    """Return (the time that something proves, the reason in words); None where nothing does.
+    """Return (the proven time, the reason in words); (None, "") without a proof.
 
-    ``exact``: who else has the time, with whose word it is; ``keys``: the index entries that point
-    to it. ``impossible``: the stored time needs no contradiction.
+    ``exact``: times that other structures have, with the names of these structures; ``keys``: the
+    index entries that point to the message. ``impossible``: the stored time is known to be wrong.
     """
     stored_text = f"store time {time_text(stored)}"
     turned = [time for bit in range(64)
@@ -106,13 +108,13 @@ def proved_time(stored: int, between: Between, exact: Iterable[tuple[int, str]],
 
 
 def neighbours_time(stored: int, between: Between) -> tuple[int, str]:
-    """Return what replaces a time that cannot be: later searches by time must not be led astray."""
+    """Return the time that replaces an impossible one, and the reason. Searches by time need it."""
     return between.low, (f"invalid store time {time_text(stored)}: original unknown, set to that "
                          f"of its neighbour, {time_text(between.low)}")
 
 
 class Times:
-    """Corrections of store times that may be damaged."""
+    """Correction of store times that may be damaged."""
 
     def __init__(self, store: Store, survey: Survey, records: Records) -> None:
         self._store, self._survey, self._records = store, survey, records
@@ -136,7 +138,9 @@ class Times:
                 self._records.reasons[physical] = reason
 
     def _is_misfit(self, record: Record) -> bool:
-        """Return whether its queue offset fits nowhere in its queue, and no entry points to it."""
+        """Return whether a record's queue offset fits nowhere in its queue and no entry points to
+        it.
+        """
         place = record.physical_offset
         witness = self._records.parts[0].witness
         runs = self._survey.runs.of((os.fsdecode(record.topic), record.queue_id))
@@ -144,8 +148,8 @@ class Times:
             witness is not None and witness.confirms(record))
 
     def possible(self, record: Record, fault: HeaderFault) -> tuple[Record, str]:
-        """Return the record with a time that can be; as it is where its neighbours' cannot be
-        either.
+        """Return the record with a possible store time; unchanged if its neighbours' times are
+        impossible, too.
         """
         times = [time for place in (fault.before, fault.behind)
                  if (time := self._time_at(place)) is not None]
@@ -167,7 +171,7 @@ class Times:
 
     def _proved(self, record: Record, between: Between, *, impossible: bool = False) -> tuple[
             int | None, str]:
-        """Return (the time that something proves, the reason in words); None where nothing does."""
+        """Return (the proven time, the reason in words); (None, "") without a proof."""
         keys = self._keys_of(record.physical_offset)
         exact = list(self._exact(record))
         if between.high >= ENDLESS and not any(between.meets(key) for key in keys):
@@ -175,7 +179,9 @@ class Times:
         return proved_time(record.store_timestamp, between, exact, keys, impossible=impossible)
 
     def _exact(self, record: Record) -> Iterator[tuple[int, str]]:
-        """Yield (store time, who says it) of what holds it to the millisecond."""
+        """Yield (store time, name of the structure) for structures that have it to the
+        millisecond.
+        """
         key = os.fsdecode(record.topic), record.queue_id
         try:
             batch = self._store.batch_queues.get(key)
@@ -198,7 +204,9 @@ class Times:
             return  # what cannot be read proves nothing
 
     def _tags_code(self, key: tuple[str, int], queue_offset: int, physical: int) -> int | None:
-        """Return the tags code of the entry that points to a place; None without one."""
+        """Return the tags code of the entry at a queue offset if it points to ``physical``; else
+        None.
+        """
         queue = self._store.queues.get(key)
         if queue is None or queue_offset < 0:
             return None
@@ -209,8 +217,8 @@ class Times:
         return unit.tags_code
 
     def _delay(self, record: Record) -> int | None:
-        """Milliseconds from the storing of a delayed message to its delivery: as its queue's other
-        messages have it, since a broker may have levels of its own.
+        """Return the milliseconds between store time and delivery of a delayed message, as in the
+        other messages of its queue: a broker may have its own levels.
         """
         key = os.fsdecode(record.topic), record.queue_id
         queue = self._store.queues.get(key)
@@ -234,8 +242,9 @@ class Times:
         return self._indexed.get(physical, [])
 
     def _last_times(self) -> tuple[int, ...]:
-        """Store times that the checkpoint has: of the last message when it was written. One that
-        an earlier message has, too, may be that one's: the clock was set back after it.
+        """Return the store times in the checkpoint: that of the last message when it was written. A
+        time that an earlier message may have is left out: the clock was set back after that
+        message.
         """
         saved = self._store.checkpoint
         times = () if saved is None else (saved.physic_msg_timestamp, saved.logics_msg_timestamp)

@@ -1,21 +1,21 @@
-"""Topics that are damaged, corrected by the index or by the queue that lacks just that message.
+"""Correct damaged topics with the index, or with the queue that lacks exactly this message.
 
-No body CRC covers a topic. One that no broker can have written shows by itself; one that looks like
-any other is suspected where its message stands alone in its queue, or out of the order of it. Where
-a row points to the message it has told already (`contradict`). Else it is
+No body CRC covers a topic. A topic that no broker can have written is recognised as such; any other
+topic is suspected if its message is the only one of its queue or out of order there. If an entry
+points to the message, `contradict` has already used that entry. Otherwise the original is
 
-* the topic under which the index has the keys of the message, at its place: one that the store
-  knows, or its own without one flipped bit;
-* where the index says nothing of it, the one topic of the same length that lacks just that queue
-  offset in that queue between the messages before and after, or, in a log that begins at 0, the
-  one whose queue would end with it. A topic that looks like any other must be unknown for that, one
-  byte off, and its message not the first of a queue.
+* the topic with which the index has the keys of the message at its physical offset: a topic that
+  the store knows, or the stored topic without one flipped bit;
+* if the index has no keys for the message, the one topic of the same length that lacks exactly that
+  queue offset in that queue between the messages before and after, or, in a log that begins at 0,
+  the one topic whose queue would end with the message. For a topic that could be valid, it must
+  also be unknown, one byte off, and its message not the first of a queue.
 
-One that is known, but has its message out of order where another topic lacks it, is doubtful.
-Witnesses that contradict each other, or more than one such topic, tell nothing.
+A known topic with its message out of order, while another topic lacks this message, is doubtful. If
+the evidence is contradictory, or more than one such topic exists, nothing is corrected.
 
 Yield (benchmarks/stage_yields.py): 59 of 59 with one changed byte, where the consume queues are
-gone and the index is there.
+gone and the index exists.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ from rmqctl.store.store import Store
 
 _OF_BROKERS = (props.SCHEDULE_TOPIC, props.HALF_TOPIC, props.OP_HALF_TOPIC, props.TIMER_TOPIC)
 _MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
-"""Suspects that are looked at, and topics of a length that are tried; holes that are looked at."""
+"""Limits: suspects and topics of one length that are checked; gaps in queues that are checked."""
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
-"""A queue lacks a message: between two others; it would end with it; nothing speaks against it."""
+"""How a queue may lack a message: in a gap between two others; at its end; nothing excludes it."""
 
 
 class Suspect(NamedTuple):
-    """The only message of a run of queue offsets."""
+    """A message that is the only one of a run of queue offsets."""
 
     place: int
     key: QueueKey
@@ -58,22 +58,24 @@ class Suspect(NamedTuple):
 
 
 class CorrectedTopic(NamedTuple):
-    """The topic of a message, and how it is known."""
+    """The corrected topic of a message, and the reason."""
 
     topic: bytes
     reason: str
 
 
 def is_impossible(topic: bytes) -> bool:
-    """Return whether no broker can have written it: no folder's name, no UTF-8, or control
-    characters.
+    """Return whether no broker can have written a topic: not a folder name, not UTF-8, or with
+    control characters.
     """
     name = os.fsdecode(topic)
     return folder_fault(name) is not None or not name.isprintable()
 
 
 class Topics:
-    """The evidence of a log for its messages' topics. ``evidence``: rows of holes."""
+    """Evidence of a log for the topics of its messages. ``evidence``: entries of missing
+    messages.
+    """
 
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
                  gatherer: Gatherer, evidence: Evidence) -> None:
@@ -82,10 +84,10 @@ class Topics:
         self._lost = {(row.key, row.queue_offset) for row in evidence.rows}
         self._budget = _MAX_HOLES
         self._claims: Counter[tuple[int, int, int]] = Counter()
-        """Number of suspects that would take the same place in a queue."""
+        """How many suspects would fit each missing message of a queue."""
 
     def suspects(self) -> list[Suspect]:
-        """Return single messages that may have another topic, in log order."""
+        """Return messages whose topic may be wrong, in log order."""
         suspects = []
         for key in self._survey.runs.keys:
             if key[0].startswith(props.LMQ_PREFIX):
@@ -144,7 +146,9 @@ class Topics:
         return f"{damage}: original unknown" if impossible or fits else None
 
     def of_impossible(self, record: Record, rows: Sequence[FoundRow]) -> CorrectedTopic | str:
-        """Return the topic of a record whose own is invalid. ``rows`` point to it."""
+        """Return the original topic of a record with an invalid one, or why it is unknown.
+        ``rows``: entries that point to the record.
+        """
         by_evidence = self.correction_of(record)
         by_rows = {os.fsencode(row.key[0]) for row in rows if not row.batch and (
             row.key[1], row.queue_offset, row.size) == (
@@ -157,7 +161,7 @@ class Topics:
         return by_evidence if by_evidence and not by_rows else f"{_named(record)}: original unknown"
 
     def by_crc(self, raw: bytes, record: Record) -> CorrectedTopic | None:
-        """Return the topic with which a record matches the CRC at its end."""
+        """Return the known topic with which a record matches its appended CRC."""
         if record.crc_ok and append_crc.stored(raw) is not None:
             for topic in self.others(record.topic):
                 if append_crc.verify(build(replace(record, topic=topic))):
@@ -166,11 +170,11 @@ class Topics:
         return None
 
     def others(self, topic: bytes) -> list[bytes]:
-        """Return known topics of the same length (the first `_MAX_ASKED`)."""
+        """Return other known topics of the same length, at most `_MAX_ASKED`."""
         return [name for name in self._names.get(len(topic), ()) if name != topic][:_MAX_ASKED]
 
     def is_known(self, topic: bytes) -> bool:
-        """Return whether other messages of the store have a topic, a queue, or its
+        """Return whether the store knows a topic from other messages, a queue or its
         configuration.
         """
         return topic in self._names.get(len(topic), ())
@@ -196,25 +200,25 @@ class Topics:
 
     @cached_property
     def _topics(self) -> Counter[str]:
-        """Return how many queues of a topic the log and the folders know."""
+        """Return for each topic the number of its queues in the log and the folders."""
         return Counter(topic for topic, _ in {
             *self._survey.runs.keys, *self._store.known_queues, *self._store.batch_queues})
 
     def _is_known(self, suspect: Suspect) -> bool:
-        """Return whether the topic of a suspect has other messages, a folder or a configuration."""
+        """Return whether a suspect's topic has other messages, a folder or a configuration."""
         return suspect.key[0] in self._configured or self._topics[suspect.key[0]] > 1 or (
             suspect.key in self._store.known_queues or suspect.key in self._store.batch_queues)
 
     def _is_between(self, hole: Hole) -> bool:
-        """Return whether a queue had the messages of a hole: a log that begins at 0 has it from its
-        own beginning.
+        """Return whether a gap is between messages of its queue; a log that begins at 0 has the
+        start of every queue.
         """
         return hole.high < ENDLESS and (hole.low >= 0 or self._from_zero)
 
     @cached_property
     def _queues(self) -> dict[tuple[int, int], list[bytes]]:
-        """Return topics by (length, queue id). A topic with a single message is left out, as it may
-        be damaged itself.
+        """Return topics by (length, queue id), without topics that have a single message: they may
+        be damaged themselves.
         """
         topics: dict[tuple[int, int], list[bytes]] = {}
         messages: Counter[str] = Counter()
@@ -241,7 +245,9 @@ class Topics:
         return topics
 
     def _room(self, topic: bytes, suspect: Suspect) -> int:
-        """Return how the queue of a topic lacks the suspect's message; 0 if it does not."""
+        """Return how the queue of a topic lacks the suspect's message: a constant above; 0 if it
+        does not.
+        """
         key = os.fsdecode(topic), suspect.key[1]
         if key not in self._gatherer.holes:
             return _OPEN
@@ -290,8 +296,8 @@ def _claim(suspect: Suspect) -> tuple[int, int, int]:
 
 
 def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
-    """Return whether what is left of a damaged topic may be of this one: all but a byte, where it
-    looks like a topic (``plain``), else at least half of its letters.
+    """Return whether a damaged topic may have been ``topic``: all but one byte are equal if it
+    looks valid (``plain``), else at least half of its printable characters.
     """
     pairs = [(a, b) for a, b in zip(topic, damaged, strict=True) if 0x20 < b < 0x7F]
     equal = sum(a == b for a, b in pairs)
@@ -299,7 +305,7 @@ def _is_like(topic: bytes, damaged: bytes, plain: bool) -> bool:
 
 
 def _turned(topic: bytes) -> Iterator[bytes]:
-    """Yield the topic with one bit flipped, as far as a broker may have written that."""
+    """Yield all topics one flipped bit away that a broker may have written."""
     for at in range(len(topic)):
         for bit in range(8):
             turned = topic[:at] + bytes([topic[at] ^ 1 << bit]) + topic[at + 1:]
@@ -309,9 +315,10 @@ def _turned(topic: bytes) -> Iterator[bytes]:
 
 def mend_topics(topics: Topics, records: Records,
                 rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
-    """Correct topics of intact messages in ``records``; return why others stay, by place.
+    """Correct topics of intact messages in ``records``; return why others are kept, by physical
+    offset.
 
-    ``rows``: entries by the place they point to. Raises: StoreIOError.
+    ``rows``: entries by the physical offset that they point to. Raises: StoreIOError.
     """
     left = {}
     for suspect in topics.suspects():
