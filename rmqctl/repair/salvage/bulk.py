@@ -1,8 +1,9 @@
-"""Missing files of which the consumequeues know very many messages: by column, into a file.
+"""Write the fillers of a missing file with very many known messages, by column, into a scratch
+file.
 
-A gigabyte of small messages is millions of rows. Their fillers are made by column and written
-into a scratch file, so that memory stays small; what is unusual among the rows (batches, several
-rows for one place, places that overlap) is left to the ordinary way.
+A gigabyte of small messages is millions of consume queue entries. Their fillers are built column by
+column and written into a scratch file, so that memory use stays small. Unusual entries (batches,
+several entries for one offset, overlapping messages) are handled one by one as everywhere else.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _CHUNK = 32 << 20
 
 @dataclass(slots=True)
 class Bulk:
-    """Lost messages of one missing file that get a filler, in the order of their places.
+    """Lost messages of one missing file that get a filler, by ascending physical offset.
 
     Columns: ``queue`` (number in ``keys``), ``offset`` (queue offset), ``physical``, ``size``.
-    Their bytes do not overlap; what is between them is `gaps`.
+    Messages do not overlap; `gaps` yields the bytes between them.
     """
 
     region: Region
@@ -42,10 +43,10 @@ class Bulk:
     physical: Array
     size: Array
     pieces: list[Piece] = field(default_factory=list)
-    """The bytes that fill the gaps (positions in the file), once that is known."""
+    """Pieces that fill the gaps (positions in the file), once they are known."""
 
     times: list[tuple[int, int]] = field(default_factory=list)
-    """(physical offset, store time) from where on the fillers have another time."""
+    """(physical offset, store time): fillers from that offset on have that store time."""
 
     def __len__(self) -> int:
         return len(self.queue)
@@ -56,7 +57,9 @@ class Bulk:
         return self.times[-1][1] if self.times else self.region.time
 
     def later(self, physical: int, time: int) -> None:
-        """From a place on fillers are of ``time``, if that is later."""
+        """Set the store time of the fillers from a physical offset on, if ``time`` is later than
+        theirs.
+        """
         if time > self.time:
             self.times.append((physical, time))
 
@@ -65,7 +68,9 @@ class Bulk:
         return int(self.physical[-1] + self.size[-1])
 
     def gaps(self) -> Iterator[tuple[int, int]]:
-        """``[start, end)`` between the messages; the last one up to the end of the file."""
+        """Yield the ranges ``[start, end)`` between the messages; the last one ends with the
+        file.
+        """
         ends = self.physical + self.size
         starts = np.append(self.physical, self.region.end)
         ends = np.insert(ends, 0, self.region.start)
@@ -73,7 +78,9 @@ class Bulk:
             yield int(ends[index]), int(starts[index])
 
     def absorb(self, least: int) -> None:
-        """Gaps that no record fits into go to the message before them, or else after them."""
+        """Add gaps too small for a record to the message before the gap, or to the first
+        message.
+        """
         if self.region.start < self.physical[0] < self.region.start + least:
             self.size[0] += self.physical[0] - self.region.start
             self.physical[0] = self.region.start
@@ -81,7 +88,9 @@ class Bulk:
         self.size[:-1] += np.where(gap < least, gap, 0)
 
     def runs(self) -> Iterator[tuple[QueueKey, tuple[int, int, int, int]]]:
-        """Yield (queue, (queue offsets ``[first, end)``, bytes ``[start, end)``)) without a gap."""
+        """Yield (queue, (queue offsets ``[first, end)``, bytes ``[start, end)``)) for each run of
+        consecutive queue offsets.
+        """
         order = np.lexsort((self.offset, self.queue))
         queue, offset = self.queue[order], self.offset[order]
         fresh = np.flatnonzero(np.append(True, (np.diff(queue) != 0) | (np.diff(offset) != 1)))
@@ -92,13 +101,15 @@ class Bulk:
                 int(self.physical[last] + self.size[last]))
 
     def rows(self, count: int) -> Iterator[FoundRow]:
-        """Yield the first ``count`` of them."""
+        """Yield the entries of the first ``count`` messages."""
         for queue, offset, physical, size in zip(*(column[:count].tolist() for column in (
                 self.queue, self.offset, self.physical, self.size)), strict=True):
             yield FoundRow(self.keys[queue], offset, physical, size)
 
     def write(self, folder: str, style: Style, mtime_ns: int | None) -> str:
-        """Make the file; its path. The same content has the same name. StoreIOError."""
+        """Create the file and return its path. The same content has the same name. Raises:
+        StoreIOError.
+        """
         base = self.region.start
         path = os.path.join(folder, FOLDER, f"{base:020d}-{self._digest(style)}")
         make_folders(os.path.dirname(path), durable=False)
@@ -131,7 +142,9 @@ class Bulk:
         return digest.hexdigest()[:16]
 
     def _chunks(self, style: Style) -> Iterator[tuple[int, Array]]:
-        """Yield (physical offset, bytes) of some messages at a time; between them zeros."""
+        """Yield (physical offset, bytes) for several messages at a time, with zeros between the
+        messages.
+        """
         first, ends = 0, self.physical + self.size
         while first < len(self):
             start = int(self.physical[first])
@@ -174,9 +187,10 @@ def _topic_number(keys: Sequence[QueueKey]) -> dict[str, int]:
 
 def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tuple[
         Bulk | None, list[FoundRow]]:
-    """Return (what can be done by column, the other rows). ``limit``: where a message must end.
+    """Return (the entries that can be handled by column, the other entries).
 
-    ``columns``: rows that lead into the region, which is a whole missing file.
+    ``columns``: entries that point into the region, which is a complete missing file. ``limit``:
+    physical offset where the last message must end.
     """
     keys, queue, offset, physical, size = columns.sorted()
     least = np.array([Filler((Row(*key, 0),)).least(style) for key in keys], np.int64)

@@ -1,7 +1,8 @@
-"""Compare our log with a source's: what both have, and what only the source has.
+"""Compare this store's log with that of a source (another store) by physical offset, as `diff`
+does.
 
-Both logs are compared by physical offset, as `diff` does it. A record counts on either side when
-it is intact: a broker accepts it, and it is not a filler of an earlier repair.
+A record counts on either side if it is intact: a broker accepts it, and it is not a filler of an
+earlier repair. "Ours" is this store's log.
 """
 
 from __future__ import annotations
@@ -43,28 +44,28 @@ from rmqctl.store.store import Store
 _MAX_NAMED = 1000
 _MAX_AGAINST = 10_000
 _MAX_ASKED = 100
-"""Messages whose store time is looked up in the index: each lookup reads all of it."""
+"""Limit of messages whose store time is looked up in the index: each lookup reads all of it."""
 _KEYS_OF_BATCH = 64
 _TORN = 8
-"""More than consume queues and index can outweigh."""
+"""Score of a torn record: consume queues and index together cannot outweigh it."""
 _OF_ONE = frozenset(field.name for field in fields(Record)) - {
     "flag", "sys_flag", "reconsume_times", "prepared_transaction_offset", "properties"}
-"""Fields that are not all equal in messages of two brokers at one physical offset."""
+"""Fields that cannot all be equal in messages of two brokers at one physical offset."""
 
 
 @dataclass(slots=True)
 class Comparison:
-    """The comparison of one source with our log.
+    """Result of comparing one source with our log.
 
-    ``equal``: intact records (and blanks) that are the same in both. ``offered``: intact ones
-    of the source where ours has nothing. ``conflicts``: intact ones of the source (and blanks)
-    where ours has other intact ones; ``topics`` are (place, topic) of the first of them, and
-    ``fields`` by place what differs where the sizes are equal, ``verdicts`` by how much better
-    our consumequeues and index know theirs; ``hit`` are those where one message was damaged on one
-    side. ``disproved``: places where they say that ours is
-    the wrong one. ``end``: of the source's log, when the comparison began. ``fillers``: (place,
-    end) of what an earlier repair put into ours, and the source does not have. ``bare``: ours
-    has no intact message
+    ``equal``: intact records (and blanks) that are the same in both. ``offered``: intact records of
+    the source where our log has none. ``conflicts``: intact records of the source (and blanks)
+    where our log has different intact records. For conflicts: ``topics``: (physical offset, topic)
+    of the first of them; ``fields``: the different fields by physical offset, if the sizes are
+    equal; ``verdicts``: by physical offset, how much better our consume queues and index match the
+    source's record than ours; ``hit``: physical offsets where the same message is damaged on one
+    side. ``disproved``: physical offsets where the verdict is that our record is wrong. ``end``:
+    end of the source's log when the comparison began. ``fillers``: (start, end) of what an earlier
+    repair wrote into our log and the source does not have. ``bare``: our log has no intact message
     at all.
     """
 
@@ -82,9 +83,10 @@ class Comparison:
     bare: bool = False
 
     def settle(self) -> None:
-        """Settle the conflicts once both logs are compared. Ours is damaged where our own consume
-        queues and index match the source's record better. A single different record between equal
-        ones is not a split brain: the source's is damaged if they match ours better.
+        """Resolve the conflicts after both logs are compared. Our record is damaged if our own
+        consume queues and index match the source's record better. A single different record between
+        equal records is not a split brain: the source's record is damaged if they match ours
+        better.
         """
         for ranges in (self.equal, self.offered, self.conflicts):
             ranges.settle()
@@ -128,7 +130,9 @@ class _PartsLog(CommitLog):
 
 
 class _Side(Side):
-    """A side that remembers the end-of-file records. ``log`` replaces the log of ``store``."""
+    """One side of the comparison, which remembers end-of-file records. ``log`` replaces that of
+    ``store``.
+    """
 
     def __init__(self, name: Name, store: Store, log: CommitLog, end: int) -> None:
         super().__init__(name, View(store, lambda: end))
@@ -210,9 +214,7 @@ class _Pass(PhysicalPass):
         return knowledge(self.a.store, self._witness, record)
 
     def _timed(self, ours: Record, theirs: Record) -> int:
-        """Return which store time the index confirms: 1 the source's, -1 this store's, 0
-        neither.
-        """
+        """Return 1 if the index confirms the source's store time only, -1 if only ours, else 0."""
         if ours.store_timestamp == theirs.store_timestamp or self._asked >= _MAX_ASKED:
             return 0
         self._asked += 1
@@ -221,14 +223,14 @@ class _Pass(PhysicalPass):
                 - all(key.agrees(ours.store_timestamp) for key in keys))
 
     def _inside(self, offset: Array, size: Array) -> tuple[Array, Array]:
-        """Return (whether records are in a stretch, number of the stretch)."""
+        """Return (whether each record is in a stretch, the number of the stretch)."""
         number = np.searchsorted(self._starts, offset, "right") - 1
         inside = number >= 0
         inside &= offset + size <= self._ends[number]
         return inside, number
 
     def _theirs(self, batch: Batch, rows: Array) -> None:
-        """Sort the source's records that we do not have into offered ones and conflicts."""
+        """Sort intact source records that differ from ours into offered records and conflicts."""
         if not len(rows):
             return
         batch = batch.select(rows)
@@ -306,7 +308,7 @@ class _Pass(PhysicalPass):
 
 
 def knowledge(store: Store, witness: Witness | None, record: Record) -> int:
-    """Return how many structures of a store confirm a record: entry, index keys, tags code."""
+    """Return how many of these confirm a record: its entry, its index keys, its tags code."""
     if witness is None:
         return 0
     place = record.physical_offset
@@ -334,8 +336,8 @@ def _is_torn(raw: bytes, other: bytes) -> bool:
 
 
 def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, comparison: Comparison) -> None:
-    """Count which doubtful records of ours the source confirms and which it contradicts; a place
-    where it has nothing decides nothing.
+    """Count which doubtful records of ours the source confirms and which it contradicts. Records
+    where the source has no message are not counted.
     """
     for place, size in gone.doubtful:
         if theirs.holds(place, np.frombuffer(log.bytes_at(place, size), np.uint8)):
@@ -347,8 +349,9 @@ def _ask_doubtful(gone: Stretch, log: _PartsLog, theirs: _Side, comparison: Comp
 
 
 def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
-    """Return the places of our records after the end of the source's file, if they are in a stale
-    page: both sides of it are equal, and no entry or index key points to them.
+    """Return the physical offsets of our records after the end of the source's file if they are in
+    a stale page: the logs are equal before and after it, and no entry or index key points to the
+    records.
     """
     before, behind = comparison.equal.before(blank.start), comparison.equal.behind(blank.end)
     place = log.locate(blank.start)
@@ -367,7 +370,8 @@ def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
 
 def compare(ours: Store, parts: Sequence[LogPart], source: Source, survey: Survey,
             gone: Sequence[Stretch], progress: Callable[[int], None] | None = None) -> Comparison:
-    """Compare both logs. ``parts``: our log; ``gone``: where it has nothing, by its ``survey``.
+    """Compare both logs. ``parts``: our log; ``gone``: stretches without intact records in
+    ``survey``.
 
     Raises: StoreIOError; RefusedError if no message of the source belongs to our log.
     """

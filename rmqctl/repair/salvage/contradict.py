@@ -1,9 +1,10 @@
-"""Intact records that contradict what their queues, their neighbours or the index know of them.
+"""Find intact records that contradict their queues, their neighbours or the index.
 
-Fields that no CRC covers: topic, queue, queue offset, transaction bits, and the properties that
-give rows in further queues. A row alone is not proof against a message: folders of queues are
-copied and renamed. It is believed where the log itself lacks just that message, between others of
-its queue. One that cannot be mended then gets a filler.
+Only fields that no CRC covers can be wrong: topic, queue, queue offset, transaction bits, and the
+properties that create entries in further queues. A consume queue entry alone is no proof against a
+message, because folders of queues are copied and renamed. It is believed if the log itself lacks
+exactly that message, between others of its queue. A record that cannot be corrected then is
+replaced by a filler.
 
 Yield (benchmarks/stage_yields.py): any value in the queue offset 60 of 60, in the queue id 56 (the
 others have no entry), one byte of the topic 60.
@@ -34,14 +35,16 @@ from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 
 _MAX_QUEUES = 1 << 16
-"""Limit of a valid queue id: no topic has as many queues."""
+"""Exclusive upper limit of a valid queue id: no topic has as many queues."""
 
 
 class Contradictions:
-    """One round over all of them: `of_rows`, then `of_places`. What it finds goes into ``records``.
+    """One round of checks: `of_rows`, then `of_places`. Corrections and rejections go into
+    ``records``.
 
-    ``skipping``: light queues with gaps of a broker's own making, whose rows stand too early. That
-    changes with each start of the broker, as their queue offsets go back then.
+    ``skipping``: light queues in which the broker itself left gaps, so that their entries have
+    queue offsets that are too low. The gaps change with each start of the broker, which sets the
+    queue offsets back.
     """
 
     def __init__(self, store: Store, gatherer: Gatherer, evidence: Evidence,
@@ -53,7 +56,7 @@ class Contradictions:
             self.by_place.setdefault(row.physical, []).append(row)
 
     def of_rows(self) -> None:
-        """Mend or condemn what rows contradict. StoreIOError."""
+        """Correct or reject records that entries contradict. Raises: StoreIOError."""
         for physical, rows_there in sorted(self.by_place.items()):
             _, record, raw = self._records.read(physical, rows_there[0].size)
             if record is None or not record.crc_ok or self._records.is_replaced(physical):
@@ -74,9 +77,11 @@ class Contradictions:
                 self._records.rejected.add(physical)
 
     def of_places(self, but: Container[int], undecided: Collection[int] = ()) -> None:
-        """Mend or condemn what is out of the order of its queue, ``but`` at some places, where
-        the topic is doubtful, and not in queues with ``undecided`` records, which tell nothing of
-        others. StoreIOError.
+        """Correct or reject records that are out of order in their queue.
+
+        ``but``: physical offsets of records to skip, as their topic is doubtful. Queues with
+        ``undecided`` records are skipped, too: they prove nothing of other records. Raises:
+        StoreIOError.
         """
         read = [self._records.read(place, None)[1] for place in sorted(undecided)]
         doubtful = {(os.fsdecode(record.topic), record.queue_id) for record in read if record}
@@ -90,14 +95,15 @@ class Contradictions:
                     self._misfit(key, run)
 
     def _is_lacking(self, row: FoundRow, record: Record) -> bool:
-        """Return whether the log, and not only a folder's name, says that it lacks the row's
-        message.
+        """Return whether the log, and not only a folder's name, shows that the entry's message is
+        missing.
 
-        A queue of which the log has no message at all is believed only for a single row that is
-        one bit off. A message that its own queue's row points to needs no other row of that queue,
-        nor does a batch whose properties say its queue offset, too. One whose queue offset follows
-        that of the message before it, or is followed, needs no row of its size that says another
-        queue, but for a light one, or another queue offset.
+        A queue of which the log has no message at all is believed only for a single entry that
+        differs from the message in one bit. If an entry of the message's own queue points to it,
+        other entries of that queue are not believed; nor are they for a batch whose properties
+        confirm its queue offset. If the message before or after has the adjacent queue offset, no
+        entry of the message's size with another queue or queue offset is believed, except of a
+        light queue.
         """
         own = os.fsdecode(record.topic), record.queue_id
         has_row = sysflag.has_consume_queue_row(record.sys_flag) and not row.batch
@@ -126,9 +132,9 @@ class Contradictions:
             + (row.key[1] ^ record.queue_id & 0xFFFFFFFF).bit_count()) == 1
 
     def _is_of_a_copy(self, record: Record, row: FoundRow) -> bool:
-        """Return whether a row rather came with the file of another queue: the message's own entry
-        points to it, and the row is of no light queue, or has the queue offset of an entry of the
-        message.
+        """Return whether an entry is probably from a copied file of another queue: the message's
+        own entry points to the message, and the entry is not of a light queue or has the queue
+        offset of one of the message's entries.
         """
         own = os.fsdecode(record.topic), record.queue_id
         if row.batch or row.key == own or not self._leads(own, record.queue_offset, row.physical):
@@ -138,9 +144,8 @@ class Contradictions:
                 record, dispatched(record.properties))))
 
     def _is_another(self, record: Record, corrected: Record) -> bool:
-        """Return whether consume queue and index know another message where a record lies: more
-        than one of the fields that the entry has differs, and the index has other keys for its
-        place.
+        """Return whether consume queue and index contain another message at the record's physical
+        offset: the entry differs in more than one field, and the index has other keys there.
         """
         fields = sum((record.topic != corrected.topic, record.queue_id != corrected.queue_id,
                       record.queue_offset != corrected.queue_offset))
@@ -152,8 +157,8 @@ class Contradictions:
         return bool(indexed - own and own - indexed)
 
     def _must_go(self, record: Record, rows: list[FoundRow]) -> bool:
-        """Return whether a record that rows contradict must make room: else their queues
-        had gaps.
+        """Return whether a record that entries contradict must be removed because the queues of
+        these entries would otherwise have gaps.
         """
         own = os.fsdecode(record.topic), record.queue_id
         if self._leads(own, record.queue_offset, record.physical_offset):
@@ -166,11 +171,12 @@ class Contradictions:
                    for run in self._gatherer.misfits.get(own, ()))
 
     def _misfit(self, key: QueueKey, run: Run) -> None:
-        """A single record whose queue offset fits nowhere in its queue, and no row tells why.
+        """Correct or reject a single record whose queue offset does not fit into its queue, if no
+        entry points to it.
 
-        It belongs into the hole around it if its queue offset is just one bit off. Far after the
-        end of the queue it must go: the queue would have a gap. One of an earlier offset stays, as
-        in a topic that was made again.
+        If its queue offset is one bit off from the gap around it, it belongs into that gap. If its
+        queue offset is after the end of the queue, it is rejected, as the queue would have a gap.
+        If its queue offset is lower, it is kept: the topic may have been created again.
         """
         _, record, raw = self._records.read(run.low, None)
         if record is None or self._leads(key, record.queue_offset, run.low):
@@ -229,8 +235,8 @@ class Contradictions:
         return unit is not None and unit.physical_offset == physical
 
     def _bent_properties(self, record: Record, raw: bytes, rows: list[FoundRow]) -> bytes | None:
-        """Return the record with the one bit of its properties turned that gives it the missing
-        rows.
+        """Return the record with one bit of its properties flipped so that they name the missing
+        entries; else with rewritten properties, if possible.
         """
         text = record.properties
         if len(text) > 4096:
@@ -255,17 +261,19 @@ class Contradictions:
         return None if rewritten is None else unless_crc_differs(raw[:text_start] + rewritten)
 
     def _led(self, record: Record, further: set[tuple[str, int]]) -> set[tuple[str, int]]:
-        """Return those of a record's further rows that point to it."""
+        """Return the ``further`` (queue name, queue offset) pairs whose entries point to the
+        record.
+        """
         light, leads = self._store.light_queues, self._store.leads
         place = record.physical_offset
         return {(name, offset) for name, offset in further if self._leads(
             (name, light.id_of(name, record.queue_id, offset, place, leads)), offset, place)}
 
     def _rewritten(self, record: Record, rows: list[FoundRow]) -> bytes | None:
-        """Return the properties with the missing queues named again, as far as they fit: the body
-        is whole.
+        """Return the properties with the missing queues named again; the size stays the same.
 
-        What is readable of the others stays, if there is room. None where it does not do.
+        Other readable properties are kept as far as the space allows. None if the space is too
+        small or the entries name no queue.
         """
         # What of the properties can still be read.
         own = os.fsdecode(record.topic), record.queue_id
@@ -299,8 +307,8 @@ class Contradictions:
             properties.popitem()
 
     def _says(self, record: Record, row: FoundRow) -> bool:
-        """Return whether a record says of itself what a row says: it was a neighbour that
-        misled.
+        """Return whether a record names an entry itself, so that the entry does not
+        contradict it.
         """
         return _says(record, row) or (row.key[0] in self._skipping and any(
             name == row.key[0] and offset > row.queue_offset
@@ -319,7 +327,7 @@ def _says(record: Record, row: FoundRow) -> bool:
 
 
 def _says_twice(record: Record) -> bool:
-    """Return whether the properties of a batch say its queue offset as well."""
+    """Return whether the properties of a batch contain the queue offset of its header, too."""
     range_said = batch_range_of(record.properties)
     return bool(record.sys_flag & sysflag.INNER_BATCH) and range_said is not None and (
         range_said[0] == record.queue_offset)

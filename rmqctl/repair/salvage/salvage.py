@@ -1,10 +1,10 @@
-"""salvage: damaged spans of a log become fillers, in place, and nothing intact is lost.
+"""salvage: replace damaged spans of a log with fillers, in place, without losing intact messages.
 
-A broker ends its log at the first record it cannot read and deletes what follows (recovery.md
-§3-§4). Here each damaged span is filled to the byte with well-formed messages instead
-(`rmqctl.repair.salvage.filler`), those of lost messages where consumequeues, the damaged records
-themselves or gaps in the queue offsets tell of them. The log then walks clean to its end, and
-every queue goes on without a gap.
+A broker truncates its log at the first record that it cannot read and deletes what follows
+(recovery.md §3-§4). Instead, each damaged span is filled to the byte with well-formed messages
+(`rmqctl.repair.salvage.filler`). Lost messages that are known from consume queues, damaged records
+or gaps in the queue offsets get a filler of their own. Then the log can be read to its end, and no
+queue has a gap.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Fillers = Literal["in-place", "none"]
 _ROUNDS = 6
 STALE, CONTRADICTED, UNDECIDED = NOT_OURS = (
     Verdict.STALE, Verdict.CONTRADICTED, Verdict.UNDECIDED)
-"""Verdicts on complete records that are left out, although every byte of them may be right."""
+"""Verdicts on complete records that do not count as messages, although every byte may be right."""
 _OF_MODE = {"bit": "bit", "byte": "byte or a torn run"}
 _OTHER_WAYS = ("--correct byte and --keep-damaged reduce their number; --fillers in-place writes "
                "them")
@@ -56,22 +56,21 @@ _OTHER_WAYS = ("--correct byte and --keep-damaged reduce their number; --fillers
 
 @dataclass(frozen=True, slots=True)
 class Salvage:
-    """The log as it will be, and what makes it so.
+    """The planned log, and the steps that create it.
 
-    ``parts`` the files of the log with all changes laid over; ``steps`` create and patch
-    commitlog files, and move empty ones aside. ``lost`` are the first of ``lost_total`` messages.
-    ``log_end``: where the next message is appended. ``restored``: messages brought back whole.
-    ``notes`` are warnings for a person. ``inner_batch_topics``: topics whose messages say that
-    they have batch queues. ``ambiguous``: records left out that may be messages. ``messages``: how
-    many are intact. ``conflicts``: places where a source has other intact messages, and nobody has
-    said which are right.
-    ``wrong_topics``: messages that stay with a topic that cannot be right.
-    ``kept_damaged``: messages that are delivered though they have lost a part of themselves.
-    ``void_from``: from where on a preferred source's log represents all of ours. ``unmarked``:
-    messages with damaged properties that stay as they are. ``dropped``: what is lost that no
-    filler represents. ``wrong_corrections``: how many are expected
-    (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: how many of them are written.
-    ``verdicts``: on whole records that are not messages, by physical offset.
+    ``parts``: the files of the log with all changes applied. ``steps``: create and patch commitlog
+    files, and move empty ones aside. ``lost``: the first of ``lost_total`` messages. ``log_end``:
+    where the next message is appended. ``restored``: number of messages restored completely.
+    ``notes``: warnings for the user. ``inner_batch_topics``: topics whose messages show that they
+    have batch queues. ``ambiguous``: number of skipped records that may be messages. ``messages``:
+    number of intact messages. ``conflicts``: number of positions where a source has different
+    intact messages and the user has not chosen. ``wrong_topics``: number of messages that keep an
+    invalid topic. ``kept_damaged``: number of messages that are delivered although a part of them
+    is lost. ``void_from``: physical offset from which a preferred source's log replaces all of
+    ours. ``unmarked``: number of messages with damaged properties that are not changed.
+    ``dropped``: lost messages without a filler. ``wrong_corrections``: expected number of wrong
+    corrections (`rmqctl.repair.salvage.correct.Chances`). ``fillers``: number of fillers.
+    ``verdicts``: on complete records that are not messages, by physical offset.
     """
 
     parts: tuple[LogPart, ...]
@@ -108,22 +107,22 @@ def salvage(store: Store, generation: int | None = None, *,
             scratch: Scratch | None = None, correct: Correct = "bit",
             keep_damaged: bool = False, fillers: Fillers = "in-place",
             sources: Sequence[Source] = (), keep_ours: bool = False) -> Salvage:
-    """Plan it; nothing is written. ``generation`` (4 or 5): whose rules decide, else the store's.
+    """Plan the repair of a log; nothing is written to the store.
 
-    With ``scratch`` missing files of very many messages are made there, instead of in memory; it
-    must stay until the steps are carried out.
+    ``generation``: 4 or 5, the broker whose rules apply; default: the store's. ``scratch``: where
+    missing files of very many messages are built, instead of in memory; it must exist until the
+    steps are carried out. ``missing_file``: how to replace a file that is missing between others:
+    with fillers for the known messages, or with one blank record. ``ambiguous``: what to do with
+    complete records after damage that may be messages or part of a body. ``correct``: how much of a
+    record may be changed where its CRC shows the original. ``keep_damaged``: deliver messages with
+    a body that cannot be corrected, marked as damaged. ``fillers``: ``none`` creates no fillers.
+    ``progress``: called with the bytes read.
 
-    ``missing_file``: what represents a file that is missing between others, fillers of what
-    is known of it, or one blank record over all of it. ``ambiguous``: what to do with whole records
-    after damage that may be messages or are in a body. ``correct``: how much of a record may be
-    changed where its CRC says how. ``keep_damaged``: a body that cannot be corrected is delivered
-    as it is, marked. ``fillers``: ``none`` refuses to make any. ``progress``
-    hears of the bytes walked.
+    ``sources``: other stores with the same log, from which lost bytes are copied first; they must
+    stay open. ``keep_ours``: where a source has different intact messages, keep ours.
 
-    ``sources``: other stores with the same log, from which comes first what they have of the lost
-    bytes; they must stay open. ``keep_ours``: where they have other intact messages, ours are
-    right. RefusedError for a source of another log, and for files whose names or sizes no broker
-    can have written; StoreIOError.
+    Raises: StoreIOError; RefusedError for a source with another log, and for files whose names or
+    sizes no broker can have written.
     """
     topics = ({topic for topic, _ in store.batch_queues} if batch_topics is None
               else set(batch_topics))
@@ -152,18 +151,20 @@ class _Job:
     sources: Sequence[Source] = ()
     keep_ours: bool = False
     left_out: list[tuple[int, int | None]] = field(default_factory=list)
-    """Places and sizes of the records that may be messages, and are left out."""
+    """Physical offsets and sizes of skipped records that may be messages."""
     refused: dict[int, str] = field(default_factory=dict)
     by_byte: set[int] = field(default_factory=set)
     chances: Chances = field(default_factory=Chances)
     topics: dict[int, str] = field(default_factory=dict)
-    """Reasons why impossible topics stay, by place."""
+    """Reasons why invalid topics are kept, by physical offset."""
     unmarked: dict[int, str] = field(default_factory=dict)
-    """Reasons why messages with damaged properties are not marked, by place."""
+    """Reasons why messages with damaged properties are not marked, by physical offset."""
     tolerated: set[int] = field(default_factory=set)
-    """Places of messages that contradict their appended CRC and stay, as the body is intact."""
+    """Physical offsets of messages that are kept despite an appended CRC mismatch: the body is
+    intact.
+    """
     settled: set[int] = field(default_factory=set)
-    """Places of messages that are kept damaged, whatever contradicts them."""
+    """Physical offsets of messages that are kept damaged, whatever contradicts them."""
     copied: CopyResult = field(default_factory=lambda: CopyResult([]))
     surveyor: Surveyor = field(init=False)
 
@@ -275,7 +276,7 @@ class _Job:
         return self._fill(parts, survey, gatherer, evidence, restored)
 
     def _copy(self, survey: Survey, parts: Sequence[LogPart]) -> tuple[Sequence[LogPart], Survey]:
-        """Return what other stores have of what is damaged or missing."""
+        """Return the log with damaged or missing bytes copied from the sources, and its survey."""
         def survey_of(parts: Sequence[LogPart], places: Sequence[tuple[int, int]],
                       disproved: Iterable[int]) -> Survey:
             self.condemned.acquit([place for place in self.condemned.places
@@ -304,7 +305,7 @@ class _Job:
         return self.copied.parts, survey
 
     def _by_column(self, parts: Sequence[LogPart], survey: Survey) -> list[Region]:
-        """Return the regions of missing files: only consume queues know their messages."""
+        """Return the regions of missing files whose messages only consume queues know."""
         if self.scratch is None:
             return []
         return [region for region in survey.regions if (region.start, region.end) == (
@@ -421,7 +422,7 @@ class _Job:
 
     @property
     def _crcs_forced(self) -> bool:
-        """Return whether the broker ends its log at a message without an appended CRC."""
+        """Return whether the broker truncates its log at a message without an appended CRC."""
         return bool(self.store.sizes.conf.force_property_crc)
 
     def _style(self, survey: Survey) -> Style:
@@ -429,8 +430,8 @@ class _Job:
 
     def _spans(self, parts: Sequence[LogPart], survey: Survey,
                losses: KnownLosses) -> list[tuple[Region, FillSpan]]:
-        """Return the regions to fill, with what each must end with; of a file by column its
-        gaps.
+        """Return the regions with the spans to fill and how each must end. In a file that is
+        handled by column, only the gaps are filled.
         """
         last = max((message.physical for message in losses.filled if message.physical is not None),
                    default=-1)
@@ -453,7 +454,9 @@ class _Job:
         return spans
 
     def _is_blank(self, region: Region, mode: Mode) -> bool:
-        """Return whether one blank record is to represent a missing file, whatever was in it."""
+        """Return whether one blank record is to replace a missing file, whatever the file
+        contained.
+        """
         return self.missing_file == "blank" and mode == "blank" and not region.dirty
 
     def _made(self, parts: Sequence[LogPart], survey: Survey,
