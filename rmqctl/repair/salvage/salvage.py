@@ -107,7 +107,7 @@ def salvage(store: Store, generation: int | None = None, *,
             scratch: Scratch | None = None, correct: Correct = "bit",
             keep_damaged: bool = False, fillers: Fillers = "in-place",
             sources: Sequence[Source] = (), keep_ours: bool = False) -> Salvage:
-    """Plan the repair of a log; nothing is written to the store.
+    """Plan the repair of a log; nothing is changed.
 
     ``generation``: 4 or 5, the broker whose rules apply; default: the store's. ``scratch``: where
     missing files of very many messages are built, instead of in memory; it must exist until the
