@@ -1,1 +1,1 @@
-"""A damaged log: what is intact, what is lost, and fillers in the place of damage."""
+"""Repair a damaged log: find what is intact and what is lost, and write fillers over the damage."""

@@ -1,9 +1,10 @@
-"""Check that the remains of a damaged record can be of the message that another store has there.
+"""Check whether the remains of a damaged record can belong to the message of another store.
 
-Two logs may be one on both sides of a place and not at it. So a copy has to agree with what of our
-record survived: with the CRC that its head has of its body, or, where the damage took that, with
-every byte that the damage left. Damage is a run of bytes, or zeros; what differs outside of it was
-another message. In a DLedger log the whole entry is compared, its header with index and term too.
+Two logs may be equal before and after a position and still differ at it. So a copied message must
+agree with what is left of our record: with the body CRC in its header or, if the damage reached
+that, with every byte that is left. Damage is a run of bytes, or zeros; if other bytes differ, our
+record was another message. In a DLedger log the complete entry is compared, including index and
+term in its header.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from rmqctl.scan.source import Source as AnySource
 from rmqctl.scan.walk import Walk
 
 _ZEROS = 8
-"""Length of a run of zeros that counts as damage where the other record has other bytes."""
+"""Length of a run of zeros that counts as damage if the other record has other bytes there."""
 _MAX_BITS = 8
 _SECTOR, _PAGE = 512, 4096
 _APART = 16
-"""Equal bytes between two different ones that separate two runs of damage."""
+"""Number of equal bytes between two different bytes that separates two runs of damage."""
 
 
 def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
-    """Return whether the remains of ``ours`` belong to the message ``theirs``; None if too few are
-    left.
+    """Return whether the remains of ``ours`` belong to the message ``theirs``; None if too few
+    bytes are left.
 
-    ``head``: bytes of the entry header before the message. A message with the same CRC may still
-    be in an entry with another index or term.
+    ``head``: bytes of the entry header before the message. A message with the same CRC may still be
+    in an entry with another index or term.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     if len(here) != len(there) or not here.any():
@@ -73,8 +74,8 @@ def agrees(ours: bytes, theirs: bytes, head: int = 0) -> bool | None:
 
 
 def is_one_damage(ours: bytes, theirs: bytes) -> bool:
-    """Return whether one damaged place, zeros or a few flipped bits explain how ``ours`` differs
-    from ``theirs``.
+    """Return whether one damaged run, zeros or a few flipped bits explain how ``ours`` differs from
+    ``theirs``.
     """
     here, there = np.frombuffer(ours, np.uint8), np.frombuffer(theirs, np.uint8)
     places = np.flatnonzero((here != there) & ~_zeroed(here))
@@ -103,8 +104,8 @@ def _is_dense(differs: Array) -> bool:
 
 
 def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
-    """Yield (physical offset, bytes) of a source's messages in a range; of its entries in a DLedger
-    log.
+    """Yield (physical offset, bytes) of a source's messages in a range; in a DLedger log, of its
+    entries.
 
     Raises: StoreIOError.
     """
@@ -126,10 +127,10 @@ def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
 
 def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source], item: Range,
              replaced: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ``[start, end)`` of the source's messages that the remains of ours contradict. Where
-    nothing is left of ours, the other sources vote.
+    """Return ``[start, end)`` of the source's messages that the remains of our records contradict.
+    Where nothing is left of our record, the other sources vote.
 
-    ``replaced``: ranges that an earlier repair wrote into ours, ascending. Raises: StoreIOError.
+    ``replaced``: ranges of our log that an earlier repair wrote, ascending. Raises: StoreIOError.
     """
     ranges = []
     ends = [end for _, end in replaced]
@@ -152,8 +153,9 @@ def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source],
 
 
 def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
-    """Return our bytes at a place, with zeros for sectors whose records name another place: they
-    belong to another page and are no evidence of the message that was here.
+    """Return our bytes at a position, with zeros for sectors whose records have another
+    physicalOffset: such sectors belong to another page and are no evidence of the message that was
+    here.
     """
     ours = bytearray(_ours(parts, start, size))
     part = _part(parts, start)
@@ -169,7 +171,9 @@ def _without_foreign(parts: Sequence[LogPart], start: int, size: int) -> bytes:
 
 
 def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]]:
-    """Yield ``[start, end)`` of whole sectors whose records are all displaced equally."""
+    """Yield ``[start, end)`` of complete sectors whose records are all displaced by the same
+    distance.
+    """
     start = end = distance = 0
     for position, record in misplaced(source, low, high):
         place = record if isinstance(record, int) else record.physical_offset
@@ -188,7 +192,7 @@ def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]
 
 
 def _raw(source: Source, start: int) -> bytes | None:
-    """Return the message at a place of a source's log; the entry in a DLedger log."""
+    """Return the message at a physical offset of a source's log; in a DLedger log, the entry."""
     place = source.log.locate(start)
     if place is None or not place[0].head:
         return source.log.raw_at(start)
@@ -197,8 +201,8 @@ def _raw(source: Source, start: int) -> bytes | None:
 
 
 def _counts(parts: Sequence[LogPart], raw: bytes, head: int) -> bool:
-    """Return whether a message is intact, with valid properties and, if our index has keys for its
-    place, with one of them. A DLedger control entry counts too.
+    """Return whether a message is intact and has valid properties. If our index has keys for its
+    physical offset, one of them must be the message's. A DLedger control entry counts too.
     """
     if head and dledger.ENTRY_HEAD.decode(raw).magic in dledger.CONTROL:
         return True

@@ -1,9 +1,9 @@
 """Kinds of content of a body, and how rarely a wrong change preserves the kind.
 
-A change that a CRC suggests is a random one, if it is wrong. So of all changes that are tried only
-those count which leave a body what it is with the change: text, JSON, a zlib stream. How many that
-are is counted where that is easy, and else bounded from samples; what is not certain is taken for
-more, so that the chance of a wrong correction comes out too high rather than too low.
+A wrong change that matches a CRC is a random one. So of all changes that are tried, only those
+count after which the body is of its kind: text, JSON, a zlib stream. The number of such changes is
+counted where that is easy, else an upper bound is estimated from samples. So the chance of a wrong
+correction comes out too high rather than too low.
 """
 
 from __future__ import annotations
@@ -23,20 +23,22 @@ from rmqctl.formats.local.message import Record
 ZLIB_CHANCE = 2.0 ** -32
 """Chance that a wrong stream matches the checksum at its end."""
 _LONG_CODE = 4
-"""The most bytes of a character in UTF-8."""
+"""Largest number of bytes of a UTF-8 character."""
 _CONTROLS = r"\x00-\x08\x0b\x0c\x0e-\x1f\x7f"
 _CONTROL = re.compile(f"[{_CONTROLS}]".encode())
 _MANY = 16
 _ODD = re.compile(f"[{_CONTROLS}\udc80-\udcff]")
 _ODD_IN_PROPERTIES = re.compile("[\\x00\\x03-\\x08\x0b\x0c\x0e-\x1f\x7f\udc80-\udcff]")
 _SECTOR, _EDGE = 512, 16
-"""Random bytes look like text for hardly more than a few bytes at the edge of a sector."""
+"""Number of random bytes at the edge of a sector that may look like text; more hardly ever do."""
 _MAX_SAMPLES, _SAMPLED_BYTES = 512, 32 << 20
 _MIN_SAMPLES = 16
 
 
 class Odd(NamedTuple):
-    """Bytes ``[start, end)`` outside of which all is text. ``zero``: they are NULs, all of them."""
+    """Range ``[start, end)`` outside of which everything is text. ``zero``: all bytes in it are
+    NULs.
+    """
 
     start: int
     end: int
@@ -44,13 +46,13 @@ class Odd(NamedTuple):
 
 
 def compression(record: Record) -> str | None:
-    """Return the compression type that a record names; None if it is not compressed."""
+    """Return the compression type in a record's flags; None if the body is not compressed."""
     return sysflag.compression(record.sys_flag)
 
 
 def unpacks(record: Record) -> bool | None:
-    """Return whether a compressed body is one; None if it is not compressed, or the codec is
-    missing.
+    """Return whether a compressed body can be decompressed; None if it is not compressed, or the
+    codec is missing.
     """
     if compression(record) is None:
         return None
@@ -67,7 +69,7 @@ def unpacks(record: Record) -> bool | None:
 
 
 def is_zlib(body: bytes) -> bool:
-    """Return whether all of a body is one zlib stream whose checksum is right."""
+    """Return whether the complete body is one zlib stream with a right checksum."""
     codec, left = zlib.decompressobj(), MAX_DECOMPRESSED
     try:
         data = codec.decompress(body, left)
@@ -85,11 +87,11 @@ def is_zlib(body: bytes) -> bool:
 
 
 def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
-    """Return the bytes for which this is not text; None where it is.
+    """Return the range of bytes that are not text; None if everything is text.
 
-    Text is UTF-8 without control characters but tabs and ends of lines; in ``properties``
-    their separators are text, too. Where control characters alone reach over many bytes, these are
-    told: that is not text, and to decode it takes long.
+    Text is UTF-8 without control characters except tabs and line ends; in ``properties`` their
+    separators are text, too. If the control characters alone cover a long range, that range is
+    returned without decoding the bytes, which takes long.
     """
     control = _CONTROL.search(content)
     if control is not None:
@@ -112,10 +114,11 @@ def odd_bytes(content: bytes, *, properties: bool = False) -> Odd | None:
 
 
 def not_text(body: bytes) -> int | None:
-    """Return how many bytes there are of which one must change to make this text; None if it is.
+    """Return how many bytes could be the one that must change to make the body text; None if it is
+    text.
 
-    A control character must be changed itself. Where the decoder stops, what is wrong is that
-    place, or the character before it.
+    A control character itself must change. If the decoder stops, the wrong byte is there or in the
+    character before.
     """
     try:
         match = _ODD.search(body.decode("utf-8"))
@@ -125,10 +128,11 @@ def not_text(body: bytes) -> int | None:
 
 
 def has_bad_sectors(body: bytes, place: int) -> bool:
-    """Return whether a text, which begins at ``place`` of the log, has bytes that are not text in
-    whole sectors: from one border to another, with text before and after. So much is damaged that
-    no change of a few bytes elsewhere explains its CRC. A text with a binary part ends it there by
-    chance once in 900 times.
+    """Return whether whole sectors of a text body at ``place`` of the log are not text: from one
+    sector border to another, with text before and after.
+
+    So much damage cannot be explained by a change of a few bytes elsewhere. The binary part of an
+    intact body matches sector borders by chance once in 900 times.
     """
     first, last = _CONTROL.search(body), _CONTROL.search(body[::-1])
     if first is None or last is None or len(body) < _SECTOR:
@@ -151,7 +155,7 @@ def has_bad_sectors(body: bytes, place: int) -> bool:
 
 
 def is_json(body: bytes) -> bool:
-    """Return whether a body is one JSON document, as UTF-8."""
+    """Return whether a body is one JSON document in UTF-8."""
     try:
         json.loads(body.decode("utf-8"))
     except (ValueError, RecursionError):
@@ -160,10 +164,10 @@ def is_json(body: bytes) -> bool:
 
 
 def most_json(size: int, seed: int, changed_body: Callable[[Random], bytes]) -> float:
-    """At most which part of the bodies that ``made`` makes is JSON (with 999 in 1,000 to be right).
+    """Return an upper bound for the share of changed bodies that are JSON (99.9 % confidence).
 
-    ``size``: of one body, in bytes; the larger, the fewer samples. 1 where these would be too few.
-    ``seed``: the same one gives the same samples.
+    ``size``: of one body, in bytes; the larger, the fewer samples. 1 if there would be too few.
+    ``seed``: the same seed gives the same samples.
     """
     samples = min(_MAX_SAMPLES, _SAMPLED_BYTES // max(1, size))
     if samples < _MIN_SAMPLES:

@@ -1,8 +1,8 @@
 """Copy lost bytes from another store that proves to have the same log.
 
-A log only grows at its end, and a slave's follows it byte for byte. So what is between two
-records that both logs have at the same places is the same in both, as far as it is intact in
-either (`rmqctl.repair.salvage.proven`).
+A log only grows at its end, and a slave copies its master's log byte for byte. So the intact bytes
+between two records that both logs have at the same offsets are the same in both
+(`rmqctl.repair.salvage.proven`).
 """
 
 from __future__ import annotations
@@ -36,10 +36,12 @@ _KEPT = "this store's copy is kept, as preferred"
 
 @dataclass(slots=True)
 class CopyResult:
-    """The result of copying from the sources. ``parts`` are the files of the log with what was
-    copied; ``files`` (by the file's first physical offset) is the whole content of some.
-    ``places``: of copied bytes, ``[start, end)``; ``yielded``: of ours that gave way to a preferred
-    source. ``conflicts``: the number of undecided ones.
+    """Result of copying from the sources.
+
+    ``parts``: the files of the log with the copied bytes; ``files``: complete contents of some
+    files, by the file's first physical offset. ``places``: ranges ``[start, end)`` of copied bytes;
+    ``yielded``: ranges of ours that were replaced by a preferred source's. ``conflicts``: number of
+    unresolved conflicts.
     """
 
     parts: list[LogPart]
@@ -57,19 +59,19 @@ class CopyResult:
 
     @property
     def void_from(self) -> int | None:
-        """Return the physical offset from which all of ours gave way; entries that point there are
-        stale.
+        """Return the physical offset from which all of ours was replaced; entries that point there
+        are stale.
         """
         end = self.parts[-1].end
         return min((low for low, high in self.yielded if high >= end), default=None)
 
 
 class Copier:
-    """Fills what our log lacks out of one source after the other.
+    """Copier of what our log lacks, from one source after the other.
 
-    ``survey_of`` makes a survey of a log's parts. In some ranges of places no record counts as
-    damaged any more that was intact by itself; at some places one does from now on. ``strange``:
-    bytes of ours that are of no message of this log.
+    ``survey_of``: function (parts, ranges, offsets) that surveys a log: in these ranges, records
+    that are intact by themselves no longer count as damaged; at these physical offsets, records
+    count as damaged from now on. ``strange``: ranges of ours that belong to no message of this log.
     """
 
     def __init__(self, store: Store, scratch: Scratch | None, keep_ours: bool,
@@ -187,7 +189,7 @@ class Copier:
         return list(spans)
 
     def _other_way(self, result: CopyResult, source: Source, stretch: Stretch) -> tuple[int, int]:
-        """Report the rest of the log after a stretch where both logs diverge; return its span."""
+        """Report the rest of the log after a stretch where the logs diverge; return its span."""
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)
         result.actions.append(Action(
@@ -256,7 +258,7 @@ class Copier:
 
     def _undisputed(self, result: CopyResult, source: Source, comparison: Comparison,
                     ranges: Sequence[Range]) -> list[Range]:
-        """Return the ranges without messages that ours or other sources contradict, and report
+        """Return the ranges without messages that our log or other sources contradict, and report
         those messages.
         """
         others = [other for other in self._sources if other is not source]
@@ -321,7 +323,7 @@ class Copier:
 
 
 def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
-    """Return the part of a range between two places, both at frame boundaries; None if empty."""
+    """Return the part of a range between two offsets at frame boundaries; None if it is empty."""
     low, high = max(item.start, start), min(item.end, end)
     if low >= high:
         return None
@@ -337,8 +339,8 @@ def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
 
 
 def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[Range]:
-    """Return the ranges without the places of our doubtful records that differ from the source's:
-    the bytes copied around them may prove ours.
+    """Return the ranges without our doubtful records that differ from the source's: the bytes
+    copied around these records may prove ours.
     """
     left, against = list(ranges), {*stretch.against}
     for place, size in stretch.doubtful:

@@ -1,26 +1,27 @@
-"""Records that one changed bit or byte, or a torn run, explains, by the CRCs that they carry.
+"""Correct records where one changed bit or byte, or a torn run, explains the CRC mismatch.
 
 A body that does not match its CRC, and a record that does not match its appended CRC (5.2.0+,
-commitlog.md §5.4), are corrected where exactly one change makes them match, and a wrong one would
-hardly do so: n changes are tried, each has 1 chance in 2^31 to fit bytes that were damaged in
-another way (a record stores 31 bits of a CRC). More than `MAX_CHANCE` in all is refused, unless
-more speaks for it (`rmqctl.repair.salvage.contents`):
+commitlog.md §5.4), are corrected if exactly one change makes them match and a false match is
+unlikely: n changes are tried, each has 1 chance in 2^31 to match bytes that were damaged in another
+way (a record stores 31 bits of a CRC). A total chance above `MAX_CHANCE` is refused, unless the
+content gives more evidence (`rmqctl.repair.salvage.contents`):
 
-* the bytes are text only with it: then just the changes around the place count where they are not;
-* they are JSON with it: then just the changes count that make them JSON;
-* a zlib stream ends with a checksum of its own, which must be right then, too.
+* the bytes are text only after the change: then only changes around the bytes that are not text
+  count;
+* the bytes are JSON only after the change: then only changes that make them JSON count;
+* the body is a zlib stream: then the checksum at its end must be right, too.
 
-A text with whole sectors that are not text is damaged there, and no other change is looked for. All
-chances of one repair, of records that nothing explains too, add up to `MAX_WRONG` at most
+If whole sectors of a text are not text, the damage is there, and no other change is tried. All
+chances of one repair, also those of records that remain unexplained, add up to at most `MAX_WRONG`
 (`Chances`).
 
 Yield (benchmarks/stage_yields.py): 60 of 60 with one changed bit of a body, 51 of 60 with one
-changed byte. Of 60 with any value in the body's CRC 43 come back (`damaged_crc`).
+changed byte. Of 60 with any value in the body's CRC 43 are restored (`damaged_crc`).
 
-Up to four bytes that lie together are only solved at places which are known
-(`rmqctl.repair.salvage.torn`). An appended CRC gives the body's no second proof: both have the same
-polynomial, so it fits whatever the body's fits. It tells that nothing else is damaged, and the 32nd
-bit of the body's.
+Up to four adjacent damaged bytes are only solved at known positions (`rmqctl.repair.salvage.torn`).
+An appended CRC is no second proof of the body: both CRCs have the same polynomial, so a change that
+matches the body CRC matches the appended CRC, too. It only shows that nothing else is damaged, and
+the 32nd bit of the body CRC.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ MAX_WRONG = 0.01
 """Limit of the expected number of wrong corrections in one repair."""
 _CRC_BITS = 31
 _CHANGES = {"bit": (8, _CRC_BITS), "byte": (255, 3 * 255 + 127)}
-"""Number of changes tried for each byte, and of the CRC, which may be what is damaged."""
+"""Number of changes tried for each byte, and for the CRC, which may be damaged itself."""
 _CRC_NAME = append_crc.build(0)[:append_crc.SIZE - append_crc.DIGITS - 1]
 _MIN_OF_NAME = len(_CRC_NAME) - 3
 _BODY, _RECORD, _WITH_RECORD = "the body's CRC", "the record's CRC", "the record's"
@@ -63,10 +64,11 @@ _UNPACKED = "the corrected body cannot be decompressed"
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The bytes ``before`` at ``position`` of a record become ``after``, which makes ``record``.
+    """A change of the bytes ``before`` at ``position`` of a record to ``after``; result:
+    ``record``.
 
-    ``what``: the change, in words; ``tried`` such, of which one fits by ``chance``; ``witnesses``
-    speak for it.
+    ``what``: the change, in words; ``tried``: number of candidates; ``chance``: of a false match
+    among them; ``witnesses``: structures that confirm it.
     """
 
     position: int
@@ -89,10 +91,11 @@ class Correction:
 
 
 class Chances:
-    """The expected number of wrong corrections of one repair. Each damaged record counts with the
-    chance that a wrong change fits it, once, whether one was found or not.
+    """Expected number of wrong corrections of one repair. Each damaged record counts once, with its
+    chance of a false match, whether a correction was found or not.
 
-    Records that nothing explains use up half of it at most: they cannot refuse all others.
+    Records without a correction use at most half of the limit, so that they cannot block all
+    others.
     """
 
     def __init__(self) -> None:
@@ -100,7 +103,9 @@ class Chances:
         self.expected = 0.0
 
     def allow(self, place: int, chance: float, most: float = MAX_WRONG) -> bool:
-        """Count the record at a place, unless the sum would be above ``most`` then."""
+        """Add the chance of the record at a physical offset; return False if the sum would exceed
+        ``most``.
+        """
         more = chance - self._by_place.get(place, 0.0)
         if more > 0 and self.expected + more > most:
             return False
@@ -111,11 +116,11 @@ class Chances:
 
 def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
               chances: Chances | None = None) -> Correction | str | None:
-    """Return the correction of a record at the place it names; a reason if none is certain;
-    None if nothing explains the damage.
+    """Return the correction of a record at its own physical offset; a reason if no correction is
+    certain; None if nothing explains the damage.
 
-    ``raw``: its bytes, of which ``record`` was read. ``sealed``: its store's messages carry
-    appended CRCs. ``chances``: of the repair that it is of.
+    ``raw``: the bytes from which ``record`` was decoded. ``sealed``: the store's messages have
+    appended CRCs. ``chances``: of this repair.
     """
     if how == "off":
         return None
@@ -151,16 +156,17 @@ def _correction(raw: bytes, record: Record, how: Correct, sealed: bool) -> Corre
 
 
 def explained_by_body(record: Record) -> bool:
-    """Return whether a flipped bit of the body explains that it does not match its CRC."""
+    """Return whether a flipped bit of the body explains the body CRC mismatch."""
     return any(one_bit(len(record.body), syndrome) for syndrome in syndromes(
         zlib.crc32(record.body), record.body_crc & 0xFFFFFFFF))
 
 
 def damaged_crc(record: Record) -> str | None:
-    """Return the proof that the body CRC is damaged and not the body; None without one.
+    """Return the proof that the body CRC is damaged and not the body; None without a proof.
 
-    No broker sets the highest bit. Between this field and the body are the place of the record and
-    its lengths: where they are intact, one run of damage reaches only one of the two.
+    No broker sets the highest bit of the CRC. The record's physical offset and lengths are between
+    this field and the body: if they are intact, one run of damage affects only the CRC or only the
+    body.
     """
     if record.crc_ok or not record.body or not props.are_sound(record.properties) or (
             unpacks(record) is False) or has_bad_sectors(
@@ -177,7 +183,7 @@ def damaged_crc(record: Record) -> str | None:
 
 def _whole(raw: bytes, position: int, after: bytes, record: Record,
            sealed: bool) -> Record | None:
-    """Return the record with other bytes at a place, if it matches its CRCs then."""
+    """Return the record with other bytes at a position, if it matches its CRCs then."""
     changed = raw[:position] + after + raw[position + len(after):]
     result = whole_record(changed, record.physical_offset, sealed)
     return None if result is None or (sealed and not append_crc.verify(changed)) else result
@@ -187,8 +193,9 @@ def _whole(raw: bytes, position: int, after: bytes, record: Record,
 
 
 def _is_sealed(raw: bytes) -> bool:
-    """Return whether a record had an appended CRC: an invalid digit, or a wrong letter of the name,
-    is damage. A message that was stored while the feature was off has nothing like it.
+    """Return whether a record had an appended CRC that is damaged: an invalid digit, or a wrong
+    letter of the property name. A message that was stored while the feature was off has nothing
+    similar.
     """
     alike = sum(a == b for a, b in zip(raw[-append_crc.SIZE:], _CRC_NAME, strict=False))
     return alike >= _MIN_OF_NAME
@@ -243,7 +250,7 @@ def _one(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction |
 
 def _judged(raw: bytes, record: Record, change: Change, result: Record, size: int,
             sealed: bool) -> Correction | str:
-    """Return the correction, or why it is not proof enough. ``size``: bytes tried."""
+    """Return the correction, or why the evidence is too weak. ``size``: bytes tried."""
     what = "bit" if change.xor.bit_count() == 1 else "byte"
     per_byte, of_crc = _CHANGES[what]
     tried = per_byte * size + of_crc
@@ -267,7 +274,7 @@ def _judged(raw: bytes, record: Record, change: Change, result: Record, size: in
 
 
 class _Changed:
-    """A generator of copies of a body with one random bit or byte changed."""
+    """Generator of copies of a body with one random bit or byte changed."""
 
     def __init__(self, body: bytes, what: str) -> None:
         self._body, self._bit = bytearray(body), what == "bit"
@@ -307,7 +314,7 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
 
 
 def _run(raw: bytes, record: Record, sealed: bool) -> Correction | str | None:
-    """Return the bytes that a run at a known place must have been; a reason if not certain."""
+    """Return the original bytes of a run at a known position; a reason if they are not certain."""
     bits = _CRC_BITS + (sealed and not record.crc_ok)
     refused = None
     for start, content, differences in _contents(raw, record):

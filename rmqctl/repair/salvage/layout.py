@@ -1,7 +1,8 @@
-"""Tiling of a damaged region: fillers at their places, fillers between, not a byte left.
+"""Fill a damaged region completely: fillers of known messages at their offsets, others between
+them.
 
-What follows the region decides how it must end: another record (``exact``), nothing more in
-this file (``blank``), or nothing more in the log (``tail``).
+What follows the region decides how it must end: another record (``exact``), nothing more in this
+file (``blank``), or nothing more in the log (``tail``).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from rmqctl.scan.overlay import Parts, Piece
 
 Mode = Literal["exact", "blank", "tail", "zero"]
 _SHARE = 64 << 10
-"""The most bytes a message of unknown size is given."""
+"""Largest filler, in bytes, for a message of unknown size."""
 
 
 @dataclass(slots=True)
@@ -63,8 +64,8 @@ class FillSpan:
 
 
 class Filling:
-    """The tiling of one span. ``left``: messages that found no room; ``short``: see `fill`.
-    ``unnamed``: fillers that represent no message that is known.
+    """The fillers of one span. ``left``: messages for which there was no space; ``short``: see
+    `fill`. ``unnamed``: number of fillers that represent no known message.
     """
 
     def __init__(self, span: FillSpan, style: Style) -> None:
@@ -75,10 +76,10 @@ class Filling:
         self.end = span.start
         """The physical offset where the log continues after the fillers (``tail``)."""
         self.time = span.time
-        """The store time of the last record that was filled in."""
+        """Store time of the last filler."""
 
     def settle(self) -> None:
-        """Drop items that overlap or do not fit; they become messages of unknown place."""
+        """Drop items that overlap or do not fit; they become messages of unknown offset."""
         placed: list[FilledMessage] = []
         position = self.span.start
         for item in sorted(self.span.items, key=lambda message: message.physical or 0):
@@ -98,8 +99,8 @@ class Filling:
                 self._widen(number, item)
 
     def _widen(self, number: int, item: FilledMessage) -> None:
-        """Give an item a byte for its body: from what is free beside it, or from a neighbour. One
-        between two intact messages has to do without.
+        """Give an item one more byte for its body: from free space next to it, or from a neighbour.
+        An item between two intact messages cannot get a byte.
         """
         items, span = self.span.items, self.span
         before = items[number - 1] if number else None
@@ -119,8 +120,8 @@ class Filling:
             before.size = (before.size or 0) - 1
 
     def gaps(self) -> Iterator[tuple[int, int, int]]:
-        """Yield (number of the item after it, start, end) of what no item covers, the last
-        included.
+        """Yield (number of the next item, start, end) of each gap between items, including the last
+        one.
         """
         position = self.span.start
         for number, item in enumerate(self.span.items):
@@ -133,7 +134,7 @@ class Filling:
             yield len(self.span.items), position, self.span.limit
 
     def place(self, waiting: list[FilledMessage]) -> list[FilledMessage]:
-        """Give messages of unknown place room in the gaps; returns those that found none.
+        """Place messages of unknown offset in the gaps; return those for which there is no space.
 
         ``waiting`` is sorted by what must come first; a queue's messages stay in their order.
         """
@@ -189,8 +190,8 @@ class Filling:
         """Yield (physical offset, size, bytes) of the records, in order; together they cover the
         span.
 
-        ``short`` is set to the bytes at the start of the span that cannot hold a record and that
-        no neighbour in the span could take (only where nothing but odd bytes is there).
+        ``short`` is set to the number of bytes at the start of the span that are too few for a
+        record and that no neighbour in the span could absorb (only if the span has nothing else).
         """
         span, style = self.span, self.style
         position = span.start
@@ -234,7 +235,7 @@ class Filling:
             yield record
 
     def piece(self, base: int) -> Piece:
-        """Return all of it as one piece of the file that begins at ``base``."""
+        """Return all records as one piece of the file that begins at ``base``."""
         start = self.span.start
         parts: list[tuple[int, bytes]] = []
         for offset, _, some in self.fill():
@@ -243,7 +244,7 @@ class Filling:
 
 
 def fillers(position: int, size: int, time: int, style: Style) -> Iterator[tuple[int, int, Parts]]:
-    """Yield fillers of ``size`` bytes in total, each at most a broker's default limit."""
+    """Yield fillers of ``size`` bytes in total, each at most a broker's default message limit."""
     least = filler.least_filler(style)
     while size:
         step = min(size, filler.MAX_FILLER)
