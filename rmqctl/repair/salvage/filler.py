@@ -1,27 +1,28 @@
 """Fillers: well-formed records that replace lost messages and fill damaged bytes.
 
-A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch gives its
-consumequeue row again; its body is zeros with the right CRC, one byte at least, and nothing of it
-is indexed (no KEYS, no UNIQ_KEY). A *filler* is of transaction type ROLLBACK: no broker gives that
-a row or an index entry (recovery.md §6, consumequeue.md §4, index.md §5).
+A *row filler* has the topic, queue and queue offset of a lost message, so that dispatch creates its
+consume queue entry again; its body is zeros with the right CRC, at least one byte, and it has no
+index entries (no KEYS, no UNIQ_KEY). A *filler* has transaction type ROLLBACK: no broker creates a
+consume queue or index entry for it (recovery.md §6, consumequeue.md §4, index.md §5).
 
-What brokers make of a row filler (read in the sources of 4.9.3 and 5.3.3):
+How brokers treat a row filler (from the sources of 4.9.3 and 5.3.3):
 
-* ordinary, ``%RETRY%`` and light queues: consumers get a message of zeros whose property
-  ``RMQCTL`` is ``lost``. 4.9.3 with enableMultiDispatch cannot take a message without any
-  properties (checkMultiDispatchQueue tests ``prop == null && prop.isEmpty()``), so the mark is
-  left off only where it does not fit.
+* ordinary, ``%RETRY%`` and light queues: consumers get a message of zeros whose property ``RMQCTL``
+  is ``lost``. 4.9.3 with enableMultiDispatch cannot process a message without any properties
+  (checkMultiDispatchQueue tests ``prop == null && prop.isEmpty()``), so the mark is omitted only if
+  it does not fit.
 * ``SCHEDULE_TOPIC_XXXX``: a message without REAL_QID stops the delay level for ever in 4.9.3
-  (parseInt throws, the task comes again at the same offset). One whose REAL_TOPIC is the half
-  topic is discarded with an error in the log, and delivery goes on. Its tags code 0 means due.
-* ``RMQ_SYS_TRANS_HALF_TOPIC``: a born time of 0 is older than any fileReservedTime, so the
-  check service takes it for expired (needSkip) and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
-* ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is not a number: getLong gives -1,
+  (parseInt throws, the task comes again at the same offset). A message whose REAL_TOPIC is the half
+  topic is discarded with an error in the broker's log, and delivery goes on. Its tags code 0 means
+  due.
+* ``RMQ_SYS_TRANS_HALF_TOPIC``: a born time of 0 is older than any fileReservedTime, so the check
+  service treats the message as expired (needSkip) and moves it to TRANS_CHECK_MAX_TIME_TOPIC.
+* ``RMQ_SYS_TRANS_OP_HALF_TOPIC``: tag ``d`` and a body that is not a number: getLong returns -1,
   smaller than any offset, so the op counts as done.
-* ``rmq_sys_wheel_timer`` (5.x): without TIMER_OUT_MS enqueueing stops for ever; one of time 0
-  goes straight to delivery, where TIMER_DEL_UNIQKEY makes doPut drop it.
-* batch queues: INNER_NUM and INNER_BASE, flag INNER_BATCH without NEED_UNWRAP: clients unwrap
-  a body only with both flags.
+* ``rmq_sys_wheel_timer`` (5.x): without TIMER_OUT_MS enqueueing stops for ever; a message with time
+  0 goes straight to delivery, where TIMER_DEL_UNIQKEY makes doPut drop it.
+* batch queues: INNER_NUM and INNER_BASE, flag INNER_BATCH without NEED_UNWRAP: clients unwrap a
+  body only with both flags.
 """
 
 from __future__ import annotations
@@ -54,13 +55,14 @@ from rmqctl.scan.frames import Array, shape
 from rmqctl.scan.overlay import Parts
 
 MAX_FILLER = 4 << 20
-"""The largest filler: a broker's default limit of a message."""
+"""Largest filler in bytes: a broker's default limit of a message."""
 _ZEROS = 1 << 16
 _PAGE = bytes(_ZEROS)
 _BLANK = layout.reader(Blank)
 _MIN_BODY = 1
-"""No filler has an empty body: the push consumer of 4.9 asks for one again and again, for ever, and
-mqadmin's printMsg stops at it."""
+"""Smallest body of a filler: the push consumer of 4.9 requests a message with an empty body again
+for ever, and mqadmin's printMsg stops at it.
+"""
 REQUIRED: dict[str, dict[str, str]] = {
     props.SCHEDULE_TOPIC: {props.REAL_TOPIC: props.HALF_TOPIC, props.REAL_QUEUE_ID: "0"},
     props.OP_HALF_TOPIC: {props.TAGS: "d"},
@@ -82,8 +84,8 @@ class Row:
 class Style:
     """The common style of a store's fillers.
 
-    ``sealed``: they end with a ``__CRC32#`` property, as every message of the store does (a
-    broker with forceVerifyPropCRC ends its log at one without). ``host``: (address, port).
+    ``sealed``: they end with a ``__CRC32#`` property, as every message of the store does (a broker
+    with forceVerifyPropCRC truncates its log at a message without it). ``host``: (address, port).
     """
 
     sealed: bool = False
@@ -92,10 +94,10 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Filler:
-    """The content of a row filler. The first of ``rows`` is its own, the others it is dispatched
-    to.
+    """Content of a row filler. The first of ``rows`` is its own entry, the others are further
+    entries.
 
-    ``batch``: queue offsets it covers in a batch queue from its own on; 0 for a plain queue.
+    ``batch``: number of queue offsets in a batch queue, from its own on; 0 for a plain queue.
     """
 
     rows: tuple[Row, ...]
@@ -124,8 +126,8 @@ class Filler:
         return self.tight(style) + _MIN_BODY
 
     def tight(self, style: Style) -> int:
-        """Return the same with an empty body: the size of a lost message that itself had neither
-        body nor properties. To be avoided where a neighbour can spare a byte.
+        """Return the size with an empty body, for a lost message without body and properties. To be
+        avoided if a neighbour can give up a byte.
         """
         return size_of(0, self._magic, 0, len(self.topic), len(_text(self.required, style)))
 
@@ -141,7 +143,7 @@ class Filler:
     def parts(self, physical: int, size: int, time: int, style: Style) -> Parts:
         """Return the record of ``size`` bytes at ``physical`` (positions count from its start).
 
-        ``time``: its store time (ms). ValueError when ``size`` is less than `tight`.
+        ``time``: its store time (ms). Raises: ValueError if ``size`` is less than `tight`.
         """
         if size < self.tight(style):
             raise ValueError(f"{size} bytes are too few for a filler of {self.rows[0].topic}")
@@ -158,11 +160,11 @@ class Filler:
 
     def columns(self, queue_id: Array, queue_offset: Array, physical: Array, size: Array,
                 time: Array, style: Style) -> tuple[Array, Array]:
-        """Return (heads, ends) of many records of this topic, one a row (uint8); between them
-        zeros.
+        """Return (headers, ends) of many records of this topic, one record per line of the arrays
+        (uint8); the bytes between them are zeros.
 
-        For a single plain row, whose queue id and offset the columns say. All sizes must be at
-        least `least`, and all at least `wanted` or all less.
+        Only for a filler with a single plain entry; the columns contain its queue ids and queue
+        offsets. All sizes must be at least `least`, and either all at least `wanted` or all less.
         """
         values = self.required
         if int(size.min()) >= self.wanted(style):
@@ -189,7 +191,7 @@ class Filler:
 
 
 def filler(physical: int, size: int, time: int, style: Style) -> Parts:
-    """Return a record of ``size`` bytes that no queue and no index knows. ValueError below
+    """Return a record of ``size`` bytes that is in no queue and no index. Raises: ValueError below
     `least`.
     """
     if size < least_filler(style):
@@ -221,7 +223,9 @@ def _raw(topic: str) -> bytes:
 
 
 def _text(values: dict[str, str], style: Style) -> bytes:
-    """Return the properties string; of a sealed record with twenty bytes left for the CRC."""
+    """Return the properties string; for a sealed record with space for the appended CRC at
+    the end.
+    """
     text = props.build(values, trailing=style.sealed).encode("utf-8", "surrogateescape")
     return text + bytes(append_crc.SIZE) if style.sealed else text
 
@@ -229,8 +233,8 @@ def _text(values: dict[str, str], style: Style) -> bytes:
 @lru_cache(maxsize=4096)
 def _template(magic: int, topic: bytes, properties: bytes, sys_flag: int,
               host: tuple[bytes, int]) -> tuple[bytes, bytes]:
-    """Return (head, what follows the body) of such a record; lengths, places and times are not
-    set.
+    """Return (header, bytes after the body) of a filler with lengths, offsets and times set
+    to 0.
     """
     raw = build(Record(
         total_size=0, magic=magic, body_crc=0, queue_id=0, flag=0, queue_offset=0,
@@ -243,7 +247,7 @@ def _template(magic: int, topic: bytes, properties: bytes, sys_flag: int,
 
 def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int, style: Style,
             **values: int) -> Parts:
-    """Return the record with a body of zeros that makes it ``size`` bytes long, sparsely."""
+    """Return the sparse parts of a record of ``size`` bytes, with a body of zeros."""
     head, end = bytearray(template[0]), template[1]
     rest = size - len(head) - len(end)
     values.update(total_size=size, physical_offset=physical, body_crc=_crc_of_zeros(rest),
@@ -263,7 +267,7 @@ def _record(template: tuple[bytes, bytes], magic: int, physical: int, size: int,
 
 
 def _zeros(count: int, crc: int = 0) -> int:
-    """Return the CRC-32 of something with the CRC ``crc`` followed by ``count`` zero bytes."""
+    """Return the CRC-32 of ``count`` zero bytes after bytes with the CRC ``crc``."""
     while count > 0:
         crc = zlib.crc32(memoryview(_PAGE)[:min(count, _ZEROS)], crc)
         count -= _ZEROS

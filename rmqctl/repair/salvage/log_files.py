@@ -1,4 +1,6 @@
-"""The files of a log as they should be, bytes laid over them, and the steps that make them so."""
+"""The files of a repaired log: their parts, the pieces written over them, and the steps to get
+there.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +31,14 @@ _MIN_FILE = 4096
 _COPIED = "copied"
 _BLOCK = 1 << 20
 FAR = 64
-"""Missing files between two that may be a loss; more are a file of another log."""
+"""Largest gap between two files, in files, that may be a loss; a larger one shows another log."""
 
 
 def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
-    """Return the message before a region too small for any record, extended over it.
+    """Return the message before a region too small for any record, extended over the region.
 
-    That gets as many empty properties (0x02) as there are bytes: no broker reads anything from
-    them. RefusedError where no message is before it that has room for them.
+    It is extended by empty properties (0x02), one per byte, which brokers ignore. Raises:
+    RefusedError if no message before the region has space for them.
     """
     if region.previous is not None:
         with part.open() as source:
@@ -53,10 +55,10 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
 
 
 def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
-    """Return the files of a log as they should be: all of one ``size`` (else as the files tell),
-    none missing between two.
+    """Return the files of a log as they should be: all of one ``size`` (default: derived from the
+    files), without gaps.
 
-    RefusedError where names or sizes make no log.
+    Raises: RefusedError if names or sizes make no log.
     """
     log = store.log
     size = size or file_size(store)
@@ -82,9 +84,9 @@ def log_parts(store: Store, size: int | None = None) -> list[LogPart]:
 
 
 def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[LogPart]]:
-    """Return (the parts of a log, those at its end that go): files without a byte that get none.
+    """Return (the parts of a log, those to move aside: empty files at its end).
 
-    A broker was killed between making the next file and extending it.
+    Such files exist if a broker was killed between creating the next file and extending it.
     """
     end = last = len(parts)
     while last and not parts[last - 1].pieces:
@@ -100,10 +102,12 @@ def without_empty_end(parts: Sequence[LogPart]) -> tuple[list[LogPart], list[Log
 
 
 def file_size(store: Store) -> int:
-    """Return the size of the log's files: the longest one's, if all names are multiples of it.
+    """Return the size of the log's files: that of the longest file if all names are multiples of
+    it.
 
-    The most frequent length can be that of files that were cut, and the distance of names that of
-    files between which one is missing. Where all were cut, what their names have in common.
+    The most frequent size can be that of truncated files, and the distance between names is too
+    large if a file is missing. If all files are truncated: the greatest common divisor of their
+    names.
     """
     log = store.log
     size, bases = log.file_size, [file.base for file in log.files]
@@ -124,15 +128,13 @@ def file_size(store: Store) -> int:
 
 def laid_over(parts: Sequence[LogPart],
               pieces: Mapping[int, Sequence[Piece]]) -> list[LogPart]:
-    """Return the parts with more pieces (by number of the part); these cover what is there
-    already.
-    """
+    """Return the parts with more pieces (by part number), which hide existing pieces."""
     return [replace(part, pieces=over(part.pieces, pieces[number])) if number in pieces else part
             for number, part in enumerate(parts)]
 
 
 def over(below: Sequence[Piece], above: Sequence[Piece]) -> tuple[Piece, ...]:
-    """Pieces as one ascending list without overlaps, where ``above`` hides ``below``."""
+    """Merge pieces into one ascending list without overlaps, where ``above`` hides ``below``."""
     pieces = list(above)
     for piece in below:
         position = piece.at
@@ -160,7 +162,7 @@ def cut(piece: Piece, start: int, end: int) -> Piece:
 
 
 def lay(fd: int, path: str, pieces: Sequence[Piece]) -> None:
-    """Write pieces into a file. StoreIOError."""
+    """Write pieces into a file. Raises: StoreIOError."""
     for piece in pieces:
         position = 0
         for at, data in piece.parts:
@@ -171,7 +173,7 @@ def lay(fd: int, path: str, pieces: Sequence[Piece]) -> None:
 
 
 def zero(fd: int, path: str, position: int, length: int) -> None:
-    """Make bytes of a file zero; holes stay holes. StoreIOError."""
+    """Zero bytes of a file; holes stay holes. Raises: StoreIOError."""
     for start in range(position, position + length, _BLOCK):
         count = min(_BLOCK, position + length - start)
         if any(os.pread(fd, count, start)):
@@ -179,14 +181,16 @@ def zero(fd: int, path: str, position: int, length: int) -> None:
 
 
 def copy_path(scratch: Scratch, part: LogPart) -> str:
-    """Return where the whole content of a file of the log is made ready. StoreIOError."""
+    """Return the scratch path for the complete content of a log file. Raises: StoreIOError."""
     path = scratch.path(_COPIED, f"{part.base:020d}")
     make_folders(os.path.dirname(path), durable=False)
     return path
 
 
 def _with_pieces(scratch: Scratch, part: LogPart) -> str:
-    """Return a file of such content with the pieces laid over it; its path. StoreIOError."""
+    """Write a log file with its pieces to the scratch folder; return the path. Raises:
+    StoreIOError.
+    """
     path = copy_path(scratch, part)
     assert part.path is not None
     try:
@@ -209,7 +213,7 @@ _LOST = "lost message"
 
 
 class Files:
-    """Makes the steps; what they do is told in ``actions``, which grows."""
+    """Builder of the steps; adds a description of each step to ``actions``."""
 
     def __init__(self, store: Store, scratch: Scratch | None, actions: list[Action],
                  copied: Mapping[int, FileContent]) -> None:
@@ -246,8 +250,8 @@ class Files:
                 yield MoveAside(target)
 
     def steps(self, parts: Sequence[LogPart], written: Mapping[int, str]) -> list[Step]:
-        """Return what makes the files those of ``parts``. ``written``: files that are ready, by
-        number.
+        """Return the steps that turn the files into ``parts``. ``written``: paths of finished
+        files, by part number.
         """
         steps: list[Step] = []
         for number, part in enumerate(parts):
@@ -283,7 +287,7 @@ class Files:
         return steps
 
     def _whole(self, target: str, part: LogPart) -> Step:
-        """Return a file whose whole content was copied, with what was laid over that."""
+        """Return the step for a file whose complete content was copied, with its pieces applied."""
         content = self._copied[part.base]
         time = os.stat(content.path).st_mtime_ns if part.base not in self._own else (
             os.stat(os.path.join(self._store.root, target)).st_mtime_ns)
@@ -293,7 +297,9 @@ class Files:
         return (Replace if part.base in self._own else Create)(target, content, time)
 
     def _time(self, parts: Sequence[LogPart], number: int) -> int | None:
-        """Return a neighbour's modification time: a broker's expiry goes by it."""
+        """Return a neighbouring file's modification time, which decides when a broker expires the
+        file.
+        """
         for part in [*reversed(parts[:number]), *parts[number + 1:]]:
             if part.path is not None:  # a file by column has the same time
                 return os.stat(part.path).st_mtime_ns

@@ -1,7 +1,7 @@
-"""The lost messages: rows, damaged records and gaps put together, one entry a message.
+"""Collect the lost messages from entries, damaged records and gaps, each message once.
 
-`Collector` says which of them get a filler; `lost_messages` makes the list for people, with all
-that is known of each.
+`Collector` finds those that get a filler; `lost_messages` lists all of them for the user, with
+everything that is known of each.
 """
 
 from __future__ import annotations
@@ -47,9 +47,10 @@ _MAX_BATCH = (1 << 15) - 1
 
 @dataclass(slots=True)
 class KnownLosses:
-    """``filled``: lost messages that get a filler. ``without_row``: damaged records without a row.
+    """``filled``: lost messages that get a filler. ``without_row``: damaged records without an
+    entry.
 
-    ``bulks``: those of missing files that are handled by column. ``notes`` are warnings.
+    ``bulks``: messages of missing files that are handled by column. ``notes``: warnings.
     """
 
     filled: list[FilledMessage] = field(default_factory=list)
@@ -64,7 +65,7 @@ class KnownLosses:
 
 
 class Collector:
-    """Builds `KnownLosses` from what a survey and the consumequeues tell."""
+    """Builder of `KnownLosses` from a survey and the consume queues."""
 
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
                  gatherer: Gatherer, style: Style) -> None:
@@ -183,9 +184,9 @@ class Collector:
                                    start + size)
 
     def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[Row]:
-        """Return the rows a damaged record claims, as far as the log lacks just these.
+        """Return the entries that a damaged record claims, as far as exactly these are missing.
 
-        ``foreign``: see `is_foreign_place`; then only rows between two others of their queue.
+        ``foreign``: see `is_foreign_place`; then only entries between two others of their queue.
         """
         own = Row(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]
@@ -216,7 +217,7 @@ class Collector:
 
     def _gaps_of(self, key: QueueKey, hole: Hole, taken: list[tuple[int, int, int, int]],
                  batch: bool) -> None:
-        """Add the queue offsets of a hole that only the gap shows to be lost."""
+        """Add the queue offsets of a gap for which nothing but the gap shows the loss."""
         offset = hole.first if hole.low >= 0 else taken[0][0] if taken else hole.end
         begin = taken[0][2] if taken else hole.high
         if hole.low < 0 and self._from_zero and (
@@ -248,7 +249,7 @@ class Collector:
                                               low, high))
 
     def _room(self, low: int, high: int) -> int:
-        """Return the number of damaged bytes between two places."""
+        """Return the number of damaged bytes between two physical offsets."""
         return sum(max(0, min(region.end, high) - max(region.start, low + 1))
                    for region in self._survey.regions[
                        max(0, bisect_right(self._starts, low) - 1):
@@ -275,8 +276,8 @@ class Collector:
 
 
 def _turned_size(physical: int, size: int, region: Region, following: int) -> int:
-    """Return an entry's size. If it reaches beyond the region, return instead the only size that
-    differs in one bit and ends where the next message or intact bytes begin.
+    """Return an entry's size. If the message would reach beyond the region, return instead the only
+    size one bit off with which it ends where the next message or intact bytes begin.
     """
     if physical + size <= region.end:
         return size
@@ -295,7 +296,7 @@ def rank(row: FoundRow, record: Record | None = None) -> tuple[int, str, int]:
 
 
 def _between(time: int | None, region: Region) -> int | None:
-    """Return an entry's own store time, if it is between those of the neighbours."""
+    """Return an entry's own store time if it is between the store times of the neighbours."""
     if time is None or time <= 0:
         return None
     if region.before is not None and time < region.before:
@@ -307,8 +308,9 @@ def _between(time: int | None, region: Region) -> int | None:
 
 
 class LostMessages(NamedTuple):
-    """``listed``: the first `MAX_LISTED`; ``total``: how many there are. ``once``: how many more
-    the index tells of, which may be those that only gaps tell of; they are not counted again.
+    """``listed``: the first `MAX_LISTED` messages; ``total``: number of messages. ``once``: number
+    of further messages known only from the index, which may be the same as messages known only from
+    gaps; so they are not counted again.
     """
 
     listed: tuple[Lost, ...]
@@ -318,10 +320,10 @@ class LostMessages(NamedTuple):
 
 def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: Evidence,
                   end: int) -> LostMessages:
-    """Return the lost messages in the order of their places, those of unknown place after them.
+    """Return the lost messages by physical offset; messages of unknown offset come last.
 
-    Also those which consumequeues know after the last file of the log (which ends at ``end``).
-    A message of which only the index tells is there with its keys alone.
+    Includes messages that consume queues know after the last file of the log (which ends at
+    ``end``). For a message that only the index knows, only the keys are listed.
     """
     regions = list(survey.regions)
     if evidence.beyond:
@@ -381,9 +383,11 @@ def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: E
 
 def dropped(store: Store, left_out: Sequence[tuple[int, int | None]], losses: KnownLosses,
             lost: int, homeless: int, unnamed: int) -> Dropped:
-    """Return what of the ``lost`` messages and of the records that are ``left_out`` (place, size)
-    no filler represents. ``homeless`` messages found no room; ``unnamed`` fillers represent no
-    message that is known, so each represents one of these.
+    """Return which of the ``lost`` messages and of the ``left_out`` records (offset, size) no
+    filler represents.
+
+    ``homeless``: number of messages without space for a filler; ``unnamed``: number of fillers of
+    no known message: each represents one of the others.
     """
     filled = losses.count - homeless
     rows = {(row.topic, row.queue_id, row.queue_offset) for message in losses.filled
@@ -410,8 +414,8 @@ def _own_row(raw: bytes) -> tuple[str, int, int] | None:
 
 
 def _within(bounds: list[tuple[int, int]], places: Sequence[int]) -> set[int]:
-    """Return the places (ascending) that can each be matched to one range ``(low, high)`` around
-    it.
+    """Return the offsets (ascending) that can be matched one to one to ranges ``(low, high)`` that
+    contain them.
     """
     bounds.sort(reverse=True)
     matched: set[int] = set()
@@ -448,7 +452,9 @@ def _with_keys(lost: Lost, keys: dict[int, list[IndexedKey]]) -> Lost:
 
 def _times(regions: Sequence[Region], starts: Sequence[int], physical: int | None, low: int,
            high: int) -> tuple[int | None, int | None]:
-    """Return the store times of the intact messages around a place or a range of places."""
+    """Return the store times of the intact messages before and after an offset or a range of
+    offsets.
+    """
     if physical is not None:
         number = bisect_right(starts, physical) - 1
         if number >= 0 and physical < regions[number].end:

@@ -1,9 +1,8 @@
-"""The part of a source's bytes in a damaged stretch of our log that is proven to be ours.
+"""Find the part of a damaged stretch of our log for which a source's bytes are proven to be ours.
 
-What is between two records that both logs have at the same places is the same in both. Where
-only one such record is near (a lost head, a torn tail, a source that ends or begins there) our
-consumequeues and our index tell how far the logs are one, and so does what is left of the damaged
-records.
+The bytes between two records that both logs have at the same offsets are the same in both. If only
+one such record is near (a lost head, a torn tail, a source that ends or begins there), our consume
+queues, our index and the remains of the damaged records show how far the logs are equal.
 """
 
 from __future__ import annotations
@@ -35,7 +34,9 @@ _NEVER_BY_CHANCE = _TELLING[1:]
 
 @dataclass(frozen=True, slots=True)
 class Proven:
-    """A part ``[start, end)`` of a stretch in which the source's log is ours, and why."""
+    """The part ``[start, end)`` of a stretch in which the source's log is proven to be ours, and
+    why.
+    """
 
     start: int
     end: int
@@ -101,9 +102,11 @@ def proven_part(parts: Sequence[LogPart], source: Source, comparison: Comparison
 
 
 def has_parted(source: Source, comparison: Comparison, stretch: Stretch, runs: Runs) -> bool:
-    """Return whether ours after a stretch is of another way than the source's in it: no equal
-    message follows, and queue offsets of these are other messages' in ours (``runs``). One alone
-    may be a flipped bit, unless what is left of ours contradicts the source there as well.
+    """Return whether our log diverges from the source's after a stretch.
+
+    It does if no equal message follows and the queue offsets of the source's messages in the
+    stretch belong to other messages in our log (``runs``). A single such offset may be a flipped
+    bit, unless the remains of our log contradict the source there as well.
     """
     if stretch.end == ENDLESS or comparison.equal.behind(stretch.end) is not None:
         return False
@@ -123,11 +126,12 @@ def has_parted(source: Source, comparison: Comparison, stretch: Stretch, runs: R
 
 def _far(parts: Sequence[LogPart], source: Source, comparison: Comparison,
          stretch: Stretch, equal_end: int) -> int:
-    """Return how far the source's log is proven to be ours, from the start of a stretch on.
+    """Return the end of the source's log that is proven to be ours, from the start of a stretch on.
 
-    Where it ends with our log, and ours tells of nothing that it has lost, the source is
-    followed as a slave follows its master: if it has the last of ours, too (what is equal
-    before the stretch ends at ``equal_end``), and so did not part from it before.
+    If the stretch reaches the end of our log and no entry shows a loss after it, the source is
+    followed as a slave follows its master, provided that the source has the last of our messages,
+    too (``equal_end``: where the equal part before the stretch ends), so that it did not diverge
+    before.
     """
     _begun(parts, source, comparison, stretch)
     end = max(stretch.agreed_end, stretch.timed_end if not stretch.against else -1)
@@ -144,7 +148,7 @@ def _far(parts: Sequence[LogPart], source: Source, comparison: Comparison,
 
 def _begun(parts: Sequence[LogPart], source: Source, comparison: Comparison,
            stretch: Stretch) -> None:
-    """Count the evidence of the heads of torn or damaged records of ours."""
+    """Count the evidence in the headers of torn or damaged records of ours."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
             for item in comparison.offered.within(low, high):
@@ -164,10 +168,11 @@ def _begun(parts: Sequence[LogPart], source: Source, comparison: Comparison,
 
 
 def _same_message(ours: bytes, theirs: bytes) -> bool | None:
-    """Return whether what begins with ``ours`` was the whole record ``theirs``, at the same place.
+    """Return whether ``ours`` is the beginning of the complete record ``theirs``, at the same
+    offset.
 
-    True where CRC, queue offset and times are the same (or all but the body, where an earlier
-    repair kept that), False where two of them are others; None where that does not tell.
+    True if CRC, queue offset and times are equal (or all but the body, if an earlier repair kept
+    the record), False if two of these fields differ, None if unknown.
     """
     try:
         record = decode(theirs)
@@ -195,7 +200,7 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
 
 
 def _displaced(parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
-    """Count the evidence of records of ours that are at a wrong place (pages)."""
+    """Count the evidence in records of ours that are at a wrong position (pages)."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]
         if part.path is None and not part.pieces:
@@ -233,9 +238,7 @@ def _head(parts: Sequence[LogPart]) -> int:
 
 
 def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (place, size) of the first records of a source in ``[start, end)``, its frames'
-    borders.
-    """
+    """Yield (physical offset, size) of the first records of a source in ``[start, end)``."""
     position, left = start, _MAX_HEADS
     while position < end and left > 0 and (
             place := source.log.locate(position)) is not None:
@@ -262,7 +265,7 @@ def _holds_anything(parts: Sequence[LogPart], start: int) -> bool:
 
 
 def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[int, int, int]]:
-    """Yield (number of the part, start, end) of physical bytes."""
+    """Yield (part number, start, end) for a range of physical offsets."""
     for number, part in enumerate(parts):
         low, high = max(part.base, start), min(part.end, end)
         if low < high:
@@ -270,7 +273,7 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
 
 
 def _agreement(stretch: Stretch) -> str:
-    """Return in words how many of our entries, keys and records agree."""
+    """Return text: how many of our entries, keys and records agree."""
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),
         (stretch.alike, "unproven record")) if count]

@@ -1,16 +1,16 @@
-"""Runs of up to four damaged bytes at places that are known, solved by the CRC over them.
+"""Restore up to four adjacent damaged bytes at a known position from the CRC that covers them.
 
-31 bits of a CRC give one pattern for any run of 31 bits, so what they prove is only what remains
-once the place is counted: k bytes at one place are 256^k candidates of 2^31. So a place must be
-known from the bytes themselves, and the rest must come from what is found there:
+The 31 stored bits of a CRC determine one pattern for any run of 31 bits, so they prove only what
+remains after the choice of the position: k bytes at one position are 256^k candidates of 2^31. So
+the bytes themselves must show the position, and further evidence must come from the content:
 
-* bytes that cannot be in the text around them: the run is these, or some bytes more beside them.
-  Of NULs it is just these, since bytes that are cleared beside them would be NULs as well;
-* runs of NULs in other bodies, each one of them;
-* bytes before and after a border of 4,096 or 512 bytes of the log, where writes are torn.
+* bytes that are not text in a text: the run is these bytes, or up to some more next to them. NULs
+  are exactly the run, as further cleared bytes next to them would be NULs as well;
+* runs of NULs in other bodies, each of them;
+* bytes before and after a 4,096- or 512-byte border of the log, where writes are torn.
 
-Where that is not proof enough, all that is found in a text must be bytes that the same text has
-elsewhere, and then the whole must be JSON. A zlib stream must end with its right checksum.
+If that is not enough proof, all restored bytes of a text must be values that the text has
+elsewhere, and then the result must be JSON. A zlib stream must end with its right checksum.
 
 Yield (benchmarks/stage_yields.py): 31 of 55 bodies with two to four damaged bytes before or after
 the border of a sector.
@@ -31,7 +31,7 @@ from rmqctl.scan.frames import Array
 
 AS_JSON = "that it is JSON"
 MAX_RUN = 4
-"""Longest run in bytes: a longer one has more bits than a CRC."""
+"""Longest run in bytes: a longer run has more bits than a CRC."""
 _BORDERS = (4096, 512)
 _MAX_PLACES = 64
 _VALUES, _BITS = 256, 8
@@ -39,7 +39,7 @@ _NULS = re.compile(rb"(?<!\0)\0{2,4}(?!\0)")
 
 
 class Place(NamedTuple):
-    """``size`` bytes from ``start`` on, and ``why`` they may be what is damaged."""
+    """A run of ``size`` bytes at ``start`` that may be the damage, and ``why``."""
 
     start: int
     size: int
@@ -48,10 +48,10 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """Bytes of a record that a CRC covers, ``behind`` covered bytes follow them.
+    """Bytes of a record that a CRC covers; ``behind``: number of covered bytes after them.
 
-    ``physical``: where they are in the log. ``properties``: they are that string. ``share``: the
-    chance of a wrong change to be let through by what is looked at afterwards. ``seed``: of the
+    ``physical``: their offset in the log. ``properties``: they are the properties string.
+    ``share``: of wrong changes, the share that later checks do not detect. ``seed``: for random
     samples.
     """
 
@@ -64,8 +64,8 @@ class Content:
 
 
 class Run(NamedTuple):
-    """Original bytes ``after`` at ``position`` in ``place``. ``weight`` of ``tried`` candidates
-    count; ``witnesses`` rule out the others.
+    """Original bytes ``after`` at ``position`` in ``place``. ``tried``: number of candidates;
+    ``weight``: of these, how many count; ``witnesses``: what rules out the others.
     """
 
     place: Place
@@ -77,11 +77,10 @@ class Run(NamedTuple):
 
 
 def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[list[Run]]:
-    """Yield the solutions at known places, those of the surest places first; each list is of one
-    step.
+    """Yield lists of solutions, one list per step, at the most certain positions first.
 
-    ``syndromes``: the differences between the CRC of all that is covered and the stored one.
-    Ends where the weight of all candidates is above ``most``, beyond the places that are seen.
+    ``syndromes``: differences between the computed and the stored CRC. Except for positions that
+    the text itself shows, the search ends when the weight of all candidates is above ``most``.
     """
     # Text has odd bytes where it was hit; other bytes have not.
     odd = odd_bytes(content.data, properties=content.properties)
@@ -118,7 +117,7 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
 
 
 def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[Place]]:
-    """Yield lists of places, those with the fewest candidates first."""
+    """Yield lists of positions, those with the fewest candidates first."""
     data = content.data
     if odd is not None and text:
         length = odd.end - odd.start
@@ -145,7 +144,9 @@ def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[P
 
 
 class _Candidates:
-    """The candidates for a place. ``counts``: of a text, how often it has each byte."""
+    """The candidates for one position. ``counts``: how often a text has each byte value; None if
+    the content is not text.
+    """
 
     def __init__(self, content: Content, place: Place, counts: Array | None) -> None:
         self._content, self.place = content, place
@@ -158,12 +159,12 @@ class _Candidates:
 
     @property
     def weight(self) -> float:
-        """Return how many candidates have only bytes that their text has elsewhere."""
+        """Return the weight of the candidates made of byte values that the text has elsewhere."""
         return float(len(self._values)) ** self.place.size * self._content.share
 
     @property
     def json_share(self) -> float:
-        """Return an upper bound of the share of candidates that make JSON."""
+        """Return an upper bound for the share of candidates that make JSON."""
         values, size = self._values, self.place.size
         if not values:
             return 0.0
@@ -171,13 +172,13 @@ class _Candidates:
                          lambda luck: self.laid(bytes(luck.choices(values, k=size))))
 
     def laid(self, after: bytes) -> bytes:
-        """Return the content with other bytes at the place."""
+        """Return the content with other bytes at this position."""
         data, place = self._content.data, self.place
         return data[:place.start] + after + data[place.start + place.size:]
 
     def solved(self, syndromes: Sequence[int], *, narrow: bool) -> Iterator[bytes]:
-        """Yield the bytes of the place with which the CRC is right, and a text is one; with
-        ``narrow`` just those that it has elsewhere, too.
+        """Yield the bytes with which the CRC matches and a text is valid; if ``narrow``, only byte
+        values that the text has elsewhere.
         """
         covered = len(self._content.data) + self._content.behind
         for syndrome in syndromes:
@@ -193,6 +194,6 @@ class _Candidates:
                 yield after
 
     def changed(self, after: bytes) -> tuple[int, bytes]:
-        """Return (position, bytes) from the first byte to the last that differ."""
+        """Return (position, bytes) from the first to the last byte that differs."""
         differ = [index for index, value in enumerate(after) if value != self._old[index]]
         return self.place.start + differ[0], after[differ[0]:differ[-1] + 1]

@@ -1,17 +1,17 @@
-"""Restore a damaged body from another message of the same log that must have the same one.
+"""Restore a damaged body from another message of the same log that must have the same body.
 
 A broker copies bodies: a half message into the message that commits it, a message into its retries
-and dead letters. Unique key, length and CRC do not prove a copy, for a sender chooses the first
-two and computes the third. So only pointers that nobody else can write count:
+and dead letters. Unique key, length and CRC do not prove a copy, because a producer chooses the
+first two and computes the third. So only references that nobody else can write count:
 
-* the damaged message names its half message in preparedTransactionOffset, which the broker writes:
-  by its physical offset, or by its queue offset in the half topic;
-* it names its origin (ORIGIN_MESSAGE_ID among its own properties);
-* an intact message names the damaged half message as its own. The broker builds that message from
+* the damaged message refers to its half message in preparedTransactionOffset, which the broker
+  writes, by its physical offset or by its queue offset in the half topic;
+* the damaged message names its original (ORIGIN_MESSAGE_ID among its own properties);
+* an intact message refers to the damaged half message as its own. The broker builds the former from
   the half message itself.
 
-A delayed or timed message and its delivery name each other in no way; nothing is copied there.
-Every byte of the damaged body outside of one damaged place must be the copy's.
+A delayed or timed message and its delivery do not refer to each other; nothing is copied there.
+Every byte of the damaged body outside of one damaged run must equal the copy's.
 
 Yield, where 2 to 512 bytes of one body are damaged, any message's of the engine's stores: 18 of 60
 in those with transactions, 0 of 60 in those with delays.
@@ -39,7 +39,9 @@ _MAX_LOOKUPS, _MAX_ENTRIES = 1000, 64
 
 
 class Twin(NamedTuple):
-    """The record ``content`` with the body of the message at ``place``; ``reason`` in words."""
+    """A damaged record with the body of the message at ``place`` (``content``); ``reason`` in
+    words.
+    """
 
     content: bytes
     record: Record
@@ -48,16 +50,16 @@ class Twin(NamedTuple):
 
 
 class Twins:
-    """A search for twins in a store's log, with a limited number of index lookups."""
+    """Search for twins in a store's log, with a limited number of index lookups."""
 
     def __init__(self, store: Store, records: Records) -> None:
         self._store, self._records = store, records
         self._lookups = _MAX_LOOKUPS
 
     def of(self, raw: bytes, record: Record, *, sealed: bool) -> Twin | None:
-        """Return the damaged ``record`` (its bytes: ``raw``) with another one's body. StoreIOError.
+        """Return the damaged ``record`` (its bytes: ``raw``) with the body of its twin.
 
-        None without one, or if the record is still damaged with it.
+        None without a twin, or if the record is still damaged with that body. Raises: StoreIOError.
         """
         if record.crc_ok or not record.body:
             return None
@@ -86,7 +88,7 @@ class Twins:
         return None
 
     def _places(self, record: Record, key: str) -> Iterator[int]:
-        """Yield where a message may be that has the same body, by pointers of either."""
+        """Yield where messages with the same body may be, from references in either direction."""
         if record.prepared_transaction_offset > 0:
             yield record.prepared_transaction_offset
         if (origin := _origin(record)) is not None:
@@ -108,15 +110,15 @@ class Twins:
 
 
 def _points(record: Record, other: Record) -> bool:
-    """Return whether the damaged record names the other as its source, or the other names it as its
-    half message.
+    """Return whether the damaged record refers to the other record as its source, or the other
+    record refers to the damaged one as its half message.
     """
     return (_is_half_of(other, record) or _is_half_of(record, other)
             or _origin(record) == other.physical_offset)
 
 
 def _is_half_of(half: Record, end: Record) -> bool:
-    """Return whether ``end`` names ``half`` as the half message that it was built from."""
+    """Return whether ``end`` refers to ``half`` as the half message that it was built from."""
     named = end.prepared_transaction_offset
     if named <= 0 or not _is_half(half):
         return False

@@ -1,7 +1,8 @@
-"""Evidence for a record as a plan would write it, given with each that is corrected.
+"""Collect the evidence for each corrected record in a plan.
 
-A field is proved by what has it from another writing of it: rows, index entries, the log around the
-record, and CRCs. What a CRC covers it proves, unless it is itself what was corrected.
+A field is proved by other structures that contain the same value: consume queue entries, index
+entries, the neighbouring records, and CRCs. A CRC proves what it covers, unless the CRC itself was
+corrected.
 """
 
 from __future__ import annotations
@@ -24,11 +25,13 @@ from rmqctl.store.store import Store
 _LENGTHS = frozenset({"total_size", "magic", "sys_flag"})
 _CRC = "body_crc"
 _HEAD = "total_size", "magic", _CRC, "queue_id", "queue_offset", "physical_offset", "sys_flag"
-"""Fields to report for bytes that were no record; without one of them, its lengths were wrong."""
+"""Fields to report if the bytes could not be decoded as a record; if none of them changed, the
+record's lengths were wrong.
+"""
 
 
 class RecordEvidence(NamedTuple):
-    """``fields`` that are corrected, and ``witnesses`` of the record with them."""
+    """The corrected ``fields``, and the ``witnesses`` that confirm the corrected record."""
 
     fields: tuple[str, ...]
     witnesses: tuple[str, ...]
@@ -44,14 +47,14 @@ class RecordEvidence(NamedTuple):
 
 
 class Witnesses:
-    """The structures of a store that confirm records of the log's ``parts``."""
+    """Structures of a store that confirm records of the log's ``parts``."""
 
     def __init__(self, store: Store, parts: Sequence[LogPart]) -> None:
         self._store, self._parts, self._records = store, parts, Records(parts)
 
     def of_record(self, place: int, after: bytes) -> RecordEvidence | None:
-        """Return the evidence for the record that is put at a place; None if it is not a record.
-        StoreIOError.
+        """Return the evidence for the record that is written at an offset; None if it is not a
+        record. Raises: StoreIOError.
         """
         record = _decoded(after)
         if record is None or record.physical_offset != place:
@@ -74,7 +77,9 @@ class Witnesses:
         return RecordEvidence(fields, tuple(witnesses))
 
     def of_bytes(self, start: int, size: int) -> RecordEvidence:
-        """Return how many entries and index entries point into bytes that are put back."""
+        """Return as evidence how many entries and index entries point into bytes that are put
+        back.
+        """
         witness = self._parts[0].witness
         if witness is None:
             return RecordEvidence((), ())
