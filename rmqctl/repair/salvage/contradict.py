@@ -1,8 +1,8 @@
 """Find intact records that contradict their queues, their neighbours or the index.
 
 Only fields that no CRC covers can be wrong: topic, queue, queue offset, transaction bits, and the
-properties that create entries in further queues. A consume queue entry alone is no proof against a
-message, because folders of queues are copied and renamed. It is believed if the log itself lacks
+properties that create entries in further queues. A consume queue entry alone does not prove
+a message wrong, because folders of queues are copied and renamed. It is believed if the log itself lacks
 exactly that message, between others of its queue. A record that cannot be corrected then is
 replaced by a filler.
 

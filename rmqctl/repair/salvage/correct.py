@@ -19,7 +19,7 @@ Yield (benchmarks/stage_yields.py): 60 of 60 with one changed bit of a body, 51 
 changed byte. Of 60 with any value in the body's CRC 43 are restored (`damaged_crc`).
 
 Up to four adjacent damaged bytes are only solved at known positions (`rmqctl.repair.salvage.torn`).
-An appended CRC is no second proof of the body: both CRCs have the same polynomial, so a change that
+An appended CRC does not prove the body again: both CRCs have the same polynomial, so a change that
 matches the body CRC matches the appended CRC, too. It only shows that nothing else is damaged, and
 the 32nd bit of the body CRC.
 """

@@ -134,7 +134,7 @@ class Filling:
             yield len(self.span.items), position, self.span.limit
 
     def place(self, waiting: list[FilledMessage]) -> list[FilledMessage]:
-        """Place messages of unknown offset in the gaps; return those for which there is no space.
+        """Place messages of unknown offset in the gaps; return those that do not fit.
 
         ``waiting`` is sorted by what must come first; a queue's messages stay in their order.
         """

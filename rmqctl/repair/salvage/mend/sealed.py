@@ -33,8 +33,8 @@ _CRC_BITS = 31
 _MAX_COVERED = 1 << 20
 """Largest number of covered bytes for which values are tried."""
 _FLAGS, _QUEUES, _DELIVERIES, _OFFSETS = 1 << 15, 1 << 10, 1 << 6, 1 << 10
-"""How many values from 0 on are tried of a flag, a queue id and a reconsume count; how many missing
-queue offsets are tried.
+"""Numbers of values that are tried: from 0 on for a flag, a queue id and a reconsume count; missing
+queue offsets.
 """
 _ON_THE_WAY, _AHEAD, _BETWEEN = 60_000, 1_000, 20_000
 """Milliseconds: from born to store time, by which a producer's clock may be ahead, and between the

@@ -46,7 +46,7 @@ _MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
 """Limits: suspects and topics of one length that are checked; gaps in queues that are checked."""
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
-"""How a queue may lack a message: in a gap between two others; at its end; nothing excludes it."""
+"""Ways in which a queue may lack a message: in a gap between two others; at its end; nothing excludes it."""
 
 
 class Suspect(NamedTuple):
@@ -84,7 +84,7 @@ class Topics:
         self._lost = {(row.key, row.queue_offset) for row in evidence.rows}
         self._budget = _MAX_HOLES
         self._claims: Counter[tuple[int, int, int]] = Counter()
-        """How many suspects would fit each missing message of a queue."""
+        """Number of suspects, by length of the topic, queue id and queue offset."""
 
     def suspects(self) -> list[Suspect]:
         """Return messages whose topic may be wrong, in log order."""
