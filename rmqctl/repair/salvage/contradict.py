@@ -1,10 +1,10 @@
 """Find intact records that contradict their queues, their neighbours or the index.
 
 Only fields that no CRC covers can be wrong: topic, queue, queue offset, transaction bits, and the
-properties that create entries in further queues. A consume queue entry alone does not prove
-a message wrong, because folders of queues are copied and renamed. It is believed if the log itself lacks
-exactly that message, between others of its queue. A record that cannot be corrected then is
-replaced by a filler.
+properties that create entries in further queues. A consume queue entry alone does not prove that a
+message is wrong, because folders of queues are copied and renamed. The entry is believed if the log
+itself lacks exactly that message, between others of its queue. A record that cannot be corrected
+then is replaced by a filler.
 
 Yield (benchmarks/stage_yields.py): any value in the queue offset 60 of 60, in the queue id 56 (the
 others have no entry), one byte of the topic 60.

@@ -46,7 +46,7 @@ _MAX_ASKED, _MAX_HOLES = 1000, 1 << 20
 """Limits: suspects and topics of one length that are checked; gaps in queues that are checked."""
 _WINDOW = 16 << 20
 _BETWEEN, _BEHIND, _OPEN = 3, 2, 1
-"""Ways in which a queue may lack a message: in a gap between two others; at its end; nothing excludes it."""
+"""Ways in which a queue may lack a message: between two others; at its end; nothing excludes it."""
 
 
 class Suspect(NamedTuple):
