@@ -1,1 +1,1 @@
-"""Judge damage: what a place of a log is, what speaks for it, and what a repair does with it."""
+"""Judge damage: classify each damaged position of a log, list the evidence, choose the action."""

@@ -1,8 +1,8 @@
-"""Records between damage that were stored before what is around them: undecided.
+"""Find records between damage that are older than the messages around them: undecided records.
 
-Where no entry is left to tell of records between damaged places, their store times are: what an
-earlier use of the file left (`rmqctl.scan.damage.stale`) was stored before what is around it. A
-clock that was set back for a while gives the same.
+Where no consume queue or index entry covers the records between two damaged ranges, their store
+times are evidence: records that an earlier use of the file left (`rmqctl.scan.damage.stale`) were
+stored before the messages around them. A clock that was set back for a while has the same effect.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ from rmqctl.scan.walk import Walk, start_of
 from rmqctl.store.log.commit_log import CommitLog
 
 _FARTHEST = 64 << 10
-"""Bytes between two damaged places that pages of an earlier use may have left."""
+"""Largest distance in bytes between two damaged ranges that stale pages may explain."""
 _MAX_LOOKS = 1000
 
 
 class Damaged(NamedTuple):
-    """A damaged place, physical ``[start, end)``; store times (ms) of the messages around it."""
+    """A damaged range, physical ``[start, end)``, with the store times (ms) of the messages around
+    it.
+    """
 
     start: int
     end: int
@@ -35,8 +37,8 @@ class Damaged(NamedTuple):
 
 
 def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[Record]]:
-    """Yield records of a log file, few between damage, to which nothing leads, and which were
-    stored before what is on both sides of them. StoreIOError.
+    """Yield each group of few records between two damaged ranges of a log file to which no entry
+    points and which were stored before the messages on both sides. StoreIOError.
     """
     before: int | None = None
     for number, (here, behind) in enumerate(pairwise(damage)):
@@ -53,8 +55,9 @@ def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[R
 
 def unclear_in_log(log: CommitLog,
                    damage: Iterable[tuple[int, int]]) -> Iterator[list[Record]]:
-    """Yield the same in a log, for damaged places ``[start, end)`` in ascending order, of which the
-    first `_MAX_LOOKS` that lie close together are looked at. StoreIOError.
+    """Yield the groups of `of_unclear_age` in a whole log. ``damage``: damaged ranges ``[start,
+    end)``, ascending; only the first `_MAX_LOOKS` pairs of ranges close together are examined.
+    StoreIOError.
     """
     looks = 0
     for file, places in groupby(damage, lambda place: log.file_of(place[0])):
@@ -76,7 +79,7 @@ def unclear_in_log(log: CommitLog,
 
 
 def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
-    """Yield the places, those that touch as one."""
+    """Yield the ranges, with touching or overlapping ranges merged."""
     last: tuple[int, int] | None = None
     for start, end in places:
         if last is not None and start <= last[1]:
@@ -90,8 +93,8 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
 
 
 def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Damaged]:
-    """Yield places of a file with the store times of the intact messages next to them, found by one
-    walk over all of them; None without any near.
+    """Yield damaged ranges of a file with the store times of the nearest intact messages, found in
+    one scan for all ranges; None where no message is near.
     """
     # A stranger's file may have damage between all messages, so no place is walked to by itself.
     offsets, times = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -111,7 +114,7 @@ def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Da
 
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:
-    """Return records of ``[start, end)`` where they are few and nothing points to any of them."""
+    """Return the records in ``[start, end)`` if they are few and no entry points to any of them."""
     if source.witness is None or is_led(source, source.witness, start, end):
         return []
     records = records_between(source, start, end)

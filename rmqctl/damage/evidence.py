@@ -1,11 +1,11 @@
-"""Evidence of lost messages: rows of consume queues that point into damaged bytes, and gaps.
+"""Evidence of lost messages: consume queue entries that point into damaged bytes, and gaps.
 
-Rows are only read where the log itself lacks queue offsets (holes), so a store of any size costs no
-more than what is lost. A row counts when it is consistent: its queue offset is missing in the log,
-and its place lies between those of the queue's neighbours.
+Entries are only read where the log itself lacks queue offsets (holes), so the cost depends on the
+number of lost messages, not on the size of the store. An entry counts if it is consistent: its
+queue offset is missing in the log, and it points between the neighbouring messages of its queue.
 
-Behind queue offsets that never got a row (a broker's own gap, consumequeue.md §4) the rows stand
-too early by as many places. That does not contradict the log.
+After queue offsets for which a broker never wrote an entry (a broker's own gap, consumequeue.md
+§4), all entries are that many positions too early in the queue. That does not contradict the log.
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from rmqctl.store.store import Store
 
 ENDLESS = 1 << 62
 MAX_LISTED = 100_000
-"""Lost messages that are named one by one; the others are counted."""
+"""Largest number of lost messages that are listed; further ones are only counted."""
 FEW = 20_000
-"""Rows of a missing file that are looked at one by one."""
+"""Largest number of entries of a missing file that are examined one by one."""
 _MAX_RUNS = 400
 _AHEAD = 512
-"""Entries that are read from one hole on: the next one is often near."""
+"""Number of entries read at once from the start of a hole: the next hole is often near."""
 _BACK = 1 << 12
-"""Number of rows before its place in which the row of a message is searched."""
+"""Number of positions before the expected one in which a message's entry is searched for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Queue offsets ``[first, end)`` which the log lacks.
+    """Queue offsets ``[first, end)`` that are missing in the log.
 
-    A message of them can only is after physical offset ``low`` and before ``high``.
+    Their messages can only be after physical offset ``low`` and before ``high``.
     """
 
     first: int
@@ -55,17 +55,17 @@ class Hole:
 
     @property
     def inner(self) -> bool:
-        """Return whether messages of the queue lie on both sides: then all of them were there
-        once.
+        """Return whether the hole is between two messages of the queue: then all its messages once
+        existed.
         """
         return self.low >= 0 and self.high < ENDLESS
 
 
 @dataclass(frozen=True, slots=True)
 class FoundRow:
-    """A consumequeue row of a hole. ``count``: queue offsets it covers (batch queues: several).
+    """A consume queue entry in a hole. ``count``: queue offsets it covers (batch queues: several).
 
-    ``time``: the store time a batch queue's row holds.
+    ``time``: the store time in a batch queue's entry.
     """
 
     key: QueueKey
@@ -79,8 +79,8 @@ class FoundRow:
 
 @dataclass(slots=True)
 class RowColumns:
-    """Rows of many queues that lead into one missing file, by column: (key, queue offset, place,
-    size), each but the key int64.
+    """Entries of many queues that point into one missing file, by column: (key, queue offset,
+    physical offset, size), all but the key as int64.
     """
 
     parts: list[tuple[QueueKey, Array, Array, Array]] = field(default_factory=list)
@@ -93,7 +93,9 @@ class RowColumns:
             yield from _rows(key, *columns)
 
     def sorted(self) -> tuple[list[QueueKey], Array, Array, Array, Array]:
-        """Return (keys, number in it, queue offset, place, size) by place."""
+        """Return (keys, index into the keys, queue offset, physical offset, size), by physical
+        offset.
+        """
         keys = list(dict.fromkeys(key for key, *_ in self.parts))
         numbers = {key: number for number, key in enumerate(keys)}
         queue = np.concatenate([np.full(len(offset), numbers[key])
@@ -106,10 +108,11 @@ class RowColumns:
 
 @dataclass(slots=True)
 class Evidence:
-    """``rows`` lead into damaged regions, ``astray`` elsewhere.
+    """Entries found in holes. ``rows`` point into damaged regions, ``astray`` elsewhere.
 
-    ``ahead`` counts those that lead after the log's last file; ``beyond`` are the first of them.
-    ``columns``: rows that lead into missing files, where they are very many, by place of the file.
+    ``ahead``: number of entries that point after the log's last file; ``beyond``: the first of
+    these entries. ``columns``: entries that point into missing files, if very many, by start of the
+    file.
     """
 
     rows: list[FoundRow] = field(default_factory=list)
@@ -121,11 +124,10 @@ class Evidence:
 
 
 def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Return (runs that follow each other with growing queue offsets, runs that do not fit
-    between).
+    """Return (runs with growing queue offsets, runs that contradict this order).
 
-    The chain is the one with the most messages. A topic that was deleted and made again starts at 0
-    again; what is before that is not part of today's queue.
+    Of all possible chains of runs, the one with the most messages is chosen. A topic that was
+    deleted and created again starts at 0 again; earlier runs are not part of the current queue.
     """
     start = 0
     for number, run in enumerate(runs):
@@ -151,7 +153,7 @@ def chain(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
 
 
 def holes(runs: Sequence[Run]) -> list[Hole]:
-    """Return the holes before, between and after the runs of a queue; the last one is endless."""
+    """Return the holes before, between and after the runs of a queue; the last hole is endless."""
     if not runs:
         return [Hole(0, ENDLESS, -1, ENDLESS)]
     gaps = [Hole(0, runs[0].first, -1, runs[0].low)] if runs[0].first > 0 else []
@@ -161,10 +163,11 @@ def holes(runs: Sequence[Run]) -> list[Hole]:
 
 
 class Gatherer:
-    """Reads the rows of the holes of all queues of a store.
+    """Reads the consume queue entries in the holes of all queues of a store.
 
-    ``by_column``: regions whose rows are kept by column if they are very many. ``yielded``: parts
-    of the log, ``[start, end)``, in which another store's is right, whatever rows say.
+    ``by_column``: regions whose entries are kept by column if they are very many. ``yielded``:
+    ranges ``[start, end)`` of the log in which another store's data is used, whatever the entries
+    contain.
     """
 
     def __init__(self, store: Store, runs: Runs, regions: Sequence[Region], log_end: int,
@@ -180,7 +183,7 @@ class Gatherer:
         self.misfits: dict[QueueKey, list[Run]] = {}
 
     def gather(self) -> Evidence:
-        """Return the evidence; queues that cannot be read are in ``unreadable``."""
+        """Return the evidence; read errors of queues are listed in ``unreadable``."""
         evidence = Evidence()
         keys = {*self._runs.keys, *self._store.queues, *self._store.batch_queues}
         for key in sorted(keys):
@@ -202,15 +205,17 @@ class Gatherer:
         return evidence
 
     def is_in_order(self, key: QueueKey, offset: int, place: int) -> bool:
-        """Return whether the queue offset of the message at a place follows that of the message
-        before it in the queue, or is followed by the next, and belongs to no other message.
+        """Return whether the queue offset of the message at a physical offset continues that of the
+        previous message of the queue, or is continued by the next one, and occurs only once.
         """
         return not self._runs.has(key, offset, twice=True) and any(
             run.low <= place <= run.high and run.end - run.first > 1 for run in self._runs.of(key))
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
                evidence: Evidence) -> Iterator[FoundRow]:
-        """Yield rows of a queue's holes. Those after the log may be very many: most are counted."""
+        """Yield the entries in a queue's holes. Very many may point after the log: most are only
+        counted.
+        """
         if not queue.exists:
             return
         end = queue.disk_end
@@ -291,7 +296,7 @@ class Gatherer:
 
 
 class _Entries:
-    """Pages of a queue's entries, by column, of which the last one stays for the next hole."""
+    """Pages of a queue's entries, by column; the last page is cached for the next hole."""
 
     def __init__(self, queue: ConsumeQueue, low: int, end: int) -> None:
         self._queue, self._low, self._end = queue, low, end
@@ -300,8 +305,8 @@ class _Entries:
         self._page: tuple[Array, Array, Array] | None = None
 
     def pages(self, first: int, end: int) -> Iterator[tuple[int, Array, Array, Array]]:
-        """Yield (queue offset of the first, physical offsets, sizes, whether an entry is valid and
-        points into the log) of the entries in ``[first, end)``. StoreIOError.
+        """Yield (queue offset of the first entry, physical offsets, sizes, whether each entry is
+        valid and points into the log) for the entries in ``[first, end)``. StoreIOError.
         """
         while first < end:
             if self._page is None or not 0 <= first - self._start < len(self._page[0]):
@@ -320,7 +325,7 @@ class _Entries:
 
 
 def _early(queue: ConsumeQueue, hole: Hole) -> int:
-    """By how many places the row of the message before a hole stands too early."""
+    """Return how many positions too early the entry of the message before a hole is."""
     own_offset = hole.first - 1
     if hole.low < 0 or _leads(queue, own_offset, hole.low):
         return 0
@@ -334,13 +339,14 @@ def _early(queue: ConsumeQueue, hole: Hole) -> int:
 
 def _stands_early(queue: ConsumeQueue, run: Run, after: Run | None, row: int,
                   before: bool) -> bool:
-    """Return whether ``row`` points to a run's first message because all rows of the run are too
+    """Return whether ``row`` points to a run's first message because all entries of the run are too
     early.
 
-    Where the run is that message alone, its queue offset may as well be damaged. Then the row of
-    the message ``after`` it tells; of the queue's last message, whether the rows ``before`` it are
-    early. Else it looks like one after a gap, and a message is not changed on a row's word alone:
-    its queue offset is damaged where the log up to it has no room for so many.
+    If the run has only one message, its queue offset may be damaged instead. Then the entry of the
+    next message (``after``) decides; for the queue's last message, whether the entries ``before``
+    it are too early. Otherwise the message is treated as one after a gap, because a single entry
+    does not justify changing a message: its queue offset counts as damaged only if the log before
+    it has no space for so many messages.
     """
     if run.end - run.first > 1:
         return _leads(queue, row + run.end - 1 - run.first, run.high)
@@ -361,7 +367,7 @@ def _leads(queue: ConsumeQueue, row: int, physical: int) -> bool:
 
 def holes_with(by_queue: Mapping[QueueKey, Sequence[Hole]], key: QueueKey,
                offset: int) -> Hole | None:
-    """Return the hole of a queue that a queue offset is in."""
+    """Return the hole of a queue that contains a queue offset."""
     for hole in by_queue.get(key, ()):
         if hole.first <= offset < hole.end:
             return hole
