@@ -1,4 +1,4 @@
-"""The keys that the index holds of messages, by the places it points to."""
+"""Keys of messages in the index, by the physical offsets that the index entries point to."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ from rmqctl.store.store import Store
 SECOND = 1000
 _BLOCK = 1 << 15
 _FAR = 1 << 20
-"""Bytes between messages whose index entries are looked for one by one."""
+"""Distance in bytes between messages from which on their index entries are searched for separately.
+"""
 
 
 _FARTHEST = 16 << 20
-"""Bytes: four times the largest message that a broker takes by default."""
+"""Bytes: four times the largest message that a broker accepts by default."""
 
 
 class IndexedKey(NamedTuple):
-    """A key the index holds for a message: its hash and the second it was stored in (ms).
+    """A key in the index of a message: its hash and the second in which the message was stored
+    (ms).
 
-    ``is_begin``: that second is the start of its file, as for all that is older. ``exact``: it is
-    the store time itself.
+    ``is_begin``: that second is the start of the index file; older messages have it, too.
+    ``exact``: ``time`` is the store time itself.
     """
 
     key_hash: int
@@ -38,14 +40,14 @@ class IndexedKey(NamedTuple):
     exact: bool = False
 
     def agrees(self, time: int) -> bool:
-        """Return whether a broker writes such an entry for a message of this time: what is older
-        than the file's begin counts from it (index.md §6).
+        """Return whether a broker writes this entry for a message with this store time. A message
+        older than the index file's begin time has the begin time (index.md §6).
         """
         return self.time <= time < self.time + SECOND or (self.is_begin and time < self.time)
 
 
 def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[IndexedKey]]:
-    """Return keys which the index files hold for messages at these physical offsets."""
+    """Return the keys in the index files for messages at these physical offsets."""
     wanted = np.array(sorted(places), np.int64)
     cuts = np.flatnonzero(np.diff(wanted) > _FAR) + 1
     regions = [Region(-1, int(near[0]), int(near[-1]) + 1)
@@ -58,10 +60,11 @@ def keys_of_places(store: Store, places: Iterable[int]) -> dict[int, list[Indexe
 
 def known_keys(store: Store, regions: Sequence[Region], wanted: set[int], places: Array,
                 end: int) -> tuple[dict[int, list[IndexedKey]], int]:
-    """Return (keys by place, how many places before ``end`` only the index knows).
+    """Return (keys by physical offset, number of offsets before ``end`` known only from the index).
 
-    Keys of the ``wanted`` places, and of the first ones that are none of ``places`` (ascending).
-    What it alone knows from ``end`` on, beyond the files of the log, may be of another log.
+    Includes the keys for the ``wanted`` offsets, and for the first offsets that are not in
+    ``places`` (ascending). Offsets from ``end`` on that only the index knows may belong to another
+    log.
     """
     wanted_places = np.array(sorted(wanted), np.int64)
     seen: list[Array] = []
@@ -90,9 +93,9 @@ def _among(values: Array, ascending: Array) -> Array:
 
 def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Array] | None = None,
           ) -> Iterator[tuple[int, IndexedKey]]:
-    """Yield (physical offset, key) of the entries that lead into the regions, in their order.
+    """Yield (physical offset, key) of the index entries that point into the regions, in file order.
 
-    ``chosen``: says of physical offsets which are wanted (bool).
+    ``chosen``: returns for physical offsets whether each is wanted (bool).
     """
     entries = AllIndexEntries(store)
     try:
@@ -127,8 +130,8 @@ def _keys(store: Store, regions: Sequence[Region], chosen: Callable[[Array], Arr
 
 
 def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> IndexedKey:
-    """Return what an entry says; the header has the times of its first and last message (index.md
-    §6).
+    """Return the key of an entry; the file header contains the store times of its first and last
+    message (index.md §6).
     """
     if is_first:
         return IndexedKey(entry.key_hash, header.begin_timestamp, exact=True)
@@ -138,13 +141,13 @@ def _key(entry: EntryRecord, header: HeaderRecord, *, is_first: bool) -> Indexed
 
 
 def turned_place(rows: Array, keyed: Array, end: int, files_end: int) -> tuple[int, int] | None:
-    """Return (where a row leads, where its message was) for the last row of all, where one bit of
-    its place was flipped; None without a sign of it.
+    """Return (offset in a consume queue entry, offset of its message) for the entry with the
+    highest offset, if one bit of that offset was flipped; None if nothing indicates that.
 
-    ``rows``, ``keyed``: the places of lost messages (int64, ascending) that rows of consume queues
-    and entries of the index point to. The log is intact up to ``end`` and has files up to
-    ``files_end``. That message is the newest of which anything is known, and no other row has its
-    place; its own one leads after the last file, or farther than any message reaches.
+    ``rows``, ``keyed``: physical offsets of lost messages (int64, ascending) that consume queue
+    entries and index entries point to. The log is intact up to ``end`` and has files up to
+    ``files_end``. The message must be the newest known one, no other entry may point to it, and its
+    own entry must point after the last file, or farther than any message reaches.
     """
     if not len(rows) or not len(keyed):
         return None

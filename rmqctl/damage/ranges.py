@@ -1,4 +1,4 @@
-"""Ranges of a log: whole frames without a gap, and the stretches in which nothing is intact."""
+"""Ranges of a log: consecutive intact frames without a gap, and stretches without intact frames."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ ENDLESS = (1 << 63) - 1
 
 @dataclass(slots=True)
 class Range:
-    """Physical bytes ``[start, end)`` of whole frames without a gap. ``first`` and ``last``: places
-    of its first and last message, -1 without one.
+    """Physical bytes ``[start, end)`` of intact frames without a gap. ``first`` and ``last``:
+    physical offsets of the first and last message, -1 without messages.
     """
 
     start: int
@@ -29,13 +29,13 @@ class Range:
 
 
 class Ranges:
-    """Ranges in the order of the log; those that touch are one."""
+    """Ranges in log order; adjacent ranges are merged."""
 
     def __init__(self) -> None:
         self.items: list[Range] = []
 
     def add(self, offset: Array, size: Array) -> None:
-        """Messages by place, ascending."""
+        """Add messages by physical offset, ascending."""
         if not len(offset):
             return
         end = offset + size
@@ -54,23 +54,23 @@ class Ranges:
         last.last = item.last if item.last >= 0 else last.last
 
     def settle(self) -> None:
-        """Once all are there, in whatever order they came."""
+        """Sort and merge the ranges after all were added, in any order."""
         items, self.items = sorted(self.items, key=lambda item: item.start), []
         for item in items:
             self.put(item)
 
     def before(self, position: int) -> Range | None:
-        """Return the last one with a message that starts before a place."""
+        """Return the last range that has messages and starts before a position."""
         number = bisect_left(self.items, position, key=lambda item: item.start)
         return next((item for item in reversed(self.items[:number]) if item.first >= 0), None)
 
     def behind(self, position: int) -> Range | None:
-        """Return the first one with a message that ends after a place."""
+        """Return the first range that has messages and ends after a position."""
         number = bisect_right(self.items, position, key=lambda item: item.end)
         return next((item for item in self.items[number:] if item.first >= 0), None)
 
     def within(self, start: int, end: int) -> Iterator[Range]:
-        """Yield those that lie, with some byte, in ``[start, end)``."""
+        """Yield the ranges that overlap ``[start, end)``."""
         number = bisect_right(self.items, start, key=lambda item: item.end)
         while number < len(self.items) and self.items[number].start < end:
             yield self.items[number]
@@ -82,16 +82,18 @@ class Ranges:
 
 @dataclass(slots=True)
 class Stretch:
-    """Physical bytes ``[start, end)`` in which our log has nothing intact, from record to record.
+    """Physical bytes ``[start, end)``, between two records, in which the repaired log has nothing
+    intact.
 
-    What our consume queues and index say of the source's records there: ``rows`` and ``keys``
-    agree. A row fits every record of its size at its place, another log's, too; a key, or bytes of
-    ours, fit the one record only: such agree from ``agreed_first`` to the end ``agreed_end``.
-    ``timed_end``: end of the last record whose row agrees and whose time our checkpoint has.
-    ``against`` are (place, end) of records which they contradict. ``filled``: an earlier repair
-    made fillers there, so the rows are theirs. ``doubtful``: (place, size) of whole records of ours
-    there that may be messages, or are in a damaged one's body; ``alike`` of them are the same bytes
-    in the source.
+    ``rows`` and ``keys``: number of the source's records in this range that agree with the repaired
+    store's consume queues and index. A consume queue entry matches any record of the same offset
+    and size, even of another log; an index key, or surviving bytes of the log, match only one
+    record: records confirmed in that way range from ``agreed_first`` to the end ``agreed_end``.
+    ``timed_end``: end of the last record whose entry agrees and whose store time the checkpoint
+    covers. ``against``: (physical offset, end) of contradicted records. ``filled``: an earlier
+    repair wrote fillers here, so the entries are those of the fillers. ``doubtful``: (physical
+    offset, size) of the log's own complete records in this range that may be messages, or are in a
+    damaged message's body; ``alike``: how many of these the source contains with identical bytes.
     """
 
     start: int
@@ -112,7 +114,9 @@ class Stretch:
 
 
 def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[Stretch]:
-    """From the damaged regions of a log; what is before and after the log is of it, too."""
+    """Return the stretches for the damaged regions of a log, including those before and after the
+    log.
+    """
     ranges = [Stretch(0, log_start)] if log_start > 0 else []
     for region in regions:
         if ranges and ranges[-1].end == region.start:

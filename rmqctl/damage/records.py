@@ -1,4 +1,4 @@
-"""Single records of a log as bytes: their fields, what they may have been, what replaces them."""
+"""Single records of a log as bytes: their fields, possible original values, and replacements."""
 
 from __future__ import annotations
 
@@ -37,16 +37,17 @@ from rmqctl.scan.source import Source
 _HEAD = {name: layout.field(Message, name) for name in (
     "total_size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag")}
 _LENGTH = 4
-"""Bytes of the length of a body, the last field before it."""
+"""Bytes of the body length field, the last field before the body."""
 _SECTOR = 512
 MAX_BODY = 8 << 20
-"""Larger records are not mended: it bounds memory on damaged lengths."""
+"""Records with larger bodies are not repaired: bounds the memory if a length is damaged."""
 
 
 class Records:
-    """``pieces`` by number of the part, in the order they were found; ``rejected`` places.
+    """Records of a log, with replacements. ``pieces``: replacements by part number, in the order
+    found; ``rejected``: physical offsets of rejected records.
 
-    ``reasons``: what was done to a record, by physical offset, where it can be said in words.
+    ``reasons``: descriptions of changes to records, by physical offset, where a description exists.
     """
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
@@ -60,8 +61,8 @@ class Records:
         self._opened = ExitStack()
 
     def _open(self, number: int) -> Source:
-        """Return a part; it stays open until another one is asked for, or nobody has these
-        records.
+        """Return a part as an open source. It is closed when another part is opened, or when this
+        object is deleted.
         """
         if self._held is None or self._held[0] != number:
             self._opened.close()
@@ -69,15 +70,15 @@ class Records:
         return self._held[1]
 
     def opened(self, physical: int) -> tuple[LogPart, Source]:
-        """Return the part with a place of the log, and its bytes. StoreIOError."""
+        """Return the part that contains a physical offset, and its opened source. StoreIOError."""
         number = self._number(physical)
         assert number is not None
         return self.parts[number], self._open(number)
 
     def read(self, physical: int, size: int | None) -> tuple[int, Record | None, bytes]:
-        """Return (number of the part, record, its bytes) of what is at a place. StoreIOError.
+        """Return (part number, record, raw bytes) of the record at a physical offset. StoreIOError.
 
-        ``size`` None: by its own size field.
+        ``size`` None: use the record's own size field.
         """
         number = self._number(physical)
         if number is None:
@@ -99,11 +100,13 @@ class Records:
         return number if number >= 0 and physical < self.parts[number].end else None
 
     def is_replaced(self, physical: int) -> bool:
-        """Return whether other bytes are put at a place already."""
+        """Return whether the record at a physical offset has a replacement already."""
         return physical in self._places
 
     def replace(self, physical: int, content: bytes | None) -> bool:
-        """Put other bytes at a place; False without any to put."""
+        """Replace the bytes at a physical offset; return False without content or outside of the
+        log.
+        """
         number = self._number(physical)
         if content is None or number is None:
             return False
@@ -114,7 +117,7 @@ class Records:
         return True
 
     def set_field(self, physical: int, name: str, value: int) -> None:
-        """Change a field of the header of the record at a place."""
+        """Change a header field of the record at a physical offset."""
         _, record, raw = self.read(physical, None)
         if record is not None:
             self.replace(physical, with_fields(raw, **{name: value}))
@@ -124,12 +127,12 @@ class Records:
 
 
 def dispatched(properties: bytes) -> set[tuple[str, int]]:
-    """Return (queue name, queue offset) of a message's further rows."""
+    """Return (queue name, queue offset) of a message's entries in further queues."""
     return set(props.further_rows(props.parse(properties.decode("utf-8", "surrogateescape"))))
 
 
 def batch_range_of(properties: bytes) -> tuple[int, int] | None:
-    """Return (first queue offset, how many) of an inner batch."""
+    """Return (first queue offset, number of messages) of an inner batch."""
     values = props.parse(properties.decode("utf-8", "surrogateescape"))
     try:
         return int(values[props.INNER_BASE]), int(values[props.INNER_NUM])
@@ -139,7 +142,7 @@ def batch_range_of(properties: bytes) -> tuple[int, int] | None:
 
 def whole_record(raw: bytes, start: int, sealed: bool,
                  decoded: Callable[[bytes], Record] = decode) -> Record | None:
-    """Return the record, if it is one beyond doubt but for what its queue says."""
+    """Return the record if all that can be checked without its consume queue is correct."""
     try:
         record = decoded(raw)
     except FormatError:
@@ -151,22 +154,22 @@ def whole_record(raw: bytes, start: int, sealed: bool,
 
 
 def is_foreign_place(stored: int, start: int, file_size: int) -> bool:
-    """Return whether a record's physicalOffset is more likely its own than a damaged one.
+    """Return whether a record's physicalOffset is more likely foreign than damaged.
 
-    Damage to the field alone is believed where it is one bit. Stale records of an earlier use of a
-    file have a place some files away, which may be one bit too.
+    The field alone counts as damaged only if one bit differs. A stale record of an earlier use of
+    the file has an offset that is a multiple of the file size away, which may be one bit, too.
     """
     return stored != start and (
         (stored ^ start).bit_count() > 1 or (stored - start) % file_size == 0)
 
 
 def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -> bool:
-    """Return whether a record of ``size`` bytes at ``start`` lies where a page of its own place was
-    put.
+    """Return whether a record of ``size`` bytes at ``start`` is in a page written to the wrong
+    offset.
 
-    Either the place that it says has the same bytes, or it begins with a sector, is off by whole
-    sectors, and no record of this place follows: its place was not damaged then, though it may
-    differ in one bit.
+    Either the log has the same bytes at the offset ``stored`` in the record, or the record begins
+    at a sector, is a number of complete sectors away from that offset, and no record of this
+    position follows. Then the offset field is not damaged, even if only one bit differs.
     """
     read = []
     for place, length in ((start, size + START_SIZE), (stored, size)):
@@ -184,7 +187,9 @@ def is_displaced(parts: Sequence[LogPart], start: int, stored: int, size: int) -
 
 
 def shift_of(source: Source, position: int) -> int:
-    """By how many bytes the place is off that a record at a position says; 0 without a record."""
+    """Return by how many bytes the physicalOffset of the record at a position is off; 0 without a
+    record.
+    """
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE or not is_magic(magic_at(head)):
         return 0
@@ -192,18 +197,18 @@ def shift_of(source: Source, position: int) -> int:
 
 
 def unless_crc_differs(raw: bytes) -> bytes | None:
-    """Return the record, unless its appended CRC says that it never was so."""
+    """Return the record, or None if its appended CRC does not match."""
     return None if append_crc.verify(raw) is False else raw
 
 
 def field_of(raw: bytes, name: str) -> int:
-    """Return a field of the header of a record; signed."""
+    """Return a header field of a record, as a signed integer."""
     where = _HEAD[name]
     return int.from_bytes(raw[where.offset:where.offset + where.size], "big", signed=True)
 
 
 def with_fields(raw: bytes, **values: int) -> bytes:
-    """Return the record with some fields of its head changed."""
+    """Return the record with some header fields changed."""
     changed = bytearray(raw)
     for name, value in values.items():
         where = _HEAD[name]
@@ -213,7 +218,7 @@ def with_fields(raw: bytes, **values: int) -> bytes:
 
 
 def has_room_for_body(raw: bytes, host_bits: int) -> bool:
-    """Return whether the body's length, where it is with hosts of these widths, fits the record."""
+    """Return whether the body length, read with hosts of these widths, fits into the record."""
     head = variant(host_bits, magic_at(raw)).head_size
     length = int.from_bytes(raw[head - _LENGTH:head], "big", signed=True)
     return 0 <= length <= len(raw) - head
@@ -230,13 +235,14 @@ def body_crc_at() -> int:
 
 
 def body_crc(body: bytes) -> int:
-    """Return the CRC that a record of this body has in its head."""
+    """Return the CRC that the header of a record with this body has."""
     return zlib.crc32(body) & CRC_MASK
 
 
 def extent(source: Source, record_start: int, head: bytes, magic: int, most: int) -> int | None:
-    """Return the size which the lengths of a record add up to; ``head`` are its first bytes as
-    meant. None also for more than ``most`` bytes, of which none are read.
+    """Return the record size calculated from its length fields. ``head``: the record's first bytes,
+    used in place of those in the source. None if invalid or more than ``most`` bytes, which are not
+    read.
     """
     def read(position: int, length: int) -> bytes:
         if position + length <= len(head):
@@ -267,8 +273,8 @@ def extent(source: Source, record_start: int, head: bytes, magic: int, most: int
 
 def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
                sizes: Collection[int]) -> Iterator[tuple[bytes, int]]:
-    """Yield (head, `extent`) of the head as it is, whatever its extent, then with each single bit
-    of its widths and lengths turned with which it is one of ``sizes``.
+    """Yield (head, `extent`) of the unchanged header, whatever its extent, then of each header with
+    one bit of the host widths or lengths flipped whose extent is one of ``sizes``.
     """
     size = extent(source, start, head, magic, most)
     if size is not None:
@@ -281,7 +287,9 @@ def bent_heads(source: Source, start: int, head: bytes, magic: int, most: int,
 
 
 def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
-    """Without those that make it larger than ``largest`` by themselves."""
+    """Yield changed headers, except where a changed length alone makes the record exceed
+    ``largest``.
+    """
     for bit in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS):
         yield with_fields(head, sys_flag=field_of(head, "sys_flag") ^ bit)
     shape = variant(field_of(head, "sys_flag") & HOST_BITS, magic)
@@ -304,9 +312,9 @@ def _bent(head: bytes, magic: int, largest: int) -> Iterator[bytes]:
 
 def with_other_lengths(raw: bytes, magic: int,
                        is_known: Callable[[bytes], bool]) -> Iterator[bytes]:
-    """Yield the record with each other length of its body, or of its properties, with which all of
-    its bytes are accounted for, and the body matches its CRC. ``is_known``: whether a topic is; of
-    properties without their length nothing else proves that they are this record's.
+    """Yield the record with each other length of its body, or of its properties, for which the
+    lengths add up to the record size and the body matches its CRC. ``is_known``: returns whether a
+    topic exists; nothing else proves that properties with a damaged length belong to this record.
     """
     shape = variant(field_of(raw, "sys_flag") & HOST_BITS, magic)
     width, first = shape.topic_length.size, shape.head_size
@@ -331,8 +339,8 @@ def with_other_lengths(raw: bytes, magic: int,
 
 
 def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterator[bytes]:
-    """Yield the head with each length of the topic that makes the properties end with the
-    record.
+    """Yield the header with each topic length for which the properties end where the record
+    ends.
     """
     end = field_of(head, "total_size")
     first = topic_at + width
@@ -344,7 +352,9 @@ def _topic_lengths(head: bytes, topic_at: int, width: int, magic: int) -> Iterat
 
 
 def _turned(head: bytes, position: int, width: int, most: int) -> Iterator[bytes]:
-    """Yield the head with each bit of a length turned that makes no more than ``most`` of it."""
+    """Yield the header with each single bit of a length flipped, if the length is at most
+    ``most``.
+    """
     length = int.from_bytes(head[position:position + width], "big")
     for bit in range(8 * width):
         other = length ^ 1 << 8 * (width - 1 - bit // 8) + bit % 8

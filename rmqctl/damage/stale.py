@@ -1,7 +1,7 @@
-"""Stale data in the log as a plan has it: which records `rmqctl.scan.damage.stale` speaks against.
+"""Stale records in the log for a repair plan: records that `rmqctl.scan.damage.stale` rejects.
 
-Beside damage, and near where queue offsets do not go on; where no entry is left to tell, by their
-times (`rmqctl.damage.by_time`).
+Searches beside damage and near gaps in queue offsets. Where no entry is left, store times decide
+(`rmqctl.damage.by_time`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
 _OVERLAPS = 8
-"""Damaged places before one whose ends are looked at: they may reach over each other."""
+"""Number of preceding damaged ranges whose ends are examined, since ranges may overlap."""
 
 
 def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
@@ -48,8 +48,8 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
 
 
 def _with_entries(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], set[int]]:
-    """Return where the records beside damage begin to which their own entries point, and where
-    these end.
+    """Return (starts, ends) of the records beside damage that have a matching consume queue
+    entry.
     """
     witness = next((part.witness for part in parts if part.witness is not None), None)
     begins: set[int] = set()
@@ -69,8 +69,8 @@ def _with_entries(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
 
 def beside_at(source: Source, places: Iterable[int],
               damage: Sequence[tuple[int, int]]) -> Iterator[list[Record]]:
-    """Yield the stale records of a file between damaged places (ascending) around physical
-    ``places``. StoreIOError.
+    """Yield the stale records around the physical ``places`` of a file, between damaged ranges
+    (ascending). StoreIOError.
     """
     starts, looked = [start for start, _ in damage], -1
     for place in places:
@@ -90,7 +90,7 @@ def beside_at(source: Source, places: Iterable[int],
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
     """Return physical offsets of records amid undamaged bytes that consume queues and index
-    contradict: near where queue offsets do not go on, and no damage between explains that.
+    contradict. Only records near gaps in queue offsets that no damage explains are examined.
     StoreIOError.
     """
     contradicted: set[int] = set()
@@ -108,7 +108,9 @@ def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
 
 
 def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
-    """Return physical offsets of records of which only their times tell. StoreIOError."""
+    """Return physical offsets of records for which store times are the only evidence.
+    StoreIOError.
+    """
     unclear: set[int] = set()
     for part, regions in _damaged(parts, survey):
         with part.open() as source:
@@ -120,7 +122,7 @@ def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
 
 
 def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart, list[Region]]]:
-    """Yield the files that are there and have damage, with it."""
+    """Yield each existing, damaged file with its damaged regions."""
     for number, regions in groupby(survey.regions, lambda region: region.file):
         part = parts[number]
         if part.witness is not None and (part.path is not None or part.pieces):
@@ -128,8 +130,8 @@ def _damaged(parts: Sequence[LogPart], survey: Survey) -> Iterator[tuple[LogPart
 
 
 def _between(part: LogPart, regions: Sequence[Region]) -> Iterator[tuple[int, int, int | None]]:
-    """Yield parts before, between and after the damaged regions of a file: (start, end, store time
-    of the last message before the region before it).
+    """Yield the parts of a file before, between and after its damaged regions: (start, end, store
+    time of the last message before the preceding region).
     """
     start, before = part.base, None
     for region in regions:

@@ -1,4 +1,4 @@
-"""The verdict on a place of the log, what speaks for it, and what a repair does there."""
+"""Verdicts on positions of the log, with the evidence and what a repair does there."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import Any
 
 
 class Verdict(Enum):
-    """Kinds of bytes at a place."""
+    """Kinds of bytes at a position of the log."""
 
     INTACT = "intact"
     DAMAGED = "damaged"
     STALE = "stale"
-    """A whole record from an earlier use of the file: entries know other messages there."""
+    """An intact record from an earlier use of the file: entries point to other messages there."""
     CONTRADICTED = "contradicted"
-    """A whole record that its entries or keys contradict."""
+    """An intact record that its own entries or index keys contradict."""
     UNDECIDED = "undecided"
-    """A whole record that may be a message, or payload, or stale."""
+    """An intact record that may be a message, part of a message body, or stale."""
     MISSING = "missing"
     UNUSED = "unused"
 
 
 class Remedy(Enum):
-    """Actions of a repair at a place."""
+    """Actions of a repair at a position of the log."""
 
     NONE = "none"
     COPIED = "copied"
@@ -40,12 +40,12 @@ OF_ACTION: Mapping[str, Remedy] = {
     "copy": Remedy.COPIED, "put back": Remedy.MOVED_BACK, "correct": Remedy.CORRECTED,
     "mend record": Remedy.RECONSTRUCTED, "keep damaged": Remedy.KEPT, "fill": Remedy.FILLED,
     "zero": Remedy.DROPPED}
-"""The remedy that each action of a plan is."""
+"""The remedy for each action of a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """Evidence for a verdict: its ``source`` and, in words, what that shows."""
+    """Evidence for a verdict: its ``source``, and a description of what it shows."""
 
     source: str
     detail: str
@@ -69,8 +69,8 @@ class Place:
 
 
 class Condemned:
-    """The whole records of a log that are not taken for messages, each with its verdict, by
-    physical offset. Nothing is kept of intact ones.
+    """The intact records of a log that do not count as messages, with their verdicts, by physical
+    offset. Other intact records are not included.
     """
 
     def __init__(self, verdicts: Mapping[int, Verdict] | None = None) -> None:
@@ -85,7 +85,7 @@ class Condemned:
         return self._verdicts
 
     def of(self, *verdicts: Verdict) -> set[int]:
-        """Return the places with one of these verdicts."""
+        """Return the physical offsets with one of these verdicts."""
         return {place for place, verdict in self._verdicts.items() if verdict in verdicts}
 
     def add(self, places: Iterable[int], verdict: Verdict = Verdict.DAMAGED) -> bool:
@@ -96,7 +96,9 @@ class Condemned:
         return len(self._verdicts) > before
 
     def acquit(self, places: Iterable[int]) -> None:
-        """Treat records as messages again: another record is there now."""
+        """Treat the records at these offsets as messages again, because another record is there
+        now.
+        """
         for place in places:
             self._verdicts.pop(place, None)
 
