@@ -1,1 +1,1 @@
-"""Survey of what is intact in a log, and what is odd in it."""
+"""Survey of a log: what is intact, and which anomalies exist."""

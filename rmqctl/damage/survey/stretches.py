@@ -1,9 +1,9 @@
-"""Results kept of a survey of a log, so that the next survey reads only what has changed.
+"""Cached results of a log survey, so that the next survey reads only what has changed.
 
-A log is surveyed again after each mending, when a few of its bytes are others. Of each stretch of a
-file it is kept what it gave, what was known when the walk came there, and how far it looked. A
-stretch of which no byte is another one, and which is reached with the same knowledge, gives the
-same again.
+A log is surveyed again after each repair, when only a few bytes have changed. For each stretch of a
+file, the cache contains its results, the state of the scan at its start, and the end of the bytes
+that were read. If no byte of a stretch has changed and the scan reaches it in the same state, the
+results are the same.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source
 
 MIN_LENGTH, STRETCHES = 1 << 20, 256
-"""Bytes of a stretch at least, and how many a log has about, besides one for each file."""
+"""Minimum length of a stretch in bytes; approximate number of stretches per log, in addition to one
+for each file.
+"""
 _MAX_ROWS = 2 << 20
-"""Columns of runs (40 bytes each) that all stretches keep."""
+"""Total number of columns of runs (40 bytes each) that all stretches may keep."""
 
 
 class Passed(NamedTuple):
-    """The state of a survey before its current place: the last message's store time; its place and
-    end; places and store times of the last two; whether one had a CRC appended.
+    """The state of a survey before its current position: store time of the last message; its start
+    and end; offsets and store times of the last two messages; whether any message had an appended
+    CRC.
     """
 
     time: int | None = None
@@ -38,11 +41,12 @@ class Passed(NamedTuple):
 
 @dataclass(slots=True)
 class Stretch:
-    """Results of positions ``[start, end)`` of a file, frame by frame.
+    """Results for positions ``[start, end)`` of a file, frame by frame.
 
-    ``before`` and ``behind``: what was known at its ends. ``reach``: where the bytes end that were
-    asked for. ``found`` without runs, these in ``rows``. ``first``: the store time of its first
-    message, None without one. ``waiting``: how many of its last regions have no message behind.
+    ``before`` and ``behind``: state of the survey at the start and end. ``reach``: end of the bytes
+    that were read. ``found``: results without runs, which are in ``rows``. ``first``: store time of
+    the first message, None without messages. ``waiting``: number of regions at the end without a
+    later message.
     """
 
     start: int
@@ -57,7 +61,7 @@ class Stretch:
 
 
 class Stretches:
-    """The stretches of the last survey that hold, and those of this one."""
+    """The stretches of the last survey that are still valid, and those of the current survey."""
 
     def __init__(self) -> None:
         self._parts: Sequence[LogPart] = ()
@@ -70,7 +74,9 @@ class Stretches:
 
     def begin(self, parts: Sequence[LogPart], rejected: Collection[int],
               confirmed: Mapping[int, int]) -> None:
-        """Another survey: what these are now decides which stretches of the last one hold."""
+        """Begin another survey: the arguments decide which stretches of the last survey are still
+        valid.
+        """
         places = self._rejected ^ {*rejected}
         changed = [(place, place + 1) for place in places] + [
             (place, place + size) for place, size in self._confirmed ^ {*confirmed.items()}]
@@ -90,7 +96,9 @@ class Stretches:
         self.length = max(MIN_LENGTH, sum(part.size for part in parts) // STRETCHES)
 
     def known(self, number: int, position: int, at: Passed) -> Stretch | None:
-        """Return the stretch of file ``number`` that begins there and would give the same again."""
+        """Return the cached stretch of file ``number`` that begins at this position in this
+        state.
+        """
         stretches = self._known.get(number, [])
         index = bisect_left(stretches, position, key=lambda stretch: stretch.start)
         stretch = stretches[index] if index < len(stretches) else None
@@ -99,7 +107,7 @@ class Stretches:
         return None
 
     def border(self, number: int, position: int) -> int | None:
-        """Return where the next one after a position begins."""
+        """Return the start of the next cached stretch after a position."""
         stretches = self._known.get(number, [])
         index = bisect_right(stretches, position, key=lambda stretch: stretch.start)
         return stretches[index].start if index < len(stretches) else None
@@ -111,7 +119,7 @@ class Stretches:
 
 
 def _differing(was: LogPart, part: LogPart) -> Iterator[tuple[int, int]]:
-    """Yield the physical bytes that only one of two has a piece for, or each another one."""
+    """Yield the physical ranges of replacements that only one of the two parts has."""
     same = {id(piece) for piece in was.pieces} & {id(piece) for piece in part.pieces}
     for piece in (*was.pieces, *part.pieces):
         if id(piece) not in same:
@@ -119,7 +127,9 @@ def _differing(was: LogPart, part: LogPart) -> Iterator[tuple[int, int]]:
 
 
 class Asked:
-    """A source that notes in ``reach`` where the bytes end that were looked at beyond the walk."""
+    """A source that records in ``reach`` the end of the bytes that were read outside of the
+    scan.
+    """
 
     def __init__(self, source: Source) -> None:
         self.name, self.base, self.size, self.witness = (

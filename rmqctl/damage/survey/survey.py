@@ -1,7 +1,7 @@
-"""Survey of a log: its damaged regions, the sequences of queue offsets, and what is odd in it.
+"""Survey of a log: its damaged regions, the runs of queue offsets, and anomalies.
 
-A record is intact when a broker's recovery accepts it (commitlog.md §9): provably a record, and its
-body matches its CRC. Where a store's messages carry an appended CRC, that must match too.
+A record is intact if a broker's recovery accepts it (commitlog.md §9): it is provably a record, and
+its body matches its CRC. If a store's messages have an appended CRC, that must match, too.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import Headers
 
 MAX_LISTED, MAX_ODD = 1_000_000, 1000
-"""Number of places of a kind that are kept."""
+"""Largest number of positions that are kept for each kind of anomaly."""
 
 
 # -- how the queue offsets of a queue follow each other -------------------------------------------
@@ -27,7 +27,7 @@ MAX_LISTED, MAX_ODD = 1_000_000, 1000
 class Run:
     """Messages of one queue with consecutive queue offsets ``[first, end)``, in log order.
 
-    ``low`` and ``high`` are the physical offsets of the first and the last of them.
+    ``low`` and ``high``: physical offsets of the first and the last message.
     """
 
     first: int
@@ -37,9 +37,9 @@ class Run:
 
 
 def joined(rows: Array) -> Array:
-    """Return messages by column, int64 of shape (5, n): number of the queue, first queue offset,
-    end, physical offset of the first and of the last; those of a queue in log order. What goes on
-    where another one of its queue ends becomes one column; queues ascend.
+    """Return runs by column, int64 of shape (5, n): queue number, first queue offset, end, physical
+    offsets of the first and the last message. Queues ascend; the runs of a queue are in log order.
+    Runs of a queue that continue each other are merged.
     """
     if not rows.shape[1]:
         return rows
@@ -53,8 +53,8 @@ def joined(rows: Array) -> Array:
 
 
 class Runs:
-    """The queue offsets of every queue as they follow in the log. ``numbers``: of the queues, by
-    which `add` is told of them; several surveys may share them.
+    """The queue offsets of every queue, in log order. ``numbers``: the queue numbers that `add`
+    receives; several surveys may share the mapping.
     """
 
     def __init__(self, numbers: Mapping[QueueKey, int]) -> None:
@@ -63,8 +63,8 @@ class Runs:
         self._closed: dict[int, list[Run]] = {}
         self._open: Array = np.full((4, 0), -1, np.int64)
         self.breaks: list[tuple[int, int, bool]] = []
-        """Places where a queue's offsets do not continue (the first `MAX_ODD`): physical offsets
-        of the message before and of the one after, and whether offsets are just missing there.
+        """Positions where a queue's offsets do not continue (the first `MAX_ODD`): physical offsets
+        of the messages before and after, and whether offsets are missing there (else they repeat).
         """
 
     @property
@@ -81,17 +81,19 @@ class Runs:
         return [*self._closed.get(number, ()), Run(*self._open[:, number].tolist())]
 
     def key_of(self, number: int) -> QueueKey:
-        """Return the queue that has a number."""
+        """Return the queue with this number."""
         if len(self._names) < len(self._numbers):
             self._names = [*self._numbers]  # in the order of their numbers
         return self._names[number]
 
     def has(self, key: QueueKey, offset: int, *, twice: bool = False) -> bool:
-        """Return whether a message has this queue offset; ``twice``: whether more than one has."""
+        """Return whether a message has this queue offset; ``twice``: whether several messages have
+        it.
+        """
         return sum(run.first <= offset < run.end for run in self.of(key)) > twice
 
     def add(self, rows: Array) -> None:
-        """Take what `joined` gives, of messages behind those that are here."""
+        """Add runs in the format of `joined`, of messages after all those added so far."""
         more = len(self._numbers) - self._open.shape[1]
         if more > 0:
             room = np.full((4, max(64, more, self._open.shape[1])), -1, np.int64)
@@ -117,12 +119,12 @@ class Runs:
 
 @dataclass(slots=True)
 class Region:
-    """Physical bytes ``[start, end)`` of file number ``file`` that hold nothing intact.
+    """Physical bytes ``[start, end)`` of file number ``file`` that contain nothing intact.
 
-    ``before`` and ``after``: store times of the intact messages around it, None without any.
-    ``extents``: damaged records whose place and size are beyond doubt. ``dirty``: whether any of
-    its bytes is not zero. ``previous``: place of the message that ends where it starts. ``starts``:
-    where a record must have begun. ``doubtful``: see `rmqctl.scan.frames.Span`.
+    ``before`` and ``after``: store times of the adjacent intact messages, None without a message.
+    ``extents``: damaged records whose offset and size are certain. ``dirty``: whether any byte is
+    not zero. ``previous``: physical offset of the message that ends at the start of the region.
+    ``starts``: offsets where a record must have begun. ``doubtful``: see `rmqctl.scan.frames.Span`.
     """
 
     file: int
@@ -138,14 +140,16 @@ class Region:
 
     @property
     def time(self) -> int:
-        """Return a store time for what is put here: not after that of the next message, never 0."""
+        """Return a store time for a record written here: at most that of the next message, never
+        0.
+        """
         times = [time for time in (self.before, self.after) if time is not None and time > 0]
         return min(times, default=1)
 
 
 @dataclass(slots=True)
 class Survey:
-    """Results of one pass over a log. ``used``: the number of the last file with a message."""
+    """Results of one scan of a log. ``used``: the number of the last file with a message."""
 
     regions: list[Region]
     runs: Runs
@@ -157,49 +161,58 @@ class Survey:
     used: int = -1
     closed: set[int] = field(default_factory=set)
     newer: list[int] = field(default_factory=list)
-    """Physical offsets of messages of version 2 (the first few), which no 4.x broker reads."""
+    """Physical offsets of messages of version 2, which no 4.x broker reads (the first few)."""
     undated: list[int] = field(default_factory=list)
     """Physical offsets of messages with the store time 0 (the first few)."""
     unchecked: list[int] = field(default_factory=list)
-    """Physical offsets of messages with an empty body and a body CRC all the same."""
+    """Physical offsets of messages with an empty body but a body CRC other than 0 (the first
+    few).
+    """
     with_crc: int = 0
     wrong_crcs: list[int] = field(default_factory=list)
-    """Physical offsets of messages whose appended CRC is wrong (the body's is not)."""
+    """Physical offsets of messages whose appended CRC is wrong although the body CRC matches."""
     unsound: list[int] = field(default_factory=list)
-    """Physical offsets of messages with damaged properties, that no appended CRC vouches for."""
+    """Physical offsets of messages with damaged properties and no matching appended CRC."""
     lacking_crc: list[int] = field(default_factory=list)
-    """Physical offsets of messages without an appended CRC behind one that has it (the first
-    few)."""
+    """Physical offsets of messages without an appended CRC after a message that has one (the first
+    few).
+    """
     glued: list[int] = field(default_factory=list)
-    """Physical offsets of messages whose appended CRC is right, but is the end of another property
-    (the first few): a batch does so, and no broker finds it."""
+    """Physical offsets of messages whose appended CRC matches, but is not separated from the
+    property before it, so that no broker finds it (the first few). Batches cause this.
+    """
     astray: list[tuple[int, int, int]] = field(default_factory=list)
-    """(physical offset, store time before, behind) of messages whose own store time lies out of
-    those of their neighbours, which agree with each other (the first few). At the ends of the log
-    only one neighbour is there; -1, or 2^62, replaces the other.
+    """(physical offset, store time of the message before, of the message after) for messages whose
+    store time is not between these two, which are in order (the first few). At an end of the log
+    only one neighbour exists; the other time is -1 or 2^62.
     """
     newest_before_last: int = -1
-    """The greatest store time of all messages but the log's last."""
+    """The greatest store time of all messages except the last message of the log."""
     host: tuple[bytes, int] | None = None
     headers: Headers = field(default_factory=Headers)
     """Intact records with fields that no broker can have written."""
     flags: set[int] = field(default_factory=set)
-    """The system flags of intact messages, but for those that no release writes."""
+    """The system flags of intact messages, without values that no release writes."""
     unknown_bits: Counter[int] = field(default_factory=Counter)
-    """Number of intact messages with these bits of the system flags, which no known release writes
-    (the first patterns).
+    """Number of intact messages by system flag bits that no known release writes (the first
+    patterns).
     """
     inner_batch_topics: set[str] = field(default_factory=set)
-    """Topics with inner batches, as the messages say: no broker takes these for a plain queue."""
+    """Topics with inner batches according to the messages: no broker treats these as plain
+    queues.
+    """
     skipping: set[str] = field(default_factory=set)
-    """Light queues some of whose queue offsets a broker gave to messages without writing a row."""
+    """Light queues in which a broker assigned queue offsets without writing consume queue
+    entries.
+    """
 
     borders: list[Array] = field(default_factory=list)
-    """Intact records beside damage that have a consume queue entry, by column, int64 of shape
-    (4, n): number of the queue, queue offset, physical offset, size."""
+    """Intact records beside damage that should have a consume queue entry, by column, int64 of
+    shape (4, n): queue number, queue offset, physical offset, size.
+    """
 
     def add(self, behind: Survey) -> None:
-        """Take in what was found in the part of the log after this one, but for its runs."""
+        """Add the results, without runs, for the part of the log after this one."""
         self.regions += behind.regions
         self.borders += behind.borders
         if behind.messages:
@@ -223,25 +236,26 @@ class Survey:
         self.skipping |= behind.skipping
 
     def count_unknown_bits(self, seen: Mapping[int, int]) -> None:
-        """Add counts of patterns; new ones only while few are known."""
+        """Add counts by bit pattern; ignore new patterns once `MAX_ODD` are known."""
         for bits, count in seen.items():
             if bits in self.unknown_bits or len(self.unknown_bits) < MAX_ODD:
                 self.unknown_bits[bits] += count
 
     @property
     def has_crcs(self) -> bool:
-        """Return whether the store's messages carry appended CRCs: most of them do."""
+        """Return whether most of the store's messages have an appended CRC."""
         return 2 * self.with_crc > self.messages
 
     @property
     def unclear(self) -> list[tuple[int, int]]:
-        """Return (physical offset, size) of whole records in damage that may be messages."""
+        """Return (physical offset, size) of intact records inside damage that may be messages."""
         return [span for region in self.regions for span in region.doubtful]
 
     def doubtful(self) -> set[int]:
-        """Return messages that the store's appended CRCs prove damaged; empty where it has none.
+        """Return physical offsets of messages with a wrong appended CRC; empty if the store has no
+        such CRCs.
 
-        One without the CRC is none of them: the feature may have been off for a while, or another
-        version wrote it, and a broker reads it (commitlog.md §5.4).
+        Messages without an appended CRC are not included: the feature may have been off for a
+        while, or another version wrote them, and a broker reads them (commitlog.md §5.4).
         """
         return set(self.wrong_crcs) if self.has_crcs else set()

@@ -1,4 +1,6 @@
-"""The pass over a log that gives a `Survey`; the next one reads what has changed (`stretches`)."""
+"""Scan of a log that returns a `Survey`; a repeated scan reads only what has changed
+(`stretches`).
+"""
 
 from __future__ import annotations
 
@@ -38,22 +40,24 @@ from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
 Event = tuple[int, Callable[[], None]]
-"""A physical offset, and what is known of the bytes there."""
+"""A physical offset, and a function that records what the bytes there are."""
 _SLACK = 1000
-"""Milliseconds a store time may be out of order without being looked at."""
+"""Milliseconds by which a store time may be out of order without being reported."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Milliseconds after the others that make the last store time worth a look."""
+"""Milliseconds after its neighbour from which on the first or last store time is reported."""
 _FAR = 1 << 61
-"""Milliseconds to which a pause can be added; no time is near it."""
+"""Limit for store times (ms): a pause can be added without overflow, and no real time is near
+it.
+"""
 _PENDING = 1 << 17
-"""Columns of one stretch that wait to be joined."""
+"""Number of columns of a stretch that are collected before they are joined."""
 
 
 class Surveyor:
-    """Walks the parts of a log, file by file.
+    """Scans the parts of a log, file by file.
 
-    ``batch_topics``: those with batch queues. ``store``: whose consume queues say under which queue
-    ids light queues lie.
+    ``batch_topics``: topics with batch queues. ``store``: its consume queues determine the queue
+    ids of light queues.
     """
 
     def __init__(self, generation: int, batch_topics: Iterable[str],
@@ -76,12 +80,13 @@ class Surveyor:
 
     def run(self, parts: Sequence[LogPart], rejected: Collection[int] = (),
             confirmed: Mapping[int, int] | None = None) -> Survey:
-        """Return a survey of all of them; what was walked before is not walked again unless it
-        changed.
+        """Return a survey of all parts; stretches that have not changed since the last scan are not
+        read.
 
         ``rejected``: physical offsets of records that count as damaged. ``confirmed`` (physical
-        offset -> size): records in damaged bytes which the walk cannot prove (without a body, and
-        nothing whole after them), but something else does. StoreIOError when a file cannot be read.
+        offset -> size): records in damaged bytes which the scan cannot prove (without a body, and
+        with no intact record after them), but other evidence does. StoreIOError when a file cannot
+        be read.
         """
         self._rejected = np.array(sorted(rejected), np.int64)
         self._confirmed = dict(confirmed or {})
@@ -104,7 +109,9 @@ class Surveyor:
         return survey
 
     def _tell(self, position: int) -> None:
-        """Progress up to this position of the file; one that is walked again tells nothing new."""
+        """Report progress up to this position of the file, except for positions already
+        reported.
+        """
         if position > self._told:
             self._progress(position - self._told)
             self._told = position
@@ -141,7 +148,7 @@ class Surveyor:
             self._end(number, source, position)
 
     def _batch(self, number: int, source: Source, batch: Batch) -> None:
-        """Messages by column, and what is between them in its order."""
+        """Process a batch: its messages by column, and the spans between them, in log order."""
         spans: list[list[Span]] = []
         for span in batch.spans:
             # Zeros and bytes that are none, side by side, are one damage; a record is by itself.
@@ -188,7 +195,7 @@ class Surveyor:
         self._pending: list[Array] = []
 
     def _end(self, number: int, source: Asked, end: int) -> None:
-        """End the stretch here. No damage continues after it."""
+        """End the stretch at this position, at which no damaged region continues."""
         if end == self._start:
             return
         survey, first = self._found, self._first
@@ -200,7 +207,7 @@ class Surveyor:
         self._begin(source, end)
 
     def _take(self, number: int, stretch: Stretch) -> None:
-        """Repeat the results of a stretch, except a message after its last damage."""
+        """Reuse the results of a stretch; regions at its end still wait for their next message."""
         survey = stretch.found
         if stretch.first is not None:
             self._settle(stretch.first)
@@ -220,8 +227,8 @@ class Surveyor:
             [self._rows, *self._pending], axis=1)), []
 
     def _spans(self, number: int, source: Source, spans: Sequence[Span]) -> None:
-        """Damage and zeros side by side, cut where records in them are vouched for; the first bytes
-        of a record are zeros, too.
+        """Record adjacent spans of damage and zeros, split at confirmed records inside them. Zeros
+        are included because the first bytes of a record may be zeroed.
         """
         start, end = spans[0].offset, spans[-1].end
         position = start
@@ -243,7 +250,7 @@ class Surveyor:
             self._damage(region)
 
     def _goes_on(self, number: int, position: int) -> bool:
-        """Return whether the last damaged region ends at a place in a file."""
+        """Return whether the last damaged region ends at this position of the file."""
         last = self._found.regions[-1] if self._found.regions else None
         return last is not None and last.file == number and last.end == position
 
@@ -266,7 +273,7 @@ class Surveyor:
 
     def _messages(self, number: int, batch: Batch,
                   between: Sequence[Event] = ()) -> None:
-        """``between``: what is told of other bytes, by physical offset, ascending."""
+        """Process messages. ``between``: events for other bytes, by physical offset, ascending."""
         if not len(batch):
             for _, tell in between:
                 tell()
@@ -317,7 +324,9 @@ class Surveyor:
 
     def _in_order(self, number: int, batch: Batch, bad: Array,
                   between: Sequence[Event]) -> None:
-        """Records with a wrong body CRC become regions; times come from those between damage."""
+        """Add records with a wrong body CRC as regions; take times only from messages between
+        damage.
+        """
         offset, size = batch.offset, batch.column("total_size")
         when = batch.column("store_timestamp")
         first = 0
@@ -342,7 +351,9 @@ class Surveyor:
                 first = row + 1
 
     def _borders(self, batch: Batch, rows: Array, bad: Array) -> None:
-        """Note the intact records beside the damage at ``rows``, and the first one of the batch."""
+        """Record the intact records beside the damage at ``rows``, and the first record of the
+        batch.
+        """
         near = np.unique(np.concatenate((np.zeros(1, np.int64), rows - 1, rows, rows + 1)))
         near = near[(near >= 0) & (near < len(batch))]
         near = near[~np.isin(near, bad)]
@@ -356,7 +367,9 @@ class Surveyor:
                 queue, some.column("queue_offset"), some.offset, some.column("total_size")]))
 
     def _pass(self, first: int, time: int, place: int, size: int) -> None:
-        """Intact messages, by the store times of the first and the last, which is at ``place``."""
+        """Record intact messages by the store times of the first and the last; the last is at
+        ``place``.
+        """
         self._settle(first)
         if self._first is None:
             self._first = first
@@ -389,7 +402,9 @@ class Surveyor:
                 survey.host = decode(batch.bytes_at(int(good[plain[0]]))).store_host
 
     def _times(self, offset: Array, when: Array) -> None:
-        """Look for single store times out of order; the last two messages wait for the next."""
+        """Find single store times out of order; the last two messages are compared with the next
+        batch.
+        """
         when = np.clip(when, -_FAR, _FAR)
         survey, last = self._found, self._passed.times
         is_start = len(last) < 2
@@ -444,11 +459,12 @@ class Surveyor:
 
     def _further(self, batch: Batch, topic: Array, rowed: Array,
                  properties: text.Properties) -> tuple[Array, Array, Array, Array] | None:
-        """Return rows of multi-dispatched messages in other queues (consumequeue.md §10).
+        """Return the entries of multi-dispatched messages in other queues (consumequeue.md §10).
 
-        Also those which a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): the queue
-        offsets are taken all the same, and none of them is missing (apache/rocketmq#8693). Where it
-        may write none at all, it begins at 0 again and again: such numbers say nothing.
+        Includes entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): their
+        queue offsets are assigned all the same, so they are not missing (apache/rocketmq#8693).
+        Where a broker may write no entries at all, it restarts the queue offsets at 0 repeatedly;
+        these prove nothing.
         """
         if self._light.rows_optional or not len(properties.places(props.MULTI_QUEUE_OFFSET)[0]):
             return None
@@ -477,7 +493,7 @@ def _nothing() -> None:
 
 
 def _region(number: int, start: int, end: int, spans: Iterable[Span]) -> Region:
-    """Return the part ``[start, end)`` of spans as a damaged region."""
+    """Return a damaged region for the part ``[start, end)`` of the spans."""
     return Region(
         number, start, end, doubtful=[
             frame for span in spans for frame in span.doubtful if start <= frame[0] < end],
