@@ -27,10 +27,10 @@ _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys
 
 
 def classify(source: Source, position: int, passed: Passed) -> list[Span]:
-    """Return the spans at ``position``, where the walk found no provable record: one to three.
+    """Return the one to three spans at ``position``, where the scan found no provable record.
 
-    They cover the bytes up to the next provable record, or to the end of the file. ``passed``: the
-    messages before.
+    The spans cover the bytes up to the next provable record, or to the end of the file. ``passed``:
+    the preceding messages.
     """
     base, size = source.base, source.size
     head = source.read(position, BLANK_SIZE)
@@ -59,7 +59,7 @@ def classify(source: Source, position: int, passed: Passed) -> list[Span]:
 
 
 def diagnose(source: Source, position: int) -> tuple[str, str]:
-    """Return (reason, field path) of the first thing wrong with the record at ``position``."""
+    """Return (reason, field path) of the first error in the record at ``position``."""
     head = source.read(position, START_SIZE)
     if len(head) < START_SIZE:
         return "too few bytes left for a record header", "total_size"
@@ -89,7 +89,7 @@ def diagnose(source: Source, position: int) -> tuple[str, str]:
 
 def _tail(source: Source, position: int, reason: str, field: str,
           doubtful: Doubtful) -> list[Span]:
-    """Return the spans of bytes without a provable record after them: zeros, other bytes, zeros."""
+    """Return the spans of the bytes after the last provable record: zeros, other bytes, zeros."""
     base, size = source.base, source.size
     first, last = _nonzero(source, position)
     if first is None or last is None:
@@ -108,14 +108,14 @@ def _tail(source: Source, position: int, reason: str, field: str,
 
 
 def _first_nonzero(source: Source, start: int) -> int | None:
-    """The first position from ``start`` on whose byte is not zero; None if the rest is zero."""
+    """Return the first position from ``start`` on whose byte is not zero; None if all are zero."""
     for position, data in used_windows(source, start, source.size):
         return position + len(data) - len(data.lstrip(b"\0"))
     return None
 
 
 def _nonzero(source: Source, start: int) -> tuple[int | None, int | None]:
-    """Return the first and last position with a non-zero byte from ``start`` on."""
+    """Return the first and the last position with a non-zero byte from ``start`` on."""
     first: int | None = None
     last: int | None = None
     for position, data in used_windows(source, start, source.size):

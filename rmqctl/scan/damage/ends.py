@@ -1,19 +1,20 @@
-"""Find the end of a damaged record whose size is lost.
+"""Find the end of a damaged record whose size is unknown.
 
-Its body may hold anything, intact records of the right place and queue offset included. So each
-frame border after the damage is a possible end of the record, until something refutes it:
+Its body may contain anything, even intact records with the right physical offset and queue offset.
+So each frame border after the damage is a possible end of the record, unless one of these rules it
+out:
 
 * it is further away than the largest record of this store is long;
-* it is in another file, or after a record of the log that an entry or an index entry proves;
-* if it were the end, more messages would be missing than were lost, by the queue offsets of the
-  last messages before the damage and the first ones after that border, without those between them
+* it is in another file, or after a record of the log that a consume queue or index entry proves;
+* if the record ended there, more messages would be missing than can be lost, judging by the queue
+  offsets of the last messages before the damage and the first ones after that border
   (`rmqctl.scan.damage.slots`).
 
-Frames after the last possible end are messages. Those before it are undecided: they are messages,
-or the body of the damaged one. Where the log ends before the largest record would, it may have been
-torn there, and all that follows the damage is undecided.
+Frames after the last possible end are messages. Frames before it are undecided: they are messages,
+or part of the damaged record's body. If the log ends closer than the largest record's length, the
+record may have been torn there, and everything after the damage is undecided.
 
-The frames ahead in a file are read once for all damage in it.
+The frames ahead in a file are read once for all damage in the file.
 """
 
 from __future__ import annotations
@@ -33,15 +34,17 @@ from rmqctl.scan.source import LARGEST_RECORD, AtHand, Source
 MIN_HEAD = min(variant(0, magic).head_size for magic in VERSIONS)
 _BLOCK, _FIRST_BLOCK = 1 << 20, 64 << 10
 _MAX_INSIDE = 64
-"""Records in the last one before damage that are examined: a stranger may send very many."""
+"""Largest number of records examined inside the last record before damage: a body may contain very
+many.
+"""
 _BEHIND = 1 << 20
-"""Bytes after the last possible end in which the queues' next offsets are searched for."""
+"""Bytes after the last possible end in which the next offsets of the queues are searched for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """``resume``: where messages begin again, a position, or None proven to. ``undecided``: the
-    frames before it that may be messages.
+    """``resume``: the position where messages continue; None if this is not proven for any
+    position. ``undecided``: the frames before it that may be messages.
     """
 
     resume: int | None
@@ -50,10 +53,10 @@ class Resumed:
 
 @dataclass(slots=True)
 class _Ahead:
-    """Frames that begin in positions ``[low, high)``; ``gap``: bytes before each that are not
-    frames.
+    """Frames that begin in positions ``[low, high)``; ``gap``: number of bytes before each frame
+    that belong to no frame.
 
-    ``closed``: offset of the file's blank, or its end, once that is reached.
+    ``closed``: position of the file's blank, or the file's end, once the scan has reached it.
     """
 
     low: int
@@ -76,11 +79,11 @@ _AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
 
 def resumed(source: Source, at: int, search: int, stop: int | None, passed: Passed,
             own_end: Callable[[int], int | None]) -> Resumed:
-    """Return where messages continue after a damaged record at ``at``, searching from ``search``
-    on.
+    """Return where messages continue after a damaged record at ``at``; the search begins at
+    ``search``.
 
-    ``stop``: a position where a record of the log begins, beyond doubt. ``passed``: the messages
-    before. ``own_end``: where a damaged record at a position ends, if that is beyond doubt.
+    ``stop``: a position where a record of the log certainly begins. ``passed``: the preceding
+    messages. ``own_end``: returns the end of a damaged record at a position, if the end is certain.
     StoreIOError.
     """
     largest = LARGEST_RECORD if source.witness is None else source.witness.largest_record
@@ -105,7 +108,7 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Pass
 
 def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: Passed,
             largest: int) -> tuple[int, int | None]:
-    """Return (how many of the frames from number ``first`` on are before a possible end; None, or
+    """Return (number of frames, from number ``first`` on, before the last possible end; None, or
     the position up to which more frames are needed to decide). No end is after ``limit``.
     """
     start, is_open = ahead.start[first:], limit == source.size
@@ -149,7 +152,7 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
 
 def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Passed) -> int | None:
     """Return how many more messages are missing before the next file than can be lost, if no frame
-    of this file is a message; None if the next file does not show it. StoreIOError.
+    in this file is a message; None if the next file does not show that number. StoreIOError.
     """
     if source.witness is None or ahead.closed is None:
         return None
@@ -159,8 +162,8 @@ def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Pa
 
 
 def _room(gap: Array) -> Array:
-    """Return how many records may be lost in bytes that are no frames: one with a body that
-    continues after them, and others.
+    """Return how many records may be lost in each gap between frames: one record whose body
+    continues after the gap, and smaller records.
     """
     room: Array = gap // MIN_SIZE
     long = gap >= MIN_HEAD
@@ -169,8 +172,8 @@ def _room(gap: Array) -> Array:
 
 
 def _reaching_over(source: Source, start: int, end: int) -> int | None:
-    """Return where in ``(start, end)`` a record begins that reaches over the end, to another
-    one.
+    """Return where in ``(start, end)`` a record begins that extends over ``end``, up to another
+    record.
     """
     position = start + 1
     for _ in range(_MAX_INSIDE):
@@ -186,7 +189,7 @@ def _reaching_over(source: Source, start: int, end: int) -> int | None:
 
 
 def _look(source: Source, low: int, high: int, own_end: Callable[[int], int | None]) -> _Ahead:
-    """Return the frames that begin in positions ``[low, high)``, and more where more are known."""
+    """Return the frames that begin in positions ``[low, high)``, and further known frames."""
     # What earlier calls found of this file, if it reaches to here.
     file = source.of if isinstance(source, AtHand) else source
     ahead = _AHEAD.get(file)

@@ -1,8 +1,9 @@
 """Examine DLedger data without a provable message (spec: dledger.md §2).
 
-The header of an entry contains its length twice, and its position. So inside an intact header's
-entry no other entry begins, whatever its body contains; otherwise the header and the record contain
-the same size up to four times, and DLedger's index, or a consume queue entry, once more.
+The header of an entry contains its length twice, and its position. So no other entry begins inside
+an entry with an intact header, whatever its body contains. If the header is damaged, the size is
+still stored up to four times in the header and the record, and once more in DLedger's index, or in
+a consume queue entry.
 """
 
 from __future__ import annotations
@@ -25,14 +26,16 @@ from rmqctl.scan.source import Source
 
 
 def whole_entry(source: Source, at: int) -> dledger.EntryHeadRecord | None:
-    """Return the head at a position if it names its place, and a size that fits into the file."""
+    """Return the entry header at a position if its stored position is right and its size fits the
+    file.
+    """
     head = dledger.head_at(source.read(at, source.head), source.base + at)
     return head if head is not None and head.size <= source.size - at else None
 
 
 def claimed_sizes(source: Source, at: int) -> Counter[int]:
-    """Return the sizes of a frame that the entry at a position and the record in it claim, and how
-    many times each. StoreIOError.
+    """Return the frame sizes stored in the entry at a position and in its record, and how often
+    each size is stored. StoreIOError.
     """
     raw = source.read(at, source.head + START_SIZE)
     if len(raw) < source.head + START_SIZE:
@@ -48,13 +51,15 @@ def claimed_sizes(source: Source, at: int) -> Counter[int]:
 
 
 def leads_on(source: Source, at: int) -> bool:
-    """Return whether something begins at a position: an entry, the end mark, or unused space."""
+    """Return whether an entry, the end mark, or unused space begins at a position."""
     return at == source.size or provable(source, at) or whole_entry(source, at) is not None or (
         not any(source.read(at, source.head)))
 
 
 def is_proven(source: Source, at: int, size: int) -> bool:
-    """Return whether an entry of a size, which two of its fields claim, says that it is there."""
+    """Return whether an entry whose size two of its fields agree on has the right stored
+    position.
+    """
     raw = source.read(at, source.head)
     return len(raw) == source.head and (
         dledger.ENTRY_HEAD.decode(raw).pos == source.base + at or is_placed(source, at)) and (
@@ -62,7 +67,7 @@ def is_proven(source: Source, at: int, size: int) -> bool:
 
 
 def diagnose(source: Source, at: int) -> tuple[str, str]:
-    """Return (reason, field path) of the first thing wrong with the entry at a position."""
+    """Return (reason, field path) of the first error in the entry at a position."""
     raw = source.read(at, source.head)
     if len(raw) < source.head:
         return "too few bytes left for an entry header", "entry.size"

@@ -1,20 +1,22 @@
 """Decide where a damaged record ends, and where the log continues after it.
 
-A body may hold intact records, with the right physical offsets, CRCs and queue offsets. Its sender
-can neither change the record around it, nor give a frame in it a consume queue entry or an index
-entry. So, from the strongest proof to none:
+A body may contain intact records, with the right physical offsets, CRCs and queue offsets. However,
+the sender of the body can neither change the record around it, nor create a consume queue entry or
+an index entry for a frame inside it. So, from the strongest proof to none:
 
-1. A row points to the damaged record, and its size is the one that the record says or that its
-   lengths add up to: nothing inside is a record of the log.
-2. The record's own fields make an intact record but for one of them, with a matching CRC: the same.
-3. One of these alone, or the sizes of a record whose body is hit or torn, when something begins
-   where it would end: inside, a frame with its own row or index entry is a record of the log,
-   written over a torn one; every other is body.
-4. The size is unknown: frames with a row or an index entry are records of the log, and those after
-   the last place where the damaged one may end (`rmqctl.scan.damage.ends`). All others are
-   undecided, unless their own queue denies them. (In a file that belongs to no store, and is not
-   taken by itself, the first frame counts that is after the end which the damaged record itself
-   claims, or whose followers reach over it: they were written over a torn record.)
+1. A consume queue entry points to the damaged record, and the entry's size is the one that the
+   record contains or that its lengths add up to: nothing inside is a record of the log.
+2. The record is intact, with a matching CRC, except for one of its fields: the same.
+3. Only one of these sizes is known, or the size of a record whose body is damaged or torn, and a
+   record, a blank or unused space begins where the record would end: inside, a frame with its own
+   consume queue or index entry is a record of the log, written over a torn record; all other frames
+   belong to the body.
+4. The size is unknown: records of the log are frames with a consume queue or index entry, and
+   frames after the last possible end of the damaged record (`rmqctl.scan.damage.ends`). All others
+   are undecided, unless their own queue contradicts them. (In a file that belongs to no store, and
+   is not scanned by itself, the log continues at the first frame that is after the end stored in
+   the damaged record, or is followed without a gap by frames that extend over that end: these were
+   written over a torn record.)
 """
 
 from __future__ import annotations
@@ -59,9 +61,9 @@ from rmqctl.scan.resync import (
 from rmqctl.scan.source import Source
 
 _MAX_BODY = 32 << 20
-"""Bytes of a body whose CRC is examined to prove a size."""
+"""Bytes of a body whose CRC is checked to prove a size."""
 _UNUSED = 64 << 10
-"""Bytes of zeros after the last record of a file: that many are rare in a body."""
+"""Bytes of zeros expected after the last record of a file: so many zeros are rare in a body."""
 _HOSTS = tuple(bits for bits in (sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS))
 _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_offset", "sys_flag")
 
@@ -70,8 +72,8 @@ _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_off
 class Verdict:
     """``resume``: the position where the log continues; None if nothing provable follows.
 
-    ``located``: all before it is one damaged record. ``doubtful``: frames in between that may be
-    records of the log, too.
+    ``located``: whether the bytes before it are one damaged record. ``doubtful``: frames in between
+    that may be records of the log.
     """
 
     resume: int | None
@@ -81,9 +83,10 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """End of a damaged record (a position). ``firm``: nothing inside is another record.
+    """End of a damaged record (a position). ``firm``: whether no other record can be inside.
 
-    ``proven``: more than one thing says so. ``by_row``: one of them is its row.
+    ``proven``: whether several facts confirm the end. ``by_row``: whether the record's consume
+    queue entry is one of them.
     """
 
     end: int
@@ -93,9 +96,9 @@ class Extent:
 
 
 def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
-    """Return the meaning of the bytes at ``at``, where no record begins but one should.
+    """Return the verdict on the bytes at ``at``, where a record should begin, but none does.
 
-    Nothing begins before ``search``; ``passed``: the messages before. StoreIOError.
+    No record begins before ``search``; ``passed``: the preceding messages. StoreIOError.
     """
     references = Known(source)
     own = own_extent(source, at, references)
@@ -131,9 +134,9 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
 
 
 def _says_less(source: Source, at: int, end: int) -> int | None:
-    """Return where the first of the records begins, from ``end`` on, that follow each other from
-    where the record ends by its size: ``end`` where they do not reach over it; None where none
-    begins there.
+    """Return the start of the first record at or after ``end``, in the chain of records that begins
+    where the damaged record ends by its size; ``end`` if no record of the chain extends over it;
+    None if no record begins at the start of the chain.
     """
     total = _START.unpack_from(source.read(at, START_SIZE))[0]
     if not MIN_SIZE <= total < end - at or not is_placed(source, at + total):
@@ -146,8 +149,8 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
 
 def _behind_rows(source: Source, at: int, own: Extent, references: Known,
                  passed: Passed) -> Verdict:
-    """Return the verdict on a record that a row points to, and on following records of which only
-    rows are left.
+    """Return the verdict on a record that a consume queue entry points to, and on following records
+    for which only such entries are left.
     """
     inside = None if own.firm else references.first(at + 1, own.end)
     if inside is not None:
@@ -172,8 +175,8 @@ def _behind_rows(source: Source, at: int, own: Extent, references: Known,
 
 def _searched(source: Source, at: int, search: int, limit: int, references: Known,
               passed: Passed) -> Verdict:
-    """Return the first record of the log in positions ``[search, limit)``, and the undecided frames
-    before it.
+    """Return a verdict with the first record of the log in positions ``[search, limit)``, and the
+    undecided frames before it.
     """
     if source.witness is None and not passed.by_itself:
         return _claimed(source, at, search, limit)
@@ -197,7 +200,9 @@ def _searched(source: Source, at: int, search: int, limit: int, references: Know
 
 
 def _with_bare(source: Source, start: int, end: int, frames: Doubtful) -> Doubtful:
-    """Undecided frames of positions ``[start, end)``, and records between them without a body."""
+    """Return the undecided frames in positions ``[start, end)``, and the records without a body
+    between them.
+    """
     taken = sorted(frames)
     for position, size in bare_records(source, start, end):
         place = source.base + position
@@ -209,7 +214,9 @@ def _with_bare(source: Source, start: int, end: int, frames: Doubtful) -> Doubtf
 
 
 def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
-    """The same in bytes of which nothing else is known: what the damaged record says counts."""
+    """Return the verdict of `_searched` for a file without a store: the damaged record's own size
+    decides.
+    """
     claimed = at if source.head else claimed_end(source, at)
     doubtful: list[tuple[int, int]] = []
     position = search
@@ -225,7 +232,7 @@ def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
 
 def closes(source: Source, at: int, passed: Passed) -> bool:
     """Return whether the blank at a position closes its file. In a single file without a store, a
-    blank after damage may be in a body; elsewhere any blank counts. StoreIOError.
+    blank after damage may be part of a body; elsewhere every blank closes its file. StoreIOError.
     """
     if not (passed.by_itself and passed.is_damaged):
         return True
@@ -241,8 +248,8 @@ def closes(source: Source, at: int, passed: Passed) -> bool:
 
 
 def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, int]], bool]:
-    """((position, size) of the frames that follow each other from a position on up to another one,
-    whether the last of them is complete and reaches over that: no body ends within a record).
+    """Return ((position, size) of the consecutive frames from ``at`` up to ``end``, whether an
+    intact record extends over ``end``: no body ends within a record).
     """
     frames: list[tuple[int, int]] = []
     while at < end and (size := located_size(source, at)) is not None:
@@ -255,9 +262,9 @@ def _frames_up_to(source: Source, at: int, end: int) -> tuple[list[tuple[int, in
 
 
 def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
-    """Return the end (a position) that a damaged record claims, right or wrong; ``at`` if it claims
-    no possible one. ``strict``: only if its offset is right, and its size agrees with the length of
-    its body. StoreIOError.
+    """Return the end (a position) according to a damaged record's own size, right or wrong; ``at``
+    if that size is impossible. ``strict``: only if the record's offset is right, and its size
+    agrees with its body length. StoreIOError.
     """
     head = source.read(at, START_SIZE)
     if len(head) < START_SIZE:
@@ -281,18 +288,20 @@ def claimed_end(source: Source, at: int, *, strict: bool = False) -> int:
 
 
 def _lengths_end(source: Source, at: int) -> int | None:
-    """Return where a record ends of whose head only the length of its body is left, if the lengths
-    point to another record. StoreIOError.
+    """Return the end of a record of whose header only the body length is left, if its lengths add
+    up to the start of another record. StoreIOError.
 
-    That of a record with longer addresses may be in the body of one with short ones, and be
-    whatever its sender likes: only where short ones have it, it is read.
+    The body length at the position for longer addresses may be inside the body of a record with
+    short addresses, and be chosen by its sender. So only the position for short addresses is read.
     """
     return next((at + size for version in VERSIONS
                  if (size := _summed(source, at, version, 0))), None)
 
 
 def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
-    """Return the size that the lengths of a record add up to, if they point to another one."""
+    """Return the size that the lengths of a record add up to, if another record begins after that
+    size.
+    """
     shape = variant(bits, version)
     head = source.read(at, shape.head_size)
     if len(head) < shape.head_size:
@@ -312,8 +321,8 @@ def _proven_end(source: Source, at: int, references: Known) -> int | None:
 
 
 def own_extent(source: Source, at: int, references: Known) -> Extent | None:
-    """Return the end of the damaged record at a position, if its fields or its row show it.
-    StoreIOError.
+    """Return the end of the damaged record at a position, if its fields or its consume queue entry
+    prove it. StoreIOError.
     """
     own = _told_extent(source, at, references)
     return None if own is not None and not own.by_row and _is_overrun(
@@ -321,8 +330,8 @@ def own_extent(source: Source, at: int, references: Known) -> Extent | None:
 
 
 def _is_overrun(source: Source, at: int, end: int, references: Known) -> bool:
-    """Return whether nothing begins where a record is to end, and a record from inside reaches over
-    it.
+    """Return whether nothing begins at the supposed end of a record, and a record inside extends
+    over that end.
     """
     place = None if _is_begun(source, end, references) else next_provable(source, at + 1, end)
     while place is not None and place < end:
@@ -400,8 +409,9 @@ def _told_extent(source: Source, at: int, references: Known) -> Extent | None:
 
 
 def _entry_extent(source: Source, at: int, references: Known) -> Extent | None:
-    """Return the same of an entry of DLedger's: by its head, by two fields of it and of its record
-    that agree, by its unit of the index or its row, by one field that points to another entry.
+    """Return the end of a damaged DLedger entry, proven by its header, by two agreeing fields of
+    the entry and its record, by its DLedger index unit or consume queue entry, or by one field that
+    points to another entry.
     """
     entry = entries.whole_entry(source, at)
     if entry is not None:
@@ -421,7 +431,7 @@ def _entry_extent(source: Source, at: int, references: Known) -> Extent | None:
 
 
 def _body(source: Source, at: int, magic: int) -> tuple[int, int]:
-    """(where the body of the record begins, the length it says), both positions from ``at``."""
+    """Return (start of the record's body, body length in the header), both relative to ``at``."""
     head = source.read(at, START_SIZE)
     shape = variant(_START.unpack_from(head)[-1] & HOST_BITS, magic)
     head = source.read(at, shape.head_size)
@@ -430,16 +440,18 @@ def _body(source: Source, at: int, magic: int) -> tuple[int, int]:
 
 
 def _least_size(source: Source, at: int, magic: int) -> int:
-    """Return the least size of a record whose body has the length it says; 0 where it says none."""
+    """Return the smallest size of a record with the body length in its header; 0 without a valid
+    length.
+    """
     start, length = _body(source, at, magic)
     return start + length if 0 <= length <= source.size - at - start else 0
 
 
 def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
-    """Sizes with which the record is complete, body CRC and all, if only one of its fields is
-    wrong.
+    """Return the sizes with which the record is complete, with a matching body CRC, if only one of
+    its fields is wrong.
 
-    ``total``: the size it says, None where that cannot be.
+    ``total``: the size in the record, None if that is impossible.
     """
     crc = _START.unpack_from(source.read(at, START_SIZE))[2]
     start, length = _body(source, at, magic)
@@ -468,7 +480,7 @@ def _whole(source: Source, at: int, magic: int, total: int | None) -> set[int]:
 
 
 def _has_topic(source: Source, at: int, magic: int) -> bool:
-    """Return whether a topic is at a position, its length before it: no record is without."""
+    """Return whether a topic with its length before it is at a position: every record has one."""
     width = variant(0, magic).topic_length.size
     length = int.from_bytes(source.read(at, width), "big")
     topic = source.read(at + width, min(length, 1 << 10))
@@ -476,7 +488,7 @@ def _has_topic(source: Source, at: int, magic: int) -> bool:
 
 
 def _is_torn_tail(source: Source, at: int) -> bool:
-    """Return whether a position holds the first bytes of a topic and properties, and then
+    """Return whether the first bytes of a topic and properties are at a position, and then
     nothing.
     """
     raw = source.read(at, MAX_TAIL + START_SIZE)
@@ -492,7 +504,9 @@ def _crc(body: bytes) -> int:
 
 
 def _landing(source: Source, at: int, sizes: set[int], references: Known) -> set[int]:
-    """Return the sizes after which something begins: a record or a blank, else unused space."""
+    """Return the sizes after which a record or a blank begins; if there are none, those before
+    unused space.
+    """
     return {size for size in sizes if _is_begun(source, at + size, references)} or {
         size for size in sizes if not any(source.read(at + size, START_SIZE))}
 

@@ -1,4 +1,4 @@
-"""Offsets of a log's records, known from consume queues and index, by position in a log file."""
+"""Offsets of a log's records according to consume queues and index, by position in a log file."""
 
 from __future__ import annotations
 
@@ -17,15 +17,19 @@ _FIRST_STEP = 16 << 10
 
 
 class Known:
-    """Rows and index entries of the log that a source is part of, by position in it."""
+    """Consume queue and index entries for the log that a source is part of, by position in the
+    source.
+    """
 
     def __init__(self, source: Source) -> None:
         self._source, self._witness = source, source.witness
         self._base = source.base + source.head
-        """The physical offset of a record whose frame begins the file."""
+        """The physical offset of a record whose frame is at the start of the file."""
 
     def sizes(self, at: int) -> list[int]:
-        """The sizes of the frames of records that rows point to, and that begin at a position."""
+        """Return the frame sizes of the records at a position to which consume queue entries
+        point.
+        """
         if self._witness is None:
             return []
         physical, size = self._rows(at)
@@ -38,12 +42,14 @@ class Known:
         return self._witness.rows(*self._window(at))
 
     def _window(self, at: int) -> tuple[int, int]:
-        """Queries made at once, as physical offsets."""
+        """Return the physical range that is queried at once around a position."""
         start = at - at % _WINDOW
         return self._base + start, self._base + min(start + _WINDOW, self._source.size)
 
     def first(self, start: int, end: int) -> int | None:
-        """The first record in positions ``[start, end)`` that a row or an index entry points to."""
+        """Return the first record in positions ``[start, end)`` to which a consume queue or index
+        entry points.
+        """
         if self._witness is None:
             return None
         at = start
@@ -61,7 +67,9 @@ class Known:
         return None
 
     def begins(self, start: int, end: int) -> int | None:
-        """Return the first place in positions ``[start, end)`` that a row points to, or None."""
+        """Return the first position in ``[start, end)`` to which a consume queue entry points, or
+        None.
+        """
         if self._witness is None or start >= end:
             return None
         places, _ = self._witness.rows(self._base + start, self._base + end)
@@ -82,8 +90,8 @@ class Known:
         return None
 
     def _is_record(self, at: int, sizes: set[int], places: Array, hashes: Array) -> bool:
-        """Return whether a record is there of a size that a row says, or of a key that is
-        indexed.
+        """Return whether a record with the size in a consume queue entry, or with an indexed key,
+        is at a position.
         """
         size = located_size(self._source, at)
         if size is None:
@@ -98,8 +106,9 @@ class Known:
         return bool(key_hashes(record) & set(hashes[low:high].tolist()))
 
     def denies(self, at: int, size: int) -> bool:
-        """Return whether the queue of the record at a position has another one in its place: not an
-        older one, since brokers assign some queue offsets twice (apache/rocketmq#7689).
+        """Return whether the queue has another record in place of the record at a position. An
+        older record does not count, since brokers assign some queue offsets twice
+        (apache/rocketmq#7689).
         """
         record = self._record(at, size) if self._witness is not None else None
         if record is None or self._witness is None or self._witness.confirms(record) is not False:
