@@ -1,9 +1,9 @@
 """Evidence of consume queues and the index for and against adjacent records.
 
-A page that never reached the disk has its earlier content: where the log was truncated once and
-written again, these are intact records at their own offsets, with correct CRCs, of messages that
-are gone. Entries point elsewhere, or to other messages at the same place.
-`rmqctl.scan.damage.stale` decides where to search for them.
+A page that was never written to disk keeps its earlier content. If the log was truncated and
+written again there, the earlier content is intact records at their own offsets, with correct CRCs,
+of messages that no longer exist. Entries point elsewhere, or to other messages at the same offset.
+`rmqctl.scan.damage.stale` decides where to search for such records.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from rmqctl.scan.resync import is_blank
 from rmqctl.scan.source import Source, Witness
 
 WINDOW = 64 << 10
-"""Bytes around a place that contain a page and its surroundings on both sides."""
+"""Bytes around an offset that contain a page and its surroundings on both sides."""
 
 Taken = Callable[[Record], bool]
-"""True if the queue offset of a record is another intact message's as well."""
+"""Function that returns whether another intact message has the queue offset of a record."""
 
 
 class Leads:
-    """Entries that point to records which follow each other, and entries that contradict them.
+    """Entries that point to consecutive records, and entries that contradict these records.
 
-    ``taken``: how to find another message with a record's queue offset, if not by the entry.
+    ``taken``: finds another message with a record's queue offset where the entry does not show one.
     """
 
     def __init__(self, witness: Witness, records: Sequence[Record],
@@ -37,7 +37,9 @@ class Leads:
 
     @cached_property
     def rows(self) -> set[tuple[int, int]]:
-        """(place, size) of all consume queue entries that point into the records."""
+        """Return (physical offset, size) of all consume queue entries that point into the
+        records.
+        """
         if not self._records:
             return set()
         places, sizes = self.witness.rows(*self._span)
@@ -45,7 +47,7 @@ class Leads:
 
     @cached_property
     def _rows_before(self) -> list[tuple[int, int]]:
-        """(place, size) of the entries that point right before the records."""
+        """Return (physical offset, size) of the entries that point right before the records."""
         if not self._records:
             return []
         places, sizes = self.witness.rows(self._span[0] - WINDOW, self._span[0])
@@ -53,7 +55,9 @@ class Leads:
 
     @cached_property
     def keys(self) -> dict[int, set[int]]:
-        """By place the hashes of all index entries that point into the records."""
+        """Return, by physical offset, the hashes of all index entries that point into the
+        records.
+        """
         hashes_by_place: dict[int, set[int]] = {}
         if self._records:
             places, hashes = self.witness.keys(*self._span)
@@ -73,28 +77,29 @@ class Leads:
     # -- for a record -----------------------------------------------------------------------------
 
     def to(self, record: Record) -> bool:
-        """Return whether an entry of a queue or of the index points to a record."""
+        """Return whether a consume queue entry or an index entry points to a record."""
         return bool(self.witness.confirms(record)) or bool(
             self.keys.get(record.physical_offset, set()) & key_hashes(record))
 
     def only_to(self, record: Record) -> bool:
-        """Return whether an entry points to it, and the index does not contradict that."""
+        """Return whether an entry points to the record, and the index does not contradict that."""
         return self.to(record) and not self.has_other_keys(record)
 
     def are_none(self) -> bool:
-        """Return whether nothing points to any of the records."""
+        """Return whether no entry points to any of the records."""
         return not any(map(self.to, self._records))
 
     # -- against it -------------------------------------------------------------------------------
 
     def contradict(self, records: Sequence[Record], *, besides: int = 0) -> bool:
-        """Return whether there is enough evidence against records to which nothing points. One
-        damaged entry is not enough, nor one record with damaged keys, nor any number of entries
+        """Return whether there is enough evidence against records to which no entry points.
+
+        Not enough are: one damaged entry, one record with damaged keys, or any number of entries
         that point elsewhere (as in a damaged page of a consume queue) while nothing else
-        contradicts the records. ``besides``: amount of other evidence against them. Missing index
-        keys of any number of records may have one cause, and count once. So does a queue without
-        the entry of a record to whose place another one points; only there, as brokers leave out
-        records after damage.
+        contradicts the records. ``besides``: amount of other evidence against the records. Index
+        keys missing for several records may have one cause, and count once. A missing consume queue
+        entry also counts once, but only for a record at whose offset another entry points to a
+        record of another size, since brokers skip records after damage.
         """
         against = [self.against(record) for record in records]
         lacks = any(lacking for *_, lacking in against)
@@ -106,10 +111,13 @@ class Leads:
                 and 4 * sum(map(any, against)) >= len(records))
 
     def against(self, record: Record) -> tuple[int, int, bool]:
-        """Return how much: (its queue offset's entry points elsewhere; another record has its queue
-        offset, begins here or within it, an entry points to another one in which this one is, or
-        the index has other keys for its place; whether the index has none of its keys, though later
-        ones).
+        """Return the amount of evidence against a record, in three parts:
+
+        * 1 if the entry for its queue offset points elsewhere;
+        * number of these: another record has its queue offset; an entry points to its offset with
+          another size; an entry points into it; an entry points to a record that contains it; the
+          index has other keys for its offset;
+        * whether the index has none of its keys, but has keys for later records.
         """
         place, size = record.physical_offset, record.total_size
         alike = self._is_alike(record)
@@ -122,7 +130,7 @@ class Leads:
                 self._lacks_keys(record))
 
     def besides_offset(self, record: Record) -> bool:
-        """Return whether more speaks against a record than that another one has its queue
+        """Return whether there is evidence against a record besides another record with its queue
         offset.
         """
         place, size = record.physical_offset, record.total_size
@@ -131,15 +139,16 @@ class Leads:
                 or any(place < start < place + size for start in self._places))
 
     def has_other_keys(self, record: Record) -> bool:
-        """Return whether the index has entries for its place, and none of its keys is among
-        them.
+        """Return whether the index has entries for the record's offset, but none with the record's
+        keys.
         """
         here, own = self.keys.get(record.physical_offset), key_hashes(record)
         return bool(here and own and not here & own)
 
     def by_two(self, records: Sequence[Record]) -> bool:
-        """Return whether entries of two queues speak against records, or of a queue and of the
-        index, or one that points into a record whose queue offset another record has.
+        """Return whether two independent structures contradict the records: entries of two queues,
+        or of a queue and of the index; or whether an entry points into a record whose queue offset
+        another record has.
         """
         queues = {(record.topic, record.queue_id) for record in records
                   if self._is_elsewhere(record)}
@@ -149,44 +158,52 @@ class Leads:
             for record in records)
 
     def _is_alike(self, record: Record) -> bool | None:
-        """Return whether an entry points to its place with its size or a bit off, or None."""
+        """Return whether an entry for the record's offset has its size, give or take one bit; None
+        without an entry for that offset.
+        """
         sizes = [size for start, size in self.rows if start == record.physical_offset]
         return any((size ^ record.total_size).bit_count() <= 1 for size in sizes) if sizes else None
 
     def _is_elsewhere(self, record: Record) -> bool:
-        """Return whether its queue offset's entry points elsewhere, and none points to just these
-        bytes.
+        """Return whether the entry for the record's queue offset points elsewhere, and no entry
+        points to the record with its size.
         """
         return not self._is_alike(record) and self.witness.confirms(record) is False
 
     def _is_hit(self, record: Record) -> bool:
-        """Return whether an entry points into it, or to its place with another size."""
+        """Return whether an entry points into the record, or to its offset with another size."""
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return self._is_alike(record) is False or any(start < place < end for place, _ in self.rows)
 
     def around(self, record: Record) -> tuple[int, int] | None:
-        """Return the (place, size) of an entry in whose message a record is, if there is one."""
+        """Return (physical offset, size) of an entry whose message contains the record; None
+        without one.
+        """
         start, end = record.physical_offset, record.physical_offset + record.total_size
         return next(((place, size) for place, size in (*self._rows_before, *self.rows)
                      if place < start and end <= place + size), None)
 
     def _lacks_keys(self, record: Record) -> bool:
-        """Return whether the index has no entry for its place, but for one after it and near."""
+        """Return whether the index has no entry for the record's offset, but has entries shortly
+        after it.
+        """
         end = record.physical_offset + record.total_size
         return (sysflag.is_indexed(record.sys_flag) and bool(key_hashes(record))
                 and record.physical_offset not in self.keys
                 and bool(len(self.witness.keys(end, end + WINDOW)[0])))
 
     def _lacks_entry(self, record: Record) -> bool:
-        """Return whether its queue has no entry for it, but others have some for later records."""
+        """Return whether the record's queue has no entry for it, but queues have entries for later
+        records.
+        """
         end = record.physical_offset + record.total_size
         return (sysflag.has_consume_queue_row(record.sys_flag)
                 and self.witness.entry_of(record) is None
                 and bool(len(self.witness.rows(end, end + WINDOW)[0])))
 
     def _has_twin(self, record: Record) -> bool:
-        """Return whether its queue offset's entry points to a record that says itself to be
-        there.
+        """Return whether the entry for the record's queue offset points to another intact record
+        with the same queue and queue offset.
         """
         entry = self.witness.entry_of(record)
         other = None if entry is None else self.witness.record_at(*entry)
@@ -197,7 +214,9 @@ class Leads:
     # -- on both sides ----------------------------------------------------------------------------
 
     def at_borders(self) -> tuple[Sequence[Record], Sequence[Record]]:
-        """Return the records before the first and after the last to which anything points."""
+        """Return the records before the first and after the last record to which any entry
+        points.
+        """
         numbers = range(len(self._records))
         first = next((number for number in numbers if self.to(self._records[number])), None)
         if first is None:
@@ -207,16 +226,16 @@ class Leads:
         return self._records[:first], self._records[last + 1:]
 
     def agree_before(self, source: Source, first: Record) -> bool:
-        """Return whether a log file begins with this record, and entries and log agree before the
-        file.
+        """Return whether a log file begins with this record, and the last entry for the previous
+        file matches the log.
         """
         low = source.base - WINDOW
         return first.physical_offset == source.base and self._agree(
             *(column[-1:] for column in self.witness.rows(low, source.base)))
 
     def agree_behind(self, source: Source, last: Record) -> bool:
-        """Return whether a log file ends with this record, and entries and log agree after the
-        file.
+        """Return whether a log file ends with this record, and the first entry for the next file
+        matches the log.
         """
         position, end = last.physical_offset + last.total_size - source.base, (
             source.base + source.size)
@@ -225,8 +244,8 @@ class Leads:
 
     def are_older(self, source: Source, records: Sequence[Record],
                   before: Sequence[Record]) -> bool:
-        """Return whether all records are older than the one before them: the last of ``before``,
-        or of the previous file.
+        """Return whether all records are older than the record before them, which is the last one
+        of ``before``, or of the previous file.
         """
         last = before[-1] if before else self._at(*(
             column[-1:] for column in self.witness.rows(source.base - WINDOW, source.base)))
@@ -234,11 +253,13 @@ class Leads:
             record.store_timestamp < last.store_timestamp for record in records)
 
     def _agree(self, places: Array, sizes: Array) -> bool:
-        """Return whether an entry points to the record at a place, of none or one."""
+        """Return whether an entry points to the record at the first offset in the columns, if there
+        is one.
+        """
         record = self._at(places, sizes)
         return record is not None and bool(self.witness.confirms(record))
 
     def _at(self, places: Array, sizes: Array) -> Record | None:
-        """Return the record at a place, if the columns hold one."""
+        """Return the record at the first offset in the columns, if there is one."""
         return next((self.witness.record_at(place, size) for place, size in zip(
             places.tolist(), sizes.tolist(), strict=True)), None)

@@ -1,7 +1,7 @@
-"""Damaged records among many, by the rows that point into one buffer: examined by column.
+"""Classify many damaged records at once by the consume queue entries that point into one buffer.
 
-For a damaged record whose row has its size, and which a record follows, these rows alone decide as
-`rmqctl.scan.damage.classify` does. All others are left to it.
+If a damaged record's size matches its entry, and another record follows, these entries alone decide
+in the same way as `rmqctl.scan.damage.classify`. All other damage is left to that module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from rmqctl.scan.source import AtHand
 
 
 class Led:
-    """The frames in a buffer that rows point to. ``data`` are the bytes from ``position`` on."""
+    """The frames in a buffer that entries point to. ``data``: the bytes from ``position`` on."""
 
     def __init__(self, source: AtHand, data: memoryview, position: int) -> None:
         assert source.witness is not None
@@ -55,7 +55,9 @@ class Led:
         self._size: list[int] = size.tolist()
 
     def _number(self, at: int) -> int | None:
-        """Return the number of the frame that a row points to at a place in the buffer."""
+        """Return the number of the frame at a position in the buffer; None if no entry points to
+        it.
+        """
         number = bisect_left(self._at, at)
         return number if number < len(self._at) and self._at[number] == at else None
 
@@ -77,7 +79,9 @@ class Led:
                     *diagnose(self._source, position), located=True)
 
     def _is_proven(self, at: int) -> bool:
-        """Return whether a record begins there, and another one after it."""
+        """Return whether an intact frame begins at a position in the buffer, followed by another
+        one.
+        """
         number = self._number(at)
         if number is None or not self._sound[number]:
             return False
@@ -86,9 +90,9 @@ class Led:
 
     def frames(self, position: int, end: int, passed: Passed,
                sound_from: int) -> tuple[Batch, int, int]:
-        """Return the frames from a position on that begin before ``end``, up to where other
-        evidence is needed; that position, and the start of the intact frames before it. ``passed``
-        is called with the frames before the last damage, from ``sound_from`` on.
+        """Return (frames from ``position`` on that begin before ``end``, the position where they
+        stop, start of the last intact frames). They stop early where other evidence is needed.
+        ``passed`` receives the frames before the last damage, from ``sound_from`` on.
         """
         rows, spans = [np.zeros(0, np.int64)], []
         while position < end:

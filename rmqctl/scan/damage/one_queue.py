@@ -1,18 +1,18 @@
 """Judge intact records in damage by the queue offsets around it, in a log of one queue.
 
-The log of a tier has all messages of its queue and no others (tiered.md §7), so between two of them
-it has the records of the queue offsets between: its *slots*. A damaged record has one of them, and
-so has each message after it; frames in a body have none. The sender of a message may know the
-slots, so the fields of a frame prove nothing by themselves: the records of all slots have to
-find room.
+The log of a tier contains all messages of one queue and no others (tiered.md §7). So between two
+messages, it contains a record for each queue offset between theirs: the *slots*. A damaged record
+has one slot, and so has each message after it; frames in a body have none. The sender of a message
+may know the slots, so the fields of a frame prove nothing by themselves: the records of all slots
+must fit into the range.
 
-* One slot: it is the damaged record's, and what is in the range is its body. But where a write was
-  cut and its messages were written again, the range has more records than slots. Then it does not
-  end as a message does, or a frame at its end has the slot.
-* More slots than frames: if the frames have one each, the rest is for damaged records. Were frames
-  in the body of one of these, the messages of their slots would be in the range as well, damaged,
-  and each at least as long as a message's head (its topic and properties may be the last bytes of a
-  frame, too): without space for one more, the frames are messages.
+* One slot: it belongs to the damaged record, and everything in the range is its body. Exception: if
+  a write was interrupted and its messages were written again, the range has more records than
+  slots. Then the range does not end as a message does, or a frame at its end has the slot.
+* More slots than frames: if each frame has a slot, the other slots belong to damaged records. If
+  frames were in the body of one of these, the messages of their slots would be in the range as
+  well, damaged, each at least as long as a message's header (its topic and properties may be the
+  last bytes of a frame). If there is no space for one more message, the frames are messages.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ HEAD = min(message.variant(0, magic).head_size for magic in message.VERSIONS)
 
 @dataclass(frozen=True, slots=True)
 class Damaged:
-    """A damaged range ``[start, end)`` with ``frames`` (place, size) in it, whose queue offsets are
-    ``numbers``, between the messages with the queue offsets ``before`` and ``after``.
+    """A damaged range ``[start, end)`` that contains ``frames`` (physical offset, size) with the
+    queue offsets ``numbers``. The adjacent messages have the queue offsets ``before`` and
+    ``after``.
     """
 
     start: int
@@ -46,20 +47,20 @@ class Damaged:
 
     @property
     def tail(self) -> tuple[int, int]:
-        """(place, length) of the bytes passed to `is_one_record`."""
+        """Return (offset, length) of the bytes to pass to `is_one_record`."""
         first = max(self.end - MAX_TAIL, self.frames[-1][0])
         return first, self.end - first
 
     def is_one_record(self, tail: bytes) -> bool:
-        """Return whether the range is one record, where it has one slot."""
+        """Return whether a range with one slot is a single record."""
         place, size = self.frames[-1]
         if place + size == self.end and self.numbers[-1] == self.before + 1:
             return False
         return ends_record(tail)
 
     def are_messages(self, least: int) -> bool:
-        """Return whether the frames have a slot each, the other records have room between them, and
-        no more would. ``least``: bytes of the smallest record of the queue.
+        """Return whether each frame has a slot, and the other slots' records, but no further one,
+        fit between the frames. ``least``: size in bytes of the smallest record of the queue.
         """
         rooms = [after - before for before, after in zip(
             [self.start, *(place + size for place, size in self.frames)],

@@ -22,8 +22,8 @@ _NAME = int.from_bytes(props.CRC32.encode("ascii"), "big", signed=True)
 
 
 def damaged_properties(batch: Batch) -> Array:
-    """Return which records do not match their appended CRC, or have none and properties that no
-    broker writes (bool): see `props.are_sound`.
+    """Return a boolean array: whether each record's appended CRC does not match, or is missing
+    while no broker writes such properties (see `props.are_sound`).
     """
     sealed, wrong = appended_crcs(batch)
     damaged: Array = wrong | (~sealed & unsound_texts(text.properties(batch)))
@@ -31,7 +31,7 @@ def damaged_properties(batch: Batch) -> Array:
 
 
 def unsound_texts(texts: text.Texts) -> Array:
-    """Return which properties strings are not sound (bool)."""
+    """Return a boolean array: whether each properties string is invalid."""
     unsound: Array = np.zeros(len(texts), bool)
     kernel = active()
     if kernel is not None:
@@ -43,7 +43,7 @@ def unsound_texts(texts: text.Texts) -> Array:
 
 
 def _all_sound(raws: list[bytes]) -> bool:
-    """Return whether all are, seen at once."""
+    """Return whether all properties strings are valid, checked in one pass."""
     joined = _SEPARATOR.join(raws)
     if b"\0" in joined or any(
             part and part.find(_ASSIGN) < 1 for part in joined.split(_SEPARATOR)):
@@ -56,8 +56,8 @@ def _all_sound(raws: list[bytes]) -> bool:
 
 
 def unproven(batch: Batch) -> Array:
-    """Return which records have no correct appended CRC other than 0 in a separate property
-    (bool).
+    """Return a boolean array: whether each record lacks a correct appended CRC, other than 0, in a
+    property of its own.
     """
     sealed, wrong = appended_crcs(batch)
     is_unproven: Array = ~sealed | wrong
@@ -70,8 +70,8 @@ def unproven(batch: Batch) -> Array:
 
 
 def glued(batch: Batch) -> Array:
-    """Return which of the records that end with an appended CRC have no separator before it
-    (bool).
+    """Return a boolean array: whether each record ends with an appended CRC without a separator
+    before it.
     """
     is_glued: Array = np.zeros(len(batch), bool)
     length = append_crc.SIZE
@@ -82,7 +82,9 @@ def glued(batch: Batch) -> Array:
 
 
 def appended_crcs(batch: Batch) -> tuple[Array, Array]:
-    """Return (whether a record ends with an appended CRC, whether that is wrong), both bool."""
+    """Return two boolean arrays: whether each record ends with an appended CRC, and whether it is
+    wrong.
+    """
     length = append_crc.SIZE
     wrong: Array = np.zeros(len(batch), bool)
     sealed = batch.column("properties_length") >= length
