@@ -1,18 +1,18 @@
 """Queue offsets as evidence of how much of a log a single damaged message may cover.
 
-Within a queue, offsets increase by one from message to message, in the order of the log. So the
-offsets missing between the known messages before a range of the log and those after it are the
-minimum number of messages of these queues in the range. If the range, except for a few records,
-were the body of one message, no more than these few and this one could be missing. If more are
-missing, it is not: that is a proof, whatever the frames in the range contain, as it depends only on
-messages outside of it.
+Within a queue, offsets increase by one from message to message, in log order. So the number of
+offsets missing between the known messages before a range of the log and those after it is the
+minimum number of messages of these queues in the range. If the range were the body of one message,
+plus a few records, at most these records and this message could be missing. If more are missing,
+this is a proof that the range is not one body, whatever its frames contain, since it depends only
+on messages outside the range.
 
 Not every offset is evidence. A queue counts if its offsets increase by one, without exception,
 among the messages right before the range and right after it, and if no more are missing than fit
 into the range: a flipped bit, or a log with removed messages (compaction), proves nothing. A batch
-of messages takes as many offsets as its sender chooses, so topics with batches do not count.
-Prepared messages and rollbacks have no offset. A message takes one offset of its own topic, and
-more only in light message queues (LMQ): those do not count either.
+of messages uses as many offsets as its sender chooses, so topics with batches do not count.
+Prepared messages and rollbacks have no offset. A message uses one offset of its own topic, and
+further offsets only in light message queues (LMQ), which do not count either.
 """
 
 from __future__ import annotations
@@ -35,13 +35,15 @@ _BEFORE, _BEHIND = 8192, 1024
 """Frames right before and right after a range that are examined."""
 _SEGMENTS = 8
 _RUNS_AHEAD, _MAX_RUNS = 3, 64
-"""Runs of frames after a border that are counted, one after the other; runs that are examined."""
+"""Number of runs of frames over which missing messages are counted together; largest number of runs
+that are examined.
+"""
 _LIGHT = LMQ_PREFIX.encode()
 
 Stretch = tuple[int, int]
 Queue = tuple[bytes, int]
 Ends = tuple[int, int]
-"""The first and the last offset."""
+"""The first and the last queue offset."""
 
 
 def records_in(length: int) -> int:
@@ -50,32 +52,32 @@ def records_in(length: int) -> int:
 
 
 class Passed:
-    """The known messages of a log up to a place in it; the examined range is after it.
+    """The known messages of a log up to a position; the examined range is after this position.
 
-    ``look_back`` returns the ranges of messages before the first one added; without it no messages.
-    ``is_dense``: whether the log has all messages of its queues.
+    ``look_back`` returns the ranges of messages before the first added range; without it, none are
+    known. ``is_dense``: whether the log contains all messages of its queues.
     """
 
     def __init__(self, look_back: Callable[[], Iterable[Stretch]] | None = None, *,
                  by_itself: bool = False, is_dense: bool = True) -> None:
         self.by_itself, self.is_dense = by_itself, is_dense
         self.is_damaged = False
-        """True if damage was met: then a blank may be in a body."""
+        """True if the scan has found damage: then a blank may be part of a body."""
         self.moved_end = -1
-        """End (a position) of the last intact record with a wrong physical offset: whether a record
-        of the log begins there is unknown.
+        """End (a position) of the last intact record with a wrong physical offset: it is unknown
+        whether a record of the log begins at this end.
         """
         self._look_back = look_back
         self._stretches: deque[Stretch] = deque(maxlen=_SEGMENTS)
         self._last: dict[Stretch, dict[Queue, Ends | None]] = {}
 
     def add(self, start: int, end: int) -> None:
-        """The frames in positions ``[start, end)`` follow each other, and are messages."""
+        """Add the consecutive frames in positions ``[start, end)``, all of them messages."""
         if end > start:
             self._stretches.append((start, end))
 
     def stretches(self) -> list[Stretch]:
-        """Return the last ones, ascending."""
+        """Return the last ranges of known messages, ascending."""
         look_back, self._look_back = self._look_back, None
         if look_back is not None:
             added = list(self._stretches)
@@ -90,8 +92,8 @@ class Passed:
 
     def known_before(self, source: Source, at: int) -> Iterator[tuple[dict[Queue, Ends | None],
                                                                       int]]:
-        """Yield (the offsets of each queue in messages before a position, how many more may be
-        missing after them), with more and more of the log. StoreIOError.
+        """Yield (offsets of each queue in messages before a position, how many more messages may be
+        missing after them), each time for a longer part of the log. StoreIOError.
         """
         ends: dict[Queue, Ends | None] = {}
         edge, extra = at, 0
@@ -122,7 +124,7 @@ class Passed:
 
 
 def _merge(later: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -> None:
-    """Add the offsets of messages before the known ones."""
+    """Add the offsets of messages before the known messages."""
     for queue, ends in earlier.items():
         if ends is None or later.get(queue, ends) is None:
             later[queue] = None
@@ -132,9 +134,9 @@ def _merge(later: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -
 
 @dataclass(slots=True)
 class Numbered:
-    """Frames in their order. ``queue``: the number of each one's queue in ``numbers``, -1 where its
-    offset shows nothing; ``batched``: topics with batches; ``lost``: how many records at most are
-    lost before each.
+    """Frames in log order. ``queue``: number of each frame's queue in ``numbers``, -1 if its offset
+    is no evidence; ``batched``: topics with batches; ``lost``: largest number of records that may
+    be lost before each frame.
     """
 
     start: Array
@@ -146,12 +148,12 @@ class Numbered:
 
 
 def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
-    """Return how many more messages are missing before each of the frames than can be lost after
-    ``at``, if no frame up to there is a message; not above 0 where that is not known. StoreIOError.
+    """Return, for each frame, how many more messages are missing before it than can be lost after
+    ``at``, if no frame up to it is a message; 0 or less if this is unknown. StoreIOError.
 
-    The next message of a queue may be after further damage, which has taken others of it. So what
-    is missing is counted up to the end of one run of frames after the other, and what may be lost
-    up to there as well.
+    The next message of a queue may be after further damage, in which other messages of the queue
+    were lost. So missing and possibly lost messages are both counted up to the end of each run of
+    frames in turn.
     """
     is_sound = _goes_up(frames)
     most: Array = -frames.lost
@@ -178,7 +180,9 @@ def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
 
 
 def _from_each(queue: Array, missing: Array) -> Array:
-    """From each frame on, the sum of what the first frame of each queue lacks."""
+    """Return, for each frame, the sum of missing messages at the first frame of each queue from it
+    on.
+    """
     order = np.argsort(queue, kind="stable")
     step = missing[order]
     step[:-1] -= np.where(queue[order[1:]] == queue[order[:-1]], missing[order[1:]], 0)
@@ -189,8 +193,8 @@ def _from_each(queue: Array, missing: Array) -> Array:
 
 
 def _goes_up(frames: Numbered) -> Array:
-    """Return whether the offsets of each frame's queue go up by one among the frames right after
-    it, but for what may be lost in between.
+    """Return, for each frame, whether its queue's offsets increase by one in the following frames,
+    apart from messages that may be lost in between.
     """
     order = np.argsort(frames.queue, kind="stable")
     queue, offset, lost = frames.queue[order], frames.offset[order], frames.lost[order]
@@ -206,8 +210,8 @@ def _goes_up(frames: Numbered) -> Array:
 
 def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
               passed: Passed) -> int:
-    """Return the same before the messages that follow on ``[at, end)``, whose offsets are
-    ``behind``. StoreIOError.
+    """Return how many more messages are missing before the messages after ``[at, end)`` than can be
+    lost. ``behind``: queue offsets of these messages. StoreIOError.
     """
     most = -lost
     for ends_before, extra in passed.known_before(source, at):
@@ -221,14 +225,16 @@ def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | N
 
 
 class Queues:
-    """Numbers of queues, given as they are met. ``batched``: topics with batches."""
+    """Numbers of queues, in the order of their first frames. ``batched``: topics with batches."""
 
     def __init__(self) -> None:
         self.numbers: dict[Queue, int] = {}
         self.batched: set[bytes] = set()
 
     def columns(self, batch: Batch) -> tuple[Array, Array]:
-        """(number of each frame's queue, -1 where its offset shows nothing; its queue offset)."""
+        """Return (number of each frame's queue, -1 if its offset is no evidence; its queue
+        offset).
+        """
         numbers: list[int] = []
         for queue, _, flags in _rows(batch):
             if flags & INNER_BATCH:
@@ -241,7 +247,8 @@ class Queues:
 
 def queues(source: Source, start: int, end: int, most: int) -> dict[Queue, Ends | None]:
     """Return the offsets of each queue among consecutive frames in ``[start, end)``: of the first
-    ``most``, or of the last ones if negative. None for a queue that proves nothing.
+    ``most`` frames, or of the last ones if ``most`` is negative. None for a queue that proves
+    nothing.
 
     StoreIOError.
     """

@@ -1,18 +1,18 @@
-"""Intact records that an earlier use of their file has left: stale data.
+"""Intact records left by an earlier use of their file: stale records.
 
-Beside damage (`beside`): records to which no consume queue entry and no index entry points, of
-which at least every fourth is contradicted, and they are themselves: their queue offset's entry
-points elsewhere, something points into them, or the index has another key for their offset. Only a
-few records right before or after damage, or at the border of a file, can be of one page.
+Beside damage (`beside`): records to which no consume queue entry and no index entry points, if
+other evidence contradicts at least a quarter of them: the entry for a record's queue offset points
+elsewhere, an entry points into the record, or the index has another key for its offset. Only a few
+records right before or after damage, or at a file border, can belong to one stale page.
 
-Amid undamaged bytes (`amid`): where such a page begins and ends just at records, it leaves no
-damage. So a few consecutive records between others to which entries point count as contradicted if
-nothing points to any of them, and either entries of two queues, or of a queue and the index,
-contradict them, or another intact record, to which its entry points, has the same queue offset, and
-an entry points into this one's bytes. For the structures to be wrong and the log right, two of them
+Amid undamaged bytes (`amid`): if a stale page begins and ends exactly at record borders, it leaves
+no damage. A few consecutive records to which no entry points, between records to which entries
+point, count as contradicted in two cases: entries of two queues, or of a queue and the index,
+contradict them; or another intact record, to which its entry points, has the same queue offset, and
+an entry points into the contradicted record. If the log were right nevertheless, two structures
 would need the same damage. A log copied from elsewhere disagrees with its entries up to its end,
-but its times continue; index entries left by an earlier use of the file, which a broker keeps, do
-not prevent entries from pointing to the current records.
+but its store times continue; index entries left by an earlier use of the file, which a broker
+keeps, do not prevent entries from pointing to the current records.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from rmqctl.scan.source import Source, Witness
 from rmqctl.scan.walk import CHUNK, Walk, start_of
 
 MAX_PAGE_RECORDS = 64
-"""Records of a page: 4 KiB hold fewer."""
+"""Largest number of stale records in one page: 4 KiB contain fewer."""
 _MAX_READ = 1000
 MAX_STALE_PLACES = 200
-"""Odd places of a store that are examined: where more is odd, no page explains it."""
+"""Largest number of anomalies of a store that are examined: stale pages do not explain more."""
 _FAR = 1 << 20
 """Bytes beside damage that are read to find a record to which an entry points."""
 _MIN_CHUNK = 4 << 10
@@ -46,7 +46,7 @@ REASON = "stale records: consume queues and index contain other messages here"
 
 @dataclass(slots=True)
 class Stale:
-    """Records beside damage: ``found`` are stale, of which ``unclear`` are undecided."""
+    """Records beside damage: ``found`` are stale, ``unclear`` are undecided."""
 
     found: list[Record] = field(default_factory=list)
     unclear: list[Record] = field(default_factory=list)
@@ -57,11 +57,11 @@ class Stale:
 
     @property
     def places(self) -> set[int]:
-        """The physical offsets of all of them."""
+        """The physical offsets of all these records."""
         return {record.physical_offset for record in (*self.found, *self.unclear)}
 
     def spans(self) -> Iterator[Span]:
-        """Yield the records as damage, adjacent ones joined."""
+        """Yield the records as damaged spans, with adjacent records merged."""
         unclear = {record.physical_offset for record in self.unclear}
         run: list[tuple[int, int]] = []
         for place, size in [*sorted((record.physical_offset, record.total_size)
@@ -75,10 +75,10 @@ class Stale:
 
 def beside(source: Source, start: int, end: int, *, before: int | None = None,
            taken: Taken | None = None) -> Stale:
-    """Return the stale records at both ends of positions ``[start, end)`` without damage.
+    """Return the stale records at both ends of the undamaged positions ``[start, end)``.
 
-    ``before``: the store time (ms) of the last message before the damage that ends there, or None.
-    StoreIOError.
+    ``before``: store time (ms) of the last message before the damage that ends at ``start``, or
+    None. StoreIOError.
     """
     stale = Stale()
     if source.witness is None or source.head or start >= end or _is_led_at_borders(
@@ -95,8 +95,9 @@ def beside(source: Source, start: int, end: int, *, before: int | None = None,
 
 
 def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | None]:
-    """Return what the file before says of records at the start of a file: (store time (ms) of its
-    last message, whether the queue offset of a record is that of another message). StoreIOError.
+    """Return what the previous file shows about records at the start of a file: (store time (ms) of
+    its last message, function that returns whether a record's queue offset is already used).
+    StoreIOError.
     """
     past = source.witness.offsets_before(source.base) if source.witness is not None else None
     if past is None:
@@ -111,7 +112,7 @@ def _past_of(source: Source, taken: Taken | None) -> tuple[int | None, Taken | N
 
 
 def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | None) -> None:
-    """Judge records that follow each other, to none of which anything points."""
+    """Judge consecutive records to none of which an entry points, and add them to ``stale``."""
     if not 0 < len(some) <= MAX_PAGE_RECORDS:
         return
     is_older = before is not None and all(record.store_timestamp < before for record in some)
@@ -131,7 +132,9 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
 
 
 def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
-    """Return the records of positions without damage; of very many only those near the two ends."""
+    """Return the records of undamaged positions; if they are very many, only those near both
+    ends.
+    """
     if end - start <= 2 * _FAR:
         places = [*_places(source, start, end)]
         return _Records(source, places if len(places) <= 2 * MAX_PAGE_RECORDS + 2 else (
@@ -142,17 +145,17 @@ def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
 
 
 class Beside:
-    """Remove stale records from the batches of one walk, each of which ends with damage at most:
-    they become damage, and records with unknown status are undecided. The same holds for those at
-    the borders of a file that leave no damage (`amid`).
+    """Removes stale records from the batches of one scan, each of which contains damage only at its
+    end. Stale records become damage, and unclear records become undecided. The same applies to
+    stale records at file borders that leave no damage (`amid`).
     """
 
     def __init__(self, source: Source) -> None:
         self._source = source
         self._end = source.base
-        """End of the last damage (physical), or start of the file, if no message follows yet."""
+        """Physical end of the last damage, or start of the file, while no message follows."""
         self._before: int | None = None
-        """The store time of the last message before it."""
+        """The store time of the last message before that damage."""
 
     def without(self, batch: Batch) -> Batch:
         """Return the batch without stale records. StoreIOError."""
@@ -175,8 +178,8 @@ class Beside:
         return left
 
     def _look(self, batch: Batch, stale: Stale, *, begins: bool, ends: bool) -> None:
-        """Judge the records at the ends of a batch that are next to damage, or to the file's
-        start.
+        """Judge the records at the ends of a batch that are adjacent to damage, or to the start of
+        the file.
         """
         witness = self._source.witness
         sound = np.flatnonzero(batch.crc_ok() | (batch.column("body_length") <= 0))
@@ -211,8 +214,8 @@ class Beside:
             _judge(leads, last, stale, before if last is every else None)
 
     def _look_at_borders(self, batch: Batch, stale: Stale) -> None:
-        """Look for contradicted records at the begin and the end of the file, where a stale page
-        leaves no damage if it meets one border of a record.
+        """Find contradicted records at the start and the end of the file, where a stale page leaves
+        no damage if only one of its borders is a record border.
         """
         source, witness = self._source, self._source.witness
         if witness is None or source.head:
@@ -232,9 +235,9 @@ class Beside:
 
 
 def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
-    """Yield the contradicted records of a log file near physical ``places`` (ascending), where
-    something is odd: an entry that points elsewhere, queue offsets that do not continue. None of
-    DLedger's data, whose entries are chained. StoreIOError.
+    """Yield the contradicted records of a log file near anomalies at physical ``places``
+    (ascending): an entry that points elsewhere, or queue offsets that do not continue. DLedger
+    files yield none, since their entries are chained. StoreIOError.
     """
     witness, reach, last_yielded = source.witness, -1, -1
     if witness is None or source.head:
@@ -257,8 +260,8 @@ def amid(source: Source, places: Iterable[int]) -> Iterator[list[Record]]:
 
 
 def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequence[Record]]]:
-    """Yield each physical place (ascending) with the intact records around it that follow each
-    other without a gap, at most `WINDOW` away. Bytes near several places are walked once.
+    """Yield each physical offset (ascending) with the consecutive intact records around it, at most
+    `WINDOW` away. Bytes near several offsets are scanned once.
     """
     for near in _near(places):
         runs: list[list[tuple[int, int]]] = []
@@ -276,7 +279,9 @@ def _around(source: Source, places: Iterable[int]) -> Iterator[tuple[int, Sequen
 
 
 def _near(places: Iterable[int]) -> Iterator[list[int]]:
-    """Yield places (ascending) in groups, each at most `WINDOW` from the next."""
+    """Yield the offsets (ascending) in groups, with at most `WINDOW` from one offset to the
+    next.
+    """
     group: list[int] = []
     for place in places:
         if group and place - group[-1] > WINDOW:
@@ -295,7 +300,7 @@ def _places(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
-    """Yield (position, size) of intact records, but for large ones."""
+    """Yield (position, size) of intact records of at most `WINDOW` bytes."""
     for batch in Walk(source, start, end):
         size = batch.column("total_size")
         good = (batch.crc_ok() | (batch.column("body_length") <= 0)) & (size <= WINDOW)
@@ -307,8 +312,8 @@ def _intact(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
 
 
 def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
-    """Return whether the first record of ``[start, end)`` has its own row, as nearly all have: then
-    the following ones need not be read.
+    """Return whether a consume queue entry points to the first record of ``[start, end)``, as is
+    nearly always the case: then the following records need not be read.
     """
     raw = source.read(start - source.base, min(_MIN_CHUNK, end - start)) if start < end else b""
     size = total_size_at(raw) if len(raw) >= START_SIZE else 0
@@ -322,8 +327,8 @@ def is_led(source: Source, witness: Witness, start: int, end: int) -> bool:
 
 
 def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -> bool:
-    """Return whether the first record of physical ``[start, end)`` and the last have entries of
-    their own, as nearly all have. StoreIOError.
+    """Return whether consume queue entries point to the first and the last record of physical
+    ``[start, end)``, as is nearly always the case. StoreIOError.
     """
     if not is_led(source, witness, start, end):
         return False
@@ -333,7 +338,7 @@ def _is_led_at_borders(source: Source, witness: Witness, start: int, end: int) -
 
 
 class _Records(Sequence[Record]):
-    """Records at places (position, size) of a source, read on demand."""
+    """Records of a source by (position, size), read on demand."""
 
     def __init__(self, source: Source, places: Sequence[tuple[int, int]]) -> None:
         self._source, self._places = source, places
@@ -357,8 +362,8 @@ class _Records(Sequence[Record]):
 
 
 def records_between(source: Source, start: int, end: int) -> Sequence[Record]:
-    """Return the records of a range without damage; of more than twice `MAX_PAGE_RECORDS`, only
-    those near its two ends; none if there are very many.
+    """Return the records of an undamaged range. If there are more than twice `MAX_PAGE_RECORDS`,
+    return only those near both ends; if there are very many, none.
 
     Raises: StoreIOError, also on access to a record.
     """

@@ -1,7 +1,7 @@
 """The ends of records: topic and properties, read backwards from the last byte.
 
-After a body a record has the length of its topic, the topic, the length of its properties and
-those. Where its own lengths are lost, these say whether it may end at a place.
+A body is followed by the topic length, the topic, the properties length and the properties. If a
+record's own lengths are damaged, these fields show whether it may end at a position.
 """
 
 from __future__ import annotations
@@ -12,25 +12,23 @@ from rmqctl.formats.local.message import MAGIC_V1, PROPERTIES_LENGTH_SIZE, longe
 from rmqctl.scan.frames import Array
 
 _PAIR = b"\1"
-"""Between name and value of a property."""
+"""Separator between name and value of a property."""
 _SHORT_TOPIC = longest_topic(MAGIC_V1)
 _MAX_TOPIC = 512
 MAX_TAIL = (1 << 15) + 1024
-"""Bytes that a topic and properties have at most, with their lengths."""
+"""Largest number of bytes of a topic and properties, including their lengths."""
 
 
 def tails_of(data: bytes) -> set[int]:
-    """Return where the topic of a record may begin that ends with these bytes; positions in
-    them.
+    """Return the positions in ``data`` where the topic may begin, if a record ends with these
+    bytes.
     """
     array = np.frombuffer(data, np.uint8)
     return {topic for place in _properties(array) for topic in _topics(array, place)}
 
 
 def ends_record(data: bytes) -> bool:
-    """Return whether these bytes may be the last of a record: they end with a topic and
-    properties.
-    """
+    """Return whether a record may end with these bytes: they end with a topic and properties."""
     array = np.frombuffer(data, np.uint8)
     for place in _properties(array):
         properties = data[place + PROPERTIES_LENGTH_SIZE:]
@@ -40,7 +38,9 @@ def ends_record(data: bytes) -> bool:
 
 
 def _properties(data: Array) -> list[int]:
-    """Return the places of each length of properties that points to just the end of the data."""
+    """Return the positions of possible properties lengths: each one ends exactly at the end of the
+    data.
+    """
     if len(data) < 2 * PROPERTIES_LENGTH_SIZE:
         return []
     value = (data[:-1].astype(np.int32) << 8) | data[1:]
@@ -50,7 +50,7 @@ def _properties(data: Array) -> list[int]:
 
 
 def _topics(data: Array, end: int) -> set[int]:
-    """Return where a topic may begin that ends at ``end``, its length before it: names are
+    """Return where a topic with its length before it may begin, if it ends at ``end``: names are
     printable.
     """
     low = max(1, end - _MAX_TOPIC)
