@@ -44,7 +44,7 @@ Event = tuple[int, Callable[[], None]]
 _SLACK = 1000
 """Milliseconds by which a store time may be out of order without being reported."""
 _LONG_PAUSE = 30 * 24 * 3600 * 1000
-"""Milliseconds after its neighbour from which on the first or last store time is reported."""
+"""Milliseconds between the first or last store time and the next one above which it is reported."""
 _FAR = 1 << 61
 """Limit for store times (ms): a pause can be added without overflow, and no real time is near
 it.

@@ -57,8 +57,8 @@ def leads_on(source: Source, at: int) -> bool:
 
 
 def is_proven(source: Source, at: int, size: int) -> bool:
-    """Return whether an entry whose size two of its fields agree on has the right stored
-    position.
+    """Return whether the entry or its record contains this position, and an entry or unused space
+    follows after ``size`` bytes.
     """
     raw = source.read(at, source.head)
     return len(raw) == source.head and (

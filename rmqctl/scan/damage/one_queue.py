@@ -12,7 +12,7 @@ must fit into the range.
 * More slots than frames: if each frame has a slot, the other slots belong to damaged records. If
   frames were in the body of one of these, the messages of their slots would be in the range as
   well, damaged, each at least as long as a message's header (its topic and properties may be the
-  last bytes of a frame). If there is no space for one more message, the frames are messages.
+  last bytes of a frame). If one more message would not fit, the frames are messages.
 """
 
 from __future__ import annotations

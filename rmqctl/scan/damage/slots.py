@@ -135,7 +135,7 @@ def _merge(later: dict[Queue, Ends | None], earlier: dict[Queue, Ends | None]) -
 @dataclass(slots=True)
 class Numbered:
     """Frames in log order. ``queue``: number of each frame's queue in ``numbers``, -1 if its offset
-    is no evidence; ``batched``: topics with batches; ``lost``: largest number of records that may
+    is not evidence; ``batched``: topics with batches; ``lost``: largest number of records that may
     be lost before each frame.
     """
 
@@ -232,7 +232,7 @@ class Queues:
         self.batched: set[bytes] = set()
 
     def columns(self, batch: Batch) -> tuple[Array, Array]:
-        """Return (number of each frame's queue, -1 if its offset is no evidence; its queue
+        """Return (number of each frame's queue, -1 if its offset is not evidence; its queue
         offset).
         """
         numbers: list[int] = []
