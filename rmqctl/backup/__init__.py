@@ -1,1 +1,1 @@
-"""Backups: a consistent copy of a store that may be in use, grown run by run, and restored."""
+"""Backups: copy a store that may be in use, add to the copy with each run, and restore it."""

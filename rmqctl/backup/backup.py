@@ -1,4 +1,4 @@
-"""One run of a backup: what is new of a store is copied, and a restore point noted."""
+"""One run of a backup to a folder: copy what is new in a store, then write a restore point."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Sizes, Store
 
 _COMPARED = 64 << 10
-"""Bytes at the end of what a backup has of the log that are compared with the store's."""
+"""Bytes at the end of the copied log that are compared with the store's log."""
 _DAY = 86_400_000
 _SUMMING = min(4, max(1, (os.cpu_count() or 1) - 1))
-"""Threads that sum what was copied: SHA-256 is slower than a copy."""
+"""Number of threads that compute SHA-256 sums of copied data: summing is slower than copying."""
 OTHER_LOG = ("{store}: its log does not match the one in {backup}: bytes before {place} differ. "
              "If the log is damaged there, repair it first (`rmqctl doctor STORE --backup "
              "DEST`); if it is another log, choose a new place for its backup")
@@ -67,11 +67,11 @@ class Source:
 def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
-    """Copy what is new of a store into the folder `backup`, and note a restore point. Return (the
-    point, points removed, bytes removed).
+    """Copy what is new in a store into the folder `backup`, and write a restore point. Return (the
+    point, number of points removed, bytes removed).
 
-    `clock`: epoch ms. `keep`: age in ms after which a point is removed. RefusedError where the
-    folder is another store's backup, StoreHeldError where another run writes to it, NotAStoreError,
+    `clock`: epoch ms. `keep`: age in ms after which a point is removed. Raises: RefusedError if the
+    folder is another store's backup, StoreHeldError if another run writes to it, NotAStoreError,
     UnsupportedError, StoreIOError.
     """
     # A folder that is no backup of this store stays as it is.
@@ -165,7 +165,9 @@ def _grown(store: Store, view: Store, copied_end: int, end: int, backup: str,
 
 
 def _put_back(view: Store, copies: Copies, copied_end: int) -> list[str]:
-    """Copy log files again that the backup had and no longer has. Return notes. StoreIOError."""
+    """Copy log files that have disappeared from the backup again. Return notes. Raises:
+    StoreIOError.
+    """
     notes = []
     for file in view.log.files:
         name = relative(view, file)
@@ -179,8 +181,8 @@ def _put_back(view: Store, copies: Copies, copied_end: int) -> list[str]:
 
 
 def refuse_unreadable(store: Store) -> None:
-    """Raise StoreIOError for a folder of the store that cannot be listed (it is not empty),
-    RefusedError for an empty log that consume queues point into.
+    """Raise StoreIOError if a folder of the store cannot be listed, RefusedError if the log is
+    empty but consume queues or an index exist.
     """
     def fail(error: OSError) -> None:
         raise StoreIOError.from_oserror(error, error.filename or store.root, "list")
@@ -195,7 +197,7 @@ def refuse_unreadable(store: Store) -> None:
 
 
 def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
-    """Return the bytes of the log from ``copied_end`` to ``end`` that the store does not have."""
+    """Return the number of bytes between ``copied_end`` and ``end`` that the store's log lacks."""
     if (missing := max(view.log.min_offset - copied_end, 0)) > 0:
         notes.append(f"the log from {copied_end:,} to {view.log.min_offset:,} was deleted before "
                      "it was copied")
@@ -207,7 +209,7 @@ def lacking(view: Store, copied_end: int, end: int, notes: list[str]) -> int:
 
 
 def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Part]:
-    """Yield the parts of the log before ``known``, with their sums."""
+    """Yield the parts of the log before ``copied_end``, with their SHA-256 sums."""
     for file in view.log.files:
         end = min(copied_end - file.base, file.size)
         for first in range(0, max(end, 0), PART):
@@ -216,11 +218,12 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
 
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
                 note: Callable[[int], None] | None) -> tuple[list[Part], list[Hole], int, int]:
-    """Copy the log from ``copied_end`` to ``end``: (its parts with their sums, and from ``start``
-    on the damaged bytes, the intact messages, the newest store time).
+    """Copy the log from ``copied_end`` to ``end``. Return (the copied parts with their sums,
+    damaged byte ranges, number of intact messages, newest store time); the last three cover
+    ``[start, end)``.
 
-    What was copied is summed, forced to the device and checked while the next part is copied.
-    ``note`` receives the physical offset up to which all is on the device.
+    Copied parts are summed, fsynced and checked while the next part is copied. ``note`` is called
+    with each physical offset up to which the copy has been fsynced.
     """
     def force(name: str, reached: int) -> None:
         copies.force(name)
@@ -254,8 +257,8 @@ def _names(folder: str) -> list[str]:
 
 
 def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
-    """Return how far an unfinished first run has copied the log; the start of the log where the
-    copy is not of this log. StoreIOError.
+    """Return the physical offset up to which an unfinished first run has copied the log; the start
+    of the log if the copy does not match the store's log. Raises: StoreIOError.
     """
     copied_end, first = min(begun.reached, end), view.log.min_offset
     files = [file for file in view.log.files if file.base < copied_end]
@@ -271,8 +274,8 @@ def _reached(view: Store, backup: str, begun: Begun, end: int) -> int:
 
 
 def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
-    """Remove log files of a first run that did not end, but those of the log before
-    ``copied_end``: the store may have deleted or replaced files since.
+    """Remove log files that an unfinished first run copied, except those that the store's log has
+    before ``copied_end``: the store may have deleted or replaced files since.
     """
     kept = {relative(view, file) for file in view.log.files if file.base < copied_end}
     for name in _names(copies.path(LOG)):
@@ -281,9 +284,9 @@ def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
 
 
 def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
-    """Return the physical offset up to which the backup has the log: after the last complete
-    record, as a torn one may have been written again. RefusedError where the backup is of another
-    store, or of one whose log was truncated.
+    """Return the physical offset up to which the backup has the log: the end of the last complete
+    record, because an incomplete last record may have been rewritten. Raises: RefusedError if the
+    backup belongs to another store, or if the store's log was truncated.
     """
     if not before:
         return view.log.min_offset
@@ -314,9 +317,9 @@ def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
 
 
 def goes_on(view: Store, theirs: bytes, at: int) -> bool:
-    """Return whether the log has, from `at` on, the copied bytes `theirs`, except for what a repair
-    in place changes: damaged bytes, and messages that a filler replaced. A log that was truncated
-    and grew again has other messages there.
+    """Return whether the log contains, from `at` on, the copied bytes `theirs`. Differences that a
+    repair in place causes are ignored: damaged bytes, and messages replaced by fillers. A log that
+    was truncated and grew again contains other messages at these offsets.
     """
     batches = [*view.log.walk(at, at + len(theirs))]
     for batch in batches:
@@ -342,8 +345,8 @@ def _was_repaired(view: Store, last: Point) -> bool:
 
 
 def _keep_small(backup: str, staged: str, last: Point | None) -> dict[str, str]:
-    """Keep the configuration and the checkpoint with a new point; return their SHA-256 by path.
-    Files that the `last` point has as well are hard links to its files.
+    """Store the configuration and the checkpoint with a new point; return their SHA-256 by path. A
+    file that is unchanged since the `last` point becomes a hard link to that point's file.
     """
     kept = {}
     for name in _small_files(backup):

@@ -1,4 +1,4 @@
-"""Check a backup: every part and small file against its SHA-256."""
+"""Check a backup: compare every part of the log and every small file with its SHA-256."""
 
 from __future__ import annotations
 
@@ -17,7 +17,9 @@ from rmqctl.scan.source import FileSource
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """A file of the backup that is not as a run left it; `start` and `end`: the byte range."""
+    """A backup file that changed after a run wrote it; `start` and `end`: the affected byte
+    range.
+    """
 
     point: str
     file: str
@@ -30,7 +32,9 @@ class Fault:
 
 
 def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:
-    """Compare each part of the log and each small file with its SHA-256."""
+    """Yield a fault for each part of the log and each small file that does not match its
+    SHA-256.
+    """
     newest = max((number for number, point in enumerate(known) if point.summed_again), default=0)
     for number, point in enumerate(known):
         for part in point.parts if number >= newest else ():

@@ -1,4 +1,4 @@
-"""Copy a store up to a moment into another folder, which may already have a part of it."""
+"""Copy a store up to a given end of its log into a folder that may contain a partial copy."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ from rmqctl.store.store import Store
 _OWN = frozenset({"commitlog", "consumequeue", "batchconsumequeue", "index", "lock", "abort",
                   ".rmqctl"})
 _COMPARED = 4096
-"""Bytes at the end of the copy of a file that are compared with the file."""
+"""Number of bytes at the end of a file's copy that are compared with the file."""
 _APPENDED = ("compaction", "timerlog")
-"""Folders of files that are appended to, or replaced completely."""
+"""Folders whose files are either appended to or replaced completely."""
 _TRIES = 5
-"""Attempts to copy a RocksDB database that changes meanwhile."""
+"""Number of attempts to copy a RocksDB database that changes during the copy."""
 _UNREADABLE = (errno.EIO, errno.ENODATA, errno.EILSEQ)
-"""Error numbers of a device for bytes that it cannot read."""
+"""Error numbers that mean that the device cannot read the bytes."""
 _UNSTEADY = "{} kept changing while it was copied: the copy may mix several states"
 LOG = "commitlog"
 PART = 128 << 20
-"""Bytes of the log that are summed, and forced to the device, while the next ones are copied."""
+"""Bytes of the log that are summed and fsynced together while the next bytes are copied."""
 
 
 def relative(view: Store, file: StoreFile) -> str:
-    """Return the path of a log file in a copy: a log in several folders is in one there."""
+    """Return the path of a log file in a copy, which merges the folders of a log into one."""
     if file.head:
         return os.path.relpath(file.path, view.root)
     return os.path.join(LOG, file.name)
@@ -49,8 +49,8 @@ def relative(view: Store, file: StoreFile) -> str:
 
 def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator[
         tuple[StoreFile, int, int]]:
-    """Copy the log from the physical offset ``copied_end`` to ``end``: (file, start, end) of each
-    part of at most `PART` bytes that was copied. StoreIOError.
+    """Copy the log from the physical offset ``copied_end`` to ``end``. Yield (file, start, end)
+    after each copied part of at most `PART` bytes. Raises: StoreIOError.
     """
     for file in view.log.files:
         start, stop = max(copied_end - file.base, 0), min(end - file.base, file.size)
@@ -70,8 +70,8 @@ def copy_log(view: Store, copies: Copies, copied_end: int, end: int) -> Iterator
 
 
 def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -> Part:
-    """Return a part of the log with the sum of the store's bytes; of the copy where these cannot be
-    read. StoreIOError.
+    """Return a part of the log with the SHA-256 of the store's bytes, or of the copy's bytes if the
+    store's cannot be read. Raises: StoreIOError.
     """
     name = relative(view, file)
     try:
@@ -83,14 +83,16 @@ def summed(view: Store, copies: Copies, file: StoreFile, start: int, end: int) -
 
 
 def sum_of_copy(view: Store, copies: Copies, file: StoreFile, end: int) -> Part:
-    """Return the beginning of a log file with the sum of the copy's bytes. StoreIOError."""
+    """Return the part of a log file before ``end``, with the SHA-256 of the copy's bytes. Raises:
+    StoreIOError.
+    """
     name = relative(view, file)
     with FileSource(copies.path(name)) as source:
         return Part(name, 0, end, sha256_of(source, 0, end))
 
 
 def sha256_of(source: FileSource, start: int, end: int) -> str:
-    """Return the SHA-256 of a part of a file. StoreIOError."""
+    """Return the SHA-256 of the bytes ``[start, end)`` of a file. Raises: StoreIOError."""
     digest = hashlib.sha256()
     for position in range(start, end, BLOCK):
         digest.update(source.read(position, min(BLOCK, end - position)))
@@ -98,7 +100,7 @@ def sha256_of(source: FileSource, start: int, end: int) -> str:
 
 
 class Reached:
-    """Progress of the copy of the log, for a thread that reads what was copied."""
+    """How far the log has been copied: the thread that checks the log waits for the copy."""
 
     def __init__(self) -> None:
         self._place, self._changed = 0, threading.Condition()
@@ -115,8 +117,9 @@ class Reached:
 
 def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) -> tuple[
         list[Hole], int, int]:
-    """Return (damaged bytes, intact messages, newest store time) of the log in ``[start, end)``;
-    none of it is looked at before it is ``copied``, but for what a walk reads at once.
+    """Return (damaged byte ranges, number of intact messages, newest store time) of the log in
+    ``[start, end)``. With ``copied``, wait until each batch of records has been copied before
+    checking it.
     """
     holes: list[Hole] = []
     count = newest = 0
@@ -144,9 +147,10 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
 
 def mend_log(view: Store, copies: Copies, copied_end: int, damaged: Sequence[Hole]) -> tuple[
         bool, bool]:
-    """Of a store that was repaired in place: copy what was ``damaged`` when it was copied. Nothing
-    else is overwritten: what a repair filled may be intact here. (whether anything was copied,
-    whether the log of the copy is the store's up to ``copied_end``). StoreIOError.
+    """Copy the ranges that were ``damaged`` when they were first copied, after the store was
+    repaired in place. Nothing else is overwritten: a message that the repair replaced by a filler
+    may be intact in the copy. Return (whether anything was copied, whether the copy equals the
+    store's log up to ``copied_end``). Raises: StoreIOError.
     """
     before = copies.written
     files = {relative(view, file): file for file in view.log.files}
@@ -170,9 +174,9 @@ def _is_same(file: StoreFile, copy: str, end: int) -> bool:
 
 def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
         bool, list[Hole], list[str]]:
-    """Copy the new entries of all consume queues; with ``compare`` also those before that differ.
-    (whether a queue is another one than before, entries that were copied and that the store lost,
-    notes). StoreIOError.
+    """Copy the new entries of all consume queues; with ``compare`` also earlier entries that
+    differ. Return (whether a queue was replaced by another queue since the last run, copied entries
+    that the store has lost, notes). Raises: StoreIOError.
     """
     notes: list[str] = []
     lost: list[Hole] = []
@@ -198,7 +202,9 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
 @contextmanager
 def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
                            lost: list[Hole]) -> Iterator[None]:
-    """Keep what was copied of files that the device no longer returns."""
+    """Keep the copies of files that the device can no longer read, and add the files to
+    ``lost``.
+    """
     try:
         yield
     except StoreIOError as error:
@@ -211,12 +217,13 @@ def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copie
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
                    compare: bool, lost: list[Hole]) -> bool:
-    """Copy what is new of append-only files, oldest first: a file with a non-empty copy shows that
-    the copies of the files before it are complete, also after a run that was killed. Entries at the
-    end of a copy that are zeros in the store now stay, and are `lost`.
+    """Copy what is new in append-only files, oldest first: if a file has a non-empty copy, the
+    copies of all earlier files are complete, even after a run was killed. Copied entries at the end
+    of a file that are zeros in the store now are kept and added to `lost`.
 
-    Return whether the copy was of another queue, as of a topic that was created again: then all is
-    compared, and files that the store does not have are removed.
+    Return whether the copy belongs to another queue, for example because the topic was created
+    again: then everything is compared, and copies of files that the store does not have are
+    removed.
     """
     if not files:
         return False
@@ -275,7 +282,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _agree(file: StoreFile, copy: str, used: int) -> bool:
-    """Return whether a file of a queue starts with the last bytes of its copy."""
+    """Return whether the last used bytes of a queue file's copy equal the file's bytes there."""
     start = max(0, used - _COMPARED)
     with file.open() as ours, FileSource(copy) as theirs:
         return ours.read(start, used - start) == theirs.read(start, used - start)
@@ -283,7 +290,7 @@ def _agree(file: StoreFile, copy: str, used: int) -> bool:
 
 def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) -> int | None:
     """Return the end of the entries of a queue file that equals its copy except for zeros at the
-    end; else None. A queue is never shortened, as the log is not.
+    end; None for any other file. The copy of a queue, like that of the log, is never shortened.
     """
     with file.open() as ours:
         end = -(-used_end(ours, 0, min(used, ours.size)) // unit) * unit
@@ -291,9 +298,9 @@ def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) 
 
 
 def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[Hole]:
-    """Copy the new entries of the index files, the slots that changed, then the headers; with
-    `compare` all that differs. Copies of files that the store created again are removed. Return
-    what could not be read at all. StoreIOError.
+    """Copy the new entries of the index files, then the changed slots, then the headers; with
+    `compare` everything that differs. Remove copies of files that the store created again. Return
+    the files that could not be read at all. Raises: StoreIOError.
     """
     headers = {} if view.snapshot is None else view.snapshot.index_headers
     begins: list[int] = []
@@ -342,7 +349,7 @@ def _copy_index_file(view: Store, copies: Copies, file: StoreFile, raw: bytes, *
 
 
 def _header(path: str) -> bytes:
-    """Return the header of an index file; nothing where it has none."""
+    """Return the header of an index file; empty bytes if the file has no complete header."""
     try:
         with FileSource(path) as source:
             raw = source.read(0, HEADER.size)
@@ -352,10 +359,10 @@ def _header(path: str) -> bytes:
 
 
 def copy_database(root: str, folder: str, copies: Copies) -> bool:
-    """Copy a RocksDB database; return False where it kept changing. StoreIOError.
+    """Copy a RocksDB database; return False if it kept changing. Raises: StoreIOError.
 
-    Its tables never change and its manifest is only appended to: the copy is one moment's where
-    the manifest is the same after all was copied.
+    Tables never change and the manifest is only appended to: the copy is consistent if the manifest
+    did not change while the files were copied.
     """
     where, target = os.path.join(root, folder), copies.path(folder)
     for _ in range(_TRIES):
@@ -385,8 +392,8 @@ def _manifest(folder: str) -> tuple[str, int]:
 
 
 def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[str]:
-    """Copy all other files that changed: configuration, timers, compacted logs; not those and the
-    folders ``without``. Notes.
+    """Copy all other changed files: configuration, timers, compaction logs. Skip the top folders
+    and files named in ``without``. Return notes.
     """
     notes = []
     _remove_gone(view.root, copies)
@@ -412,7 +419,7 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
 
 
 def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[str, str | None]]:
-    """Yield (folder, name) of every other file, relative to the root; (folder, None) of a
+    """Yield (folder, name) of every other file, relative to the root; (folder, None) for a RocksDB
     database.
     """
     walked: set[str] = set()
@@ -439,8 +446,8 @@ def _others(root: str, logs: set[str], own: frozenset[str]) -> Iterator[tuple[st
 
 
 def _remove_gone(root: str, copies: Copies) -> None:
-    """Remove configuration files that the store no longer has, even as a backup file, and files of
-    compaction logs that a compaction replaced.
+    """Remove copies of configuration files that the store no longer has, not even as ``.bak``, and
+    of compaction log files that a compaction replaced.
     """
     there = set(_names(os.path.join(root, "config")))
     for name in _names(copies.path("config")):
@@ -455,8 +462,9 @@ def _remove_gone(root: str, copies: Copies) -> None:
 
 
 def _copy_changed(root: str, name: str, copies: Copies) -> None:
-    """Copy a file unless its size and time match the copy. Of an append-only file only new bytes
-    are copied; the copy of a replaced file is kept for older points. OSError.
+    """Copy a file unless its size and time equal those of the copy. For an append-only file, copy
+    only the new bytes; if the file was replaced, keep its old copy for earlier points. Raises:
+    OSError.
     """
     source, target = os.path.join(root, name), copies.path(name)
     if copies.takes(source, name):
@@ -482,15 +490,15 @@ def _copy_changed(root: str, name: str, copies: Copies) -> None:
 
 
 def appended_files(root: str) -> list[str]:
-    """Return the files below the folders of those that are appended to, sorted."""
+    """Return the sorted paths of the files in the folders `_APPENDED`, relative to the root."""
     return sorted(os.path.relpath(os.path.join(folder, name), root) for top in _APPENDED
                   for folder, _folders, names in os.walk(os.path.join(root, top))
                   for name in names)
 
 
 def _appended(path: str, name: str, copies: Copies) -> bool:
-    """Copy what is new of a file that starts with its copy; return False where it does not.
-    OSError.
+    """Append the new bytes of a file to its copy; return False if the file does not start with the
+    bytes of the copy. Raises: OSError.
     """
     used = copies.used(name)
     start = max(used - _COMPARED, 0)
@@ -503,7 +511,7 @@ def _appended(path: str, name: str, copies: Copies) -> bool:
 
 
 def refuse_inside(folder: str, other: str, what: str) -> None:
-    """Raise RefusedError where one folder contains the other, or is the same."""
+    """Raise RefusedError if one folder contains the other, or both are the same."""
     first, second = os.path.realpath(folder), os.path.realpath(other)
     if os.path.commonpath([first, second]) in (first, second):
         raise RefusedError(f"{other}: is inside {folder}, or contains it; {what}")

@@ -1,4 +1,4 @@
-"""Complete a copy: lower offsets that are beyond the ends of its queues, write its checkpoint."""
+"""Complete a copy: lower consumer offsets beyond the end of their queue, write the checkpoint."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from rmqctl.store.config.config import load_one
 from rmqctl.store.store import Store
 
 _NAMED = 3
-"""Topics that a note names."""
+"""Maximum number of topics that a note names."""
 _OFFSETS = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 
 def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
-    """Complete a copy of a store whose log ends at `end`: its checkpoint, and its consumer offsets
-    where they are in files. Return the number of offsets that were beyond the end of their queue,
-    and are lowered to it. StoreIOError.
+    """Write the checkpoint of a copied store whose log ends at `end`, and lower consumer offsets
+    beyond the end of their queue to that end, if they are in files. Return the number of lowered
+    offsets. Raises: StoreIOError.
     """
     with Store.open(root) as opened, opened.up_to(end) as store:
         with Scratch() as scratch:
@@ -43,8 +43,8 @@ def finish(root: str, end: int, generation: int, is_plain: bool = True) -> int:
 
 
 def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
-    """Return the topics that have queues and no configuration; None where that cannot be read, and
-    for queues in RocksDB, which a broker removes by itself.
+    """Return the topics that have queues but no configuration; None if the configuration cannot be
+    read, or if the queues are in RocksDB, where the broker removes them by itself.
     """
     configured = _configured(store)
     return None if configured is None else tuple(sorted({
@@ -52,8 +52,8 @@ def topics_without_configuration(store: Store) -> tuple[str, ...] | None:
 
 
 def without_deleted(root: str, point: Point, end: int) -> list[str]:
-    """Remove the queues of topics that had been deleted from the store before a point: their
-    messages are in the log still, up to ``end``. Notes.
+    """Remove the queues of topics that were deleted from the store before a point, although their
+    messages are still in the log before ``end``. Return notes.
     """
     if point.log_end > end:
         return []
@@ -70,7 +70,7 @@ def without_deleted(root: str, point: Point, end: int) -> list[str]:
 
 
 def deleted_topics(store: Store, point: Point) -> list[str]:
-    """Return the topics with queues that had been deleted from the store before a point."""
+    """Return the topics that were deleted from the store before a point but still have queues."""
     gone: list[str] = []
     configured = None if point.unconfigured is None else _configured(store)
     for (topic, _), queue in store.known_queues.items() if configured is not None else ():
@@ -83,7 +83,7 @@ def deleted_topics(store: Store, point: Point) -> list[str]:
 
 
 def _configured(store: Store) -> frozenset[str] | None:
-    """Return the topics that are configured; None where that is unknown."""
+    """Return the topics that have a configuration; None if that is unknown."""
     if store.layout.config == "rocksdb-v2" or store.layout.consumequeue == "rocksdb" or (
             not store.layout.reads("config")):
         return None
@@ -96,8 +96,8 @@ def _is_unknown(topic: str, configured: frozenset[str]) -> bool:
 
 
 def lowered_offsets(store: Store, scratch: Scratch, *, in_files: bool = False) -> tuple[Plan, int]:
-    """Return (the plan that lowers consumer offsets to the end of their queues, how many);
-    ``in_files``: none that are in RocksDB. A file that is damaged stays as it is. StoreIOError.
+    """Return (the plan that lowers consumer offsets to the end of their queues, number of offsets).
+    ``in_files``: skip offsets in RocksDB. Damaged files are not changed. Raises: StoreIOError.
     """
     view = view_of(store, "disk")
     ahead: list[MovedOffset] = []
