@@ -1,13 +1,14 @@
-"""Consume queue entries in a backup at a URL: each run adds those that are new.
+"""Consume queue entries in a backup at a URL: each run adds the new entries.
 
-They are files of a point like others, below ``.rmqctl/queues``:
+Like other files of a point, they are in files below ``.rmqctl/queues``:
 
-* ``NUMBER``: stretches of entries, one after the other. A line of JSON says which file they are of,
-  then come the entries. A run adds its stretches to the newest of these files.
-* ``ends``: how far each queue is stored, and its last entry; compressed JSON.
+* ``NUMBER``: groups of entries, one after the other. A line of JSON names the queue file of the
+  group; the entries follow. A run appends its groups to the newest of these files.
+* ``ends``: the stored end of each queue, and its last entry; compressed JSON.
 
-A restore writes the queues with them. What follows from a sound log is compared with it; where the
-log does not tell what the queues had (damage, a topic that was created again), they stay as stored.
+A restore writes the consume queues from these entries. It compares entries that follow from an
+intact log with the log; entries that the log does not determine (damage, a topic that was created
+again) are restored as stored.
 """
 
 from __future__ import annotations
@@ -38,9 +39,9 @@ _UNITS_OF = {"consumequeue": consume_queue.UNIT_SIZE,
              "batchconsumequeue": batch_consume_queue.UNIT_SIZE}
 _UNITS = (*_UNITS_OF.values(),)
 _STRETCH, _PIECE = 1 << 20, 4 << 20
-"""The most bytes of a stretch, and about those of a piece."""
+"""Maximum number of bytes of a group of entries, and approximate number of bytes of a piece."""
 _PIECES = 256
-"""Pieces after which a new file is started, so that its entry in a point stays short."""
+"""Number of pieces after which a new file is started, so that a point names few pieces per file."""
 _LARGEST = 1 << 31
 _MAX_ENDS = 1 << 28
 
@@ -58,8 +59,8 @@ class _End(NamedTuple):
 
 
 class Entries:
-    """Entries that a run adds, whose log ends at `log_end`. StoreIOError; FormatError where the
-    data of the previous point cannot be read.
+    """Consume queue entries that a run stores; the copied log ends at `log_end`. Raises:
+    StoreIOError; FormatError if the data of the previous point cannot be read.
     """
 
     def __init__(self, objects: Objects, last: Note, log_end: int) -> None:
@@ -70,8 +71,9 @@ class Entries:
         self._buffer = bytearray()
 
     def add_all(self, view: Store, copies: Copies, *, again: bool) -> tuple[bool, list[Hole]]:
-        """Store the new entries of all consume queues; all entries ``again`` after a repair.
-        (whether a queue is another one than before, entries that the store lost).
+        """Store the new entries of all consume queues; with ``again``, after a repair, all entries.
+        Return (whether a queue was replaced by another queue since the last run, stored entries
+        that the store has lost).
         """
         lost: list[Hole] = []
         is_other = False
@@ -84,8 +86,8 @@ class Entries:
         return is_other, lost
 
     def held(self, log_start: int) -> dict[str, Held]:
-        """Return the files with what was added, without those whose entries point before
-        `log_start`.
+        """Return the files of entries, including the new ones, without files all of whose entries
+        point before `log_start`.
         """
         self._flush()
         files = {name: held for name, held in self._files.items() if held.changed > log_start}
@@ -131,7 +133,7 @@ class Entries:
             self._flush()
 
     def _flush(self) -> None:
-        """Store the buffer as a piece of the newest file."""
+        """Store the buffered entries as a piece of the newest file."""
         if not self._buffer:
             return
         number = max((int(name.removeprefix(FOLDER)) for name in self._files), default=1)
@@ -147,7 +149,7 @@ class Entries:
 
 
 def _read_ends(objects: Objects, last: Note) -> dict[str, _End]:
-    """Return the stored end of every queue. FormatError."""
+    """Return the stored end of every queue. Raises: FormatError."""
     held = last.others.get(_ENDS)
     if held is None:
         return {}
@@ -178,8 +180,8 @@ def _end_of(ordered: Sequence[StoreFile], unit: int) -> int:
 
 
 def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> bool:
-    """Return whether a queue is not the stored one: at the same place its entries point to later
-    offsets, as those of a topic that was created again do.
+    """Return whether the store's queue is another queue than the stored one: at the same position,
+    its entry points to a later offset, as after a topic was created again.
     """
     at = min(have.position, end) - unit
     for file in ordered:
@@ -196,7 +198,7 @@ def _is_other(ordered: Sequence[StoreFile], unit: int, have: _End, end: int) -> 
 
 
 def has_entries(note: Note) -> bool:
-    """Return whether the consume queue entries were stored at a point."""
+    """Return whether a point includes the consume queue entries."""
     return _ENDS in note.others
 
 
@@ -207,7 +209,7 @@ def is_of_queues(name: str) -> bool:
 
 def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
     """Write the consume queues of a point, with the entries that point before the end of the log.
-    StoreIOError, FormatError.
+    Raises: StoreIOError, FormatError.
     """
     for name in sorted(note.others):
         if name.startswith(FOLDER) and name != _ENDS:
@@ -222,8 +224,8 @@ def lay(objects: Objects, note: Note, copies: Copies, end: int) -> None:
 
 def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator[
         tuple[str, int, bytes, int, int, bool]]:
-    """Yield (file, position, entries, size of the file, bytes of an entry, whether the queue
-    starts).
+    """Yield (queue file, position, entries, size of the file, bytes per entry, whether the group
+    starts a new queue) of each group.
     """
     buffer = bytearray()
     for piece in pieces:
@@ -244,8 +246,8 @@ def _stretches(objects: Objects, name: str, pieces: Iterable[Piece]) -> Iterator
 
 
 def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
-    """Return (file, position, length, size of the file, bytes of an entry, whether the queue
-    starts) of a stretch. FormatError.
+    """Return (queue file, position, length, size of the file, bytes per entry, whether the group
+    starts a new queue) from the header line of a group. Raises: FormatError.
     """
     try:
         path, position, length, size, unit, is_new = json.loads(line)
@@ -262,7 +264,7 @@ def header(line: bytes, where: str) -> tuple[str, int, int, int, int, bool]:
 
 
 def _before(data: bytes, unit: int, end: int) -> bytes:
-    """Return the entries up to the first one that points to `end` or beyond."""
+    """Return the entries before the first one that points to `end` or beyond."""
     whole = len(data) // unit * unit
     physical = np.frombuffer(data[:whole], np.uint8).reshape(-1, unit)[:, :8].copy().view(">i8")
     beyond = np.flatnonzero(physical[:, 0] >= end)

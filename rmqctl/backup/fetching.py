@@ -1,4 +1,4 @@
-"""A store at a URL or in an archive, copied into a folder of this machine."""
+"""Copy a store at a URL or in an archive into a local folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,11 @@ from rmqctl.store.store import Store
 
 def fetch(place: str, target: str, pace: Pace = lambda _bytes: None) -> tuple[
         int, int, list[str]]:
-    """Copy a store, with all that is in its folder; (files, bytes of them, links, which are not
-    followed). Zeros become holes.
+    """Copy a store and everything else in its folder. Return (number of files, their bytes,
+    symbolic links, which are not followed). Zeros become holes.
 
-    NotAStoreError, RefusedError for a target that is taken, StoreIOError; then nothing is left.
+    Raises: NotAStoreError, RefusedError if the target is not empty, StoreIOError; after an error,
+    the partial copy is removed.
     """
     part = refuse_taken(target)
     count = size = 0

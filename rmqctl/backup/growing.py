@@ -1,4 +1,4 @@
-"""Files of a copy that grow: what is new of a file is appended to its copy, holes stay holes."""
+"""Copy files that grow: append what is new in a file to its copy; holes stay holes."""
 
 from __future__ import annotations
 
@@ -25,14 +25,15 @@ from rmqctl.scan.source import FileSource
 BLOCK, _SECTOR = 4 << 20, 4096
 
 Pace = Callable[[int], None]
-"""Is called with the bytes of each block, after it was written."""
+"""Called after each block is written, with the number of bytes of the block."""
 
 
 @dataclass(slots=True)
 class Copies:
-    """The files that a run has written to. ``unread``: what the device could not read; it is zeros
-    in the copy, unless the copy had it (``kept``). ``written``: bytes. ``older``: the folder for
-    files that are replaced; without one they are removed.
+    """The copies of files that a run writes. ``changed``: files not yet fsynced. ``unread``: ranges
+    that the device could not read; they are zeros in the copy, unless an earlier run copied them
+    (``kept``). ``written``: bytes written. ``older``: the folder to which copies of replaced files
+    are moved; without it they are removed.
     """
 
     root: str
@@ -46,7 +47,7 @@ class Copies:
         return os.path.join(self.root, relative)
 
     def used(self, relative: str) -> int:
-        """Return the position after the last byte of a copy that is not zero; 0 if all are zero."""
+        """Return the position after the last nonzero byte of a copy; 0 if all bytes are zero."""
         try:
             with FileSource(self.path(relative)) as copy:
                 return used_end(copy, 0, copy.size)
@@ -55,11 +56,12 @@ class Copies:
 
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
              compare: bool = False) -> None:
-        """Copy ``[start, end)`` of a file, whose copy is valid before ``start``.
+        """Copy ``[start, end)`` of a file whose copy is valid before ``start``. The copy gets the
+        size of the file.
 
-        ``compare``: that part of the copy is valid but for some blocks, and only those are
-        written. The copy gets the size of the file. StoreIOError of the copy; what cannot be read
-        of the source is in ``unread``.
+        ``compare``: most of ``[start, end)`` is valid in the copy; write only sectors that differ.
+        Source ranges that cannot be read are added to ``unread``. Raises: StoreIOError if the copy
+        cannot be written.
         """
         fd = self._open(relative, source.size)
         try:
@@ -92,7 +94,7 @@ class Copies:
         return len(data)
 
     def whole(self, relative: str, data: bytes) -> None:
-        """A small file, put in place of the one before."""
+        """Write a small file, which replaces its previous version."""
         from rmqctl.files.durable import replace_file
 
         make_folders(os.path.dirname(self.path(relative)))
@@ -100,7 +102,9 @@ class Copies:
         self.written += len(data)
 
     def takes(self, source: str, relative: str) -> bool:
-        """Return whether the file was copied in another way than into a folder. OSError."""
+        """Return whether this object has stored the file in its own way, so that the file need not
+        be copied to a folder. Raises: OSError.
+        """
         return False
 
     def remove(self, relative: str) -> None:
@@ -110,8 +114,8 @@ class Copies:
             os.unlink(self.path(relative))
 
     def replaces(self, relative: str) -> None:
-        """Put a file of the copy aside that the store has replaced or removed: `older` points have
-        it. StoreIOError.
+        """Move the copy of a file that the store has replaced or removed to the folder `older`, for
+        earlier points. Raises: StoreIOError.
         """
         path = self.path(relative)
         if self.older is not None and os.path.exists(path):
@@ -122,7 +126,7 @@ class Copies:
         self.remove(relative)
 
     def force(self, relative: str) -> None:
-        """Force what was written to a file to the device, before `sync` waits for all of them."""
+        """Fsync one copied file early, so that `sync` has less to wait for."""
         path = self.path(relative)
         fd = open_file(path, os.O_RDWR)
         try:
@@ -131,7 +135,7 @@ class Copies:
             os.close(fd)
 
     def sync(self) -> None:
-        """Force all that was written to the device. StoreIOError."""
+        """Fsync all changed files and their folders. Raises: StoreIOError."""
         paths = [self.path(relative) for relative in self.changed]
         sync_many([*paths, *dict.fromkeys(map(os.path.dirname, paths))], self.root)
         self.changed.clear()
@@ -148,7 +152,7 @@ class Copies:
         return fd
 
     def wipe_after(self, relative: str, end: int) -> None:
-        """Write zeros from `end` on, where an unfinished run left something else."""
+        """Overwrite with zeros what an unfinished run wrote to a copy from `end` on."""
         path = self.path(relative)
         if os.path.exists(path) and (used := self.used(relative)) > end:
             fd = open_file(path, os.O_RDWR)
@@ -161,7 +165,9 @@ class Copies:
         self.written += len(data)
 
     def _read(self, source: FileSource, relative: str, position: int, length: int) -> bytes:
-        """Return the bytes there; zeros for what the device cannot read."""
+        """Return the bytes of a range of the source; zeros for bytes that the device
+        cannot read.
+        """
         try:
             data = source.read(position, length)
             if data:

@@ -1,4 +1,4 @@
-"""Remove old restore points of a backup, and the files that only they need."""
+"""Remove old restore points of a backup and the files that only these points need."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from rmqctl.store.store import Store
 
 
 def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, int]:
-    """Remove the restore points older than a time (epoch ms), but never the newest, then the files
-    that the store had deleted before the oldest one left. (points, bytes) removed. StoreIOError.
+    """Remove the restore points older than ``before`` (epoch ms), but never the newest, and the
+    files that the store had deleted before the oldest remaining point. Return (number of points,
+    number of bytes) removed. Raises: StoreIOError.
     """
     gone = [point for point in points[:-1] if point.time < before]
     left = points[len(gone)] if len(gone) < len(points) else points[-1]
@@ -41,7 +42,9 @@ def take_away(backup: str, points: Sequence[Point], before: int) -> tuple[int, i
 
 
 def _take_over(backup: str, gone: Sequence[Point], left: Point) -> None:
-    """Copy to the oldest remaining point what earlier points noted of log files that stay."""
+    """Copy the sums and damaged ranges of log files that are kept from removed points to the oldest
+    remaining point.
+    """
     before = [point for number, point in enumerate(gone)
               if not any(later.summed_again for later in (*gone[number + 1:], left))]
 
@@ -60,7 +63,7 @@ def _leads_before(unit: object, start: int) -> bool:
 
 
 def _remove(paths: Sequence[str]) -> int:
-    """Remove files of the backup; their bytes on the device."""
+    """Remove files of the backup; return the disk space that they used, in bytes."""
     removed = 0
     for path in paths:
         with suppress(FileNotFoundError):

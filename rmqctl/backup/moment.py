@@ -1,7 +1,8 @@
-"""The moment of a store that is copied: where its log ends, and queues and index up to there.
+"""Determine the state of a store to copy: the end of its log, and queues and index up to that end.
 
 A running broker appends to the log first, then to the consume queues and the index. So the end of
-the log is fixed first; then the entries of its last messages are waited for, a moment at most.
+the log is determined first; then the copy waits, for a short time, for the entries of the last
+message.
 """
 
 from __future__ import annotations
@@ -24,22 +25,27 @@ from rmqctl.store.log.end import find_end, last_dispatched
 from rmqctl.store.store import Store
 
 _PATIENCE, _LOOK = 2.0, 0.01
-"""Seconds that a broker gets to write the entries of the last message, and between two looks."""
+"""Seconds to wait for the broker to write the entries of the last message, and between two
+checks.
+"""
 _MAX_LAGGING = 64 << 20
-"""Bytes of log without entries; with more of them no process writes entries, and all are copied."""
+"""Maximum number of bytes of log without entries: if there are more, no process seems to be writing
+entries, and the whole log is copied.
+"""
 _NEWEST = 2
-"""Index files that may get the entries of the last message."""
+"""Number of newest index files that may contain entries of the last message."""
 _PAGE = 1 << 16
-"""Index entries read at once."""
+"""Number of index entries read at once."""
 
 
 def fix(store: Store, least: int = 0) -> tuple[Store, int]:
-    """Return (the store as it is now, the end of its log): another view of it, to be closed. A
-    store that no process writes to is taken as it is, with its damage. StoreIOError.
+    """Return (a view of the store as it is now, the end of its log); the caller closes the view. If
+    no process writes to the store, the view includes any damage. Raises: StoreIOError.
 
-    The log ends after the last message if it has its entries, else before the last one that has
-    some; unless a broker does not write any, or that were before ``least``, where the copy ends
-    already.
+    In a running broker's store, the log ends after the last message if all its entries exist, else
+    before the last message that has entries. If that is more than `_MAX_LAGGING` bytes before the
+    end, or not after ``least``, the end of the existing copy, the log ends after the last message
+    all the same.
     """
     with _now(store) as now:
         taken = live.take(now)
@@ -64,8 +70,9 @@ def _now(store: Store) -> Store:
 
 
 def _wait_for_entries(store: Store, last: Record) -> int:
-    """Wait until queues and index reach the last message. Return the end of the log that has all
-    entries: after that message, before another one that they reach, 0 where they reach none.
+    """Wait until queues and index contain the last message. Return the end of the part of the log
+    whose entries are complete: after the last message; after the timeout, before the last message
+    that has entries; 0 if no message has entries.
     """
     keys = len(layout.keys_of(properties.parse(last.properties.decode("utf-8", "replace"))))
     due = time.monotonic() + _PATIENCE
@@ -86,8 +93,8 @@ def _wait_for_entries(store: Store, last: Record) -> int:
 
 
 def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
-    """Return (whether the index has all entries of the message at `place`, the physical offset of
-    its last entry); (True, `place`) without an index.
+    """Return (whether the index has all entries of the message at the physical offset `place`, the
+    physical offset of the last index entry); (True, `place`) if the store has no index.
     """
     ends, count = [], 0
     for file in store.index_listing.files[-_NEWEST:]:
@@ -102,8 +109,8 @@ def _indexed(store: Store, place: int, keys: int) -> tuple[bool, int]:
 
 
 def at(store: Store, end: int) -> Store:
-    """Return the store as it was when its log ended at ``end``: another view of it, to be
-    closed.
+    """Return a view of the store as it was when its log ended at ``end``; the caller closes the
+    view.
     """
     names, headers = set(), {}
     for file in store.index_listing.files:
@@ -125,8 +132,8 @@ def at(store: Store, end: int) -> Store:
 
 
 def _header_at(store: Store, index: IndexFile, end: int) -> HeaderRecord | None:
-    """Return the header that an index file had when the log ended at ``end``; None: it did not
-    exist.
+    """Return the header that an index file had when the log ended at ``end``; None if the file did
+    not exist then.
     """
     header = index.header
     count, when = entries_before(index, end)

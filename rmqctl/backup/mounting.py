@@ -1,8 +1,8 @@
-"""A backup at a URL as a store that readers see: its newest restore point, nothing written.
+"""Read the newest restore point of a backup at a URL as a store; nothing is written.
 
-The files of the log and of the configuration are put together from the pieces that the point names,
-consume queues from the stretches of entries (`rmqctl.backup.entries`), whose headers are read once.
-A backup at a URL has no index: it follows from the log.
+Files of the log and of the configuration consist of the pieces that the point names. Consume queues
+consist of groups of entries (`rmqctl.backup.entries`), whose headers are read once. A backup at a
+URL has no index, because it can be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -37,11 +37,13 @@ from rmqctl.store.store import Store
 from rmqctl.vfs import Listed, Tree
 
 _USUAL_HEADER, _HEADER = 1 << 9, 1 << 16
-"""Bytes of the header of a stretch, and the most of them."""
+"""Number of bytes in which the header of a group usually fits, and its maximum."""
 
 
 class Span(NamedTuple):
-    """Bytes ``[start, end)`` of a file: those of ``name`` from ``at`` on."""
+    """The bytes ``[start, end)`` of a file, which are in the object ``name`` from position ``at``
+    on.
+    """
 
     start: int
     end: int
@@ -53,8 +55,8 @@ Spans = Sequence[Span]
 
 
 def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
-    """Return the place of a backup that has these objects; None where they are no backup's.
-    FormatError where its newest restore point cannot be read, StoreIOError.
+    """Return the store tree of the backup with these objects; None if they are not a backup.
+    Raises: FormatError if its newest restore point cannot be read, StoreIOError.
     """
     names = sorted(name.removeprefix(f"{POINTS}/").removesuffix(".json") for name in listed
                    if name.startswith(f"{POINTS}/") and name.endswith(".json"))
@@ -67,7 +69,7 @@ def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
 
 
 def _oldest(objects: Objects, names: Sequence[str]) -> Point:
-    """Return the oldest of these points that can be read."""
+    """Return the oldest of the named points that can be read."""
     for name in names[:-1]:
         with suppress(FormatError):
             return objects.notes([name])[0].point
@@ -75,7 +77,7 @@ def _oldest(objects: Objects, names: Sequence[str]) -> Point:
 
 
 def _without_deleted(tree: Tree, point: Point) -> Tree:
-    """Return the place without the consume queues of topics that were deleted before a point."""
+    """Return the tree without the consume queues of topics that were deleted before a point."""
     vfs.mount(tree, tree.root)
     with Store.open(tree.root) as store:
         gone = tuple(f"consumequeue/{topic}/" for topic in deleted_topics(store, point))
@@ -106,7 +108,9 @@ def _tree(remote: RemoteReader, listed: dict[str, Listed], objects: Objects, not
 
 
 def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable[[], Spans]:
-    """Return the spans of a file when it is first read: a long list of them is an object."""
+    """Return a function that reads the spans of a file: a long list of pieces is in its own
+    object.
+    """
     return lambda: [Span(piece.start, piece.end, object_of(folder, path, piece), 0)
                     for piece in sorted(objects.pieces_of(held))]
 
@@ -115,7 +119,7 @@ def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable
 
 
 def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[int, list[Span]]]:
-    """Return (size, spans) of each file of the consume queues, by its path. FormatError,
+    """Return (size, spans) of each consume queue file, by its path. Raises: FormatError,
     StoreIOError.
     """
     found: dict[str, dict[str, tuple[int, list[Span]]]] = {}
@@ -147,7 +151,9 @@ def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[in
 
 
 def _lay(spans: list[Span], added: Iterable[Span], moved: int) -> None:
-    """Add spans to those of a file, ``moved`` on: what is stored later counts."""
+    """Insert ``added``, shifted by ``moved``, into the spans of a file; an added span replaces what
+    it overlaps.
+    """
     for start, end, name, at in added:
         span = Span(start + moved, end + moved, name, at)
         first = bisect.bisect_right(spans, span.start, key=lambda old: old.end)
@@ -167,7 +173,9 @@ def _outside(old: Span, new: Span) -> Iterator[Span]:
 
 
 class _Reader:
-    """Files made of ranges of objects (`vfs.Reader`); between them there are zeros."""
+    """Reader of files that consist of ranges of objects (`vfs.Reader`); bytes in no span are
+    zeros.
+    """
 
     sampled = False
     sampled_files = 0
@@ -179,7 +187,7 @@ class _Reader:
 
     @property
     def failed(self) -> StoreIOError | None:
-        """Reason why a range could not be read."""
+        """The first error of reading a range; None without an error."""
         return self._ranges.failed
 
     @failed.setter
@@ -197,7 +205,9 @@ class _Reader:
         return spans
 
     def _checked(self, spans: Spans) -> Spans:
-        """StoreIOError for an object that is missing, or has another size."""
+        """Return the spans. Raises: StoreIOError if an object is missing or too small, or if spans
+        overlap.
+        """
         for before, span in pairwise((Span(0, 0, "", 0), *spans)):
             file = self._listed.get(span.name)
             # A run that ended while the place was listed has added objects.
@@ -212,7 +222,9 @@ class _Reader:
         return spans
 
     def parts(self, path: str, position: int, length: int) -> Iterator[Span]:
-        """Yield the parts of spans in ``[position, position + length)``. StoreIOError."""
+        """Yield the parts of the file's spans that are in ``[position, position + length)``.
+        Raises: StoreIOError.
+        """
         spans, end = self._of(path), position + length
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
         while number < len(spans) and spans[number].start < end:
@@ -223,7 +235,9 @@ class _Reader:
             number += 1
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Return up to ``length`` bytes; fewer only at the end of the file. StoreIOError."""
+        """Return up to ``length`` bytes; fewer only at the end of the file. Raises:
+        StoreIOError.
+        """
         data = bytearray(max(min(length, self._sizes[path] - position), 0))
         length = len(data)
         for start, end, name, at in self.parts(path, position, length):
@@ -232,7 +246,9 @@ class _Reader:
         return bytes(data)
 
     def gather(self, path: str, places: Sequence[tuple[int, int]]) -> list[bytes]:
-        """Return bytes at many places, asked for at the same time. StoreIOError."""
+        """Return the bytes at each (position, length), requested concurrently. Raises:
+        StoreIOError.
+        """
         found = [bytearray(max(min(length, self._sizes[path] - position), 0))
                  for position, length in places]
         wanted: dict[str, list[tuple[int, int, int, int]]] = {}
@@ -246,8 +262,8 @@ class _Reader:
         return [bytes(data) for data in found]
 
     def next_data(self, path: str, position: int) -> int:
-        """Return the first position from one on that is in a span and not known to be zero; the
-        end.
+        """Return the first position from ``position`` on that is in a span and not known to be
+        zero; the end of the file if there is no such position.
         """
         spans = self._of(path)
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
@@ -260,12 +276,14 @@ class _Reader:
         return max(self._sizes[path], position)
 
     def end_of(self, path: str) -> int | None:
-        """Return the position after the last span, for readers of samples of what is before it."""
+        """Return the position after the last span if only samples of the file are read;
+        else None.
+        """
         if not self.sampled:
             return None
         spans = self._of(path)
         return spans[-1].end if spans else 0
 
     def close(self) -> None:
-        """Forget what is kept."""
+        """Drop the cached ranges."""
         self._ranges.close()
