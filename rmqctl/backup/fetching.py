@@ -18,7 +18,7 @@ def fetch(place: str, target: str, pace: Pace = lambda _bytes: None) -> tuple[
     """Copy a store and everything else in its folder. Return (number of files, their bytes,
     symbolic links, which are not followed). Zeros become holes.
 
-    Raises: NotAStoreError, RefusedError if the target is not empty, StoreIOError; after an error,
+    Raises: NotAStoreError, RefusedError if the target is in use, StoreIOError; after an error,
     the partial copy is removed.
     """
     part = refuse_taken(target)

@@ -1,13 +1,13 @@
-"""A backup at a URL: objects of which none is changed, and the restore points that name them.
+"""A backup at a URL: objects that never change, and the restore points that name these objects.
 
 Object stores cannot append, so each run adds objects:
 
-* ``log/FILE/START-END-SHA``: bytes of a file of the log;
+* ``log/FILE/START-END-SHA``: a piece of a log file;
 * ``small/SHA256``: a piece of another file, or a list of pieces that is too long for a point;
 * ``points/ID.json``: a restore point, written last. It names all pieces of all files.
 
-Zeros are not stored: what no piece covers is zero. What a run that was killed had written is named
-by no point, and `--keep` removes it.
+Zeros are not stored: bytes that no piece covers are zeros. Objects of a run that was killed are
+named by no point, and `--keep` removes them.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ from rmqctl.files.remote.files import RemoteFiles
 
 LOG, SMALL, POINTS = "log", "small", "points"
 _MOST_INLINE = 16
-"""Pieces of a file that a point names itself."""
+"""Maximum number of pieces of a file that a point lists itself."""
 _MOST_PIECES = 1 << 22
 _FEW = 100
-"""Points that are all read whenever some are removed."""
+"""Maximum number of remaining points that are all read whenever points are removed."""
 _LARGEST = 1 << 28
 SETTINGS: dict[str, type] = {
     "version": str, "consumequeue_file_size": int, "consumequeue_ext_file_size": int,
     "batch_consumequeue_file_size": int, "index_slots": int, "index_max": int,
     "consumequeue_ext": bool, "lmq": bool, "multi_dispatch": bool, "batch_topics": list}
-"""Fields of `Settings` that a point notes, with their types in JSON."""
+"""Fields of `Settings` that a point contains, with their types in JSON."""
 _SHA = re.compile(r"[0-9a-f]{64}")
 
 
 class Piece(NamedTuple):
-    """Bytes ``[start, end)`` of a file."""
+    """The bytes ``[start, end)`` of a file, stored as an object, and their SHA-256."""
 
     start: int
     end: int
@@ -58,8 +58,8 @@ class Piece(NamedTuple):
 
 
 class Held(NamedTuple):
-    """A file: its size, the time of its last change in ns (0 for the log), and its pieces; the
-    SHA-256 of their list where that is an object of its own.
+    """A stored file: its size, its modification time in ns (0 for the log), and its pieces, or the
+    SHA-256 of the object that contains the list of pieces.
     """
 
     size: int
@@ -69,9 +69,10 @@ class Held(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A restore point with all that it names. ``tail``: SHA-256 of the end of the log. ``queues``:
-    the form of the consume queues. ``holes``: damage in the log, of all runs. ``log``, ``others``:
-    files by path. ``settings``: values of `Settings` that queues and index were made with.
+    """A restore point and the files that it names. ``tail``: SHA-256 of the end of the log.
+    ``queues``: how the store kept its consume queues. ``holes``: damage in the log that any run
+    found. ``log``, ``others``: files by path. ``settings``: values of `Settings` with which queues
+    and index were created.
     """
 
     point: Point
@@ -83,7 +84,7 @@ class Note:
     settings: dict[str, Any] = field(default_factory=dict)
 
     def files_of(self, oldest: Point) -> Iterator[tuple[str, str, Held]]:
-        """Yield (folder, path, file) of all but the files of the log that only points before
+        """Yield (folder, path, file) of all files except log files that only points before
         ``oldest`` needed.
         """
         for path, held in self.log.items():
@@ -94,19 +95,19 @@ class Note:
 
 
 def _day(name: str) -> str:
-    """Return the day of a point: 20261128."""
+    """Return the date in the name of a point, for example 20261128."""
     return name.partition("T")[0]
 
 
 def is_expired(path: str, held: Held, oldest: Point) -> bool:
-    """Return whether no restore point from `oldest` on needs a file of the log."""
+    """Return whether neither `oldest` nor any later restore point needs a log file."""
     name = os.path.basename(path)
     return name.isdigit() and int(name) + held.size <= oldest.log_start
 
 
 def is_backup(folders: Collection[str], points: Collection[str]) -> bool:
-    """Return whether a place with these top folders and restore points is a backup: every store has
-    a folder ``commitlog``.
+    """Return whether a place with these top folders and restore points is a backup: it has points
+    but no folder ``commitlog``, which every store has.
     """
     return bool(points) and "commitlog" not in folders
 
@@ -119,14 +120,14 @@ def object_of(folder: str, path: str, piece: Piece) -> str:
 
 
 class Objects(RemoteFiles):
-    """The objects of a backup. StoreIOError with the URL, without credentials."""
+    """The objects of a backup. A StoreIOError names the URL without credentials."""
 
     there: Mapping[str, int] = {}
-    """Sizes of objects that need not be written again, by name: never half-written ones."""
+    """Size by name of complete objects in the backup, which need not be written again."""
     ASIDE = SMALL  # what a run that was killed leaves there is removed with what no point names
 
     def refuse_in_store(self, root: str) -> None:
-        """RefusedError for a URL of a folder of this machine that is in the store."""
+        """Raise RefusedError if the URL is a local folder inside the store."""
         protocol = self._fs.protocol
         if "file" in ({protocol} if isinstance(protocol, str) else protocol):
             refuse_inside(root, self._root, "a backup needs its own folder")
@@ -134,7 +135,7 @@ class Objects(RemoteFiles):
     # -- pieces ----------------------------------------------------------------------------------
 
     def add(self, folder: str, path: str, start: int, data: bytes) -> Piece:
-        """Store bytes of a file that begin at ``start``."""
+        """Store bytes of a file, the first of which is at ``start``, as a piece."""
         piece = Piece(start, start + len(data), hashlib.sha256(data).hexdigest())
         name = object_of(folder, path, piece)
         if self.there.get(name) == len(data):
@@ -149,7 +150,7 @@ class Objects(RemoteFiles):
         return piece
 
     def get(self, folder: str, path: str, piece: Piece) -> bytes:
-        """Return the bytes of a piece. StoreIOError where they are not those that were stored."""
+        """Return the bytes of a piece. Raises: StoreIOError if they do not match their SHA-256."""
         return self._checked(object_of(folder, path, piece), piece.sha256, piece.end - piece.start)
 
     def _checked(self, name: str, digest: str, length: int = -1) -> bytes:
@@ -175,7 +176,9 @@ class Objects(RemoteFiles):
             raise FormatError(f"not a list of pieces: {error}", file=self.where(name)) from None
 
     def listed(self, held: Held) -> Held:
-        """Return the file with its list of pieces as an object, where it is long."""
+        """Return the file; if its list of pieces is long, store the list as an object of
+        its own.
+        """
         if isinstance(held.pieces, str) or len(held.pieces) <= _MOST_INLINE:
             return held
         return held._replace(pieces=self.add(SMALL, "", 0, json.dumps(
@@ -189,12 +192,13 @@ class Objects(RemoteFiles):
                 if not entry.is_folder and entry.name.endswith(".json")]
 
     def is_backup(self) -> bool:
-        """Return whether the place is a backup, not a store."""
+        """Return whether the URL contains a backup, not a store."""
         return is_backup({entry.name for entry in self.list("")}, self.point_names())
 
     def notes(self, names: Sequence[str], bad: list[RmqctlError] | None = None) -> list[Note]:
-        """Return the points of these names. Those that cannot be read are skipped, and the reason
-        is added to ``bad``; without it, and where none can be read: FormatError.
+        """Return the points with these names. Points that cannot be read are skipped, and the
+        errors are added to ``bad``. Raises: FormatError for such a point if ``bad`` is None, or if
+        no point can be read.
         """
         paths = [f"{POINTS}/{name}.json" for name in names]
         found: list[Note] = []
@@ -211,7 +215,7 @@ class Objects(RemoteFiles):
         return found
 
     def require_notes(self, bad: list[RmqctlError] | None = None) -> list[Note]:
-        """Return all points, as `notes`. NotAStoreError where none exist."""
+        """Return all points, as `notes` does. Raises: NotAStoreError if no point exists."""
         found = self.notes(self.point_names(), bad)
         if not found:
             why = (f"no restore point in {self.where(POINTS)}" if self.list("") else
@@ -236,7 +240,9 @@ class Objects(RemoteFiles):
         return note
 
     def publish_point(self, note: Note, before: Sequence[str]) -> None:
-        """Write a restore point. StoreHeldError where another run wrote one meanwhile."""
+        """Write a restore point. Raises: StoreHeldError if another run wrote a point in the
+        meantime.
+        """
         point = note.point
         document = {**point.as_dict(), "more": {
             "tail": note.tail, "queues": note.queues,
@@ -261,11 +267,12 @@ class Objects(RemoteFiles):
     # -- what is kept ----------------------------------------------------------------------------
 
     def take_away(self, before: int) -> tuple[int, int]:
-        """Remove the points older than a time (epoch ms), but never the newest, then all objects
-        that no point left names. (points, bytes) removed.
+        """Remove the points older than ``before`` (epoch ms), but never the newest, then all
+        objects that no remaining point names. Return (number of points, number of bytes) removed.
 
-        Where many points are left, not all are read each time: but for once a day only what the
-        removed ones name of the log goes, which the oldest and the newest left do not.
+        If many points remain, all of them are read only once a day. Otherwise only the oldest and
+        the newest remaining point are read; objects of the log that a removed point names and these
+        two do not name are removed.
         """
         names = self.point_names()
         gone = [name for name in names[:-1] if name < id_of(before)]
@@ -288,7 +295,7 @@ class Objects(RemoteFiles):
         return len(gone), sum(unneeded.values())
 
     def _named(self, note: Note, oldest: Point) -> Iterator[tuple[str, int]]:
-        """Yield (object, bytes) of all that a point names."""
+        """Yield (name, size in bytes) of every object that a point names."""
         for folder, path, held in note.files_of(oldest):
             if isinstance(held.pieces, str):
                 yield f"{SMALL}/{held.pieces}", 0
@@ -296,7 +303,7 @@ class Objects(RemoteFiles):
                 yield object_of(folder, path, piece), piece.end - piece.start
 
     def faults(self, known: Sequence[Note], pace: Pace) -> Iterator[Fault]:
-        """Compare each object that a point names with its SHA-256."""
+        """Yield a fault for each object named by a point that does not match its SHA-256."""
         seen: set[str] = set()
         for note in known:
             for folder, path, held in note.files_of(known[0].point):
@@ -317,7 +324,7 @@ class Objects(RemoteFiles):
 
 
 def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
-    """Return pieces of a file from JSON. ValueError, TypeError."""
+    """Return the pieces of a file from JSON. Raises: ValueError, TypeError."""
     if not isinstance(value, list) or len(value) > _MOST_PIECES:
         raise ValueError("pieces are not a list, or are too many")
     found = tuple(Piece(*piece) for piece in value)
@@ -329,12 +336,12 @@ def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
 
 
 def _files(value: Any) -> dict[str, Held]:
-    """Return files from JSON. ValueError, TypeError."""
+    """Return files by path from JSON. Raises: ValueError, TypeError."""
     return {file: _held(*held) for file, held in value.items()}
 
 
 def _settings(value: Any) -> dict[str, Any]:
-    """Return settings from JSON. ValueError, TypeError."""
+    """Return settings from JSON. Raises: ValueError, TypeError."""
     for name, one in value.items():
         kind = SETTINGS[name]
         if type(one) is not kind or (isinstance(one, int) and not 0 <= one < 1 << 40):
@@ -345,7 +352,7 @@ def _settings(value: Any) -> dict[str, Any]:
 
 
 def _held(size: Any, changed: Any, pieces: Any) -> Held:
-    """Return a file from JSON. ValueError, TypeError."""
+    """Return a stored file from JSON. Raises: ValueError, TypeError."""
     if type(size) is not int or type(changed) is not int or not 0 <= size < 1 << 62:
         raise ValueError("not a size")
     if isinstance(pieces, str):
@@ -356,15 +363,15 @@ def _held(size: Any, changed: Any, pieces: Any) -> Held:
 
 
 def newest(backup: str) -> tuple[int, Point | None]:
-    """Return (how many points there are, the newest). FormatError."""
+    """Return (number of points, the newest point). Raises: FormatError."""
     with Objects(backup) as objects:
         names = objects.point_names()
         return len(names), objects.notes(names[-1:])[0].point if names else None
 
 
 def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
-    """Return the points of a backup, oldest first, as `Objects.notes`. NotAStoreError where none
-    exist.
+    """Return the points of a backup, oldest first, as `Objects.notes` does. Raises: NotAStoreError
+    if no point exists.
     """
     with Objects(backup) as objects:
         found = objects.require_notes(bad)
@@ -373,7 +380,7 @@ def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Po
 
 
 def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:
-    """Compare all objects of a backup with their SHA-256."""
+    """Yield a fault for each object of a backup that does not match its SHA-256."""
     with Objects(backup) as objects:
         names = [point.id for point in known]
         yield from objects.faults(objects.notes(names), pace)

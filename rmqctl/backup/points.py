@@ -1,8 +1,8 @@
-"""Restore points: what a backup notes of each run, below ``.rmqctl/backup`` of its folder.
+"""Restore points: what each run of a backup records, in ``.rmqctl/backup`` of the backup's folder.
 
-A point is a folder named by its time, with ``point.json`` and the small files of that moment. It
-gets its name last, when everything that it needs is on the device: a run that was killed left no
-point, and the next one goes on from the point before.
+A point is a folder named by its time; it contains ``point.json`` and the small files as of that
+time. The folder is renamed to this name last, when all its data has been fsynced: a run that was
+killed leaves no point, and the next run continues from the previous point.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _FILE = "point.json"
 _UNFINISHED = "unfinished"
 _MAX_NOTE = 1 << 16
 _DEEPEST = 16
-"""Folders inside each other in a store."""
+"""Maximum depth of folders in a store."""
 _OLDER = "replaced"
 _SCHEMA = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Bytes of a log file that a run added, with their SHA-256."""
+    """The bytes of a log file that a run added, with their SHA-256."""
 
     file: str
     start: int
@@ -49,8 +49,8 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Hole:
-    """Bytes of the source that are damaged (``unread``: the device could not read them; ``kept``:
-    the copy has them from before).
+    """A damaged byte range of the source (``unread``: the device could not read it; ``kept``: an
+    earlier run had copied it).
     """
 
     file: str
@@ -62,16 +62,17 @@ class Hole:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """A moment that can be restored. ``time``, ``first_time`` and ``last_time``: epoch ms, of the
-    run, and of the oldest and the newest message. ``log_start``, ``log_end``: physical offsets.
-    ``small``: SHA-256 of the small files kept with it, by their paths. ``lowered``: consumer
-    offsets that were beyond the end of the copied queues and are these ends here. ``whole_end``:
-    after the last complete record. ``missing``: bytes of log that the store deleted uncopied.
-    ``repairs``: those of the store so far. ``again``: a consume queue is another one than in the
-    points before. ``summed_again``: ``parts`` are of the whole log, which a repair changed.
-    ``own``: a repair of the store changed messages that the backup keeps as they were.
-    ``appended``: the files of compaction and timer logs (None: not noted). ``unconfigured``: topics
-    with queues and no configuration (None: the configuration could not be read).
+    """A restore point. ``time``: start of the run; ``first_time``, ``last_time``: store times of
+    the oldest and the newest message; all in epoch ms. ``log_start``, ``log_end``: physical
+    offsets. ``whole_end``: the end of the last complete record. ``small``: SHA-256 by path of the
+    small files kept with the point. ``lowered``: number of consumer offsets that were lowered to
+    the end of their copied queue. ``missing``: bytes of log that the store deleted before they were
+    copied. ``repairs``: names of all repairs of the store so far. ``again``: a consume queue was
+    replaced by another queue since the previous point. ``summed_again``: ``parts`` cover the whole
+    log, because a repair changed it. ``own``: a repair of the store changed messages of which the
+    backup keeps the earlier version. ``appended``: the files of compaction and timer logs (None:
+    not recorded). ``unconfigured``: topics that have queues but no configuration (None: the
+    configuration could not be read).
     """
 
     id: str
@@ -102,7 +103,7 @@ class Point:
 
 
 def id_of(moment: int) -> str:
-    """Return the name of the point of a time (epoch ms): it sorts by time."""
+    """Return the name of the point with this time (epoch ms); names sort by time."""
     at = datetime.fromtimestamp(moment / 1000, UTC)
     return f"{at:%Y%m%dT%H%M%S}.{moment % 1000:03d}Z"
 
@@ -117,13 +118,13 @@ def folder_of(backup: str, point: Point) -> str:
 
 
 def older_of(backup: str, point: Point) -> str:
-    """Return the folder of the files of a point that a later run replaced."""
+    """Return the folder that keeps a point's versions of files that a later run replaced."""
     return os.path.join(folder_of(backup, point), _OLDER)
 
 
 def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
-    """Return the versions of files that were replaced after the first of these points: path in the
-    backup, by name in the store.
+    """Return, by path in the store, the path in the backup of each file version that the first of
+    these points had and a later run replaced.
     """
     paths: dict[str, str] = {}
     for point in reversed(later):
@@ -136,7 +137,7 @@ def replaced_after(backup: str, later: Sequence[Point]) -> dict[str, str]:
 
 
 def staged(backup: str) -> str:
-    """Return an empty folder in which the next point is put together."""
+    """Return an empty folder in which a run prepares the next point."""
     folder = os.path.join(backup, FOLDER, "next")
     if os.path.isdir(folder):
         remove_folder(folder)
@@ -145,15 +146,15 @@ def staged(backup: str) -> str:
 
 
 def publish(backup: str, folder: str, point: Point) -> None:
-    """Note a point, of which ``folder`` holds the small files. StoreIOError."""
+    """Create a point from ``folder``, which contains its small files. Raises: StoreIOError."""
     new_whole_file(os.path.join(folder, _FILE), _noted(point))
     make_folders(_points_folder(backup))
     publish_folder(folder, folder_of(backup, point))
 
 
 class Begun(NamedTuple):
-    """A run that did not end: its store, and the physical offset up to which a first run's copy of
-    the log is on the device.
+    """An unfinished run: its store, and the physical offset up to which a first run's copy of the
+    log has been fsynced.
     """
 
     store: str
@@ -161,7 +162,7 @@ class Begun(NamedTuple):
 
 
 def begin(backup: str, store: str) -> None:
-    """Note that a run of a store's backup has begun, durably. StoreIOError."""
+    """Record durably that a run of a store's backup has started. Raises: StoreIOError."""
     path = os.path.join(backup, FOLDER, _UNFINISHED)
     make_folders(os.path.dirname(path))
     if not os.path.exists(path):
@@ -169,17 +170,17 @@ def begin(backup: str, store: str) -> None:
 
 
 def note_reached(backup: str, begun: Begun) -> None:
-    """Note how far a first run has come, durably. StoreIOError."""
+    """Record durably the offset that a first run has reached. Raises: StoreIOError."""
     replace_file(os.path.join(backup, FOLDER, _UNFINISHED), json.dumps(begun).encode())
 
 
 def is_begun(backup: str) -> bool:
-    """Return whether an unfinished run was started here."""
+    """Return whether the backup has an unfinished run."""
     return os.path.exists(os.path.join(backup, FOLDER, _UNFINISHED))
 
 
 def begun_of(backup: str) -> Begun | None:
-    """Return the note of an unfinished run that was started here; None without one.
+    """Return the record of the backup's unfinished run; None if there is none. Raises:
     StoreIOError.
     """
     if not is_begun(backup):
@@ -193,12 +194,12 @@ def begun_of(backup: str) -> Begun | None:
 
 
 def end(backup: str) -> None:
-    """Note that the run has ended."""
+    """Record that the run has finished."""
     os.unlink(os.path.join(backup, FOLDER, _UNFINISHED))
 
 
 def rewrite(backup: str, point: Point) -> None:
-    """Put another note in the place of a point's. StoreIOError."""
+    """Replace ``point.json`` of a point. Raises: StoreIOError."""
     replace_file(os.path.join(folder_of(backup, point), _FILE), _noted(point))
 
 
@@ -208,16 +209,16 @@ def _noted(point: Point) -> bytes:
 
 @contextmanager
 def in_use(backup: str) -> Iterator[None]:
-    """Keep runs from removing what a restore reads. Works where nothing can be written, too."""
+    """Prevent runs from removing files while a restore reads them. Works on read-only file
+    systems.
+    """
     with _locked(backup, fcntl.LOCK_SH):
         yield
 
 
 @contextmanager
 def unused(backup: str) -> Iterator[bool]:
-    """Return whether no restore is reading the backup; a restore that starts meanwhile is kept
-    out.
-    """
+    """Lock the backup against restores; yield False if a restore is reading it."""
     with _locked(backup, fcntl.LOCK_EX | fcntl.LOCK_NB) as held:
         yield held
 
@@ -243,10 +244,10 @@ def _locked(backup: str, how: int) -> Iterator[bool]:
 
 
 def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
-    """Return the points of a backup, oldest first; none where the folder is not a backup.
+    """Return the points of a backup, oldest first; an empty list if the folder is not a backup.
 
-    Points that cannot be read are skipped, and the reasons are added to `bad`. Without `bad`, and
-    where none can be read: FormatError, StoreIOError.
+    Points that cannot be read are skipped, and the errors are added to `bad`. Raises: FormatError,
+    StoreIOError for such a point if `bad` is None, or if no point can be read.
     """
     folder = _points_folder(backup)
     try:
@@ -272,7 +273,9 @@ def read_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point
 
 
 def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Point]:
-    """Return the points of a backup, as `read_points`. NotAStoreError where none exist."""
+    """Return the points of a backup, as `read_points` does. Raises: NotAStoreError if no point
+    exists.
+    """
     points = read_points(backup, bad)
     if not points:
         raise NotAStoreError(f"{backup}: not a backup (no restore point in "
@@ -287,7 +290,7 @@ def _read(folder: str, name: str) -> Point:
 
 
 def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
-    """Return (the point that was noted, what else the note has). FormatError."""
+    """Return (the point in a ``point.json``, its field ``more``). Raises: FormatError."""
     try:
         value = json.loads(data)
         more = value.pop("more", {})
@@ -305,8 +308,8 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
 
 
 def _required_plain(point: Point, name: str) -> Point:
-    """Return the point. ValueError or TypeError for what no run writes: other types, another name,
-    a path that leaves the backup.
+    """Return the point. Raises: ValueError or TypeError for values that no run writes: wrong types,
+    another name than ``name``, a path outside the backup.
     """
     numbers = [point.time, point.log_start, point.log_end, point.messages, point.last_time,
                point.lowered, point.whole_end, point.missing]
@@ -328,7 +331,7 @@ def _required_plain(point: Point, name: str) -> Point:
 
 
 def require_inside(file: Any) -> None:
-    """ValueError for what is not a path inside a backup."""
+    """Raise ValueError unless ``file`` is a path inside a backup."""
     if not isinstance(file, str) or "\0" in file or os.path.isabs(file) or (
             file != os.path.normpath(file)) or file.split("/", 1)[0] in (".", "..") or (
             file.count("/") > _DEEPEST):
