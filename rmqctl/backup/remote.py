@@ -1,8 +1,8 @@
-"""Backups at a URL: a run that adds what is new of a store, and a store made of a point's objects.
+"""Back up a store to a URL, and restore a store from such a backup.
 
-The rules are those of a backup in a folder: `moment.fix` determines where the log ends, damage is
-noted, what a repair of the store filled stays as it was. The index is not stored: it follows from
-the log.
+The same rules apply as for a backup in a folder: `moment.fix` determines where the log ends, damage
+is recorded, and the backup keeps what a repair of the store replaced by fillers. The index is not
+stored, because it can be rebuilt from the log.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ from rmqctl.store.log.end import find_end
 from rmqctl.store.store import Store
 
 PIECE, _SMALL_PIECE = 4 << 20, 4 << 20
-"""The most bytes of a piece of the log, and of another file."""
+"""Maximum number of bytes of a piece of the log, and of a piece of another file."""
 _AT_ONCE = 2
-"""Pieces of the log that are on their way at a time."""
+"""Number of pieces of the log that are uploaded concurrently."""
 _COMPARED = 64 << 10
-"""Bytes at the end of what a backup has of the log that are compared with the store's."""
+"""Bytes at the end of the stored log that are compared with the store's log."""
 _DAY = 86_400_000
 
 
 class _Uploads(Copies):
-    """Objects that a run adds to a backup. `root` is an empty folder, in which a file that was
-    stored is an empty one. `border`: a physical offset at which a piece ends.
+    """Copies that a run stores as objects of a backup. `root`: a local folder that contains an
+    empty file for each stored file. `border`: a physical offset at which a piece must end.
     """
 
     __slots__ = ("_at_once", "_sending", "border", "last", "log", "objects", "others", "parts",
@@ -92,7 +92,7 @@ class _Uploads(Copies):
 
     def grow(self, source: FileSource, relative: str, start: int, end: int, *,
              compare: bool = False) -> None:
-        """Store ``[start, end)`` of a file of the log, whose pieces before ``start`` stay."""
+        """Store ``[start, end)`` of a log file; its pieces before ``start`` are kept."""
         pieces = [piece for piece in self.pieces_of(relative) if piece.end <= start]
         sent: deque[Future[Piece]] = deque()
         try:
@@ -108,7 +108,7 @@ class _Uploads(Copies):
 
     def _read_pieces(self, source: FileSource, relative: str, start: int,
                      end: int) -> Iterator[tuple[int, bytes]]:
-        """Yield (place, bytes) of the pieces of ``[start, end)`` that are not all zero."""
+        """Yield (position, bytes) of each piece of ``[start, end)`` that is not all zeros."""
         position = start
         while position < end and (position := source.next_data(position)) < end:
             stop = min(position + PIECE, end)
@@ -128,7 +128,7 @@ class _Uploads(Copies):
         return piece
 
     def pieces_of(self, name: str) -> tuple[Piece, ...]:
-        """Return the pieces stored of a file of the log."""
+        """Return the stored pieces of a log file."""
         held = self.log.get(name)
         return () if held is None else self.objects.pieces_of(held)
 
@@ -136,11 +136,13 @@ class _Uploads(Copies):
         return self._noted(name, self._sending.submit(self.objects.add, LOG, name, start, data))
 
     def close(self) -> None:
-        """End the threads that send."""
+        """Stop the upload threads."""
         self._sending.shutdown()
 
     def takes(self, source: str, relative: str) -> bool:
-        """Store another file unless its size and time show that it is stored."""
+        """Store a file outside the log, unless its size and time equal those of the
+        stored version.
+        """
         about = os.stat(source)
         have = self.others.get(relative) or self.last.others.get(relative)
         if have is None or (have.size, have.changed) != (about.st_size, about.st_mtime_ns):
@@ -155,7 +157,7 @@ class _Uploads(Copies):
         return True
 
     def _stored(self, path: str) -> Iterator[Piece]:
-        """Store the pieces of a file that are not all zero."""
+        """Store each piece of a file that is not all zeros, and yield the piece."""
         try:
             source = FileSource(path)
         except StoreIOError as error:
@@ -192,9 +194,9 @@ _NO_POINT = Point("", 0, "", "", 0, 0, 0, 0)
 def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
-    """Store what is new of a store at a URL, and note a restore point: as `backup.back_up`.
+    """Store what is new in a store at a URL, and write a restore point, as `backup.back_up` does.
 
-    StoreHeldError where another run noted one meanwhile.
+    Raises: StoreHeldError if another run wrote a point in the meantime.
     """
     with source.open() as store, Objects(backup) as objects:
         objects.refuse_in_store(store.root)
@@ -262,8 +264,8 @@ def _grown(view: Store, uploads: _Uploads, stored_end: int, end: int, now: int,
 
 
 def _lower_offsets(view: Store, uploads: _Uploads) -> int:
-    """Store consumer offsets beyond the end of their copied queue as this end, where they are in
-    files. Return how many there are.
+    """Lower consumer offsets in files that are beyond the end of their copied queue to that end, in
+    the stored files only. Return the number of lowered offsets.
     """
     with Scratch() as scratch:
         plan, lowered = lowered_offsets(view, scratch, in_files=True)
@@ -277,7 +279,7 @@ def _lower_offsets(view: Store, uploads: _Uploads) -> int:
 
 
 def _settings(view: Store, last: Note) -> dict[str, Any]:
-    """Return the settings that queues and index were created with, as far as they are known."""
+    """Return the settings with which queues and index were created, as far as known."""
     shape = {name: last.settings.get(name) for name in ("index_slots", "index_max")
              if view.index_listing.files}
     try:
@@ -293,8 +295,9 @@ def _repairs(view: Store) -> tuple[str, ...]:
 
 
 def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
-    """Return the physical offset up to which the backup has the log, after the last complete
-    record. RefusedError where it belongs to another store, or to one whose log was truncated.
+    """Return the physical offset up to which the backup has the log: the end of the last complete
+    record. Raises: RefusedError if the backup belongs to another store, or if the store's log was
+    truncated.
     """
     if last is None:
         return view.log.min_offset
@@ -312,7 +315,9 @@ def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
 
 
 def _goes_on(view: Store, objects: Objects, last: Note, stored_end: int) -> bool:
-    """Return whether the log has the stored bytes of its end, except for what a repair changes."""
+    """Return whether the store's log equals the end of the stored log, apart from changes that a
+    repair makes.
+    """
     file = view.log.file_of(stored_end - 1)
     if file is None:
         return True
@@ -329,7 +334,7 @@ def _goes_on(view: Store, objects: Objects, last: Note, stored_end: int) -> bool
 
 
 def _tail(view: Store, end: int) -> str:
-    """SHA-256 of the last bytes of the log before an offset; "" where they cannot be read."""
+    """Return the SHA-256 of the last bytes of the log before ``end``; "" if they cannot be read."""
     file = view.log.file_of(end - 1) if end else None
     if file is not None:
         length = min(_COMPARED, end - file.base)
@@ -339,9 +344,10 @@ def _tail(view: Store, end: int) -> str:
 
 
 def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
-    """Of a store that was repaired in place: store what was damaged when it was copied. Nothing
-    else is replaced: what a repair filled may be intact here. (whether anything was stored,
-    whether the log of the backup is the store's up to ``stored_end``). StoreIOError.
+    """Store the ranges that were damaged when they were first copied, after the store was repaired
+    in place. Nothing else is replaced: a message that the repair replaced by a filler may be intact
+    in the backup. Return (whether anything was stored, whether the stored log equals the store's
+    log up to ``stored_end``). Raises: StoreIOError.
     """
     again, is_same = False, True
     for file in view.log.files:
@@ -374,7 +380,9 @@ def _mend(view: Store, uploads: _Uploads, stored_end: int) -> tuple[bool, bool]:
 
 
 def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
-    """Yield pieces up to `end`, and the zeros between them, as pieces without a sum."""
+    """Yield the pieces up to `end`, and each zero range between two pieces as pieces without
+    a sum.
+    """
     position = 0
     for piece in (*(piece for piece in pieces if piece.end <= end), Piece(end, end, "")):
         while position < piece.start:
@@ -392,8 +400,8 @@ def _with_gaps(pieces: Sequence[Piece], end: int) -> Iterator[Piece]:
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
             point: str | None = None, seed_slave: bool = False,
             pace: Pace = lambda _bytes: None) -> Restored:
-    """Make the store ``target`` from a backup at a URL: as `restore.restore`. Each object is
-    compared with its SHA-256. StoreIOError.
+    """Create the store ``target`` from a backup at a URL, as `restore.restore` does. Each object is
+    compared with its SHA-256. Raises: StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("pass only one of a time, an offset and a restore point")
@@ -472,20 +480,20 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 
 def _only_entries_tell(point_notes: Sequence[Note]) -> bool:
-    """Return whether the log alone does not determine the entries of the consume queues."""
+    """Return whether some consume queue entries cannot be determined from the log."""
     return not point_notes[-1].point.own and any(
         note.point.missing or note.point.again or any(is_of_log(hole.file) for hole in note.holes)
         for note in point_notes)
 
 
 def _base(name: str) -> int:
-    """Return the physical offset at which a file of the log starts, by its name."""
+    """Return the physical offset at which a log file starts, from its name."""
     last = os.path.basename(name)
     return int(last) if last.isdigit() else 0
 
 
 def _fetch(objects: Objects, copies: Copies, folder: str, name: str, held: Held) -> None:
-    """Read a file of a backup into a folder. StoreIOError."""
+    """Download a file of a backup. Raises: StoreIOError."""
     path = copies.path(name)
     make_folders(os.path.dirname(path), durable=False)
     fd = new_file(path, held.size)
@@ -499,7 +507,7 @@ def _fetch(objects: Objects, copies: Copies, folder: str, name: str, held: Held)
 
 
 def _require_cuttable(store: Store, where: str) -> None:
-    """RefusedError for a layout of which only the moments of points can be restored."""
+    """Raise RefusedError for a layout that can be restored only at a restore point."""
     try:
         store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
@@ -508,7 +516,7 @@ def _require_cuttable(store: Store, where: str) -> None:
 
 
 def _cut(copies: Copies, store: Store, end: int) -> None:
-    """End the log that was read at a physical offset. A file that starts there stays, empty."""
+    """Truncate the downloaded log at ``end``. A file that starts at ``end`` is kept, empty."""
     for file in store.log.files:
         name = os.path.relpath(file.path, store.root)
         if file.base > end:

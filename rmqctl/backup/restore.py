@@ -48,17 +48,19 @@ if TYPE_CHECKING:
 _PART = ".restoring"
 _LOGS = ("commitlog", "data")
 IDENTITY = ("brokerIdentity", "brokerIdentity-temp")
-"""Identity of the broker that was backed up: a controller gives a new broker another one."""
+"""Files with the identity of the copied broker: a controller assigns a new broker its own
+identity.
+"""
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 SMALL = ("config", "checkpoint")
-"""Structures restored as of a point; all others are of the newest point."""
+"""Structures restored from the chosen point; all other structures are from the newest point."""
 
 
 @dataclass(frozen=True, slots=True)
 class Restored:
-    """Result of a restore: up to `end` of the log, with the configuration and the offsets of
-    `point`. `lowered`: offsets that were beyond the end of their queue, and are that end now.
-    `faults`: what differs from the copy, and was restored all the same.
+    """Result of a restore: the log up to `end`, with the configuration and the offsets of `point`.
+    `lowered`: number of consumer offsets that were lowered to the end of their queue. `faults`:
+    number of damaged parts of the backup that were restored nevertheless.
     """
 
     point: Point
@@ -70,7 +72,9 @@ class Restored:
 
 
 def point_at(points: Sequence[Point], until: int | None) -> Point:
-    """Return the newest point not later than a time (epoch ms); the oldest where all are later."""
+    """Return the newest point that is not later than ``until`` (epoch ms); the oldest point if all
+    are later.
+    """
     older = [point for point in points if until is None or point.time <= until]
     return older[-1] if older else points[0]
 
@@ -78,12 +82,13 @@ def point_at(points: Sequence[Point], until: int | None) -> Point:
 def restore(backup: str, target: str, *, until: int | None = None, offset: int | None = None,
             point: str | None = None, seed_slave: bool = False,
             pace: Pace = lambda _bytes: None) -> Restored:
-    """Create the store `target` from a backup: at its newest restore point or at `point`; with the
-    messages stored up to the time `until` (epoch ms), or before a physical `offset`.
+    """Create the store `target` from a backup: at its newest restore point, at `point`, with the
+    messages stored up to the time `until` (epoch ms), or with those before a physical `offset`.
 
-    `target` must not exist, or be empty: RefusedError. It gets its name once it is complete.
-    `seed_slave`: without the identity of the broker, and only where the log is the master's.
-    NotAStoreError where `backup` is not a backup, UsageError for a point, StoreIOError.
+    `target` gets its name when it is complete. `seed_slave`: restore without the broker's identity,
+    and only if the log equals the master's. Raises: RefusedError unless `target` does not exist or
+    is empty, NotAStoreError if `backup` is not a backup, UsageError for an unknown point,
+    StoreIOError.
     """
     if sum(given is not None for given in (until, offset, point)) > 1:
         raise UsageError("pass only one of a time, an offset and a restore point")
@@ -95,7 +100,7 @@ def restore(backup: str, target: str, *, until: int | None = None, offset: int |
 
 @contextmanager
 def removed_unless_done(part: str) -> Iterator[None]:
-    """Remove the partly restored store after an error."""
+    """Remove the partly restored store if an error occurs."""
     try:
         yield
     except BaseException:
@@ -164,14 +169,14 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
 
 
 def _concerns(fault: Fault, chosen: Point, end: int) -> bool:
-    """Return whether a fault of the backup is in what is restored."""
+    """Return whether a fault of the backup affects what is restored."""
     if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end
     return fault.point == chosen.id
 
 
 def is_of_log(file: str) -> bool:
-    """Return whether a file of a backup is a file of the log, by its name."""
+    """Return whether a file of a backup is a log file, from its name."""
     folder, name = os.path.split(file)
     return os.path.basename(folder) in _LOGS and name.isdigit()
 
@@ -180,10 +185,11 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
              chosen: Point, *, is_plain: bool, is_cut: bool, entries: bool = False,
              queues: Collection[QueueKey] | None = None,
              bare: Mapping[str, Any] | None = None, has_entries: bool = False) -> int:
-    """Turn the copy in `part` into a store whose log ends at `end`, and give it its name. Return
-    the number of offsets that were lowered. `queues`: those that the store had (None: only those in
-    the copy are known). `bare`: it has no index yet, and no consume queues unless it `has_entries`;
-    they get these values of `Settings`. StoreIOError.
+    """Turn the copy in the folder `part` into a store whose log ends at `end`, and rename it to
+    `target`. Return the number of lowered consumer offsets. `queues`: the queues that the store had
+    (None: only the queues in the copy are known). `bare`: values of `Settings` for a copy without
+    an index and, unless it `has_entries`, without consume queues, which are then rebuilt. Raises:
+    StoreIOError.
     """
     if bare is not None:
         _carried_out(part, partial(_with_entries, given=bare, only=frozenset(
@@ -212,7 +218,7 @@ def complete(part: str, target: str, end: int, generation: int, notes: list[str]
 
 
 def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
-    """RefusedError for a backup of which no store for a slave can be made."""
+    """Raise RefusedError if no slave can be created from the backup."""
     if newest.own:
         raise RefusedError(f"{backup}: keeps messages as they were before a repair of the store, "
                            "so its log is not the master's. Back up the master into a new folder")
@@ -222,7 +228,9 @@ def refuse_other_log(backup: str, newest: Point, *, is_dledger: bool) -> None:
 
 
 def refuse_taken(target: str) -> str:
-    """Return the folder beside the target in which it is put together. RefusedError."""
+    """Return the folder next to the target in which the store is prepared. Raises: RefusedError if
+    the target or this folder is in use.
+    """
     if os.path.lexists(target) and (os.path.islink(target) or not os.path.isdir(target)):
         raise RefusedError(f"{target}: not a folder")
     if os.path.isdir(target) and os.listdir(target):
@@ -239,7 +247,9 @@ def refuse_taken(target: str) -> str:
 
 
 def _is_derived(store: Store) -> bool:
-    """Return whether queues and index can be rebuilt from the log, so that it can be truncated."""
+    """Return whether queues and index can be rebuilt from the log, so that the log can be
+    truncated.
+    """
     try:
         store.layout.require_writable(store.root, WRITES, made_anew=True)
     except UnsupportedError:
@@ -248,14 +258,14 @@ def _is_derived(store: Store) -> bool:
 
 
 def _reaches_beyond(store: Store, end: int) -> bool:
-    """Return whether the log has bytes after `end` that are not zero."""
+    """Return whether the log has nonzero bytes after `end`."""
     return any(file.end > end and file.base + used_size(store.log.source(number)) > end
                for number, file in enumerate(store.log.files))
 
 
 def end_of(store: Store, point: Point, newest: Point) -> int:
-    """Return the end of the log of a point: before a record that was torn then and has been
-    overwritten since.
+    """Return the end of a point's log, or of its last complete record if the record after it was
+    incomplete at that time and has been overwritten since.
     """
     if point.whole_end < point.log_end < newest.log_end and not store.layout.is_dledger:
         try:
@@ -266,7 +276,7 @@ def end_of(store: Store, point: Point, newest: Point) -> int:
 
 
 def end_at(store: Store, until: int, end: int) -> int:
-    """Return the end of the log that has the messages stored up to a time."""
+    """Return the end of the part of the log that contains the messages stored up to a time."""
     log = store.log
     for file in reversed(log.files):
         offset = None
@@ -284,7 +294,7 @@ def end_at(store: Store, until: int, end: int) -> int:
 
 
 def without_messages(store: Store, until: int | None, end: int) -> list[str]:
-    """Return the note for a time before the first message."""
+    """Return a note if the time ``until`` is before the first message."""
     if until is None or end > store.log.min_offset:
         return []
     first = next((batch for batch in store.log.walk() if len(batch)), None)
@@ -294,13 +304,13 @@ def without_messages(store: Store, until: int | None, end: int) -> list[str]:
 
 
 def _border(store: Store, offset: int) -> int:
-    """Return the offset, which must be one where a record begins or ends. RefusedError."""
+    """Return the offset. Raises: RefusedError unless a record begins or ends there."""
     border(store, offset)
     return offset
 
 
 def notes_of(point: Point, until: int | None, end: int) -> list[str]:
-    """Return notes on the configuration of a point for a log that ends at `end`."""
+    """Return notes on how the configuration of a point differs from a log that ends at `end`."""
     notes = []
     if point.log_folders:
         notes.append(f"the log was in {len(point.log_folders)} folders and is in commitlog/ "
@@ -315,7 +325,7 @@ def notes_of(point: Point, until: int | None, end: int) -> list[str]:
 
 
 def _small_of(backup: str, point: Point, copies: Copies) -> None:
-    """The configuration and the checkpoint of a point. StoreIOError."""
+    """Copy the configuration and the checkpoint of a point. Raises: StoreIOError."""
     folder = folder_of(backup, point)
     for name in point.small:
         with FileSource(os.path.join(folder, name)) as source:
@@ -323,8 +333,8 @@ def _small_of(backup: str, point: Point, copies: Copies) -> None:
 
 
 def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> None:
-    """Restore the versions that a point had of files that a later run replaced; remove those that
-    it did not have. StoreIOError.
+    """Restore the versions that a point had of files that a later run replaced; remove files that
+    did not exist at that point. Raises: StoreIOError.
     """
     if last.appended is not None:
         for name in set(appended_files(copies.root)).difference(last.appended):
@@ -338,8 +348,8 @@ def _older_files(copies: Copies, last: Point, versions: Mapping[str, str]) -> No
 
 
 def _with_compaction(store: Store, queues: Collection[QueueKey] | None) -> Plan:
-    """Compaction logs end with their queues: they were copied after the end of the log was fixed.
-    Of ``queues`` those without a message begin at 0.
+    """Return the plan that truncates compaction logs at the end of their queues: they were copied
+    after the end of the log was determined. Queues in ``queues`` without a message begin at 0.
     """
     keys = store.known_queues.keys() if queues is None else queues
     ends = {key: queue.disk_end if (queue := store.known_queue(*key)) else 0
@@ -366,7 +376,7 @@ def _with_entries(store: Store, scratch: Scratch, given: Mapping[str, Any] = _NO
 
 
 def _carried_out(root: str, propose: Callable[[Store, Scratch], Plan]) -> list[str]:
-    """Carry out a plan for the store that is being made; its notes."""
+    """Carry out a plan for the store that is being created; return the plan's notes."""
     from rmqctl.repair.executor.executor import Repair
     from rmqctl.repair.executor.planned import planned
 
