@@ -46,7 +46,9 @@ class Where:
 
 @dataclass(frozen=True)
 class Done:
-    """Processed records (messages, items) and bytes; ``seconds`` if not all of the time counts."""
+    """Number of processed records (messages, items) and bytes; ``seconds``: the time to report, if
+    it is not the time of the whole call.
+    """
 
     records: int
     bytes: int
@@ -97,7 +99,7 @@ def copy(where: Where) -> Run:
 
 
 def walk_crc(where: Where) -> Run:
-    """Walk all frames of the log, with the CRC of every body."""
+    """Scan all frames of the log and check the CRC of every body."""
     from rmqctl.store import Store
     from rmqctl.store.log.ranges import in_order, split
 
@@ -116,7 +118,7 @@ def walk_crc(where: Where) -> Run:
 
 @dataclass(frozen=True)
 class _Walked:
-    """A walked range: start and end of its frames, and its counts."""
+    """A scanned range: start and end of its frames, and its counts."""
 
     first: int
     position: int
@@ -126,7 +128,7 @@ class _Walked:
 
 
 def _walk(part: Any) -> _Walked:
-    """Walk the frames of a range of a log file, with the CRC of every body."""
+    """Scan the frames of a range of a log file and check the CRC of every body."""
     records = size = bad = 0
     with part.file.open() as source:
         frames = part.walk(source)
@@ -168,7 +170,7 @@ def stats(where: Where, by: str) -> Run:
 
 
 def carve(where: Where, noise: bool) -> Run:
-    """Run `rmqctl carve --summary` on an image: the log without its name, or noise."""
+    """Run `rmqctl carve --summary` on an image: the log under another file name, or noise."""
     from rmqctl.repair.carve.carve import Carving
     from rmqctl.repair.carve.sources import inputs
 
@@ -306,7 +308,7 @@ def compact(where: Where, items: int) -> Run:
 
 
 def copy_with_damage(store: Path, target: Path, places: int = 20) -> None:
-    """Copy a store with wrong bytes at some places of its log."""
+    """Copy a store and overwrite bytes at some positions of the copied log."""
     import random
 
     shutil.rmtree(target, ignore_errors=True)

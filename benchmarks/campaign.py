@@ -25,9 +25,9 @@ from tests.support import golden
 COLUMNS = ("damaged", "corrected", "copied", "mended", "filled", "kept", "unseen", "near", "lost")
 WITHOUT, REPLICA, SPLIT, MESSAGES = "none", "replica", "split brain", "messages"
 LIMIT = 120
-"""Maximum seconds per store."""
+"""Maximum number of seconds per store."""
 COMMAND_EACH = 25
-"""Every store with a multiple of this number is also recovered by the command."""
+"""Every store whose number is a multiple of this value is also recovered by the command."""
 PAGE = """# What `recover` brings back
 
 Stores damaged at random, recovered, and compared message by message with what they were. Written
@@ -73,7 +73,7 @@ plan with a source that only copies more, which is proven once ours is whole ({l
 
 @dataclass
 class Sums:
-    """Numbers of stores and of messages by result, by kind of damage and of source."""
+    """Number of stores, and of messages by result, for each kind of damage and of source."""
 
     stores: Counter[tuple[str, str]] = field(default_factory=Counter)
     fates: dict[tuple[str, str], Counter[str]] = field(default_factory=dict)
@@ -113,7 +113,7 @@ class Sums:
             f"{total[name]:,}" for name in COLUMNS) + f" | {wrong:,} |"
 
     def others(self) -> str:
-        """Return the values without a column, in words."""
+        """Return a sentence with the results that have no column in the table."""
         total = sum(self.fates.values(), Counter())
         return (f"Besides, {total['theirs']:,} damaged messages gave way to those of a preferred "
                 f"source, {total['refused']:,} are in the {self.refused.total()} stores in which "
@@ -125,7 +125,7 @@ class Sums:
 
 
 def group(source: str) -> str:
-    """Return the name of a source in the table."""
+    """Return the name of a source that the table shows."""
     return (WITHOUT if source == trial.NONE else SPLIT if source in trial.SPLITS
             else MESSAGES if source in FORMS else REPLICA)
 
@@ -150,7 +150,7 @@ def run(stores: int, seed: int, base: Path, kind: str | None = None,
 
 
 def page(sums: Sums, command: str) -> str:
-    """Return the page of the docs."""
+    """Return the results as a page of the docs."""
     return PAGE.format(
         version=__version__, command=command, heads=" | ".join((*COLUMNS, "wrong")),
         lines="---:|" * (len(COLUMNS) + 1), rows="\n".join(sums.rows()), others=sums.others(),

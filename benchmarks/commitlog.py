@@ -53,7 +53,9 @@ def rows_as_void(rows: NDArray[Any]) -> NDArray[np.void]:
 
 
 class LogWriter:
-    """Builder of the bytes of a plan's records, in the order of chunks (embedded copies)."""
+    """Builder of the bytes of a plan's records, chunk by chunk: a body may contain a copy of an
+    earlier record.
+    """
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
@@ -130,7 +132,7 @@ class LogWriter:
 
     def put_tails(self, buffer: U8, part: slice, tail: I64,
                   header: NDArray[np.void]) -> IndexEntries:
-        """Write topics and properties at the positions tail (n,)."""
+        """Write topics and properties at the positions ``tail`` (n,)."""
         plan, count = self.plan, len(tail)
         number = np.arange(part.start, part.stop)
         unique = unique_keys(

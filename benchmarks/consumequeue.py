@@ -1,4 +1,4 @@
-"""Write the files of a consumequeue as the engine does for rows without a gap."""
+"""Write the files of a consume queue as a broker does, for entries without a gap."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class Rows:
 
 
 def queue_files(rows: Rows, file_size: int) -> Iterator[tuple[str, NDArray[np.void]]]:
-    """Yield (name, units) of every file of file_size bytes (a multiple of the unit size), filled up
-    with zeros.
+    """Yield (name, units) of every file of ``file_size`` bytes (a multiple of the unit size); the
+    last file is padded with zeros.
     """
     units = np.empty(len(rows.phy), dtype=CONSUMEQUEUE_UNIT)
     units["phy"] = rows.phy

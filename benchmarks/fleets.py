@@ -27,7 +27,9 @@ _SUBREAPER = 36
 
 
 def taken(command: list[str]) -> tuple[float, float]:
-    """Run a command; return (seconds, CPU seconds of its processes). RuntimeError if it fails."""
+    """Run a command; return (seconds, CPU seconds of its processes). Raises: RuntimeError if the
+    command fails.
+    """
     # Become the parent of orphaned children: else their CPU time is not counted.
     ctypes.CDLL(None).prctl(_SUBREAPER, 1)
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()

@@ -21,16 +21,16 @@ ONE_K, SMALL = "1k", "100"
 BODY = {ONE_K: 1024, SMALL: 100}
 
 Figures = dict[str, tuple[float, ...]]
-"""By store: with one core and, if there is a second number, with two threads."""
+"""Figures by store: the figure on one core and, if there is a second number, with two threads."""
 
 
 @dataclass(frozen=True)
 class Work:
-    """A row of the table for each store of ``goal``, or for both.
+    """A measurement: a row of the table for each store of ``goal``, or for both stores.
 
-    ``goal``: reached by the figure, or relative to another row with ``beside`` (name, factor).
+    ``goal``: the figure to reach; with ``beside`` (name, factor), it is relative to another row.
     Figures in seconds must be lower, others higher. ``engine``: the Java engine's figure on one
-    core. ``is_peer``: not rmqctl's, so its memory does not count.
+    core. ``is_peer``: another program is measured, so its memory is not compared with the goal.
     """
 
     name: str

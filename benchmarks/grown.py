@@ -41,8 +41,9 @@ INDEX_SLOTS, INDEX_MAX = 5_000_000, 20_000_000
 
 @dataclass(frozen=True)
 class Shape:
-    """The content of a store. ``files``: of the log. ``damages``: records with a flipped bit, in
-    turn in the body, the size and the magic. ``findings``: entries with another tag's hash.
+    """The content of a store. ``files``: number of log files. ``damages``: number of records with a
+    flipped bit, alternately in the body, the size and the magic. ``findings``: number of entries
+    with another tag's hash.
     """
 
     messages: int = 50_000
@@ -54,7 +55,7 @@ class Shape:
 
 
 def topic_name(number: int) -> str:
-    """Return the name of a topic; all names have the same length."""
+    """Return the name of a topic; all topic names have the same length."""
     return f"topic_{number:0{TOPIC_DIGITS}}"
 
 

@@ -31,7 +31,9 @@ TIMES = (1, 2, 4, 8)
 _TRIES = 3
 NEGLIGIBLE_S = 0.25
 NEGLIGIBLE_MIB = 4.0
-"""Costs (without those of the startup) below this on the largest store are not a growth."""
+"""If the costs on the largest store, without the startup, are below this value, growth is not
+measured.
+"""
 BASE = {"messages": Shape(messages=50_000), "queues": Shape(queues=1_000),
         "files": Shape(files=50), "groups": Shape(groups=1_000),
         "damages": Shape(messages=100_000, damages=500),
@@ -61,7 +63,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Growth:
-    """Growth of a command. ``costs``: for each of `TIMES`, without the startup."""
+    """Growth of a command. ``costs``: the costs for each of `TIMES`, without the startup."""
 
     command: str
     of: str
@@ -82,10 +84,12 @@ class Growth:
 
 
 def exponent(costs: Sequence[float], negligible: float) -> float | None:
-    """Return the power with which costs grow at `TIMES` as many things, or None if they hardly do.
+    """Return the exponent with which costs grow at `TIMES` as many things; None if they hardly
+    grow.
 
-    All costs have a constant part, so the differences count: with a power p the last one is
-    (8^p - 4^p) / (4^p - 1) of all before it, which increases with p.
+    All costs contain a constant part, so their differences are compared: with the exponent p, the
+    last difference is (8^p - 4^p) / (4^p - 1) times the sum of all earlier ones, a ratio that
+    increases with p.
     """
     first, _, half, whole = costs
     if whole - first < negligible:

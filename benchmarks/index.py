@@ -1,4 +1,4 @@
-"""Build index files from a stream of keys by the engine's rules, without a loop over keys."""
+"""Build index files from a stream of keys as a broker does, without a loop over keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ MS = 1000
 
 @dataclass(frozen=True)
 class IndexEntries:
-    """Keys in put order as columns: non-negative hash, record's phy (bytes) and time (ms)."""
+    """Keys in the order in which they are added, as columns: non-negative hash, physical offset of
+    the record, time (ms).
+    """
 
     key_hash: I32
     phy: I64
@@ -43,7 +45,7 @@ class IndexEntries:
 
 @dataclass(frozen=True)
 class IndexFile:
-    """The content of a file: header (), slots (slots,), entries from number 1 (n,)."""
+    """The content of an index file: header (), slots (slots,), entries from number 1 (n,)."""
 
     header: NDArray[np.void]
     slots: NDArray[np.signedinteger]
@@ -72,8 +74,9 @@ def index_files(entries: IndexEntries, slots: int, maximum: int) -> Iterator[Ind
 
 
 def make_file(entries: IndexEntries, slots: int, begin_before: int) -> IndexFile:
-    """Return a file. The first entry's time is relative to begin_before (ms), the end of the
-    previous file (0 without one); then the file's own begin is set.
+    """Return an index file. The time of its first entry is relative to ``begin_before`` (ms), the
+    end of the previous file (0 without a previous file); later entries are relative to the file's
+    own begin.
     """
     count = len(entries)
     number = np.arange(1, count + 1, dtype=np.int64)

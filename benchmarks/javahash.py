@@ -35,7 +35,7 @@ def index_hash(hashes: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 def hash_map_order(keys: list[str], capacity: int = 128) -> list[str]:
-    """Return the keys in the order of a Java HashMap of that capacity (128: a 5.x broker's)."""
+    """Return the keys in the order of a Java HashMap of this capacity (128: a 5.x broker's)."""
 
     def bucket(key: str) -> int:
         value = java_hash(key) % WRAP

@@ -54,7 +54,9 @@ def make_store(options: Options, store: Path) -> dict[str, Any]:
 
 
 def probe(plan: Plan, store: Path) -> dict[str, Any]:
-    """Return a message with a key from the middle of the log, for the look-up commands."""
+    """Return a message with a key from the middle of the log, which the query benchmarks search
+    for.
+    """
     middle = len(plan) // 2
     number = middle + int(np.argmax(plan.keys[middle:] > 0))
     phy, size = int(plan.phy[number]), int(plan.size[number])

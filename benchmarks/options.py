@@ -25,8 +25,8 @@ PROFILES = {"1k": Profile(1024, GIB), "100": Profile(100, GIB // 2), "8k": Profi
 class Options:
     """All values that determine a store's bytes. Sizes in bytes.
 
-    log_size: records are added while they end within it (blanks count).
-    adversarial: share of records whose body imitates records, magics or blanks.
+    ``log_size``: records are added while their end is at most this offset; blank records count.
+    ``adversarial``: share of records whose body imitates records, magics or blank records.
     """
 
     body_length: int
@@ -60,6 +60,6 @@ TOPIC_NAMES = (
 
 
 def topic_names(count: int) -> list[str]:
-    """Return topic names: first ordinary ones of different lengths, then numbered ones."""
+    """Return topic names: first realistic names of different lengths, then numbered names."""
     extra = [f"bench_topic_{number}" for number in range(len(TOPIC_NAMES), count)]
     return [*TOPIC_NAMES[:count], *extra]

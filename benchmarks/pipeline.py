@@ -109,7 +109,7 @@ def export(store: Path, pool: Any, where: Path) -> object:
 
 
 def columns(stores: list[str], pool: Any, names: tuple[str, ...]) -> object:
-    """Do the minimum for a reader of these columns: build Arrow batches and drop them."""
+    """Read these columns with minimal work: build Arrow batches and drop them."""
     from rmqctl.store.log import ranges
     from rmqctl.store.store import Store
 
@@ -143,7 +143,9 @@ def by_topic(spark: Any, stores: list[str]) -> object:
 
 
 def peer(spark: Any, part: Path) -> object:
-    """Use ``binaryFile`` and a Python loop over the fixed fields, as without a data source."""
+    """Read the log with ``binaryFile`` and a Python loop over the fixed fields, without rmqctl's
+    data source.
+    """
     def parse(batches: Iterator[Any]) -> Iterator[Any]:
         import pyarrow as pa
 
@@ -167,7 +169,7 @@ def peer(spark: Any, part: Path) -> object:
 
 
 def best(passes: dict[str, Pass], rounds: int) -> dict[str, float]:
-    """Return the seconds of each best pass, without the first round."""
+    """Return the seconds of the best pass of each job; the first round does not count."""
     shortest: dict[str, float] = {}
     for number in range(rounds + 1):
         for name, run in passes.items():
@@ -273,7 +275,7 @@ def commands(directory: Path, where: Path, rounds: int) -> list[str]:
 
 
 def _python_rss(_roots: list[str], where: Path, count: int, store: Path) -> float:
-    """Return the peak memory of the driver's Python process, which has the results."""
+    """Return the peak memory of the driver's Python process, which collects the results."""
     code = ("import resource, sys; from rmqctl.cli import main\n"
             "try: main(sys.argv[1:])\n"
             "except SystemExit: pass\n"

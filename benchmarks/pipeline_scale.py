@@ -15,7 +15,7 @@ FILE_SIZE = 4096
 
 @contextlib.contextmanager
 def fleet(store: Path, count: int, where: Path) -> Iterator[list[str]]:
-    """Provide ``count`` stores with links to the files of a single store."""
+    """Create ``count`` stores whose files are links to the files of a single store."""
     folder = where / "fleet"
     folder.mkdir()
     try:

@@ -1,4 +1,4 @@
-"""Decide the content and the place of every record of a store, as numpy columns."""
+"""Determine the content and the offset of every record of a store, as numpy columns."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MAX_GAP_MS = 4
 
 
 class Trick(IntEnum):
-    """An imitation in a body."""
+    """Data in a body that imitates a record or a part of a record."""
 
     NONE = 0
     COPY = 1  # an earlier record
@@ -88,7 +88,8 @@ def queue_members(topic: U8, queue: U8, queues: int) -> list[I64]:
 
 
 def place(size: I32, file_size: int, log_size: int) -> I64:
-    """Return the physical offsets of the records that fit into log_size, by the engine's rule.
+    """Return the physical offsets of the records that fit into ``log_size``, as a broker places
+    them.
 
     A record goes to the next file if it would leave less space than a blank record needs.
     """
@@ -107,7 +108,7 @@ def place(size: I32, file_size: int, log_size: int) -> I64:
 
 
 def make_plan(options: Options) -> Plan:
-    """Draw records until the log is full."""
+    """Generate random records until the log is full."""
     rng = np.random.Generator(np.random.PCG64(options.seed))
     topics = topic_names(options.topics)
     columns: dict[str, list[NDArray[Any]]] = {}

@@ -31,7 +31,7 @@ CLASSES = (
 
 
 def _plan(seed: int, base: Path) -> dict[str, Any]:
-    """Return the plan of `recover` for the world of a seed, without a change."""
+    """Return the plan of `recover` for the world of a seed; nothing is changed."""
     world = trial.world(seed)
     ground = grounds.make(base / "made", world.form, world.forged, world.number)
     work = base / "one"

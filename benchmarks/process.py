@@ -26,10 +26,10 @@ SHOWN = 2000
 
 @dataclass(frozen=True)
 class Usage:
-    """Costs of a process: seconds, CPU with its waited-for children, memory in MiB.
+    """Costs of a process: seconds, CPU seconds including its child processes, memory in MiB.
 
-    max_rss_mib: largest resident set of a process of the tree, with pages of mapped files.
-    anon_mib: sampled peak of the tree's memory without these pages.
+    ``max_rss_mib``: largest resident set of any process of the tree, including mapped files.
+    ``anon_mib``: sampled peak of the tree's memory, without mapped files.
     """
 
     exit_code: int
@@ -59,7 +59,9 @@ def tree(pid: int) -> list[int]:
 
 
 def anonymous_mib(pid: int) -> float:
-    """Return RssAnon and RssShmem of the tree: memory without pages of mapped files."""
+    """Return the sum of RssAnon and RssShmem of the process tree: its memory without mapped
+    files.
+    """
     total = 0
     for member in tree(pid):
         try:
@@ -129,7 +131,9 @@ def cores(count: int) -> Iterator[None]:
 
 
 def remove(folder: Path) -> None:
-    """Remove the files of a measurement, so the next one does not wait for their writeback."""
+    """Remove the files of a measurement, so that the next measurement does not wait for
+    writeback.
+    """
     if folder.exists():
         shutil.rmtree(folder)
         os.sync()

@@ -12,7 +12,7 @@ _NEXT = "\n## "
 
 
 def with_section(text: str, mark: str, lines: list[str]) -> str:
-    """Return a text of sections in which the section of ``mark`` is replaced."""
+    """Return the text with the section of ``mark`` replaced."""
     before, _, rest = text.partition(mark)
     _, following, behind = rest.partition(_NEXT)
     return before.rstrip("\n") + "\n\n" + "\n".join(lines) + following + behind

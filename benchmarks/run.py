@@ -46,8 +46,8 @@ COLUMNS = ("work", "store", "one core", "two threads", "unit", "goal", "reached"
 
 @dataclass
 class Row:
-    """A row. ``figures``: on one core and, if requested, with two threads. ``cpu_s`` and ``mib``
-    (largest resident set, with pages of mapped files): on one core.
+    """A row of the table. ``figures``: on one core and, if requested, with two threads. ``cpu_s``
+    and ``mib`` (largest resident set, including mapped files): on one core.
     """
 
     work: Work
@@ -112,7 +112,7 @@ def warm(store: Path) -> None:
 
 def measure(work: Work, profile: str, directory: Path, facts: dict[str, Any],
             given: argparse.Namespace) -> Row:
-    """Return the best of several passes, for 1 to as many cores as there are goals."""
+    """Return the best of several passes for each number of cores, from 1 to the number of goals."""
     row = Row(work, profile)
     for cores in range(1, 1 + max(1, len(work.goal.get(profile, ())))):
         with process.cores(cores):

@@ -43,7 +43,9 @@ In every store the result walks without damage to its end, all queues go on with
 
 @dataclass(slots=True)
 class Sum:
-    """Sums of a row of the table: messages, and stores that lost messages by a broker."""
+    """Sums for a row of the table: messages, and stores in which a broker's recovery loses
+    messages.
+    """
 
     stores: int = 0
     intact: int = 0
@@ -66,7 +68,7 @@ class Sum:
 
 
 def measure(base: Path, kinds: Sequence[str], seeds: int) -> Sum:
-    """Damage and salvage stores one after the other. AssertionError for a wrong result."""
+    """Damage and salvage stores one after the other. Raises: AssertionError for a wrong result."""
     total = Sum()
     for seed in range(seeds):
         name = SETS[seed % len(SETS)]

@@ -42,11 +42,11 @@ MARK = "\n## Serving\n"
 BODY = bytes(range(256)) * 4
 BATCH = 32
 FOR_A_ROW = 256
-"""Maximum memory of the server for a kept message besides its record (bytes)."""
+"""Maximum memory (bytes) that the server uses for a cached message in addition to its record."""
 CONNECTIONS = 4
 """Number of connections per client."""
 PASSES = 5
-"""Passes of the measurement at half load; the median counts."""
+"""Number of passes of the measurement at half load; the median pass counts."""
 PULL, SEND = 11, 310
 SUCCESS = b'"code":0,'
 SENT = "KEYS\x01k\x02UNIQ_KEY\x017F0000010A2118B4AAC2123456780000\x02WAIT\x01true\x02TAGS\x01A"
@@ -54,7 +54,7 @@ SENT = "KEYS\x01k\x02UNIQ_KEY\x017F0000010A2118B4AAC2123456780000\x02WAIT\x01tru
 MARKED = "123456789"
 NEXT = b'"nextBeginOffset":"'
 Queue = tuple[str, int, int]
-"""(topic, queue id, queue offset after its last message)."""
+"""A queue: (topic, queue id, queue offset after its last message)."""
 
 
 @contextmanager
@@ -190,7 +190,9 @@ def pull_all(address: Address, queues: list[Queue], seconds: float, connections:
 
 def send_all(address: Address, connections: int, seconds: float, under_way: int) -> Iterator[
         tuple[int, int, float]]:
-    """Do the same for sends over several connections, with ``under_way`` sends on each."""
+    """Yield (messages, bytes, seconds) of each round until the time is over. In a round each
+    connection sends ``under_way`` messages and reads all answers.
+    """
     opened = [Requests(address) for _ in range(connections)]
     encoded = [write_command(Command(SEND, 0, 0, {
         "a": "P", "b": "bench", "c": "TBW102", "d": "8", "e": str(number), "f": "0",
@@ -306,7 +308,9 @@ def half_load(address: Address, queues: list[Queue], rate: float, seconds: float
 
 def bare_half_load(size: int, busy: float, rate: float, seconds: float, connections: int
                    ) -> list[float]:
-    """Do the same with a bare server: ``busy`` seconds and ``size`` bytes per answer."""
+    """Return (median, p99) ms of a bare server with ``busy`` seconds and ``size`` bytes per
+    answer.
+    """
     with socket.create_server(("127.0.0.1", 0)) as listening:
         address = parse_address("{}:{}".format(*listening.getsockname()))
         server = multiprocessing.Process(target=bare_server, args=(listening, size, busy))

@@ -29,7 +29,7 @@ STORES = 60
 MIN_YIELD = 1 / 20
 SECTOR = 512
 Yield = tuple[int, int]
-"""Numbers of damaged messages, and of those whose bytes are restored."""
+"""Number of damaged messages, and number of messages whose bytes are restored."""
 
 
 # -- damage to bodies, topics, properties and pages -----------------------------------------------
@@ -49,7 +49,7 @@ def one_byte(target: Target) -> bool:
 
 
 def torn_run(target: Target) -> bool:
-    """Overwrite two to four bytes of a body next to a sector border, with zeros or any bytes."""
+    """Overwrite two to four bytes of a body next to a sector border with zeros or random bytes."""
     luck, size = target.luck, target.luck.randint(2, 4)
     places = [(place, at) for place, raw in sorted(target.base.messages.items())
               for at in _body_of(target, place, size)

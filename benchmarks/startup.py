@@ -55,7 +55,9 @@ def cpu(argv: list[str], tree: Path) -> float:
 
 
 def measured(trees: list[Path], facts: dict[str, Any], times: int) -> dict[str, list[float]]:
-    """Return the best CPU seconds by measurement, for each tree, measured in turns."""
+    """Return the lowest CPU seconds by measurement for each tree; the trees are measured
+    alternately.
+    """
     work = {name: ["-c", code] for name, code in PARTS.items()} | {
         name: ["-m", "rmqctl", *line.format(**facts).split()] for name, line in COMMANDS.items()}
     rounds = [{name: [cpu(argv, tree) for tree in trees] for name, argv in work.items()}

@@ -1,7 +1,8 @@
-"""The part of a record after its body, topic and properties, built for many records at a time.
+"""The tails of records, that is, everything after the body, topic and properties, built for many
+records at a time.
 
-Records of a class (same topic, tag and number of keys) have tails of the same length that differ
-only in the unique key and the keys, so a class is a byte matrix.
+Tails of a class (same topic, tag and number of keys) have the same length and differ only in the
+unique key and the keys, so a class is a byte matrix.
 """
 
 from __future__ import annotations
@@ -44,7 +45,9 @@ class Tail:
 
 @cache
 def make_tail(topic: str, tag: int, keys: int) -> Tail:
-    """Return properties in the order, and with the closing separator, of a 5.2+ broker."""
+    """Return the properties string, in the order of a 5.2+ broker and with its closing
+    separator.
+    """
     values = {
         "UNIQ_KEY": "U" * UNIQUE_KEY_CHARS,
         "WAIT": "true",
@@ -86,7 +89,9 @@ def tags_codes() -> I64:
 
 
 def unique_keys(ip: NDArray[np.uint32], born_ms: I64, number: I64) -> U8:
-    """Return client ids as upper-case hex, (n, 32); number: the record's number in the store."""
+    """Return client message IDs as upper-case hex, (n, 32); ``number``: the record's number in the
+    store.
+    """
     ids = np.zeros(len(number), dtype=UNIQUE_KEY)
     ids["ip"] = ip
     ids["pid"] = 4711

@@ -27,9 +27,11 @@ from tests.support import unforced
 
 HEADING, WIDE_HEADING = "## Worlds of damage", "## Wide worlds of damage"
 LIMIT = 120
-"""Maximum seconds per world."""
+"""Maximum number of seconds per world."""
 MAX_PER_PAGE = 200
-"""Undecided records per damaged page of an honest log that is longer than its largest record."""
+"""Number of undecided records per damaged page that is too many for a log without forged bodies
+that is longer than its largest record.
+"""
 TEXT = """Made by `{command}`: {seeds:,} seeds, {first:,} to {last:,}. A seed chooses a form of the log, whether bodies hold forged records, the damage, and the state of entries and index. *refused*: nothing is changed. *damaged* messages are *back* with their bytes, *filled*, or *lost*: nothing stands for them. *forged*: worlds in which a record from a body is shown or published without `--ambiguous keep`. *not counted*: an intact message is hidden, left out or lost without being counted, with `--ambiguous keep` or without. *nothing is lost*: that is said, and a message has to be filled. *verify*: an error after `recover` that the plan did not announce. *stale shown*: `read` shows records from an earlier use of a file which the entries contradict. *other*: a second plan is not empty, or `undo` does not restore every byte. *undecided*: intact and forged records of which the plan says so, in all worlds, and their share of all messages; *most a page*: the most of one world, divided by its damaged places.
 """  # noqa: E501 - a paragraph of Markdown
 COLUMNS = ("seeds", "refused", "damaged", "back", "filled", "lost", *trial.KINDS_OF_WRONG,
@@ -38,7 +40,7 @@ COLUMNS = ("seeds", "refused", "damaged", "back", "filled", "lost", *trial.KINDS
 
 @dataclass
 class Sums:
-    """By world: seeds, results of messages, and numbers of seeds by kind of error."""
+    """Sums by kind of world: seeds, results of messages, and number of seeds by kind of error."""
 
     seeds: Counter[str] = field(default_factory=Counter)
     counts: dict[str, Counter[str]] = field(default_factory=dict)
@@ -84,13 +86,13 @@ class Sums:
 
     @property
     def too_many(self) -> bool:
-        """Whether an honest long log has too many undecided records."""
+        """Whether a long log without forged bodies has too many undecided records."""
         return self.most.get(f"{LARGE}, honest", 0) >= MAX_PER_PAGE
 
 
 def run(seeds: range, base: Path, seconds: float | None = None, *,
         wide: bool = False) -> tuple[Sums, int]:
-    """Run the worlds of ``seeds`` while there is time; return (sums, number of worlds)."""
+    """Run the worlds of ``seeds`` until the time is over; return (sums, number of worlds)."""
     sums, started, done = Sums(), time.monotonic(), 0
     for seed in seeds:
         if seconds is not None and time.monotonic() - started > seconds:
@@ -107,7 +109,9 @@ def run(seeds: range, base: Path, seconds: float | None = None, *,
 
 
 def run_in(jobs: int, seeds: range, seconds: float | None, *, wide: bool) -> tuple[Sums, int]:
-    """Do the same in several processes, each with its own part of the seeds and stores."""
+    """Run the worlds of ``seeds`` in several processes, each with its own part of seeds and
+    stores.
+    """
     size = -(-len(seeds) // jobs)
     parts = [seeds[first:first + size] for first in range(0, len(seeds), size)]
     sums, done = Sums(), 0

@@ -32,11 +32,13 @@ CONSTRUCT_MESSAGES = 20_000
 ENGINE = {1024: "4.9.3 226,000, 5.3.3 206,000", 100: "4.9.3 567,000, 5.3.3 412,000"}
 
 Pass = tuple[int, int, float | None]
-"""(messages, bytes of their records, seconds until they were put; None: to the end)."""
+"""(number of messages, bytes of their records, seconds until they were put; None: the whole
+process).
+"""
 
 
 def filling(size: int) -> str:
-    """Return the text after the number in a body of ``size`` characters."""
+    """Return the text that follows the number in a body of ``size`` characters."""
     return ("abcdefghijklmnopqrstuvwxyz0123456789 " * (size // 37 + 1))[:size - 8]
 
 
@@ -135,7 +137,7 @@ def plain_write(folder: Path, count: int, size: int) -> Callable[[], Pass]:
 
 
 def construct_encoder(folder: Path, count: int, size: int) -> Callable[[], Pass]:
-    """Measure records built from their construct declaration and written to a file."""
+    """Measure building records from their construct declaration and writing them to a file."""
     import zlib
 
     from rmqctl.formats.local.message import CRC_MASK, MAGIC_V1, Record, build, size_of
