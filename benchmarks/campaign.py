@@ -1,8 +1,9 @@
-"""What `recover` brings back of stores that are damaged at random, with sources and without.
+"""Measure what `recover` restores in randomly damaged stores, with and without other sources.
 
 ``python -m benchmarks.campaign --stores 3000 --seed 1 --write-docs PAGE`` damages
-copies of stores which brokers wrote, and of made ones, in ten ways, recovers each, and compares
-every message with what it was (tests/repair/campaign). A wrong one is shown: exit code 1.
+copies of stores that brokers wrote, and of generated stores, in ten ways, recovers each copy, and
+compares every message with the original (tests/repair/campaign). Wrong messages are printed; then
+the exit code is 1.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The cost of damage: commands on an intact store, and on the same store with damaged records.
+"""Compare the costs of commands on an intact store and on the same store with damaged records.
 
     python -m benchmarks.damaged --dir DIR [--messages 200000] [--times 2] [--write-results]
 

@@ -1,5 +1,5 @@
 """The measurements of `run.py` and their goals. Standard library only, because the process that
-starts and watches the others must stay small.
+starts and monitors the measured processes must stay small.
 
 A `Work` is a function of calls.py or an rmqctl command line. ``{names}`` in a command line are
 filled from the store's facts: store, damaged (a copy with wrong bytes), log, and the probe

@@ -1,8 +1,9 @@
-"""Makes a store of any number of messages, queues, log files, groups, damaged records and wrong
+"""Create a store with any number of messages, queues, log files, groups, damaged records and wrong
 consume queue entries, quickly.
 
-Each topic has one queue, so a store has as many topics as queues. All records have one size, and a
-log file takes as many as give the number of files. Files are laid out ahead, as a broker's are.
+Each topic has one queue, so a store has as many topics as queues. All records have the same
+size; the size of a log file follows from the number of files. Files are preallocated, as a broker
+does.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Plans of `recover` for the damaged stores of many seeds: saved, and compared by class.
+"""Save the plans of `recover` for the damaged stores of many seeds, and compare two revisions.
 
 ``python -m benchmarks.plans save FILE --seeds 1000`` damages the worlds of seeds 1 to 1,000
 (tests/repair/campaign/worlds) and writes their plans; run by two revisions of rmqctl,
 ``python -m benchmarks.plans compare BEFORE AFTER`` prints the table of benchmarks/plans.md.
-A difference belongs to the first class in which it falls.
+A difference is counted in the first class that contains it.
 """
 
 from __future__ import annotations

@@ -4,12 +4,12 @@
 
 Each client repeatedly pulls 32 messages at a time from its own queues, or sends bodies of 1 KiB,
 over loopback, with the stores in the page cache. The server keeps the messages of two smaller
-queues in memory; those of more queues it reads again each time. The last rows are for a client of
-another project.
+queues in memory; it reads messages of more queues again each time. The last rows are for a client
+of another project.
 
 The duration of a pull is measured at half the maximum load: a client pulls at fixed times over all
-connections, and durations count from these times. To show the machine's share, a bare server that
-computes as long and sends as much per answer is measured after each run.
+connections, and durations count from these times. To show the machine's share, each run is followed
+by one with a bare server that computes as long and sends as many bytes per answer.
 """
 
 from __future__ import annotations

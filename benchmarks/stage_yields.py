@@ -1,9 +1,9 @@
-"""The yield of each stage of salvage for the damage that it repairs.
+"""Measure how many damaged messages each stage of salvage restores.
 
 ``python -m benchmarks.stage_yields`` damages a message, or two pages, in each of 60 stores of a
 kind, recovers the store with all stages, and counts the damaged messages whose bytes are restored.
-The figures are in the docstrings of the stages. Exit code 1 if a kind is below one in twenty: then
-its stage should be removed, unless no other field proves the damaged one.
+The figures are in the docstrings of the stages. The exit code is 1 if a stage restores fewer than
+one in twenty messages: then it should be removed, unless no other field proves the damaged one.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Worlds of damage: forms of a log, honest or with forged bodies, each damaged in every way.
+"""Run `recover` on damaged logs of all forms ("worlds"), with and without forged bodies.
 
 ``python -m benchmarks.worlds --seeds 1000 --seed 1 --write-results`` damages, reads, recovers and
-judges the world of each seed (tests/repair/campaign/worlds), and counts what is wrong by kind.
-Each wrong one is shown; exit code 1 if there is any. ``--seconds`` ends it in time.
+checks the world of each seed (tests/repair/campaign/worlds), and counts wrong results by kind.
+Wrong results are printed; then the exit code is 1. ``--seconds`` limits the duration.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""The speed of puts into a store, compared with a plain file.write of the same bytes.
+"""Measure puts into a store, and compare them with a plain file.write of the same bytes.
 
 python -m benchmarks.writing --dir DIR [--count N] [--rounds N] [--write-results]
 
-Every measurement is a process of its own, on one core (its flush thread too) unless its name says
-otherwise, on a new store with a broker's default sizes; the rounds are interleaved and the best
-pass counts. Two times are taken: until the last message is put and dispatched to consumequeues
-and index (as the engine's figures are taken), and until the store is closed, everything forced to
-disk. Commands count from the start of the process to its end, so that is in both.
+Every measurement has its own process, on one core (including its flush thread) unless its name
+says otherwise, on a new store with a broker's default sizes; the rounds are interleaved and the
+best pass counts. Two times are measured: until the last message is put and dispatched to consume
+queues and index (as for the engine's figures), and until the store is closed and all files are
+flushed. For commands, both times include the startup and the end of the process.
 """
 
 from __future__ import annotations

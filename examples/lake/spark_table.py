@@ -1,4 +1,4 @@
-"""The messages of stores as a table of Delta Lake or Iceberg, written by Spark.
+"""Write the messages of stores to a Delta Lake or Iceberg table with Spark.
 
     python examples/lake/spark_table.py examples/store --format delta --out /tmp/messages
 

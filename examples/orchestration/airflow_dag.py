@@ -1,4 +1,4 @@
-"""An Airflow DAG: check a store every night, and export yesterday's messages if it is sound.
+"""An Airflow DAG: check a store every night, and export yesterday's messages if it is intact.
 
 For Airflow 3 (`airflow.sdk`). Copy it to the DAG folder of an installation whose workers have
 rmqctl and access to the store. The paths are environment variables, so that a test can import this

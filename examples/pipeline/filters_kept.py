@@ -3,7 +3,7 @@
     python examples/pipeline/filters_kept.py
 
 Print Spark's results and the correct ones. With Spark 4.1 to 4.3 the second result is wrong,
-because the filter of the first query stays with the relation.
+because Spark keeps the filter of the first query in the relation.
 """
 
 from __future__ import annotations
