@@ -1,4 +1,4 @@
-"""Peers to compare rmqctl's log scan with: programs that a user would write with construct or struct.
+"""Peers to compare rmqctl's scan with: programs that a user would write with construct or struct.
 
 Both split a commitlog file into records and check magic, physicalOffset, the sum of the lengths and
 the body's CRC. They stop at the blank record or the zeros at the end, and raise for anything else.

@@ -100,7 +100,7 @@ def sha256_of(source: FileSource, start: int, end: int) -> str:
 
 
 class Reached:
-    """How far the log has been copied: the thread that checks the log waits for the copy."""
+    """Progress of the log's copy, for which the thread that checks the log waits."""
 
     def __init__(self) -> None:
         self._place, self._changed = 0, threading.Condition()

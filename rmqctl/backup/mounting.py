@@ -263,7 +263,7 @@ class _Reader:
 
     def next_data(self, path: str, position: int) -> int:
         """Return the first position from ``position`` on that is in a span and not known to be
-        zero; the end of the file if there is no such position.
+        zero; the end of the file if no such position exists.
         """
         spans = self._of(path)
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
