@@ -89,8 +89,8 @@ class BrokerVersion:
 
     # How the broker answers.
     nearest_in_time: bool
-    """Whether the offset for a time is that of the entry nearest in time, as before 5.1.1; later
-    releases return a boundary of the entries with that time.
+    """True before 5.1.1: the offset for a time is that of the entry nearest in time. Later releases
+    return a boundary of the entries with that time.
     """
 
     # Settings of its configuration.
