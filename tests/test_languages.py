@@ -10,6 +10,7 @@ import itertools
 import pickle
 import re
 import string
+import time
 import tomllib
 from pathlib import Path
 
@@ -358,3 +359,13 @@ def test_a_text_is_found_by_its_template():
     assert chinese.cell("any", "no message at 7") == "no message at 7"
     assert chinese.cell("reason", "no message at 7") == "7 处没有消息"
     assert language("en").text("no message at 7") == "no message at 7"
+
+
+def test_hostile_names_take_no_exponential_time() -> None:
+    """A text whose values repeat what its template is found by, and that does not fit."""
+    chinese = language("zh")
+    begun = time.process_time()
+    for template in sorted(chinese.catalog, key=lambda key: -key.count("{"))[:40]:
+        parts = [text for text, _, _, _ in string.Formatter().parse(template)]
+        chinese.text("".join("a" + text * 20 for text in parts) + " zz")
+    assert time.process_time() - begun < 60

@@ -30,6 +30,8 @@ _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\
 _PROSE = re.compile(r"(?<![\w/.-])[a-z]{2,}(?: [a-z]{2,}){2,}(?![\w/.-])")
 _ONE = re.compile(r"1 ([a-z ]+[a-z])")
 _CACHED = 4096
+_MAX_JOINTS = 40
+"""Maximum number of separators in a text that is translated in parts."""
 
 
 class _Template(NamedTuple):
@@ -103,6 +105,8 @@ class Texts(Catalog):
         """Translate a text that was joined from several texts, if all of them, or those at the end,
         have templates.
         """
+        if sum(map(text.count, _JOINTS)) > _MAX_JOINTS:
+            return None
         for joint in _JOINTS:
             first, between_parts, rest = text.partition(joint)
             if not between_parts or not first or not rest:
@@ -143,7 +147,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 def _pattern(parts: list[tuple[str, str | None, str]]) -> str:
     seen: set[str] = set()
-    pattern = ""
+    pattern = is_open = ""
     for text, name, form in parts:
         pattern += re.escape(text)
         if name is None:
@@ -152,5 +156,11 @@ def _pattern(parts: list[tuple[str, str | None, str]]) -> str:
             pattern += f"(?P=_{name})"
             continue
         seen.add(name)
-        pattern += f"(?P<_{name}>{_NUMBER if form in (',', 'd') else _ANYTHING})"
-    return pattern
+        if form in (",", "d"):
+            pattern += f"(?P<_{name}>{_NUMBER})"
+            continue
+        # What a value ends with is looked for once: hostile names must not take exponential time.
+        pattern += f"{is_open}(?>(?P<_{name}>{_ANYTHING})"
+        is_open = ")"
+    head, opened, last = pattern.rpartition("(?>")
+    return f"{head}{last}" if opened else pattern
