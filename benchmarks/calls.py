@@ -276,7 +276,7 @@ def compact(where: Where, items: int) -> Run:
     import numpy as np
 
     from rmqctl.ext.tiered.index import compacted_form
-    from rmqctl.ext.tiered.index.keys import IndexKeys
+    from rmqctl.ext.tiered.index.keys import BatchKeys
     from rmqctl.ext.tiered.index.writer import TierIndexWriter
     from rmqctl.formats.tiered.index import DEFAULT_SHAPE
 
@@ -285,7 +285,7 @@ def compact(where: Where, items: int) -> Run:
     with TierIndexWriter(str(folder), DEFAULT_SHAPE, lambda: begin) as feed:
         for start in range(0, items, 1 << 17):
             at = np.arange(start, min(start + (1 << 17), items))
-            keys = IndexKeys(at - start, draw.integers(0, (1 << 31) - 1, len(at), dtype=np.int32))
+            keys = BatchKeys(at - start, draw.integers(0, (1 << 31) - 1, len(at), dtype=np.int32))
             feed.put_keys(keys, at * 1000, np.full(len(at), 1000), begin + at, 1, 2)
         feed.commit()
         path = str(feed.open_file)

@@ -31,7 +31,7 @@ from rmqctl.backup.copying import (
 from rmqctl.backup.finishing import finish, topics_without_configuration
 from rmqctl.backup.growing import Copies, Pace
 from rmqctl.backup.keeping import take_away
-from rmqctl.backup.points import Begun, Hole, Part, Point, id_of, read_points
+from rmqctl.backup.points import Begun, DamagedRange, Part, Point, id_of, read_points
 from rmqctl.errors import FormatError, RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.lock import StoreLock
@@ -53,7 +53,7 @@ _SMALL = ("config", "checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class BackupSource:
     """The store that is copied."""
 
     root: str
@@ -64,7 +64,7 @@ class Source:
         return Store.open(self.root, self.commitlog_dirs, self.sizes)
 
 
-def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
+def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
     """Copy what is new in a store into the folder `backup`, and write a restore point. Return (the
@@ -217,7 +217,8 @@ def _summed_before(view: Store, copies: Copies, copied_end: int) -> Iterator[Par
 
 
 def _copied_log(view: Store, copies: Copies, copied_end: int, end: int, start: int,
-                note: Callable[[int], None] | None) -> tuple[list[Part], list[Hole], int, int]:
+                note: Callable[[int], None] | None) -> tuple[list[Part], list[DamagedRange], int,
+                                                             int]:
     """Copy the log from ``copied_end`` to ``end``. Return (the copied parts with their sums,
     damaged byte ranges, number of intact messages, newest store time); the last three cover
     ``[start, end)``.

@@ -16,7 +16,7 @@ from rmqctl.scan.source import FileSource
 
 
 @dataclass(frozen=True, slots=True)
-class Fault:
+class ChangedRange:
     """A backup file that changed after a run wrote it; `start` and `end`: the affected byte
     range.
     """
@@ -31,7 +31,8 @@ class Fault:
         return asdict(self)
 
 
-def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:
+def check(backup: str, known: list[Point],
+          pace: Pace = lambda _bytes: None) -> Iterator[ChangedRange]:
     """Yield a fault for each part of the log and each small file that does not match its
     SHA-256.
     """
@@ -51,7 +52,7 @@ def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> 
                 reason = str(error)
             pace(part.end - part.start)
             if reason:
-                yield Fault(point.id, part.file, part.start, part.end, reason)
+                yield ChangedRange(point.id, part.file, part.start, part.end, reason)
         folder = folder_of(backup, point)
         for name, digest in point.small.items():
             reason = ""
@@ -64,8 +65,9 @@ def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> 
             except StoreIOError as error:
                 reason = str(error)
             if reason:
-                yield Fault(point.id, os.path.relpath(os.path.join(folder, name), backup), 0, end,
-                            reason)
+                yield ChangedRange(point.id, os.path.relpath(os.path.join(folder, name), backup), 0,
+                                   end,
+                                   reason)
 
 
 def _is_expired(path: str, oldest: Point) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 
 from rmqctl.backup.growing import BLOCK, Copies
-from rmqctl.backup.points import Hole, Part
+from rmqctl.backup.points import DamagedRange, Part
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.files.durable import make_folders
 from rmqctl.files.sparse import copy_sparse
@@ -116,18 +116,18 @@ class Reached:
 
 
 def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) -> tuple[
-        list[Hole], int, int]:
+        list[DamagedRange], int, int]:
     """Return (damaged byte ranges, number of intact messages, newest store time) of the log in
     ``[start, end)``. With ``copied``, wait until each batch of records has been copied before
     checking it.
     """
-    holes: list[Hole] = []
+    holes: list[DamagedRange] = []
     count = newest = 0
 
     def note(physical: int, length: int) -> None:
         file = view.log.file_of(physical)
         if file is not None:
-            holes.append(Hole(relative(view, file), physical - file.base, length))
+            holes.append(DamagedRange(relative(view, file), physical - file.base, length))
 
     for batch in view.log.walk(start, end) if start < end else ():
         if copied is not None and len(batch):
@@ -145,7 +145,8 @@ def damage_in(view: Store, start: int, end: int, copied: Reached | None = None) 
     return sorted(holes, key=lambda hole: (hole.file, hole.offset)), count, newest
 
 
-def mend_log(view: Store, copies: Copies, copied_end: int, damaged: Sequence[Hole]) -> tuple[
+def mend_log(view: Store, copies: Copies, copied_end: int,
+             damaged: Sequence[DamagedRange]) -> tuple[
         bool, bool]:
     """Copy the ranges that were ``damaged`` when they were first copied, after the store was
     repaired in place. Nothing else is overwritten: a message that the repair replaced by a filler
@@ -173,13 +174,13 @@ def _is_same(file: StoreFile, copy: str, end: int) -> bool:
 
 
 def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
-        bool, list[Hole], list[str]]:
+        bool, list[DamagedRange], list[str]]:
     """Copy the new entries of all consume queues; with ``compare`` also earlier entries that
     differ. Return (whether a queue was replaced by another queue since the last run, copied entries
     that the store has lost, notes). Raises: StoreIOError.
     """
     notes: list[str] = []
-    lost: list[Hole] = []
+    lost: list[DamagedRange] = []
     if is_database(view.path("consumequeue")) and not copy_database(
             view.root, "consumequeue", copies):
         notes.append(_UNSTEADY.format("consumequeue"))
@@ -201,7 +202,7 @@ def copy_queues(view: Store, copies: Copies, *, compare: bool) -> tuple[
 
 @contextmanager
 def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copies,
-                           lost: list[Hole]) -> Iterator[None]:
+                           lost: list[DamagedRange]) -> Iterator[None]:
     """Keep the copies of files that the device can no longer read, and add the files to
     ``lost``.
     """
@@ -211,12 +212,13 @@ def kept_where_unreadable(files: Sequence[StoreFile], view: Store, copies: Copie
         if error.errno not in _UNREADABLE or copies.root in str(error):
             raise
         names = [os.path.relpath(file.path, view.root) for file in files]
-        lost += [Hole(name, 0, file.size, unread=True, kept=os.path.exists(copies.path(name)))
+        lost += [DamagedRange(name, 0, file.size, unread=True,
+                              kept=os.path.exists(copies.path(name)))
                  for name, file in zip(names, files, strict=True)]
 
 
 def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit: int,
-                   compare: bool, lost: list[Hole]) -> bool:
+                   compare: bool, lost: list[DamagedRange]) -> bool:
     """Copy what is new in append-only files, oldest first: if a file has a non-empty copy, the
     copies of all earlier files are complete, even after a run was killed. Copied entries at the end
     of a file that are zeros in the store now are kept and added to `lost`.
@@ -247,7 +249,7 @@ def _copy_appended(files: Sequence[StoreFile], view: Store, copies: Copies, unit
                             older, before, older.size):
                         end = None
                 if end is not None and not is_other:
-                    lost.append(Hole(name, end, used - end, kept=True))
+                    lost.append(DamagedRange(name, end, used - end, kept=True))
                     grown.pop()
                 else:
                     is_other = True
@@ -297,14 +299,14 @@ def _lost_end(file: StoreFile, copies: Copies, name: str, used: int, unit: int) 
     return end if end < used and (not end or _agree(file, copies.path(name), end)) else None
 
 
-def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[Hole]:
+def copy_index(view: Store, copies: Copies, *, compare: bool) -> list[DamagedRange]:
     """Copy the new entries of the index files, then the changed slots, then the headers; with
     `compare` everything that differs. Remove copies of files that the store created again. Return
     the files that could not be read at all. Raises: StoreIOError.
     """
     headers = {} if view.snapshot is None else view.snapshot.index_headers
     begins: list[int] = []
-    lost: list[Hole] = []
+    lost: list[DamagedRange] = []
     for file in view.index_listing.files:
         raw = headers.get(file.name) or _header(file.path)
         if raw:
@@ -413,8 +415,9 @@ def copy_rest(view: Store, copies: Copies, without: Sequence[str] = ()) -> list[
                 raise StoreIOError.from_oserror(error, os.path.join(view.root, folder, name),
                                                 "copy") from None
             inner = os.path.join(folder, name)
-            copies.unread.append(Hole(inner, 0, os.path.getsize(os.path.join(view.root, inner)),
-                                      unread=True, kept=os.path.exists(copies.path(inner))))
+            copies.unread.append(DamagedRange(inner, 0,
+                                              os.path.getsize(os.path.join(view.root, inner)),
+                                              unread=True, kept=os.path.exists(copies.path(inner))))
     return notes
 
 

@@ -25,7 +25,7 @@ import numpy as np
 from rmqctl.backup.copying import kept_where_unreadable
 from rmqctl.backup.growing import Copies
 from rmqctl.backup.objects import SMALL, Held, Note, Objects, Piece
-from rmqctl.backup.points import Hole, require_inside
+from rmqctl.backup.points import DamagedRange, require_inside
 from rmqctl.errors import FormatError
 from rmqctl.files.durable import make_folders, new_file, open_file, write_all
 from rmqctl.formats.local import batch_consume_queue, consume_queue
@@ -70,12 +70,13 @@ class Entries:
         self._ends = _read_ends(objects, last)
         self._buffer = bytearray()
 
-    def add_all(self, view: Store, copies: Copies, *, again: bool) -> tuple[bool, list[Hole]]:
+    def add_all(self, view: Store, copies: Copies, *, again: bool) -> tuple[bool,
+                                                                            list[DamagedRange]]:
         """Store the new entries of all consume queues; with ``again``, after a repair, all entries.
         Return (whether a queue was replaced by another queue since the last run, stored entries
         that the store has lost).
         """
-        lost: list[Hole] = []
+        lost: list[DamagedRange] = []
         is_other = False
         for queue in view.plain_queues.values():
             with closing(queue), kept_where_unreadable(queue.files, view, copies, lost):
@@ -95,7 +96,7 @@ class Entries:
         piece = self._objects.add(SMALL, _ENDS, 0, ends)
         return {**files, _ENDS: Held(len(ends), self._log_end, (piece,))}
 
-    def _add(self, view: Store, files: Sequence[StoreFile], unit: int, lost: list[Hole], *,
+    def _add(self, view: Store, files: Sequence[StoreFile], unit: int, lost: list[DamagedRange], *,
              again: bool) -> bool:
         if not files:
             return False
@@ -109,9 +110,9 @@ class Entries:
             if not is_other:
                 start = max(start, have.position)
                 if end < have.position:
-                    lost.append(Hole(os.path.join(folder, ordered[-1].name),
-                                     max(end - ordered[-1].base, 0), have.position - end,
-                                     kept=True))
+                    lost.append(DamagedRange(os.path.join(folder, ordered[-1].name),
+                                             max(end - ordered[-1].base, 0), have.position - end,
+                                             kept=True))
                     return False
         if start >= end:
             return is_other

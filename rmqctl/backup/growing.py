@@ -7,7 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from rmqctl.backup.points import Hole
+from rmqctl.backup.points import DamagedRange
 from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import (
     make_folders,
@@ -39,7 +39,7 @@ class Copies:
     root: str
     pace: Pace = lambda _bytes: None
     changed: dict[str, None] = field(default_factory=dict)
-    unread: list[Hole] = field(default_factory=list)
+    unread: list[DamagedRange] = field(default_factory=list)
     written: int = 0
     older: str | None = None
 
@@ -177,5 +177,5 @@ class Copies:
                 return b"".join(
                     self._read(source, relative, at, min(_SECTOR, position + length - at))
                     for at in range(position, position + length, _SECTOR))
-        self.unread.append(Hole(relative, position, length, unread=True))
+        self.unread.append(DamagedRange(relative, position, length, unread=True))
         return bytes(length)

@@ -31,7 +31,7 @@ from rmqctl.backup.objects import (
 from rmqctl.backup.points import Point
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.files.remote.listing import file_at
-from rmqctl.files.remote.ranges import Ranges
+from rmqctl.files.remote.ranges import RangeCache
 from rmqctl.files.remote.reader import RemoteReader, without_secrets
 from rmqctl.store.store import Store
 from rmqctl.vfs import Listed, Tree
@@ -40,7 +40,7 @@ _USUAL_HEADER, _HEADER = 1 << 9, 1 << 16
 """Number of bytes in which the header of a group usually fits, and its maximum."""
 
 
-class Span(NamedTuple):
+class ObjectSpan(NamedTuple):
     """The bytes ``[start, end)`` of a file, which are in the object ``name`` from position ``at``
     on.
     """
@@ -51,7 +51,7 @@ class Span(NamedTuple):
     at: int
 
 
-Spans = Sequence[Span]
+Spans = Sequence[ObjectSpan]
 
 
 def tree_of(remote: RemoteReader, listed: dict[str, Listed]) -> Tree | None:
@@ -87,7 +87,7 @@ def _without_deleted(tree: Tree, point: Point) -> Tree:
 
 def _tree(remote: RemoteReader, listed: dict[str, Listed], objects: Objects, note: Note,
           oldest: Point) -> Tree:
-    reader = _Reader(objects, Ranges(remote, listed), listed)
+    reader = _Reader(objects, RangeCache(remote, listed), listed)
     files: dict[str, Listed] = {}
     # The log and the small files, whose pieces the point names.
     for folder, held_files in ((LOG, note.log), (SMALL, note.others)):
@@ -111,18 +111,19 @@ def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable
     """Return a function that reads the spans of a file: a long list of pieces is in its own
     object.
     """
-    return lambda: [Span(piece.start, piece.end, object_of(folder, path, piece), 0)
+    return lambda: [ObjectSpan(piece.start, piece.end, object_of(folder, path, piece), 0)
                     for piece in sorted(objects.pieces_of(held))]
 
 
 # -- consume queues -------------------------------------------------------------------------------
 
 
-def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[int, list[Span]]]:
+def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str,
+                                                                   tuple[int, list[ObjectSpan]]]:
     """Return (size, spans) of each consume queue file, by its path. Raises: FormatError,
     StoreIOError.
     """
-    found: dict[str, dict[str, tuple[int, list[Span]]]] = {}
+    found: dict[str, dict[str, tuple[int, list[ObjectSpan]]]] = {}
     for name in sorted(filter(is_of_queues, note.others)):
         if not name.removeprefix(FOLDER).isdigit():
             continue
@@ -150,19 +151,19 @@ def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str, tuple[in
     return {path: file for files in found.values() for path, file in files.items()}
 
 
-def _lay(spans: list[Span], added: Iterable[Span], moved: int) -> None:
+def _lay(spans: list[ObjectSpan], added: Iterable[ObjectSpan], moved: int) -> None:
     """Insert ``added``, shifted by ``moved``, into the spans of a file; an added span replaces what
     it overlaps.
     """
     for start, end, name, at in added:
-        span = Span(start + moved, end + moved, name, at)
+        span = ObjectSpan(start + moved, end + moved, name, at)
         first = bisect.bisect_right(spans, span.start, key=lambda old: old.end)
         last = bisect.bisect_left(spans, span.end, first, key=lambda old: old.start)
         parts = [part for old in spans[first:last] for part in _outside(old, span)]
         spans[first:last] = sorted([*parts, span])
 
 
-def _outside(old: Span, new: Span) -> Iterator[Span]:
+def _outside(old: ObjectSpan, new: ObjectSpan) -> Iterator[ObjectSpan]:
     if old.start < min(old.end, new.start):
         yield old._replace(end=min(old.end, new.start))
     if (start := max(old.start, new.end)) < old.end:
@@ -180,7 +181,7 @@ class _Reader:
     sampled = False
     sampled_files = 0
 
-    def __init__(self, objects: Objects, ranges: Ranges, listed: dict[str, Listed]) -> None:
+    def __init__(self, objects: Objects, ranges: RangeCache, listed: dict[str, Listed]) -> None:
         self._objects, self._ranges, self._listed = objects, ranges, listed
         self._spans: dict[str, Callable[[], Spans] | Spans] = {}
         self._sizes: dict[str, int] = {}
@@ -208,7 +209,7 @@ class _Reader:
         """Return the spans. Raises: StoreIOError if an object is missing or too small, or if spans
         overlap.
         """
-        for before, span in pairwise((Span(0, 0, "", 0), *spans)):
+        for before, span in pairwise((ObjectSpan(0, 0, "", 0), *spans)):
             file = self._listed.get(span.name)
             # A run that ended while the place was listed has added objects.
             if file is None and (file := file_at(self._objects, span.name)) is not None:
@@ -221,7 +222,7 @@ class _Reader:
                 raise error
         return spans
 
-    def parts(self, path: str, position: int, length: int) -> Iterator[Span]:
+    def parts(self, path: str, position: int, length: int) -> Iterator[ObjectSpan]:
         """Yield the parts of the file's spans that are in ``[position, position + length)``.
         Raises: StoreIOError.
         """
@@ -231,7 +232,7 @@ class _Reader:
             start, stop, name, at = spans[number]
             first = max(start, position)
             if first < min(stop, end):
-                yield Span(first, min(stop, end), name, at + first - start)
+                yield ObjectSpan(first, min(stop, end), name, at + first - start)
             number += 1
 
     def read(self, path: str, position: int, length: int) -> bytes:

@@ -21,10 +21,10 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, NamedTuple
 
-from rmqctl.backup.check import Fault
+from rmqctl.backup.check import ChangedRange
 from rmqctl.backup.copying import refuse_inside
 from rmqctl.backup.growing import Pace
-from rmqctl.backup.points import Hole, Point, id_of, parsed, require_inside
+from rmqctl.backup.points import DamagedRange, Point, id_of, parsed, require_inside
 from rmqctl.errors import (
     FormatError,
     NotAStoreError,
@@ -78,7 +78,7 @@ class Note:
     point: Point
     tail: str = ""
     queues: str = "file"
-    holes: tuple[Hole, ...] = ()
+    holes: tuple[DamagedRange, ...] = ()
     log: dict[str, Held] = field(default_factory=dict)
     others: dict[str, Held] = field(default_factory=dict)
     settings: dict[str, Any] = field(default_factory=dict)
@@ -228,7 +228,7 @@ class Objects(RemoteFiles):
         point, more = parsed(data, name, path)
         try:
             note = Note(point, str(more["tail"]), str(more["queues"]),
-                        tuple(Hole(**hole) for hole in more["holes"]),
+                        tuple(DamagedRange(**hole) for hole in more["holes"]),
                         _files(more["log"]), _files(more["others"]), _settings(more["settings"]))
             for file in (*note.log, *note.others, *(hole.file for hole in note.holes)):
                 require_inside(file)
@@ -302,7 +302,7 @@ class Objects(RemoteFiles):
             for piece in self.pieces_of(held):
                 yield object_of(folder, path, piece), piece.end - piece.start
 
-    def faults(self, known: Sequence[Note], pace: Pace) -> Iterator[Fault]:
+    def faults(self, known: Sequence[Note], pace: Pace) -> Iterator[ChangedRange]:
         """Yield a fault for each object named by a point that does not match its SHA-256."""
         seen: set[str] = set()
         for note in known:
@@ -310,7 +310,7 @@ class Objects(RemoteFiles):
                 try:
                     pieces = self.pieces_of(held)
                 except (StoreIOError, FormatError) as error:
-                    yield Fault(note.point.id, path, 0, held.size, str(error))
+                    yield ChangedRange(note.point.id, path, 0, held.size, str(error))
                     continue
                 for piece in pieces:
                     if (name := object_of(folder, path, piece)) in seen:
@@ -319,7 +319,7 @@ class Objects(RemoteFiles):
                     try:
                         self.get(folder, path, piece)
                     except StoreIOError as error:
-                        yield Fault(note.point.id, path, piece.start, piece.end, str(error))
+                        yield ChangedRange(note.point.id, path, piece.start, piece.end, str(error))
                     pace(piece.end - piece.start)
 
 
@@ -379,7 +379,8 @@ def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Po
     return [replace(found[0].point, damaged=found[0].holes), *(note.point for note in found[1:])]
 
 
-def check(backup: str, known: list[Point], pace: Pace = lambda _bytes: None) -> Iterator[Fault]:
+def check(backup: str, known: list[Point],
+          pace: Pace = lambda _bytes: None) -> Iterator[ChangedRange]:
     """Yield a fault for each object of a backup that does not match its SHA-256."""
     with Objects(backup) as objects:
         names = [point.id for point in known]

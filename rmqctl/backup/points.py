@@ -48,7 +48,7 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
-class Hole:
+class DamagedRange:
     """A damaged byte range of the source (``unread``: the device could not read it; ``kept``: an
     earlier run had copied it).
     """
@@ -85,7 +85,7 @@ class Point:
     last_time: int
     log_folders: tuple[str, ...] = ()
     parts: tuple[Part, ...] = ()
-    damaged: tuple[Hole, ...] = ()
+    damaged: tuple[DamagedRange, ...] = ()
     small: dict[str, str] = field(default_factory=dict)
     lowered: int = 0
     notes: tuple[str, ...] = ()
@@ -297,7 +297,7 @@ def parsed(data: bytes, name: str, path: str) -> tuple[Point, dict[str, Any]]:
         if value.pop("schema_version") != _SCHEMA:
             raise ValueError("unsupported schema_version")
         value["parts"] = tuple(Part(**part) for part in value["parts"])
-        value["damaged"] = tuple(Hole(**hole) for hole in value["damaged"])
+        value["damaged"] = tuple(DamagedRange(**hole) for hole in value["damaged"])
         lists = {name: tuple(value[name]) for name in ("notes", "log_folders", "repairs")}
         lists |= {name: tuple(value[name]) for name in ("appended", "unconfigured")
                   if value.get(name) is not None}

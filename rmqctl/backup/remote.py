@@ -18,7 +18,7 @@ from contextlib import closing, suppress
 from typing import Any
 
 from rmqctl.backup import moment
-from rmqctl.backup.backup import OTHER_LOG, Source, goes_on, lacking, refuse_unreadable
+from rmqctl.backup.backup import OTHER_LOG, BackupSource, goes_on, lacking, refuse_unreadable
 from rmqctl.backup.copying import copy_log, copy_rest, damage_in, relative
 from rmqctl.backup.entries import Entries, has_entries, is_of_queues, lay
 from rmqctl.backup.finishing import lowered_offsets, topics_without_configuration
@@ -191,7 +191,7 @@ class _Uploads(Copies):
 _NO_POINT = Point("", 0, "", "", 0, 0, 0, 0)
 
 
-def back_up(source: Source, backup: str, clock: Callable[[], int], version: str,
+def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version: str,
             pace: Pace = lambda _bytes: None, keep: int | None = None) -> tuple[
                 Point, tuple[int, int]]:
     """Store what is new in a store at a URL, and write a restore point, as `backup.back_up` does.

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from rmqctl.backup import moment
-from rmqctl.backup.check import Fault, check
+from rmqctl.backup.check import ChangedRange, check
 from rmqctl.backup.copying import (
     appended_files,
     copy_index,
@@ -168,7 +168,7 @@ def _restored(backup: str, target: str, part: str, until: int | None, offset: in
                     len(faults))
 
 
-def _concerns(fault: Fault, chosen: Point, end: int) -> bool:
+def _concerns(fault: ChangedRange, chosen: Point, end: int) -> bool:
     """Return whether a fault of the backup affects what is restored."""
     if is_of_log(fault.file):
         return int(os.path.basename(fault.file)) + fault.start < end

@@ -42,7 +42,7 @@ from rmqctl.scan.frames import START_SIZE, Array, Batch, examine, shape
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.resync import MAX_RECORD, is_blank
 from rmqctl.scan.source import Source
-from rmqctl.scan.text import Properties
+from rmqctl.scan.text import PropertySegments
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.commit_log import CommitLog
 from rmqctl.store.log.cut_off import CutOff
@@ -54,7 +54,7 @@ _RECORD_CRC = Phrase("appended CRC mismatch (forceVerifyPropCRC)")
 _NO_CRC = Phrase("no appended CRC (forceVerifyPropCRC)")
 _HEAD_SIZE = 256
 _HEAD = reader(Blank)
-_LATEST: list[tuple[Batch, Properties]] = []
+_LATEST: list[tuple[Batch, PropertySegments]] = []
 
 
 def as_configured(store: Store, version: BrokerVersion) -> BrokerVersion:
@@ -329,14 +329,14 @@ def refused_by_crc(raw: bytes, version: BrokerVersion) -> str:
     return "" if number == append_crc.compute(raw) else _RECORD_CRC
 
 
-def properties(batch: Batch) -> Properties:
+def properties(batch: Batch) -> PropertySegments:
     """Return the properties of a batch. The last result is cached, because recovery, queues and
     index request it one after the other.
     """
     for latest, of_known in _LATEST:  # in one step: other threads may have batches too
         if latest is batch:
             return of_known
-    of_batch = Properties(batch)
+    of_batch = PropertySegments(batch)
     _LATEST[:] = [(batch, of_batch)]
     return of_batch
 

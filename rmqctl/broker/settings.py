@@ -25,7 +25,7 @@ from rmqctl.formats.local import (
     consume_queue_ext,
     delay,
 )
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.parse_values import Address
 from rmqctl.store.broker_conf import BrokerConf
 from rmqctl.store.files import StoreFile, common_size, listing, queue_size
@@ -134,7 +134,7 @@ def checked(settings: Settings) -> tuple[Settings, list[str]]:
     for unit, count in (("slots", settings.index_slots), ("entries", settings.index_max)):
         if count < MIN_INDEX:
             raise UsageError(f"an index file has at least {MIN_INDEX} {unit}, got {count}")
-    size = Shape(settings.index_slots, settings.index_max).file_size
+    size = IndexShape(settings.index_slots, settings.index_max).file_size
     if size > MAX_INT:
         raise UsageError(f"an index file of {settings.index_slots} slots and {settings.index_max} "
                          f"entries has {size} bytes; a broker allows {MAX_INT}")

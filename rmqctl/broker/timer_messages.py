@@ -107,7 +107,7 @@ def last_delivered(store: Store, log_end: int) -> int:
         for batch in store.log.walk(file.base, min(file.end, log_end)):
             if not len(batch):
                 continue
-            properties = text.Properties(batch)
+            properties = text.PropertySegments(batch)
             delivered = properties.find(_DEQUEUED)[0]
             due: Array = np.zeros(len(batch), np.int64)
             rows, times = properties.find(props.TIMER_OUT_MS)

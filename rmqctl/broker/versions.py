@@ -133,7 +133,7 @@ RELEASES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ReleaseDifference:
     """A difference between the releases ``first`` to ``last`` and the profile of their line.
     ``rules``: fields of `BrokerVersion` with other values; if empty, rmqctl does not cover the
     difference.
@@ -149,38 +149,46 @@ class Difference:
 
 
 DIFFERENCES = (
-    Difference("4.0.0", "4.3.1", "after an unclean shutdown it accepts a record whose lengths do "
-               "not add up; after a clean shutdown it truncates no consume queue"),
-    Difference("4.0.0", "4.4.0", "loading silently stops at a file of the wrong size"),
-    Difference("4.0.0", "4.4.0",
-               "missing consume queue entries are not recreated after a clean shutdown",
-               {"reput_from_queues": False}),
-    Difference("4.9.2", "4.9.2", "loading silently stops at a file of the wrong size"),
-    Difference("4.0.0", "4.9.1", "recovery creates entries of delayed messages with their delivery "
-               "time, and delay offsets outside their queues are not corrected",
-               {"delay_levels_late": False, "clamps_delay_offsets": False}),
-    Difference("5.0.0", "5.0.0", "it truncates the log at a v2 record, and does not start with a "
-               "folder in the commitlog", {"message_v2": False, "skips_folders": False}),
-    Difference("5.0.0", "5.1.0", "the offset at a time is that of the entry with the nearest time",
-               {"nearest_in_time": True}),
-    Difference("5.0.0", "5.1.4", "after an unclean shutdown it does not check the records of a "
-               "DLedger log",
-               {"walks_dledger": False}),
-    Difference("5.0.0", "5.1.4", "it has no consume queues in RocksDB", {
+    ReleaseDifference("4.0.0", "4.3.1",
+                      "after an unclean shutdown it accepts a record whose lengths do "
+                      "not add up; after a clean shutdown it truncates no consume queue"),
+    ReleaseDifference("4.0.0", "4.4.0", "loading silently stops at a file of the wrong size"),
+    ReleaseDifference("4.0.0", "4.4.0",
+                      "missing consume queue entries are not recreated after a clean shutdown",
+                      {"reput_from_queues": False}),
+    ReleaseDifference("4.9.2", "4.9.2", "loading silently stops at a file of the wrong size"),
+    ReleaseDifference("4.0.0", "4.9.1",
+                      "recovery creates entries of delayed messages with their delivery "
+                      "time, and delay offsets outside their queues are not corrected",
+                      {"delay_levels_late": False, "clamps_delay_offsets": False}),
+    ReleaseDifference("5.0.0", "5.0.0",
+                      "it truncates the log at a v2 record, and does not start with a "
+                      "folder in the commitlog", {"message_v2": False, "skips_folders": False}),
+    ReleaseDifference("5.0.0", "5.1.0",
+                      "the offset at a time is that of the entry with the nearest time",
+                      {"nearest_in_time": True}),
+    ReleaseDifference("5.0.0", "5.1.4",
+                      "after an unclean shutdown it does not check the records of a "
+                      "DLedger log",
+                      {"walks_dledger": False}),
+    ReleaseDifference("5.0.0", "5.1.4", "it has no consume queues in RocksDB", {
         "rocksdb_queues": False}),
-    Difference("5.0.0", "5.1.4", "it has no forceVerifyPropCRC", {"property_crc": False}),
-    Difference("5.0.0", "5.3.1", "with forceVerifyPropCRC it truncates the log at an appended CRC "
-               "of 0",
-               {"property_crc_of_zero": False}),
-    Difference("5.0.0", "5.1.2", "it does not start with an empty last file",
-               {"deletes_empty_last": False}),
-    Difference("5.0.0", "5.3.1", "after a clean shutdown it checks the log from the third-last "
-               "file on and creates no entries", {"normal_by_queues": False}),
-    Difference("5.0.0", "5.3.1", "an end-of-file record longer than the rest of its file ends the "
-               "file",
-               {"blank_must_fit": False}),
-    Difference("5.3.4", "5.4.0",
-               "rmqctl does not know what changed between 5.3.3 and this release"),
+    ReleaseDifference("5.0.0", "5.1.4", "it has no forceVerifyPropCRC", {"property_crc": False}),
+    ReleaseDifference("5.0.0", "5.3.1",
+                      "with forceVerifyPropCRC it truncates the log at an appended CRC "
+                      "of 0",
+                      {"property_crc_of_zero": False}),
+    ReleaseDifference("5.0.0", "5.1.2", "it does not start with an empty last file",
+                      {"deletes_empty_last": False}),
+    ReleaseDifference("5.0.0", "5.3.1",
+                      "after a clean shutdown it checks the log from the third-last "
+                      "file on and creates no entries", {"normal_by_queues": False}),
+    ReleaseDifference("5.0.0", "5.3.1",
+                      "an end-of-file record longer than the rest of its file ends the "
+                      "file",
+                      {"blank_must_fit": False}),
+    ReleaseDifference("5.3.4", "5.4.0",
+                      "rmqctl does not know what changed between 5.3.3 and this release"),
 )
 
 
@@ -234,7 +242,7 @@ def profile_note(release: str) -> str | None:
             + (f"; not covered: {'; '.join(other)}" if other else ""))
 
 
-def _differences(release: str) -> Iterator[Difference]:
+def _differences(release: str) -> Iterator[ReleaseDifference]:
     return (difference for difference in DIFFERENCES if difference.holds_for(release)
             and release not in VERSIONS)
 

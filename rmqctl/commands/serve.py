@@ -177,7 +177,7 @@ def command(
     from rmqctl.ext.serve.orders import Orders
     from rmqctl.ext.serve.producing.opening import temporary_store
     from rmqctl.ext.serve.server import Server, bind
-    from rmqctl.ext.serve.serving import CLUSTER, RequestedStore, Settings, open_brokers
+    from rmqctl.ext.serve.serving import CLUSTER, RequestedStore, ServeSettings, open_brokers
     from rmqctl.scan import malloc_tuning
     from rmqctl.store.broker_conf import NO_CONF
 
@@ -207,10 +207,10 @@ def command(
             for text in store.warnings():
                 out.warn(text)
         conf = layout.broker_conf or NO_CONF
-        settings = Settings(view, _start(start), start == "stored", offsets,
-                            cluster=conf.values.get("cluster", CLUSTER),
-                            writable=writable or temp, flush=flush,
-                            access=read_keys(key_file or []))
+        settings = ServeSettings(view, _start(start), start == "stored", offsets,
+                                 cluster=conf.values.get("cluster", CLUSTER),
+                                 writable=writable or temp, flush=flush,
+                                 access=read_keys(key_file or []))
         if limits.retry_memory is not None:
             settings = replace(settings, retry_memory=limits.retry_memory)
 

@@ -25,7 +25,7 @@ _FARTHEST = 64 << 10
 _MAX_LOOKS = 1000
 
 
-class Damaged(NamedTuple):
+class TimedRange(NamedTuple):
     """A damaged range, physical ``[start, end)``, with the store times (ms) of the messages around
     it.
     """
@@ -36,7 +36,7 @@ class Damaged(NamedTuple):
     after: int | None
 
 
-def of_unclear_age(source: Source, damage: Iterable[Damaged]) -> Iterator[list[Record]]:
+def of_unclear_age(source: Source, damage: Iterable[TimedRange]) -> Iterator[list[Record]]:
     """Yield each group of few records between two damaged ranges of a log file to which no entry
     points and which were stored before the messages on both sides. StoreIOError.
     """
@@ -92,7 +92,7 @@ def _joined(places: Iterable[tuple[int, int]]) -> Iterator[tuple[int, int]]:
         yield last
 
 
-def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Damaged]:
+def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[TimedRange]:
     """Yield damaged ranges of a file with the store times of the nearest intact messages, found in
     one scan for all ranges; None where no message is near.
     """
@@ -109,8 +109,8 @@ def _with_times(source: Source, chain: Sequence[tuple[int, int]]) -> Iterator[Da
     for start, end in chain:
         before, after = np.searchsorted(offset, [start, end]).tolist()
         is_near = before and offset[before - 1] >= start - WINDOW
-        yield Damaged(start, end, time[before - 1] if is_near else None,
-                      time[after] if after < len(time) else None)
+        yield TimedRange(start, end, time[before - 1] if is_near else None,
+                         time[after] if after < len(time) else None)
 
 
 def _without_proof(source: Source, start: int, end: int) -> list[Record]:

@@ -107,7 +107,7 @@ class RowColumns:
 
 
 @dataclass(slots=True)
-class Evidence:
+class HoleEntries:
     """Entries found in holes. ``rows`` point into damaged regions, ``astray`` elsewhere.
 
     ``ahead``: number of entries that point after the log's last file; ``beyond``: the first of
@@ -182,9 +182,9 @@ class Gatherer:
         self.holes: dict[QueueKey, list[Hole]] = {}
         self.misfits: dict[QueueKey, list[Run]] = {}
 
-    def gather(self) -> Evidence:
+    def gather(self) -> HoleEntries:
         """Return the evidence; read errors of queues are listed in ``unreadable``."""
-        evidence = Evidence()
+        evidence = HoleEntries()
         keys = {*self._runs.keys, *self._store.queues, *self._store.batch_queues}
         for key in sorted(keys):
             runs, misfits = chain(self._runs.of(key))
@@ -212,7 +212,7 @@ class Gatherer:
             run.low <= place <= run.high and run.end - run.first > 1 for run in self._runs.of(key))
 
     def _plain(self, key: QueueKey, queue: ConsumeQueue, runs: Sequence[Run],
-               evidence: Evidence) -> Iterator[FoundRow]:
+               evidence: HoleEntries) -> Iterator[FoundRow]:
         """Yield the entries in a queue's holes. Very many may point after the log: most are only
         counted.
         """
@@ -282,7 +282,7 @@ class Gatherer:
                                int(rows["batch_size"][row]), True,
                                int(rows["store_timestamp"][row]))
 
-    def _take(self, evidence: Evidence, rows: Sequence[FoundRow]) -> None:
+    def _take(self, evidence: HoleEntries, rows: Sequence[FoundRow]) -> None:
         for row in rows:
             number = bisect_right(self._starts, row.physical) - 1
             if row.physical >= self._end:

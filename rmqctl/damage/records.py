@@ -30,7 +30,7 @@ from rmqctl.formats.local.message import (
     variant,
 )
 from rmqctl.scan.damage.tails import MAX_TAIL, tails_of
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import MAX_RECORD
 from rmqctl.scan.source import Source
 
@@ -52,7 +52,7 @@ class Records:
 
     def __init__(self, parts: Sequence[LogPart]) -> None:
         self.parts = parts
-        self.pieces: dict[int, list[Piece]] = {}
+        self.pieces: dict[int, list[OverlayPiece]] = {}
         self.rejected: set[int] = set()
         self.reasons: dict[int, str] = {}
         self.count = 0
@@ -111,7 +111,7 @@ class Records:
         if content is None or number is None:
             return False
         self.pieces.setdefault(number, []).append(
-            Piece.of(physical - self.parts[number].base, content))
+            OverlayPiece.of(physical - self.parts[number].base, content))
         self._places.add(physical)
         self.count += 1
         return True

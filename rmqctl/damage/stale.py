@@ -13,7 +13,7 @@ from itertools import groupby
 
 import numpy as np
 
-from rmqctl.damage.by_time import Damaged, of_unclear_age
+from rmqctl.damage.by_time import TimedRange, of_unclear_age
 from rmqctl.damage.survey.survey import Region, Survey
 from rmqctl.formats.local.message import Record
 from rmqctl.scan.damage.stale import MAX_STALE_PLACES, amid, beside
@@ -115,7 +115,7 @@ def unclear_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:
     for part, regions in _damaged(parts, survey):
         with part.open() as source:
             for records in of_unclear_age(source, [
-                    Damaged(region.start, region.end, region.before, region.after)
+                    TimedRange(region.start, region.end, region.before, region.after)
                     for region in regions]):
                 unclear.update(record.physical_offset for record in records)
     return unclear

@@ -52,7 +52,7 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogRange:
     """Physical ``[start, end)`` of a log."""
 
     start: int

@@ -20,7 +20,7 @@ from rmqctl.broker.view import broker_view
 from rmqctl.engine.small_files import CheckpointFile
 from rmqctl.errors import FormatError, RefusedError, StoreHeldError, StoreIOError
 from rmqctl.files.aside import AsideFolder
-from rmqctl.files.bounds import Bounds, stores_around
+from rmqctl.files.bounds import WritableFolders, stores_around
 from rmqctl.files.durable import (
     STAGING,
     failed,
@@ -180,7 +180,7 @@ def lock_for(store: Store, commitlog_dirs: Iterable[str], outside: Iterable[str]
     elsewhere.
     """
     named = [os.path.join(store.root, folder) for folder in (*commitlog_dirs, *outside)]
-    Bounds(store.root, named).refuse_links(*store.log_folders, *map(store.path, WRITTEN))
+    WritableFolders(store.root, named).refuse_links(*store.log_folders, *map(store.path, WRITTEN))
     return StoreLock(store.root, stores_around(named, [store.root]))
 
 

@@ -15,7 +15,7 @@ from rmqctl.export.spec import ORIGIN, Export
 from rmqctl.scan.columns import as_strings, message_columns
 from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.tables import MESSAGE_COLUMNS
-from rmqctl.scan.text import Properties
+from rmqctl.scan.text import PropertySegments
 from rmqctl.store.pages import BatchPage
 from rmqctl.store.projection import is_decoded
 from rmqctl.store.query.conditions import PROPERTY
@@ -78,7 +78,7 @@ class ColumnBuffer:
         by_name = dict(zip(self._names, columns.columns, strict=True)) | {
             name: pa.array(values, self._schema.field(name).type)
             for name, values in self._place.provenance(batch, self._schema.names).items()}
-        parsed: Properties | None = None
+        parsed: PropertySegments | None = None
         decoded = self._decoded(batch)
         arrays = []
         for name in self._schema.names:
@@ -89,7 +89,7 @@ class ColumnBuffer:
             elif name in by_name:
                 arrays.append(by_name[name])
             else:
-                parsed = parsed or Properties(batch)
+                parsed = parsed or PropertySegments(batch)
                 arrays.append(as_strings(parsed, count, name.removeprefix(PROPERTY)))
         return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
 

@@ -16,7 +16,7 @@ from rmqctl.export.spec import Export
 from rmqctl.export.tally import UNREADABLE, ExportTally
 from rmqctl.scan import malloc_tuning
 from rmqctl.scan.frames import Batch, Span
-from rmqctl.scan.tolerant import TolerantWalk, Unread
+from rmqctl.scan.tolerant import TolerantWalk, UnreadRange
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log.ranges import FileRange
 from rmqctl.store.pages import BatchPage
@@ -88,14 +88,14 @@ class RangeWalk:
                                 part.start, part.end, resync=part.resync, no_stale=True)
             for item in walk:
                 self.first, self.position = walk.first, walk.position
-                if isinstance(item, Unread):
+                if isinstance(item, UnreadRange):
                     self._lost(item)
                 else:
                     yield item
             self.first, self.position = walk.first, walk.position
         if self.position < part.end and walk.shrunk:
-            self._lost(Unread(self.position, part.end,
-                              f"{file.path}: truncated while it was read"))
+            self._lost(UnreadRange(self.position, part.end,
+                                   f"{file.path}: truncated while it was read"))
             self.position = part.end
 
     def _served(self, base: int, root: str, topic: str, queue_id: int) -> Iterator[Batch]:
@@ -105,7 +105,7 @@ class RangeWalk:
             yield from rows.batches(base, base + self._part.end)
         self.position = self._part.end
 
-    def _lost(self, lost: Unread) -> None:
+    def _lost(self, lost: UnreadRange) -> None:
         self._tally.missing.add(Span(UNREADABLE, self._part.file.base + lost.start,
                                      lost.end - lost.start, lost.reason))
 

@@ -33,7 +33,7 @@ def stores_around(folders: Iterable[str], roots: Iterable[str]) -> list[str]:
     return list(stores)
 
 
-class Bounds:
+class WritableFolders:
     """The folders to which a command may write: ``root``, and the folders that the user ``named``.
 
     Paths are resolved when the object is created and at each check, so that a link counts as its

@@ -108,9 +108,9 @@ def language(name: str) -> Language:
         return Language()
     from importlib.resources import files
 
-    from rmqctl.output.texts import Texts
+    from rmqctl.output.texts import TextCatalog
 
     text = files("rmqctl.output").joinpath(f"{name}.toml").read_text(encoding="utf-8")
     # Its lines are also JSON, which Python reads 30 times faster than TOML.
     entries = ",".join(f"{key}:{translation}" for key, translation in _ENTRY.findall(text))
-    return Language(name, Texts(json.loads(f"{{{entries}}}")))
+    return Language(name, TextCatalog(json.loads(f"{{{entries}}}")))

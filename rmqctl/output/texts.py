@@ -55,7 +55,7 @@ def filled(template: str, values: dict[str, str]) -> str:
                    for text, name, _ in pieces(template))
 
 
-class Texts(Catalog):
+class TextCatalog(Catalog):
     """A catalog that also translates finished texts."""
 
     def text(self, text: str) -> str:

@@ -246,7 +246,7 @@ class _Derived:
             for batch in dispatched(log, stretch, self._version):
                 derived = deriver.derive(batch)
                 if codes is not None and _SCHEDULE in deriver.topics.texts:
-                    derived.tags = codes.codes(text.Properties(batch), derived.topic,
+                    derived.tags = codes.codes(text.PropertySegments(batch), derived.topic,
                                                derived.store_timestamp)[0]
                 dispatcher.apply(derived)
         finally:

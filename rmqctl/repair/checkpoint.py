@@ -16,7 +16,7 @@ from rmqctl.errors import FormatError
 from rmqctl.formats.local import checkpoint as layout
 from rmqctl.formats.local import names
 from rmqctl.formats.local.checkpoint import CheckpointRecord
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.repair.plan import Action, Create, Lost, MoveAside, Replace, Step
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.repair.rebuild.steps import kind_of
@@ -88,7 +88,7 @@ def facts_after(rebuilt: Rebuilt, commitlog_dirs: Iterable[str] = ()) -> Checkpo
         folder = os.path.join(rebuilt.root, INDEX)
         settings = rebuilt.settings
         paths = [file.path for file in listing(folder, names.INDEX_DIGITS).files]
-        index = newest_full_end(paths, Shape(settings.index_slots, settings.index_max))
+        index = newest_full_end(paths, IndexShape(settings.index_slots, settings.index_max))
     return CheckpointFacts(rebuilt.newest, logics, index, rebuilt.last, rebuilt.log_end)
 
 

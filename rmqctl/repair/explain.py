@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rmqctl.damage.verdicts import OF_ACTION, Evidence, Place, Remedy, Verdict
+from rmqctl.damage.verdicts import OF_ACTION, Evidence, LogRange, Remedy, Verdict
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.plan import Plan
@@ -18,7 +18,7 @@ from rmqctl.store.store import Store
 _WINDOW = 64 << 10
 
 
-def explain(store: Store, plan: Plan, offset: int) -> Place:
+def explain(store: Store, plan: Plan, offset: int) -> LogRange:
     """Return the record or the damage at a physical offset. Raises: UsageError, StoreIOError."""
     located = store.log.locate(offset)
     if located is None:
@@ -38,7 +38,7 @@ def explain(store: Store, plan: Plan, offset: int) -> Place:
     raise UsageError(f"physical offset {offset}: nothing found there")
 
 
-def _message(plan: Plan, source: Source, record: Record) -> Place:
+def _message(plan: Plan, source: Source, record: Record) -> LogRange:
     start, end = record.physical_offset, record.physical_offset + record.total_size
     is_intact = record.crc_ok or not record.body
     evidence = [Evidence("record", "its body matches its CRC" if is_intact else
@@ -61,25 +61,25 @@ def _message(plan: Plan, source: Source, record: Record) -> Place:
     contradicted = leads is False or (bool(index_keys) and not own)
     verdict = Verdict.DAMAGED if not is_intact else plan.verdicts.get(
         start, Verdict.CONTRADICTED if contradicted else Verdict.INTACT)
-    return Place(start, end, verdict, tuple(evidence),
-                 _remedy(plan, start, end))
+    return LogRange(start, end, verdict, tuple(evidence),
+                    _remedy(plan, start, end))
 
 
-def _span(plan: Plan, source: Source, span: Span, offset: int) -> Place:
+def _span(plan: Plan, source: Source, span: Span, offset: int) -> LogRange:
     frame = next(((start, size) for start, size in span.doubtful
                   if start <= offset < start + size), None)
     if frame is not None:
         start, end = frame[0], sum(frame)
         evidence = [*_undecided(source, span, start - source.base, frame[1])]
-        return Place(start, end, Verdict.UNDECIDED, tuple(evidence), _remedy(plan, start, end))
+        return LogRange(start, end, Verdict.UNDECIDED, tuple(evidence), _remedy(plan, start, end))
     verdict = Verdict.UNUSED if span.kind in (BLANK, ZERO) and not span.reason else Verdict.DAMAGED
     evidence = [Evidence("record", span.reason + (f" (field {span.field})" if span.field else "")
                          )] if span.reason else []
     if span.doubtful:
         evidence.append(Evidence("damage", f"{len(span.doubtful)} undecided records follow, the "
                                  f"first at {span.doubtful[0][0]}"))
-    return Place(span.offset, span.end, verdict, tuple(evidence),
-                 _remedy(plan, span.offset, span.end))
+    return LogRange(span.offset, span.end, verdict, tuple(evidence),
+                    _remedy(plan, span.offset, span.end))
 
 
 def _undecided(source: Source, span: Span, position: int, size: int) -> Iterator[Evidence]:

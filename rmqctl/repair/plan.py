@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from rmqctl.actions import Action, Value
 from rmqctl.checks.impact import Impact, span
 from rmqctl.damage.verdicts import Verdict
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.repair_losses import MAX_PLACES, LostRecord
 
 if TYPE_CHECKING:
@@ -41,8 +41,8 @@ class FileContent:
     movable: bool = True
 
 
-Content = bytes | FileContent | Piece
-"""The content of a file; a `Piece` (its ``at`` 0) is a sparse form."""
+Content = bytes | FileContent | OverlayPiece
+"""The content of a file; a `OverlayPiece` (its ``at`` 0) is a sparse form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Patch:
     """
 
     target: str
-    pieces: tuple[Piece, ...]
+    pieces: tuple[OverlayPiece, ...]
 
 
 @dataclass(frozen=True, slots=True)

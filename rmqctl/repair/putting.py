@@ -37,7 +37,7 @@ from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Batch, records_from
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import FOLDER, MISSING, load_one
 from rmqctl.store.files import listing
@@ -95,14 +95,15 @@ class Puts(Changes):
     def _log(self, runs: Sequence[RecordRun], why: str) -> None:
         """Add the records, and a blank where a file has no space left for the next one."""
         log, size, end = self.store.log, self.settings.commitlog_file_size, self.end
-        pieces: dict[int, list[Piece]] = {}
+        pieces: dict[int, list[OverlayPiece]] = {}
         for run in runs:
             if run.base > end:
                 room = run.base - end
                 pieces.setdefault(end // size * size, []).append(
-                    Piece.of(end % size, _BLANK.pack(room, MAGIC_BLANK)))
+                    OverlayPiece.of(end % size, _BLANK.pack(room, MAGIC_BLANK)))
             data = bytes(run.data)
-            pieces.setdefault(run.base // size * size, []).append(Piece.of(run.base % size, data))
+            pieces.setdefault(run.base // size * size,
+                              []).append(OverlayPiece.of(run.base % size, data))
             end = run.base + len(data)
         for base, file_pieces in pieces.items():
             file = log.file_of(base)
@@ -113,7 +114,8 @@ class Puts(Changes):
                 continue
             path = os.path.join(place(self.store.log_folders, base, size), build_offset(base))
             parts = tuple((piece.at, data) for piece in file_pieces for _, data in piece.parts)
-            self.act(Create(target(self.store, path), Piece(0, size, parts)), _APPEND, None, last,
+            self.act(Create(target(self.store, path), OverlayPiece(0, size, parts)), _APPEND, None,
+                     last,
                      why, "")
 
     # -- what follows from it -----------------------------------------------------------------
@@ -222,7 +224,7 @@ def _patched(root: str, step: Step) -> Step:
     """Return a patch with the pages that differ, instead of a new file of the same size."""
     if not isinstance(step, Replace) or not isinstance(step.content, FileContent):
         return step
-    pieces: list[Piece] = []
+    pieces: list[OverlayPiece] = []
     with FileSource(os.path.join(root, step.target)) as old, FileSource(step.content.path) as new:
         if old.size != new.size:
             return step
@@ -231,7 +233,7 @@ def _patched(root: str, step: Step) -> Step:
             position -= position % _PAGE
             was, now = old.read(position, _BLOCK), new.read(position, _BLOCK)
             if was != now:
-                pieces += [Piece.of(position + at, now[at:at + _PAGE])
+                pieces += [OverlayPiece.of(position + at, now[at:at + _PAGE])
                            for at in range(0, len(now), _PAGE)
                            if was[at:at + _PAGE] != now[at:at + _PAGE]]
             position += len(now)

@@ -79,9 +79,9 @@ from rmqctl.repair.salvage.salvage import (
     salvage,
 )
 from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.sources.opening import OURS, Opener, Readers, Source
+from rmqctl.repair.sources.opening import OURS, LogSource, Opener, Readers
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.store.files import listing
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.topic_queue_table import disagreements
@@ -440,7 +440,7 @@ class _Planner:
             self._store, saved.inner_batch_topics)
         return saved
 
-    def _of_member(self, sources: Sequence[Source], done: Callable[[int], None]) -> tuple[
+    def _of_member(self, sources: Sequence[LogSource], done: Callable[[int], None]) -> tuple[
             Salvage, Planned]:
         from rmqctl.repair.dledger.members import mend_log
 
@@ -448,7 +448,7 @@ class _Planner:
                         keep_ours=self._options.prefer == OURS,
                         correct=self._options.correct, progress=done)
 
-    def _sources(self, stack: ExitStack) -> list[Source]:
+    def _sources(self, stack: ExitStack) -> list[LogSource]:
         prefer = self._options.prefer
         opened = []
         opener = Opener(self._store, self._scratch, self._watch, self._options.readers)
@@ -513,13 +513,13 @@ class _Planner:
 
     def _corrected(self, saved: Salvage, corrected: Iterable[ChangedByte]) -> Salvage:
         """Return the log with the properties that entries prove."""
-        pieces: dict[int, list[Piece]] = {}
+        pieces: dict[int, list[OverlayPiece]] = {}
         for change in {change.place: change for change in corrected}.values():
             number = next(number for number, part in enumerate(saved.parts)
                           if part.base <= change.place < part.end)
             part = saved.parts[number]
             target = part_target(self._store, part)
-            piece = Piece.of(change.place - part.base, bytes([change.after]))
+            piece = OverlayPiece.of(change.place - part.base, bytes([change.after]))
             pieces.setdefault(number, []).append(piece)
             self._actions.append(Action(
                 "correct", target, f"0x{change.before:02x}", f"0x{change.after:02x}",

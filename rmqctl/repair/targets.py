@@ -11,7 +11,7 @@ from rmqctl.errors import InternalError, RefusedError
 from rmqctl.files.durable import STAGING
 from rmqctl.formats.local import names
 from rmqctl.repair.plan import MoveAside, Patch, Step
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, node_of
 from rmqctl.store.log.cut_off import NOTE
@@ -47,7 +47,7 @@ def cut_files(store: Store, files: Sequence[StoreFile], end: int,
             until = min(until, file.end)
             if until > end:
                 steps.append(Patch(target(store, file.path),
-                                   (Piece(end - file.base, until - end),)))
+                                   (OverlayPiece(end - file.base, until - end),)))
     return steps
 
 

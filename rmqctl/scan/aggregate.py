@@ -15,7 +15,7 @@ import numpy as np
 from rmqctl.scan import text
 from rmqctl.scan.fillers import fillers, replaced
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch
-from rmqctl.scan.groupings import GROUPINGS, Key, Keys
+from rmqctl.scan.groupings import GROUPINGS, Key, KeyNumbers
 
 MAX_GROUPS = 200_000
 """Maximum number of groups that are all kept. If there are more, only heavy groups are kept."""
@@ -56,7 +56,7 @@ class Aggregate:
         default = MAX_KEYS if by == "key" else MAX_GROUPS
         self._limit = default if limit is None else limit
         self._heavy = HEAVY if heavy is None else heavy
-        self._keys = Keys(only)
+        self._keys = KeyNumbers(only)
         self._sums = _nothing(0)
         self._all = _nothing(1)
         self._counted = self._given_up = 0
@@ -193,7 +193,7 @@ class Aggregate:
         larger = np.flatnonzero(counts > less)
         sums = self._sums[:, larger]
         sums[0] -= less
-        keys = Keys()
+        keys = KeyNumbers()
         keys.numbers(self._keys.some(larger))
         self._keys, self._sums = keys, sums
         self._given_up += less

@@ -34,7 +34,7 @@ from rmqctl.kernel import active
 from rmqctl.scan import text
 from rmqctl.scan.frames import DAMAGED, Array, Batch, Span
 from rmqctl.scan.tables import FRAME_COLUMNS, LIST, MAP, MESSAGE_COLUMNS, MOMENT, Columns
-from rmqctl.scan.text import KnownTexts, Properties, Texts, contiguous
+from rmqctl.scan.text import KnownTexts, PropertySegments, Texts, contiguous
 
 _ASSIGN = props.NAME_VALUE_SEPARATOR.encode()[0]
 _DENSE = 1 << 22
@@ -101,8 +101,8 @@ class _Messages:
         self.batch = batch
 
     @cached_property
-    def properties(self) -> Properties:
-        return Properties(self.batch)
+    def properties(self) -> PropertySegments:
+        return PropertySegments(self.batch)
 
     def column(self, name: str) -> pa.Array:
         kind = MESSAGE_COLUMNS[name].type
@@ -140,8 +140,8 @@ _MADE: dict[str, Callable[[_Messages], pa.Array]] = {
     "topic": lambda messages: strings(text.topics(messages.batch)),
     "born_host": lambda messages: hosts(messages.batch, "born_host"),
     "store_host": lambda messages: hosts(messages.batch, "store_host"),
-    "properties": lambda messages: as_maps(Properties(text.properties(messages.batch).packed()),
-                                           len(messages.batch)),
+    "properties": lambda messages: as_maps(
+        PropertySegments(text.properties(messages.batch).packed()), len(messages.batch)),
     "properties_raw": lambda messages: strings(text.properties(messages.batch)),
     "tags": lambda messages: messages.text(props.TAGS),
     "keys": lambda messages: as_lists(messages.properties, len(messages.batch)),
@@ -226,7 +226,7 @@ def strings(texts: Texts) -> pa.StringArray:
 # -- properties -----------------------------------------------------------------------------------
 
 
-def as_maps(properties: Properties, count: int) -> pa.MapArray:
+def as_maps(properties: PropertySegments, count: int) -> pa.MapArray:
     """Return the properties of each of ``count`` records (`MAP`), in stored order, keys unique."""
     row, start, end = properties.segments
     assign, valid = _assigns(properties.data, start, end)
@@ -245,7 +245,7 @@ def as_maps(properties: Properties, count: int) -> pa.MapArray:
         pa.array(keys)), values, MAP)
 
 
-def as_lists(properties: Properties, count: int) -> pa.ListArray:
+def as_lists(properties: PropertySegments, count: int) -> pa.ListArray:
     """Return the keys of each record (`LIST`), empty without keys: parts between single spaces."""
     row, start, length = properties.places(props.KEYS)
     of, start, length = text.split(properties.data, start, length)
@@ -253,7 +253,7 @@ def as_lists(properties: Properties, count: int) -> pa.ListArray:
                                     strings(Texts(properties.data, start, length)), LIST)
 
 
-def as_strings(properties: Properties, count: int, name: str) -> pa.StringArray:
+def as_strings(properties: PropertySegments, count: int, name: str) -> pa.StringArray:
     """Return the value of one property for each of ``count`` records; null if a record lacks the
     property.
     """

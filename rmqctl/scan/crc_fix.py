@@ -42,7 +42,7 @@ _FEW_BYTES = 1 << 16
 """Number of bytes up to which the kernel tries each byte; for more bytes a logarithm is faster."""
 
 
-class Change(NamedTuple):
+class ByteChange(NamedTuple):
     """The bits ``xor`` (1 to 255) of the byte at ``position`` are flipped."""
 
     position: int
@@ -59,17 +59,17 @@ def syndromes(computed: int, stored: int) -> tuple[int, ...]:
     return (computed ^ stored) & ~MASKED, (computed ^ stored) | MASKED
 
 
-def one_bit(length: int, syndrome: int) -> list[Change]:
+def one_bit(length: int, syndrome: int) -> list[ByteChange]:
     """Return the flipped bit among ``length`` bytes that causes the difference; at most one bit
     does.
     """
     if not syndrome:
         return []
     behind, bit = divmod(_logarithm(syndrome) - _CHECK_BITS, _BYTE)
-    return [Change(length - 1 - behind, 1 << 7 - bit)] if 0 <= behind < length else []
+    return [ByteChange(length - 1 - behind, 1 << 7 - bit)] if 0 <= behind < length else []
 
 
-def one_byte(length: int, syndrome: int) -> list[Change]:
+def one_byte(length: int, syndrome: int) -> list[ByteChange]:
     """Return all changes of one byte among ``length`` bytes that cause the difference,
     by position.
     """
@@ -77,7 +77,7 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
         return []
     kernel = active() if length <= _FEW_BYTES else None
     if kernel is not None:
-        return sorted(Change(length - 1 - behind, xor)
+        return sorted(ByteChange(length - 1 - behind, xor)
                       for behind, xor in kernel.byte_changes(syndrome, length))
     # A byte so many bits before the end: its logarithm is in a range, which begins again at 0.
     last = _logarithm(syndrome) - _BYTE
@@ -89,7 +89,7 @@ def one_byte(length: int, syndrome: int) -> list[Change]:
                         bisect_right(logarithms, last + turn)):
             behind, rest = divmod(last + turn - logarithms[at], _BYTE)
             if not rest:
-                changes.append(Change(length - 1 - behind, values[at]))
+                changes.append(ByteChange(length - 1 - behind, values[at]))
     return sorted(changes)
 
 

@@ -85,7 +85,8 @@ class TagsCodes:
         self._schedule = -1
         self._looked = 0
 
-    def codes(self, properties: text.Properties, topic: Array, store_timestamp: Array) -> tuple[
+    def codes(self, properties: text.PropertySegments, topic: Array,
+              store_timestamp: Array) -> tuple[
             Array, Array, Array]:
         """Return (code of each message, rows with tags, the tags' lengths in bytes), all int64.
 
@@ -113,7 +114,7 @@ class TagsCodes:
         delayed: Array = topic == self._schedule
         return delayed if delayed.any() else None
 
-    def set_deliver_times(self, properties: text.Properties, delayed: Array,
+    def set_deliver_times(self, properties: text.PropertySegments, delayed: Array,
                           store_timestamp: Array, out: Array) -> None:
         """Replace the hashes of delayed messages' tags by deliver times."""
         row, levels = properties.find(props.DELAY)
@@ -149,7 +150,7 @@ class IndexKeys:
         self._topics = topics
         self._sharp: Array = np.zeros(0, np.int64)
 
-    def keys(self, properties: text.Properties, topic: Array) -> Keys:
+    def keys(self, properties: text.PropertySegments, topic: Array) -> Keys:
         """Return the keys; ``topic``: the number of each message's topic in the dictionary."""
         of_kernel = properties.index_keys(topic, self.sharp())
         if of_kernel is not None:
@@ -175,7 +176,7 @@ class IndexKeys:
 
 
 @dataclass(slots=True)
-class Leads:
+class DerivedColumns:
     """Tags codes of messages, and the keys of their index entries in index order.
 
     ``key_row`` is the message of a key, ``key_hash`` the hash in its entry (all int64).
@@ -186,7 +187,7 @@ class Leads:
     tags: Array
     key_row: Array
     key_hash: Array
-    properties: text.Properties | None
+    properties: text.PropertySegments | None
 
 
 class LeadsOf:
@@ -204,13 +205,13 @@ class LeadsOf:
         self._most = 2
         """Expected maximum number of keys per message, for which space is allocated beforehand."""
 
-    def of(self, batch: Batch, topic: Array) -> Leads:
+    def of(self, batch: Batch, topic: Array) -> DerivedColumns:
         """Return the values; ``topic``: the number of each message's topic in the dictionary."""
         when = batch.column("store_timestamp")
         if active() is not None:
             return self._by_kernel(batch, topic, when)
-        properties = text.Properties(batch)
-        leads = Leads(topic[:0], topic[:0], topic[:0], properties)
+        properties = text.PropertySegments(batch)
+        leads = DerivedColumns(topic[:0], topic[:0], topic[:0], properties)
         if self._with_tags:
             leads.tags = self._tags.codes(properties, topic, when)[0]
         if self._with_keys:
@@ -218,7 +219,7 @@ class LeadsOf:
             leads.key_row, leads.key_hash = keys.row, keys.key_hash
         return leads
 
-    def _by_kernel(self, batch: Batch, topic: Array, when: Array) -> Leads:
+    def _by_kernel(self, batch: Batch, topic: Array, when: Array) -> DerivedColumns:
         kernel = active()
         assert kernel is not None
         texts = text.properties(batch)
@@ -236,10 +237,10 @@ class LeadsOf:
         if odd:
             self._decode(texts.data, topic, tags, row, key_hash)
         delayed = self._tags.delayed(topic) if self._with_tags else None
-        properties = text.Properties(batch) if others or delayed is not None else None
+        properties = text.PropertySegments(batch) if others or delayed is not None else None
         if delayed is not None and properties is not None:
             self._tags.set_deliver_times(properties, delayed, when, tags)
-        return Leads(tags, row, key_hash, properties)
+        return DerivedColumns(tags, row, key_hash, properties)
 
     def _decode(self, data: Array, topic: Array, tags: Array, row: Array,
                 key_hash: Array) -> None:
@@ -268,7 +269,7 @@ def batch_range(queue_offset: int, base: str | None, count: str | None) -> tuple
     return delay.java_int(base, 64), delay.java_int(count, _INT16)
 
 
-def batch_ranges(properties: text.Properties, queue_offset: Array) -> tuple[Array, Array]:
+def batch_ranges(properties: text.PropertySegments, queue_offset: Array) -> tuple[Array, Array]:
     """Return the result of `batch_range` for each record, as columns (int64); -1 and -1 if a broker
     cannot read the numbers.
     """
@@ -306,7 +307,7 @@ def delays(levels: delay.Levels) -> Array:
                      for level in range(max(levels, default=-1) + 1)], np.int64)
 
 
-class Topics:
+class TopicNumbers:
     """The topics of a pass, by number. Messages of the topics ``others`` are processed
     by column.
     """

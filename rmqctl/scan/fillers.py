@@ -41,7 +41,7 @@ def fillers(batch: Batch) -> Array:
     mask[:] = False
     if not len(rows):
         return mask
-    marked, values = text.Properties(batch.select(rows)).find(filler.MARK)
+    marked, values = text.PropertySegments(batch.select(rows)).find(filler.MARK)
     is_lost = np.array([value == filler.LOST.encode() for value in values.tolist()], bool)
     mask[rows[marked[is_lost]]] = True
     for row in np.setdiff1d(rows, rows[marked]).tolist():

@@ -59,7 +59,7 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class RecordShape:
     """The layout of one of the eight record variants, as numpy sees it."""
 
     dtype: np.dtype[Any]
@@ -78,20 +78,20 @@ class Shape:
 
 
 @cache
-def shape(host_bits: int, magic: int) -> Shape:
+def shape(host_bits: int, magic: int) -> RecordShape:
     """Return the shape for ``sys_flag & 0x30`` and a message magic."""
     context = {"sys_flag": host_bits, "magic": magic}
     head_size = layout.prefix_size(Message, **context)
-    return Shape(layout.dtype(Message, itemsize=head_size, **context), head_size,
-                 layout.fixed_total(Message, **context),
-                 layout.width_of(Message, "topic_length", **context)[0])
+    return RecordShape(layout.dtype(Message, itemsize=head_size, **context), head_size,
+                       layout.fixed_total(Message, **context),
+                       layout.width_of(Message, "topic_length", **context)[0])
 
 
 _HOST_WORD = np.dtype(">i4")
 
 
 @cache
-def _host_words(shaped: Shape) -> list[int]:
+def _host_words(shaped: RecordShape) -> list[int]:
     """Return the offsets of the four-byte words of a store host's address in a record."""
     kind, offset = shaped.field("store_host.address")
     return list(range(offset, offset + kind.itemsize, _HOST_WORD.itemsize))
@@ -175,7 +175,7 @@ class Batch:
     record belong to its frame; all other columns are computed on demand.
     """
 
-    def __init__(self, data: Array, base: int, start: Array, groups: list[tuple[Any, Shape]],
+    def __init__(self, data: Array, base: int, start: Array, groups: list[tuple[Any, RecordShape]],
                  columns: dict[str, Array], head: int = 0) -> None:
         self.data, self.base, self.start, self.head = data, base, start, head
         self.spans: list[Span] = []
@@ -303,13 +303,14 @@ def joined(batches: Sequence[Batch]) -> Batch:
         return batches[0]
     first, start = batches[0], np.concatenate([batch.start for batch in batches])
     # The rows of each shape, with consecutive numbers.
-    rows: dict[Shape, list[Array]] = {}
+    rows: dict[RecordShape, list[Array]] = {}
     before = 0
     for batch in batches:
         for which, shaped in batch._groups:
             rows.setdefault(shaped, []).append(np.arange(len(batch))[which] + before)
         before += len(batch)
-    groups: list[tuple[Any, Shape]] = [(slice(None), next(iter(rows)))] if len(rows) == 1 else [
+    groups: list[tuple[Any, RecordShape]] = [(slice(None),
+                                              next(iter(rows)))] if len(rows) == 1 else [
         (np.concatenate(some), shaped) for shaped, some in rows.items()]
     combined = Batch(first.data, first.base, start, groups, {
         name: np.concatenate([batch.column(name) for batch in batches]) for name in _PLACES},
@@ -367,7 +368,7 @@ def _batch(data: Array, base: int, table: Array) -> Batch:
     start, *places, variant = table
     is_uniform = len(variant) and (variant == variant[0]).all()
     numbers = variant[:1] if is_uniform else np.flatnonzero(np.bincount(variant + 1)) - 1
-    groups: list[tuple[Any, Shape]] = [
+    groups: list[tuple[Any, RecordShape]] = [
         (np.flatnonzero(variant == number), shape(number & HOST_BITS, _MAGICS[number & ~HOST_BITS]))
         for number in numbers[numbers >= 0].tolist()]
     if len(groups) == 1:  # rows without a shape are not ok, and nothing reads them
@@ -416,7 +417,7 @@ def examine(data: Array, base: int | Array, start: Array) -> tuple[Batch, Array]
     # The rest variant by variant, since their fields are at different positions: nearly always all
     # rows have one variant, and a slice is enough instead of a gathered copy.
     columns = {name: np.zeros(count, np.int64) for name in _PLACES[1:]}
-    groups: list[tuple[Any, Shape]] = []
+    groups: list[tuple[Any, RecordShape]] = []
     alike = variant[:1] if len(variant) and (variant == variant[0]).all() else np.unique(variant)
     variants = alike.tolist()
     for number in variants:
@@ -441,7 +442,7 @@ def _placed(batch: Batch, base: int | Array) -> Batch:
     return batch
 
 
-def _lengths(data: Array, start: Array, total: Array, shaped: Shape, out: dict[str, Array],
+def _lengths(data: Array, start: Array, total: Array, shaped: RecordShape, out: dict[str, Array],
              rows: Any) -> Array:
     """Fill in the positions of the variable-length fields for records of one shape; return a
     boolean array: whether each record's lengths add up.

@@ -19,7 +19,7 @@ from rmqctl.scan.frames import Array, Batch
 from rmqctl.scan.text import (
     Dictionary,
     FixedTexts,
-    Properties,
+    PropertySegments,
     Texts,
     TextTable,
     hashes,
@@ -43,7 +43,7 @@ None."""
 _LATER = object()
 
 
-class Keys:
+class KeyNumbers:
     """Small numbers for keys, in order of appearance.
 
     With ``only``, just these keys have numbers of their own; all other keys are `OTHER`. A table of
@@ -70,7 +70,7 @@ class Keys:
 
     def __reduce__(self) -> Any:
         """Return the data to rebuild the object in another process: the keys, in the same order."""
-        return (_learned, (self.by_number,)) if self._open else (Keys, (self.by_number[:-1],))
+        return (_learned, (self.by_number,)) if self._open else (KeyNumbers, (self.by_number[:-1],))
 
     @property
     def by_number(self) -> list[Key]:
@@ -140,8 +140,8 @@ class Keys:
         return numbers
 
 
-def _learned(groups: Sequence[Key]) -> Keys:
-    keys = Keys()
+def _learned(groups: Sequence[Key]) -> KeyNumbers:
+    keys = KeyNumbers()
     keys.numbers(groups)
     return keys
 
@@ -150,12 +150,12 @@ Codes = tuple[Array, Array | None]
 """(group numbers, the batch row of each number); rows None: each message has exactly one group."""
 
 
-def _topic(keys: Keys, batch: Batch) -> Codes:
+def _topic(keys: KeyNumbers, batch: Batch) -> Codes:
     return keys.of_texts(topics(batch)), None
 
 
-def _queue(keys: Keys, batch: Batch) -> Codes:
-    texts, queues = Keys(), Keys()
+def _queue(keys: KeyNumbers, batch: Batch) -> Codes:
+    texts, queues = KeyNumbers(), KeyNumbers()
     topic = texts.of_texts(topics(batch))
     queue = queues.of_ints(batch.column("queue_id"))
     width, names, ids = len(queues), texts.by_number, queues.by_number
@@ -166,8 +166,8 @@ def _queue(keys: Keys, batch: Batch) -> Codes:
     return keys.of_ints(topic * width + queue, pair), None
 
 
-def _tag(keys: Keys, batch: Batch) -> Codes:
-    rows, tags = Properties(batch).find(props.TAGS)
+def _tag(keys: KeyNumbers, batch: Batch) -> Codes:
+    rows, tags = PropertySegments(batch).find(props.TAGS)
     codes: Array = np.zeros(len(batch), np.int64)
     if len(rows) < len(batch):
         codes[:] = keys.number(None)
@@ -175,9 +175,9 @@ def _tag(keys: Keys, batch: Batch) -> Codes:
     return codes, None
 
 
-def _key(keys: Keys, batch: Batch) -> Codes:
+def _key(keys: KeyNumbers, batch: Batch) -> Codes:
     """Return every key of KEYS, a duplicate key only once per message; None without keys."""
-    properties = Properties(batch)
+    properties = PropertySegments(batch)
     rows, start, length = properties.places(props.KEYS)
     of, begin, size = split(properties.data, start, length)
     rows = rows[of]
@@ -204,15 +204,15 @@ def _key(keys: Keys, batch: Batch) -> Codes:
     return np.concatenate([codes, none]), np.concatenate([rows, bare])
 
 
-def _quarter(keys: Keys, batch: Batch) -> Codes:
+def _quarter(keys: KeyNumbers, batch: Batch) -> Codes:
     return keys.of_ints(batch.column("store_timestamp") // QUARTER_HOUR), None
 
 
-def _minute(keys: Keys, batch: Batch) -> Codes:
+def _minute(keys: KeyNumbers, batch: Batch) -> Codes:
     return keys.of_ints(batch.column("store_timestamp") // MINUTE), None
 
 
-def _store_host(keys: Keys, batch: Batch) -> Codes:
+def _store_host(keys: KeyNumbers, batch: Batch) -> Codes:
     codes: Array = np.empty(len(batch), np.int64)
     for rows, hosts in batch.hosts("store_host"):
         width = hosts.dtype.itemsize
@@ -223,29 +223,29 @@ def _store_host(keys: Keys, batch: Batch) -> Codes:
     return codes, None
 
 
-def _size(keys: Keys, batch: Batch) -> Codes:
+def _size(keys: KeyNumbers, batch: Batch) -> Codes:
     return keys.of_ints(np.frexp(batch.column("total_size"))[1].astype(np.int64) - 1), None
 
 
-def _flag(keys: Keys, batch: Batch) -> Codes:
+def _flag(keys: KeyNumbers, batch: Batch) -> Codes:
     return keys.of_ints(batch.column("flag")), None
 
 
-def _transaction(keys: Keys, batch: Batch) -> Codes:
+def _transaction(keys: KeyNumbers, batch: Batch) -> Codes:
     return keys.of_ints(batch.column("sys_flag") & sysflag.TRANSACTION_MASK,
                         sysflag.transaction_type), None
 
 
-def _compression(keys: Keys, batch: Batch) -> Codes:
+def _compression(keys: KeyNumbers, batch: Batch) -> Codes:
     flags = batch.column("sys_flag") & (sysflag.COMPRESSED | sysflag.COMPRESSION_MASK)
     return keys.of_ints(flags, lambda flag: sysflag.compression(flag) or "none"), None
 
 
-def _none(keys: Keys, batch: Batch) -> Codes:
+def _none(keys: KeyNumbers, batch: Batch) -> Codes:
     return np.full(len(batch), keys.number(None), np.int64), None
 
 
-GROUPINGS: dict[str, Callable[[Keys, Batch], Codes]] = {
+GROUPINGS: dict[str, Callable[[KeyNumbers, Batch], Codes]] = {
     "topic": _topic,
     "queue": _queue,
     "tag": _tag,

@@ -184,13 +184,14 @@ def undecodable(batch: Batch) -> Array:
     return mask
 
 
-def bad_numbers(batch: Batch, generation: int, properties: text.Properties | None = None) -> Array:
+def bad_numbers(batch: Batch, generation: int,
+                properties: text.PropertySegments | None = None) -> Array:
     """Return the row numbers of records with a non-numeric value in a numeric property: a broker
     refuses them and truncates the log there. ``properties``: the batch's, if already parsed. spec:
     commitlog.md §9.
     """
     scheduled = text.topics(batch).equal(_SCHEDULE)
-    properties = properties or text.Properties(batch)
+    properties = properties or text.PropertySegments(batch)
     if not scheduled.any() and (
             generation < 5 or not len(properties.places(props.INNER_NUM)[0])):
         return np.zeros(0, np.int64)  # the usual case

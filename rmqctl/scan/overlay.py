@@ -17,7 +17,7 @@ Parts = tuple[tuple[int, bytes], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class OverlayPiece:
     """``size`` bytes at position ``at`` of a file. The positions in ``parts`` count from ``at``."""
 
     at: int
@@ -29,7 +29,7 @@ class Piece:
         return self.at + self.size
 
     @classmethod
-    def of(cls, position: int, data: bytes) -> Piece:
+    def of(cls, position: int, data: bytes) -> OverlayPiece:
         return cls(position, len(data), ((0, data),) if data else ())
 
     def read_into(self, buffer: memoryview, position: int) -> None:
@@ -58,7 +58,7 @@ class LogPart:
     base: int
     size: int
     path: str | None
-    pieces: tuple[Piece, ...] = ()
+    pieces: tuple[OverlayPiece, ...] = ()
     witness: Witness | None = field(default=None, compare=False, repr=False)
     limit: int | None = None
     head: int = 0

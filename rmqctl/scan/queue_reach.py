@@ -19,7 +19,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch
-from rmqctl.scan.groupings import Keys
+from rmqctl.scan.groupings import KeyNumbers
 
 QueueKey = tuple[bytes, int]
 _UNROWED = sysflag.TRANSACTION_PREPARED
@@ -113,8 +113,8 @@ class QueueNumbers:
     """Small numbers for queues, stable over the batches of any number of walks."""
 
     def __init__(self) -> None:
-        self._queues = Keys()
-        self._texts, self._ids = Keys(), Keys()
+        self._queues = KeyNumbers()
+        self._texts, self._ids = KeyNumbers(), KeyNumbers()
 
     @property
     def keys(self) -> list[QueueKey]:
@@ -215,7 +215,7 @@ class QueueReach:
             self._count = np.append(self._count, np.zeros(more, np.int64))
 
     def _add_dispatched(self, batch: Batch, topic: Array, queue_id: Array, rowed: Array) -> None:
-        properties = text.Properties(batch)
+        properties = text.PropertySegments(batch)
         if not len(properties.places(props.MULTI_DISPATCH)[0]):
             return
         if self._generation >= 5:
@@ -234,7 +234,7 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
     An inner batch without the properties that a broker adds counts as one message, as it does for a
     broker.
     """
-    properties = text.Properties(batch.select(inner))
+    properties = text.PropertySegments(batch.select(inner))
     first, last = queue_offset.copy(), queue_offset.copy()
     base_row, base = _whole(*properties.find(props.INNER_BASE))
     count_row, count = _whole(*properties.find(props.INNER_NUM))
@@ -246,7 +246,7 @@ def _covered(batch: Batch, inner: Array, queue_offset: Array) -> tuple[Array, Ar
     return first, last
 
 
-def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool = False) -> (
+def dispatched_rows(properties: text.PropertySegments, which: Array, *, skipped: bool = False) -> (
         tuple[Array, text.Texts, Array]):
     """Return (record, queue name, queue offset) of each further entry of multi-dispatched records.
 
@@ -257,7 +257,8 @@ def dispatched_rows(properties: text.Properties, which: Array, *, skipped: bool 
     return _paired(properties, which, np.greater_equal if skipped else np.equal)
 
 
-def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text.Texts, Array]:
+def skipped_rows(properties: text.PropertySegments, which: Array) -> tuple[Array, text.Texts,
+                                                                           Array]:
     """Return the further entries that records lack because their lists differ in length, although
     queue offsets were assigned.
 
@@ -267,7 +268,8 @@ def skipped_rows(properties: text.Properties, which: Array) -> tuple[Array, text
     return _paired(properties, which, np.greater)
 
 
-def _paired(properties: text.Properties, which: Array, fit: Callable[[Array, Array], Array]) -> (
+def _paired(properties: text.PropertySegments, which: Array,
+            fit: Callable[[Array, Array], Array]) -> (
         tuple[Array, text.Texts, Array]):
     """Return (record, name, number) of the records for which ``fit`` accepts the count of names and
     the count of offsets.

@@ -374,7 +374,7 @@ class Dictionary:
 # -- properties -----------------------------------------------------------------------------------
 
 
-class Properties:
+class PropertySegments:
     """The properties strings of many records, split into their ``key 0x01 value`` segments.
 
     The properties of a batch are valid only as long as the batch's data.

@@ -23,7 +23,7 @@ _MAX_SKIPS = 1000
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadRange:
     """Positions ``[start, end)`` that cannot be read, and the reason."""
 
     start: int
@@ -58,7 +58,7 @@ class TolerantWalk:
         self.first = self.position = start
         self.shrunk = False
 
-    def __iter__(self) -> Iterator[Batch | Unread]:
+    def __iter__(self) -> Iterator[Batch | UnreadRange]:
         try:
             source = self._open_source()
         except StoreIOError as error:
@@ -119,7 +119,7 @@ class TolerantWalk:
             yield from self._given_up(lost_from, self.position, reason)
         self.shrunk = source.size < self._end
 
-    def _given_up(self, start: int, end: int, reason: str) -> Iterator[Unread]:
+    def _given_up(self, start: int, end: int, reason: str) -> Iterator[UnreadRange]:
         self.position = max(self.position, end)
         if end > start:
-            yield Unread(start, end, reason)
+            yield UnreadRange(start, end, reason)

@@ -16,7 +16,7 @@ from rmqctl.formats import layout
 from rmqctl.formats.local.message import START_SIZE, VERSIONS, Message, decode
 from rmqctl.scan.damage.classify import classify
 from rmqctl.scan.damage.led import Led
-from rmqctl.scan.damage.slots import Passed, Stretch
+from rmqctl.scan.damage.slots import EarlierMessages, Stretch
 from rmqctl.scan.frames import Array, Batch, joined, records_from
 from rmqctl.scan.resync import MAX_RECORD, is_blank, located_size, next_provable
 from rmqctl.scan.source import AtHand, Source, Witness
@@ -110,8 +110,8 @@ class Walk:
             first = next_provable(source, start, source.size)
             start = source.size if first is None else first
         self.first = self.position = start
-        self.passed = Passed(self._look_back if start > 0 else None, by_itself=by_itself,
-                             is_dense=is_dense)
+        self.passed = EarlierMessages(self._look_back if start > 0 else None, by_itself=by_itself,
+                                      is_dense=is_dense)
 
     @property
     def _is_led(self) -> bool:

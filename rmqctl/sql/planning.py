@@ -15,7 +15,7 @@ from itertools import pairwise
 
 from rmqctl import vfs
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.sql.options import ReadOptions
 from rmqctl.sql.pushdown import Filters
 from rmqctl.sql.reader import CompactedPiece, IndexPiece, LogPiece, Piece, QueuePiece, RocksPiece
@@ -286,7 +286,7 @@ def _indexes(store: Store, name: str) -> Iterator[PlanItem]:
             yield _index_item(name, file, shape, count)
 
 
-def _index_item(name: str, file: StoreFile, shape: Shape | None, count: int) -> PlanItem:
+def _index_item(name: str, file: StoreFile, shape: IndexShape | None, count: int) -> PlanItem:
     def cut(start: int, end: int) -> IndexPiece:
         return IndexPiece(name, os.path.join("index", file.name), file, 1 + start // _ROW,
                           1 + end // _ROW, shape)
@@ -294,7 +294,7 @@ def _index_item(name: str, file: StoreFile, shape: Shape | None, count: int) -> 
     return PlanItem(count * _ROW, cut)
 
 
-def _shape(store: Store, file: StoreFile) -> Shape | None:
+def _shape(store: Store, file: StoreFile) -> IndexShape | None:
     """Return the layout of an index file; None if its content does not show it."""
     try:
         index = store.open_index(file)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from rmqctl import vfs
 from rmqctl.errors import StoreIOError
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.scan.columns import frame_columns, message_columns
 from rmqctl.scan.frames import DAMAGED, ZERO, Batch, Span
 from rmqctl.sql.pushdown import Filters, with_topics
@@ -100,7 +100,7 @@ class IndexPiece:
     path: StoreFile
     start: int
     end: int
-    shape: Shape | None
+    shape: IndexShape | None
 
 
 @dataclass(frozen=True, slots=True)

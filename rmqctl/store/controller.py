@@ -63,7 +63,7 @@ class EpochFile:
         return self.main, self.backup
 
 
-class Span(NamedTuple):
+class EpochSpan(NamedTuple):
     """An epoch with its end; None for the last epoch if the end of the log is unknown."""
 
     epoch: int
@@ -85,10 +85,10 @@ def _copy(store: Store, name: str) -> EpochCopy:
         return EpochCopy(name, fault=error)
 
 
-def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[Span]:
+def spans(epochs: Sequence[Epoch], log_end: int | None) -> list[EpochSpan]:
     """Return the epochs with their ends."""
     ends = [*(following.start_offset for following in epochs[1:]), log_end]
-    return [Span(*epoch, end) for epoch, end in zip(epochs, ends, strict=False)]
+    return [EpochSpan(*epoch, end) for epoch, end in zip(epochs, ends, strict=False)]
 
 
 def read_identity(store: Store) -> BrokerIdentity | None:

@@ -20,7 +20,7 @@ from rmqctl.formats.local.index_file import (
     ENTRY,
     HEADER,
     SLOT,
-    Shape,
+    IndexShape,
 )
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
@@ -248,7 +248,7 @@ def _rereads(index: IndexFile, header: bytes) -> bool:
 class IndexSource(FileSource):
     """An index file as it was when its header (40 bytes) was ``header``."""
 
-    def __init__(self, path: str, shape: Shape, header: bytes) -> None:
+    def __init__(self, path: str, shape: IndexShape, header: bytes) -> None:
         self._shape, self._header = shape, header
         self._next = max(HEADER.decode(header).index_count, 1)
         super().__init__(path, limit=shape.entry_position(self._next))

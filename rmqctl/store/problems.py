@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rmqctl.scan.frames import Span
-from rmqctl.scan.tolerant import Unread
+from rmqctl.scan.tolerant import UnreadRange
 
 Kind = Literal["damage", "gap", "row", "unreadable", "in-progress", "note"]
 
@@ -73,7 +73,7 @@ def contradicted(count: int, first: int) -> str:
             "use of the file, or wrong entries")
 
 
-def unread(base: int, lost: Unread) -> Problem:
+def unread(base: int, lost: UnreadRange) -> Problem:
     """Return the problem for an unreadable part of a file whose first byte has the physical offset
     ``base``.
     """

@@ -17,7 +17,7 @@ from rmqctl.errors import UsageError
 from rmqctl.formats.local.message import host_text
 from rmqctl.scan.aggregate import Aggregate, Sums
 from rmqctl.scan.groupings import GROUPINGS, MINUTE, OTHER, QUARTER_HOUR, Key
-from rmqctl.scan.tolerant import Unread
+from rmqctl.scan.tolerant import UnreadRange
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
 from rmqctl.store.log.end import used_size
@@ -145,7 +145,7 @@ def _work(query: Query, only: Sequence[Key] | None,
     with part.file.open() as source:
         walk = part.walk(source, no_stale=True)
         for batch in walk:
-            if isinstance(batch, Unread):
+            if isinstance(batch, UnreadRange):
                 sums.miss(batch.end - batch.start, batch.reason)
             else:
                 sums.add(batch)

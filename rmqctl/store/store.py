@@ -26,7 +26,7 @@ from rmqctl.formats.local import batch_consume_queue, consume_queue
 from rmqctl.formats.local import checkpoint as checkpoint_format
 from rmqctl.formats.local.checkpoint import CheckpointRecord
 from rmqctl.formats.local.consume_queue import UnitRecord
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.formats.local.properties import LMQ_PREFIX
 from rmqctl.formats.local.sysflag import (
@@ -647,21 +647,21 @@ class Store(Closing):
             self._shapes_lent[file.path] = Decided(index.shape, index.sure)
         return index
 
-    def _shapes_said(self, file: StoreFile) -> Iterator[Shape]:
+    def _shapes_said(self, file: StoreFile) -> Iterator[IndexShape]:
         """Yield the shapes that the store suggests for a file: from store.json, then from its other
         files of the same size.
         """
         slots, most = self.remembered.get("index_slots"), self.remembered.get("index_max")
         if slots is not None and most is not None:
-            yield Shape(slots, most)
+            yield IndexShape(slots, most)
         for size, shape in self._index_shapes.items():
             if size == file.size:
                 yield shape
 
     @cached_property
-    def _index_shapes(self) -> dict[int, Shape]:
+    def _index_shapes(self) -> dict[int, IndexShape]:
         """File size -> the shape that the content of most files (of the first few) proves."""
-        votes: dict[int, Counter[Shape]] = {}
+        votes: dict[int, Counter[IndexShape]] = {}
         for file in self.index_listing.files:
             shapes = votes.setdefault(file.size, Counter())
             if shapes.total() >= _INDEX_VOTERS:
@@ -675,7 +675,7 @@ class Store(Closing):
                 shapes[index.shape] += 1
         return {size: shapes.most_common(1)[0][0] for size, shapes in votes.items() if shapes}
 
-    def index_shape(self) -> tuple[Shape | None, str]:
+    def index_shape(self) -> tuple[IndexShape | None, str]:
         """Return (the shape of the index files, "") from the newest file that proves a shape;
         (None, reason) if no file does, (None, "") without files.
         """

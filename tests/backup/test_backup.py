@@ -21,7 +21,7 @@ import pytest
 from rmqctl import api
 from rmqctl.backup import backup as of_folder
 from rmqctl.backup import copying
-from rmqctl.backup.backup import Source, back_up
+from rmqctl.backup.backup import BackupSource, back_up
 from rmqctl.backup.copying import copy_database
 from rmqctl.backup.growing import Copies
 from rmqctl.backup.points import in_use, read_points
@@ -46,7 +46,7 @@ NEWEST_ONLY = ("dledger", "rocksdb-double")
 
 
 def run(store: Path, backup: Path, now: int = _NOW, dirs: Any = ()) -> Any:
-    return back_up(Source(str(store), dirs), str(backup), lambda: now, "1.0.0")[0]
+    return back_up(BackupSource(str(store), dirs), str(backup), lambda: now, "1.0.0")[0]
 
 
 def messages(store: Path, dirs: Any = ()) -> list[Any]:
@@ -272,7 +272,7 @@ def test_thirty_days_of_increments(growing: Callable[[int, int], Path], tmp_path
             for file in files[:max(0, len(files) - 3)]:
                 file.unlink()
         now = partial(int, _NOW + number * hour)
-        point, _ = back_up(Source(str(root)), str(backup), now, "1.0.0", keep=7 * 24 * hour)
+        point, _ = back_up(BackupSource(str(root)), str(backup), now, "1.0.0", keep=7 * 24 * hour)
         seen[point.id] = (count, (root / "config/topics.json").read_bytes())
     known = read_points(str(backup))
     assert len(known) == 7 * 24 + 1

@@ -14,7 +14,7 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from rmqctl import api
 from rmqctl.backup import remote
-from rmqctl.backup.backup import Source
+from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.objects import Objects, check, require_points
 from rmqctl.backup.remote import back_up, restore
 from rmqctl.errors import NotAStoreError, RefusedError, StoreHeldError, UsageError
@@ -47,7 +47,7 @@ def url() -> str:
 
 
 def run(store: Path, url: str, now: int = _NOW, keep: int | None = None, dirs: Any = ()) -> Any:
-    return back_up(Source(str(store), dirs), url, lambda: now, "1.0.0", keep=keep)[0]
+    return back_up(BackupSource(str(store), dirs), url, lambda: now, "1.0.0", keep=keep)[0]
 
 
 def names(url: str, folder: str = "log") -> set[str]:
@@ -214,7 +214,7 @@ def test_a_killed_run_leaves_the_points_before(place: str, growing: Growing, tmp
             assert [point.id for point in require_points(url)] == [first.id]
     assert number > 4
     left = 0
-    back_up(Source(str(root)), url, lambda: _NOW + 200_000, "1", keep=300_000)
+    back_up(BackupSource(str(root)), url, lambda: _NOW + 200_000, "1", keep=300_000)
     restore(url, str(tmp_path / "first"), point=first.id)
     assert messages(tmp_path / "first") == before
     restore(url, str(tmp_path / "new"))
@@ -256,7 +256,7 @@ def test_keep_removes_what_no_point_names(growing: Growing, tmp_path: Path, url:
     restore(url, str(tmp_path / "first"), point=first.id)
     assert (tmp_path / "first" / "commitlog" / gone.name).exists()
     objects_before = names(url, "")
-    _point, removed = back_up(Source(str(root)), url, lambda: _NOW + 9000, "1", keep=2000)
+    _point, removed = back_up(BackupSource(str(root)), url, lambda: _NOW + 9000, "1", keep=2000)
     assert removed[0] == 2
     assert removed[1] > 10_000
     assert [point.time for point in require_points(url)] == [_NOW + 9000]
@@ -513,7 +513,8 @@ def test_s3(growing: Growing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
             (root / "config" / "consumerOffset.json").write_text(
                 json.dumps({"offsetTable": {"T0@g": {"0": number}}}))
             for place in ("s3://bucket/a/b", str(tmp_path / "backup")):
-                back_up(Source(str(root)), place, lambda at=number: _NOW + at * 1000, "1") if (
+                back_up(BackupSource(str(root)), place, lambda at=number: _NOW + at * 1000,
+                        "1") if (
                     "://" in place) else local.run(root, Path(place), _NOW + number * 1000)
         points, rows = require_points("s3://bucket/a/b"), messages(root)
         for number, how in enumerate(({}, {"point": points[1].id}, {"until": _NOW},

@@ -14,7 +14,7 @@ import pytest
 
 from rmqctl.backup import backup as in_folder
 from rmqctl.backup import remote
-from rmqctl.backup.backup import Source
+from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.restore import restore
 from rmqctl.errors import UsageError
 from tests.backup.test_backup import findings, growing, messages
@@ -28,7 +28,8 @@ __all__ = ["growing"]
 
 def run(store: Path, backup: str, number: int = 0) -> Any:
     module = remote if "://" in backup else in_folder
-    return module.back_up(Source(str(store)), backup, lambda: _NOW + number * 1000, "1.0.0")[0]
+    return module.back_up(BackupSource(str(store)), backup, lambda: _NOW + number * 1000,
+                          "1.0.0")[0]
 
 
 def restored(backup: str, target: Path, **moment: Any) -> Path:

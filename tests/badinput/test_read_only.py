@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.backup.backup import Source, back_up
+from rmqctl.backup.backup import BackupSource, back_up
 from tests.browse.driving import browse
 from tests.conftest import GoldenFolder
 from tests.support import cli, damage, snapshot, subject
@@ -86,7 +86,7 @@ def store(tiny_base: tiny_stores.Tiny, tmp_path_factory: pytest.TempPathFactory)
     root = snapshot.copy_tree(tiny_base.root, tmp_path_factory.mktemp("read-only") / "store")
     made.small_tier(root / "tieredstore", root)
     _configuration(root)
-    back_up(Source(str(root)), f"{root}-backup", lambda: tiny_stores.EPOCH, "1.0.0")
+    back_up(BackupSource(str(root)), f"{root}-backup", lambda: tiny_stores.EPOCH, "1.0.0")
     snapshot.copy_tree(Path(f"{root}-backup/.rmqctl"), root / ".rmqctl")  # as if it were one
     return root
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from rmqctl.ext.browse.figures import figures, topics_of
-from rmqctl.ext.browse.header import Header
+from rmqctl.ext.browse.header import StoreHeader
 from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore
 from rmqctl.ext.browse.panes import aligned, indented
 from rmqctl.ext.browse.survey import (
@@ -21,7 +21,7 @@ from rmqctl.ext.browse.survey import (
     LOST,
     MISSING,
     UNREAD,
-    Survey,
+    LogOverview,
     judged,
     log_strip,
     time_range,
@@ -39,7 +39,7 @@ LAST, MIDDLE = "commitlog/00000000000000262144", "commitlog/00000000000000131072
 ORDERS = "订单"
 
 
-def survey_of(root: Path) -> Survey:
+def survey_of(root: Path) -> LogOverview:
     with Store.open(root) as store:
         return list(judged(store, lambda _done: None))[-1]
 
@@ -115,9 +115,9 @@ def test_strips_are_as_wide_as_they_should_be(golden, width):
 
 def test_far_times_do_not_hide_the_others():
     samples = [(10 * number, 1_700_000_000_000 + 1000 * number) for number in range(400)]
-    made = Survey(first=0, end=4000, used=4000, samples=[*samples, (4000, 4_000_000_000_000)])
+    made = LogOverview(first=0, end=4000, used=4000, samples=[*samples, (4000, 4_000_000_000_000)])
     assert time_range(made)[1] < 1_700_000_500_000
-    assert time_range(Survey(first=0, end=4000)) is None
+    assert time_range(LogOverview(first=0, end=4000)) is None
 
 
 # -- header ----------------------------------------------------------------------------------------
@@ -146,7 +146,7 @@ def test_the_header_never_says_that_nothing_is_damaged(
     harm(root)
 
     async def act(screen: Screen) -> None:
-        header = screen.app.query_one(Header)
+        header = screen.app.query_one(StoreHeader)
         assert said in str(header.survey.verdict)
         assert "no damage" not in screen.text
         await screen.press("tab", "tab", "tab", "v")  # all of the store

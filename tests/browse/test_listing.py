@@ -11,7 +11,7 @@ import pytest
 from rmqctl.errors import UsageError
 from rmqctl.ext.browse.dump_listing import DumpListing
 from rmqctl.ext.browse.filters import conditions_of
-from rmqctl.ext.browse.listing import LogListing, Row, RowListing, Stopped, unwatched
+from rmqctl.ext.browse.listing import ListRow, LogListing, ReadCancelled, RowListing, unwatched
 from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore
 from rmqctl.ext.browse.panes import PANES, pane
 from rmqctl.parse_values import UTC
@@ -32,9 +32,9 @@ def parse(text: str):
     return conditions_of(text, lambda part: read_condition(part, UTC))
 
 
-def onward(listing: RowListing) -> list[Row]:
+def onward(listing: RowListing) -> list[ListRow]:
     """All rows, a few at a time, from the first one on."""
-    rows: list[Row] = []
+    rows: list[ListRow] = []
     start = None
     while True:
         part = [row for step in listing.forward(start, STEP, unwatched) for row in step.rows]
@@ -44,9 +44,9 @@ def onward(listing: RowListing) -> list[Row]:
         start = part[-1].after
 
 
-def back(listing: RowListing) -> list[Row]:
+def back(listing: RowListing) -> list[ListRow]:
     """All rows, a few at a time, from the last one back; in the order of the listing."""
-    rows: list[Row] = []
+    rows: list[ListRow] = []
     end = None
     while True:
         part = listing.backward(end, STEP, unwatched)
@@ -56,7 +56,7 @@ def back(listing: RowListing) -> list[Row]:
         end = part[0].position
 
 
-def offsets(rows: list[Row]) -> list[int | None]:
+def offsets(rows: list[ListRow]) -> list[int | None]:
     return [row.physical for row in rows if row.kind == "message"]
 
 
@@ -209,11 +209,11 @@ def test_every_file_and_every_pane(broken: BrowsedStore):
 
 def test_nobody_waits_for_a_scan_that_was_stopped(sound: BrowsedStore):
     def stop(_done: int) -> None:
-        raise Stopped
+        raise ReadCancelled
 
     for place in (BrowsedPlace(), BrowsedPlace("topic", "TP_fraud_Topic")):
         listing = sound.reader.listing(place, parse("no such text anywhere"))
-        with pytest.raises(Stopped):
+        with pytest.raises(ReadCancelled):
             list(listing.forward(None, 10, stop))
 
 

@@ -29,7 +29,7 @@ def changed(units: Path) -> Changed:
     return Changed("extras", units)
 
 
-def steps(root: Path, file: str) -> list[ext.Step]:
+def steps(root: Path, file: str) -> list[ext.ExtStep]:
     return [step for step in ext.walk((root / file).read_bytes()) if step.unit]
 
 

@@ -19,7 +19,7 @@ from rmqctl.checks.preflight.losses import losses
 from rmqctl.checks.preflight.preflight import preflight
 from rmqctl.checks.preflight.types import Prediction
 from rmqctl.ext.browse import checking
-from rmqctl.ext.browse.opened import Reader
+from rmqctl.ext.browse.opened import StoreView
 from rmqctl.ext.report.facts import gather
 from rmqctl.formats.local.message import decode
 from rmqctl.repair.recover import RecoverOptions, plan_recover
@@ -197,7 +197,7 @@ def compared(root: Path, tmp_path: Path) -> Losses:
     assert re.search(rf"(^|\s){found.already:,} +messages already lost", tiles)
     out.unlink()
     with Store.open(str(root)) as store:
-        reader = Reader(store, lambda _problem: None)
+        reader = StoreView(store, lambda _problem: None)
         notes = checking.run(checking.Task("", None), reader, lambda _done: None).notes
     assert set(map(str, found.in_words())) <= set(notes)
     # Verdicts contradict none of these.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rmqctl.damage.verdicts import OF_ACTION, Condemned, Evidence, Place, Remedy, Verdict
+from rmqctl.damage.verdicts import OF_ACTION, Condemned, Evidence, LogRange, Remedy, Verdict
 
 
 def test_the_first_verdict_stays_until_acquitted() -> None:
@@ -20,8 +20,8 @@ def test_the_first_verdict_stays_until_acquitted() -> None:
 
 
 def test_a_place_as_the_document_has_it() -> None:
-    place = Place(5, 9, Verdict.CONTRADICTED, (Evidence("index", "the index has other keys"),),
-                  OF_ACTION["put back"])
+    place = LogRange(5, 9, Verdict.CONTRADICTED, (Evidence("index", "the index has other keys"),),
+                     OF_ACTION["put back"])
     assert place.as_dict() == {
         "start": 5, "end": 9, "verdict": "contradicted", "remedy": "moved_back",
         "evidence": [{"source": "index", "detail": "the index has other keys"}]}

@@ -16,7 +16,7 @@ from rmqctl.broker.settings import DELAY_LEVELS, Settings, resolve
 from rmqctl.broker.versions import VERSIONS
 from rmqctl.engine.config import create
 from rmqctl.errors import NotAStoreError, RefusedError, StoreIOError, UsageError
-from rmqctl.formats.local.index_file import HEADER, Shape
+from rmqctl.formats.local.index_file import HEADER, IndexShape
 from rmqctl.store import Sizes, Store
 from rmqctl.store.store_settings import KEYS, LOG_FOLDERS, recall
 from tests.conftest import GoldenFolder
@@ -185,7 +185,7 @@ def test_sizes_of_the_files_win(golden_copy: GoldenFolder) -> None:
 
 def test_the_shape_an_index_proves_wins(golden_copy: GoldenFolder) -> None:
     root = golden_copy("5.3.3/basic/store")
-    right, other = Shape(100, 400), Shape(600, 300)
+    right, other = IndexShape(100, 400), IndexShape(600, 300)
     assert right.file_size == other.file_size
     remember(root, index_slots=other.slots, index_max=other.max_entries)
     store = Store.open(root)
@@ -200,11 +200,11 @@ def test_the_shape_an_index_proves_wins(golden_copy: GoldenFolder) -> None:
     assert Store.open(root, sizes=Sizes(index_slots=100)).open_index(file).shape == right
     Path(file.path).write_bytes(bytes(other.file_size + 2100))
     file = Store.open(root).index_listing.files[0]
-    assert Store.open(root).open_index(file).shape == Shape(125, 500)
+    assert Store.open(root).open_index(file).shape == IndexShape(125, 500)
 
 
 def test_a_shape_of_another_ratio_is_remembered(tmp_path: Path) -> None:
-    shape = Shape(7, 33)
+    shape = IndexShape(7, 33)
     remember(tmp_path, index_slots=7, index_max=33)
     (tmp_path / "index").mkdir()
     (tmp_path / "index" / "20231114221320000").write_bytes(bytes(shape.file_size))

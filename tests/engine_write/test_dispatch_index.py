@@ -20,12 +20,12 @@ from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.errors import RefusedError, UsageError
 from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.local import index_file as layout
-from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, Shape
+from rmqctl.formats.local.index_file import ENTRY, HEADER, EntryRecord, HeaderRecord, IndexShape
 from rmqctl.store.files import listing
 from rmqctl.store.index.files import open_index, select
 from tests.support.share import examples
 
-SHAPE = Shape(5, 8)
+SHAPE = IndexShape(5, 8)
 Message = tuple[int, int, tuple[int, ...], bool]
 """(place, store time, hashes of its keys, whether it is a ROLLBACK)."""
 
@@ -34,7 +34,7 @@ Message = tuple[int, int, tuple[int, ...], bool]
 class Reference:
     """index.md §5-§7, key by key."""
 
-    shape: Shape
+    shape: IndexShape
     files: list[bytearray] = field(default_factory=list)
     headers: list[list[int]] = field(default_factory=list)
 
@@ -89,7 +89,8 @@ def give(writer: IndexWriter, some: list[Message]) -> None:
 POOLS: list[FilePool] = []
 
 
-def writer(folder: Path | str, shape: Shape = SHAPE, clock: int = 0, **more: bool) -> IndexWriter:
+def writer(folder: Path | str, shape: IndexShape = SHAPE, clock: int = 0,
+           **more: bool) -> IndexWriter:
     while len(POOLS) > 2:
         POOLS.pop(0).close()
     POOLS.append(FilePool(AsideFolder(str(folder)), 2))
@@ -123,7 +124,7 @@ def messages(steps: list[tuple[int, int, tuple[int, ...], bool]], when: int) -> 
 @pytest.mark.long
 @settings(max_examples=examples(300))
 @given(MESSAGES, st.integers(1, 15), st.booleans(), st.sampled_from([1_700_000_000_000, 0, -9999]),
-       st.sampled_from([SHAPE, Shape(1, 2), Shape(3000, 30)]), st.booleans())
+       st.sampled_from([SHAPE, IndexShape(1, 2), IndexShape(3000, 30)]), st.booleans())
 def test_keys_as_the_put_rules_have_them(steps, chunk, reopen, start, shape, five):
     some = messages(steps, start)
     wanted = Reference(shape)
@@ -235,7 +236,7 @@ def test_a_full_file_is_on_disk_before_it_is_reported(tmp_path, monkeypatch):
 
 # -- what a process that died leaves --------------------------------------------------------------
 
-BIG = Shape(3000, 10_000)
+BIG = IndexShape(3000, 10_000)
 
 
 def many(first: int, count: int) -> list[Message]:
@@ -306,7 +307,7 @@ def test_keys_are_found_by_following_the_chains(tmp_path):
 
 
 def test_only_slots_that_changed_are_written(tmp_path, monkeypatch):
-    shape = Shape(100_000, 1000)
+    shape = IndexShape(100_000, 1000)
     made = writer(tmp_path, shape)
     give(made, [(0, 1, (3, 40_000, 99_999), False)])
     wrote = []
@@ -376,7 +377,7 @@ def test_other_shapes_are_refused(tmp_path):
     give(made, [(0, 1, (1,), False)])
     made.close()
     with pytest.raises(RefusedError, match="different sizes"):
-        writer(tmp_path, Shape(6, 8))
-    for shape in (Shape(0, 8), Shape(5, 1), Shape(5, 0)):
+        writer(tmp_path, IndexShape(6, 8))
+    for shape in (IndexShape(0, 8), IndexShape(5, 1), IndexShape(5, 0)):
         with pytest.raises(UsageError, match="an index file cannot have"):
             writer(tmp_path, shape)

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rmqctl.engine.dispatch.batch_queue import BatchQueues, BatchRows
-from rmqctl.engine.dispatch.consume_queue import ConsumeQueues, QueueRows
+from rmqctl.engine.dispatch.batch_queue import BatchColumns, BatchQueues
+from rmqctl.engine.dispatch.consume_queue import ConsumeQueues, EntryColumns
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.errors import RefusedError, StoreIOError, UsageError
@@ -92,7 +92,7 @@ def test_rows_as_the_put_algorithm_has_them(steps, first, chunk):
             queues.number((f"t{queue}", queue))
         for at in range(0, len(rows), chunk):
             columns = [np.array(one, np.int64) for one in zip(*rows[at:at + chunk], strict=True)]
-            queues.put(QueueRows(*columns))
+            queues.put(EntryColumns(*columns))
         pool.flush()
         assert pool.dirty == []
         pool.close()
@@ -106,13 +106,13 @@ def test_rows_as_the_put_algorithm_has_them(steps, first, chunk):
     assert queues.gaps == sum(one.gaps for one in wanted)
 
 
-def rows(queue: int, first: int, count: int, phy: int = 0) -> QueueRows:
+def rows(queue: int, first: int, count: int, phy: int = 0) -> EntryColumns:
     each = np.arange(count, dtype=np.int64)
-    return QueueRows(np.full(count, queue), first + each, phy + 100 * each, np.full(count, 100),
-                     np.full(count, 5))
+    return EntryColumns(np.full(count, queue), first + each, phy + 100 * each, np.full(count, 100),
+                        np.full(count, 5))
 
 
-def put(root: Path, some: QueueRows, log_end: int | None = None) -> ConsumeQueues:
+def put(root: Path, some: EntryColumns, log_end: int | None = None) -> ConsumeQueues:
     pool = FilePool(AsideFolder(str(root)))
     queues = ConsumeQueues(str(root), FILE, pool, log_end)
     queues.number(("t", 0))
@@ -234,11 +234,11 @@ def test_extension_units_of_rows_that_are_not_there_are_written_over(tmp_path):
 # -- batch queues -----------------------------------------------------------------------------
 
 
-def batch_rows(*some: tuple[int, int, int]) -> BatchRows:
+def batch_rows(*some: tuple[int, int, int]) -> BatchColumns:
     """(place, first queue offset, how many)."""
     place, base, count = (np.array(one, np.int64) for one in zip(*some, strict=True))
     same = np.zeros(len(place), np.int64)
-    return BatchRows(same, place, same + 10, same, same + 7, base, count)
+    return BatchColumns(same, place, same + 10, same, same + 7, base, count)
 
 
 def test_batch_rows(tmp_path):

@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.input import objects
 from rmqctl.engine.input.lines import parse
-from rmqctl.engine.input.objects import InputError, Plain, Recorded, Replay, joined
+from rmqctl.engine.input.objects import ClientMessages, InputError, Recorded, Replay, joined
 from rmqctl.engine.put.encoder import Encoder, raw_text
 from rmqctl.engine.put.ingest import batches
 from rmqctl.engine.put.message import BatchItem, Outgoing, OutgoingBatch
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import HOST_BITS, MAGIC_V2, Record
 
-PLAIN = Plain(joined(trailing=False))
+PLAIN = ClientMessages(joined(trailing=False))
 REPLAY = Replay(trailing=True)
 LEAST = {"topic": "T", "body": "b"}
 
@@ -122,7 +122,7 @@ def test_an_object_is_left_as_it_is():
 
 def test_prepare_makes_the_string_of_a_plain_message():
     seen = []
-    way = Plain(lambda given: seen.append(given) or "made")
+    way = ClientMessages(lambda given: seen.append(given) or "made")
     assert both(way, LEAST | {"properties": {"a": "1"}}).properties == "made"
     assert both(way, LEAST | {"properties_raw": "raw"}).properties == "made"
     assert seen[0] == {"a": "1"}
@@ -133,7 +133,7 @@ def test_what_prepare_refuses_is_a_reason():
     def no(given):
         raise ValueError("not like this")
 
-    assert reason(Plain(no), line(LEAST)) == "field properties: not like this"
+    assert reason(ClientMessages(no), line(LEAST)) == "field properties: not like this"
 
 
 @given(st.binary(max_size=50), st.sampled_from(["topic", "properties_raw", "tags"]))
@@ -363,8 +363,8 @@ def test_an_object_with_messages_is_a_batch():
               BatchItem(b"", "x\x01y")], "CLUSTER\x01c\x02", 2, 1, 5, (b"\n\0\0\1", 2), 6,
         (b"\n\0\0\2", 3), 1)
     assert both(REPLAY, BATCH) == made
-    way = Plain(lambda given: f"one {given}", item=lambda given: f"item {given}",
-                batch=lambda given: f"batch {given}")
+    way = ClientMessages(lambda given: f"one {given}", item=lambda given: f"item {given}",
+                         batch=lambda given: f"batch {given}")
     found = both(way, BATCH)
     assert found.properties == "batch {'CLUSTER': 'c'}"
     assert [one.properties for one in found.messages] == [

@@ -38,7 +38,7 @@ def test_default_size() -> None:
 
 @given(st.integers(1, 1000), st.integers(2, 5000))
 def test_a_shape_follows_from_size_and_slots(slots: int, entries: int) -> None:
-    shape = index.Shape(slots, entries)
+    shape = index.IndexShape(slots, entries)
     assert index.shape_of(shape.file_size, slots) == shape
     assert shape in list(index_file.candidates(shape.file_size))
     if entries == 4 * slots:
@@ -69,7 +69,7 @@ def test_entries_are_the_keys_of_the_stored_messages(name: str, golden: GoldenFo
     """Walking every file in order gives exactly the keys a broker indexes, in its order."""
     folder = golden(name)
     expect = engine.load(folder / "expect.json")
-    shape = index.Shape(expect.index_slots, expect.index_max)
+    shape = index.IndexShape(expect.index_slots, expect.index_max)
     found = []
     for file, header in index_files(folder):
         data = file.read_bytes()

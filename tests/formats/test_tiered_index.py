@@ -50,7 +50,7 @@ def test_any_key_has_hashes(topic, key):
 # -- whole files ----------------------------------------------------------------------------------
 
 BEGIN = 1795228436874
-OPEN = fmt.Shape(5, 10)
+OPEN = fmt.TieredIndexShape(5, 10)
 HEADER = "000001a1fbf4098a000001a1fbf415420000000400000008"
 SLOTS = "00000001000000000000000000000000000000070000000000000008000000000000000300000000"
 ITEMS = [(0x717125CA, 1000, 500, -1, 0), (0x26458D37, 1000, 500, -1, 0),
@@ -120,7 +120,7 @@ def test_sizes_of_the_defaults():
 
 @given(st.integers(1, 1 << 23), st.integers(1, 1 << 25), st.booleans())
 def test_shapes_come_back(slots, items, old):
-    shape = fmt.Shape(slots, items, old)
+    shape = fmt.TieredIndexShape(slots, items, old)
     header = fmt.HeaderRecord(fmt.END_MAGIC, 1, 2, slots if old else 1, items)
     found = fmt.compacted_shape(header, shape.compacted_size(items))
     # A file of 5.1 has four bytes more: never a whole number of slots of the other form.

@@ -19,7 +19,7 @@ from rmqctl.formats.local.delay import DEFAULT_LEVELS
 from rmqctl.formats.local.message import VARIANTS, Record, build, decode, size_of
 from rmqctl.kernel import active
 from rmqctl.scan import text
-from rmqctl.scan.derived import NAMES, Topics, delays
+from rmqctl.scan.derived import NAMES, TopicNumbers, delays
 from rmqctl.scan.frames import records_from
 from tests.kernel.test_equal import damaged, log
 from tests.support.kernels import compiled_only
@@ -61,7 +61,7 @@ class Tables:
 
     def __init__(self, luck: random.Random) -> None:
         self.kernel: Any = active()
-        self.topics = Topics({"other"})
+        self.topics = TopicNumbers({"other"})
         self.state: Any = np.zeros(len(self.kernel.SOUND_STATE), np.int64)
         self.queues: Any = np.zeros((luck.randrange(1, 4), 7), np.int64)
         self.cells: Any = np.zeros(0, np.int32)
@@ -132,7 +132,7 @@ def test_columns_of_any_bytes(share: int) -> None:
     for number in range(ROUNDS):
         luck = random.Random(f"{RUN} lead {share} {number}")
         data = np.frombuffer(bytes(damaged(luck, plain_log(luck, 0))), np.uint8)
-        topics = Topics()
+        topics = TopicNumbers()
         room, key_room = luck.choice((0, 1, 50)), luck.choice((0, 1, 50))
         columns: Any = np.full((len(kernel.LEAD_COLUMN), room), -7, np.int64)
         keys: Any = np.empty((2, key_room), np.int64)

@@ -18,7 +18,7 @@ from rmqctl.scan import text
 from rmqctl.scan.damage.properties import unsound_texts
 from rmqctl.scan.derived import IndexKeys
 from rmqctl.scan.frames import Array
-from rmqctl.scan.groupings import Keys
+from rmqctl.scan.groupings import KeyNumbers
 from rmqctl.store.store import Store
 from tests.kernel.test_equal import on_both, rounds
 from tests.support import tiny
@@ -57,7 +57,7 @@ def plain(columns: Sequence[Array]) -> list[list[int]]:
 
 def of_properties(texts: text.Texts) -> Any:
     """Everything that is asked of properties strings; places by their bytes."""
-    properties = text.Properties(texts)
+    properties = text.PropertySegments(texts)
     row, start, end = properties.segments
     found: list[Any] = [row.tolist(), text.Texts(properties.data, start, end - start).tolist()]
     for name in NAMES:
@@ -169,7 +169,7 @@ def test_keys_have_the_same_numbers_and_are_learned_elsewhere(seed: int) -> None
                                  for _ in range(source.choice((0, 3, 700)))]) for _ in range(8)]
 
     def numbered() -> Any:
-        keys, other = Keys(), Keys()
+        keys, other = KeyNumbers(), KeyNumbers()
         codes = []
         for batch in batches:
             codes += [keys.of_texts(batch).tolist(), [keys.number(None), keys.number(source)]]
@@ -180,7 +180,7 @@ def test_keys_have_the_same_numbers_and_are_learned_elsewhere(seed: int) -> None
                 numbers, batch.tolist(), strict=True))
         few = np.arange(len(keys))[::7]
         assert keys.some(few) == [keys.by_number[number] for number in few.tolist()]
-        fixed = copy.copy(Keys(keys.by_number[::5]))
+        fixed = copy.copy(KeyNumbers(keys.by_number[::5]))
         return (codes, keys.by_number, keys.numbers(other.by_number).tolist(), len(keys),
                 [fixed.of_texts(batch).tolist() for batch in batches], fixed.by_number)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.backup.backup import Source
+from rmqctl.backup.backup import BackupSource
 from rmqctl.backup.remote import back_up
 from rmqctl.errors import FormatError, JobError, UsageError
 from rmqctl.ext.spark.pool import STORE, packed
@@ -59,7 +59,7 @@ def test_a_store_at_a_url(is_backup, spark_pool, golden_copy, tmp_path):
     url = f"file://{root}"
     if is_backup:
         url = f"file://{tmp_path}/objects"
-        back_up(Source(str(root)), url, lambda: 1_750_000_000_000, "1.0.0")
+        back_up(BackupSource(str(root)), url, lambda: 1_750_000_000_000, "1.0.0")
     with Store.open(root) as here, Store.open(url) as there:
         [own, found] = [[file.path for file in store.log.files] for store in (here, there)]
 

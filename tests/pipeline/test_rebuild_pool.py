@@ -17,7 +17,7 @@ from rmqctl.ext.spark.rebuild import tasks as rebuild_tasks
 from rmqctl.ext.spark.rebuild.index_tasks import IndexTask, index_tasks
 from rmqctl.ext.spark.rebuild.rebuild import default_range_size
 from rmqctl.files import durable
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.repair.rebuild.index import Expired
 from rmqctl.repair.rebuild.rebuild import log_size
 from rmqctl.repair.rebuild.steps import derived_steps
@@ -178,7 +178,7 @@ def test_index_files_by_many_tasks(name, capacity, ending, golden, tmp_path):
 
 
 def test_how_index_files_are_divided():
-    shape = Shape(7, 11)
+    shape = IndexShape(7, 11)
     whole = [(one.start, one.stop) for one in index_tasks(Expired(), shape, 45, 100)]
     assert whole == [(0, 10), (10, 20), (20, 30), (30, 40), (40, None)]
     assert [(one.start, one.stop) for one in index_tasks(Expired(), shape, 40, 3)] == [

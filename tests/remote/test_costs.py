@@ -14,7 +14,7 @@ import pytest
 
 from rmqctl import vfs
 from rmqctl.files.remote.ends import search
-from rmqctl.files.remote.ranges import Ranges
+from rmqctl.files.remote.ranges import RangeCache
 from rmqctl.formats.local import index_file
 from rmqctl.formats.local.index_file import DEFAULT_SHAPE, ENTRY, SLOT, HeaderRecord
 from tests.conftest import Runner
@@ -126,13 +126,13 @@ def test_what_many_queues_take(expired: int, tmp_path: Path, rmqctl: Runner,
         os.truncate(path, (150 + number) * 20)
         os.truncate(path, QUEUE_FILE)
     asked = Counter[str]()
-    once = Ranges._once
+    once = RangeCache._once
 
-    def counting(self: Ranges, path: str, start: int, end: int, *, check: bool) -> bytes:
+    def counting(self: RangeCache, path: str, start: int, end: int, *, check: bool) -> bytes:
         asked[path.partition("/")[0]] += end - start
         return once(self, path, start, end, check=check)
 
-    monkeypatch.setattr(Ranges, "_once", counting)
+    monkeypatch.setattr(RangeCache, "_once", counting)
     reads = []
     for place in (str(tmp_path), f"file://{tmp_path}"):
         done = rmqctl("info", place, "--view", "disk", "-o", "json").expect(0).json()

@@ -24,7 +24,7 @@ import pytest
 from rmqctl import api, vfs
 from rmqctl.errors import FormatError, NotAStoreError, RefusedError, StoreIOError
 from rmqctl.files.remote import ranges, tree
-from rmqctl.files.remote.ranges import Ranges
+from rmqctl.files.remote.ranges import RangeCache
 from rmqctl.files.remote.reader import RemoteReader
 from rmqctl.sql.options import ReadOptions
 from rmqctl.store import Store
@@ -335,7 +335,7 @@ def test_an_object_that_changes(golden_copy: GoldenFolder, tmp_path: Path) -> No
     name = f"{url}/commitlog/{path.name}"
     with Store.open(url) as store:
         place = vfs._trees[url]
-        place.reader = Ranges(RemoteReader(url), place.files)  # nothing is kept
+        place.reader = RangeCache(RemoteReader(url), place.files)  # nothing is kept
         fs.pipe_file(name, path.read_bytes())
         with pytest.raises(StoreIOError, match=f"commitlog/{path.name}: was changed"):
             list(store.log.walk())

@@ -19,7 +19,7 @@ from rmqctl.engine.dispatch.reput import Dispatcher
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.repair.plan import Create, MoveAside, Patch
 from rmqctl.repair.salvage.salvage import Salvage, salvage
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 from tests.repair.damage import Whole, intact
@@ -46,7 +46,7 @@ def apply(root: Path, result: Salvage) -> None:
     for step in result.steps:
         path = root / step.target
         if isinstance(step, Create):
-            assert isinstance(step.content, Piece)
+            assert isinstance(step.content, OverlayPiece)
             assert not path.exists()
             path.write_bytes(content(step.content))
             assert step.mtime_ns is not None
@@ -60,7 +60,7 @@ def apply(root: Path, result: Salvage) -> None:
                     opened.write(content(piece))
 
 
-def content(piece: Piece) -> bytes:
+def content(piece: OverlayPiece) -> bytes:
     found = bytearray(piece.size)
     piece.read_into(memoryview(found), 0)
     return bytes(found)

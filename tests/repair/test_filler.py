@@ -9,26 +9,27 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.message import MAGIC_V2, decode
 from rmqctl.repair.salvage import filler
-from rmqctl.repair.salvage.filler import Filler, Row, Style
-from rmqctl.scan.overlay import Parts, Piece
+from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style
+from rmqctl.scan.overlay import OverlayPiece, Parts
 
 STYLES = [Style(), Style(sealed=True, host=(bytes([10, 0, 0, 1]), 10911))]
 FILLERS = [
-    Filler((Row("TopicTest", 3, 17),)),
-    Filler((Row("%RETRY%group", 0, 0),)),
-    Filler((Row("SCHEDULE_TOPIC_XXXX", 2, 5),)),
-    Filler((Row("RMQ_SYS_TRANS_HALF_TOPIC", 0, 5),)),
-    Filler((Row("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0, 5),)),
-    Filler((Row("rmq_sys_wheel_timer", 0, 5),)),
-    Filler((Row("t" * 200, 0, 1 << 40),)),
-    Filler((Row("TopicTest", 1, 4), Row("%LMQ%a", 0, 9), Row("%LMQ%b", 0, 0))),
-    Filler((Row("Batch", 1, 40),), batch=12),
+    Filler((FillerEntry("TopicTest", 3, 17),)),
+    Filler((FillerEntry("%RETRY%group", 0, 0),)),
+    Filler((FillerEntry("SCHEDULE_TOPIC_XXXX", 2, 5),)),
+    Filler((FillerEntry("RMQ_SYS_TRANS_HALF_TOPIC", 0, 5),)),
+    Filler((FillerEntry("RMQ_SYS_TRANS_OP_HALF_TOPIC", 0, 5),)),
+    Filler((FillerEntry("rmq_sys_wheel_timer", 0, 5),)),
+    Filler((FillerEntry("t" * 200, 0, 1 << 40),)),
+    Filler((FillerEntry("TopicTest", 1, 4), FillerEntry("%LMQ%a", 0, 9),
+            FillerEntry("%LMQ%b", 0, 0))),
+    Filler((FillerEntry("Batch", 1, 40),), batch=12),
 ]
 
 
 def whole(parts: Parts, size: int) -> bytes:
     found = bytearray(size)
-    Piece(0, size, parts).read_into(memoryview(found), 0)
+    OverlayPiece(0, size, parts).read_into(memoryview(found), 0)
     return bytes(found)
 
 

@@ -14,7 +14,7 @@ import pytest
 from rmqctl.broker.settings import Settings
 from rmqctl.engine.config.create import store_json
 from rmqctl.errors import RefusedError
-from rmqctl.files.bounds import Bounds
+from rmqctl.files.bounds import WritableFolders
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
 from tests.support.holder import KINDS, held
@@ -343,8 +343,8 @@ def test_bounds(tmp_path: Path) -> None:
     (tmp_path / "store-2").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "named")
     (tmp_path / "store/door").symlink_to(tmp_path / "name")
-    bounds = Bounds(str(tmp_path / "store"), [str(tmp_path / "link"),
-                                              str(tmp_path / "store/door")])
+    bounds = WritableFolders(str(tmp_path / "store"), [str(tmp_path / "link"),
+                                                       str(tmp_path / "store/door")])
     assert bounds.contain(str(tmp_path / "store/commitlog/0"))
     assert bounds.contain(str(tmp_path / "named/0"))
     for outside in ("store-2/0", "0", "name/0"):

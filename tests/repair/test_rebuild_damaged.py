@@ -14,7 +14,7 @@ from rmqctl.repair.plan import MoveAside, Patch
 from rmqctl.repair.rebuild.rebuild import rebuild
 from rmqctl.repair.rebuild.steps import derived_steps, topic_queue_table
 from rmqctl.repair.scratch import Scratch
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.store.store import Store
 from tests.repair.rebuilding import carry_out, derived, mend, parts_of, run, settings_of, unnamed
 from tests.support import snapshot
@@ -156,9 +156,9 @@ def test_intact_messages_on_both_sides_of_damage_are_dispatched(jobs, golden, go
         if part.base <= body[0] < part.end:  # a body byte: behind the fixed part
             with part.open() as source:
                 at = body[0] - part.base + 100
-                pieces.append(Piece.of(at, bytes([source.read(at, 1)[0] ^ 1])))
+                pieces.append(OverlayPiece.of(at, bytes([source.read(at, 1)[0] ^ 1])))
         if part.base <= header[0] < part.end:
-            pieces.append(Piece(header[0] - part.base, 40))
+            pieces.append(OverlayPiece(header[0] - part.base, 40))
         laid.append(LogPart(part.base, part.size, part.path, tuple(pieces)))
     with snapshot.assert_unchanged(store), Scratch(str(tmp_path)) as scratch:
         rebuilt = run(store, settings, scratch, parts=laid, jobs=jobs)
@@ -187,7 +187,8 @@ def test_a_log_as_it_would_be(golden, golden_copy, tmp_path):
         one = derived(Path(scratch.root))
     last = parts[-1]
     planned = [*parts[:-1], LogPart(last.base, last.size, last.path,
-                                    (Piece(start - last.base, last.size - start + last.base),)),
+                                    (OverlayPiece(start - last.base,
+                                                  last.size - start + last.base),)),
                LogPart(last.end, last.size, None)]
     with Scratch(str(tmp_path / "b")) as scratch:
         laid = run(store, settings, scratch, parts=planned, jobs=2)

@@ -10,7 +10,7 @@ import pytest
 
 from rmqctl.formats.local import consume_queue
 from rmqctl.formats.local.consume_queue import FILLER
-from rmqctl.formats.local.index_file import ENTRY, HEADER, Shape
+from rmqctl.formats.local.index_file import ENTRY, HEADER, IndexShape
 from rmqctl.repair.rebuild.index import matched
 from rmqctl.repair.rebuild.steps import derived_steps
 from rmqctl.repair.scratch import Scratch
@@ -178,7 +178,7 @@ def test_entries_of_expired_messages_without_overwritten_ones(
     first = min((root / "commitlog").iterdir())
     first.unlink()
     index, = (root / "index").iterdir()
-    shape = Shape(16, 4096)
+    shape = IndexShape(16, 4096)
     raw = bytearray(index.read_bytes())
     count = HEADER.decode(bytes(raw)).index_count - 1
     begin = shape.entry_position(1)

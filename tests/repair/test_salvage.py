@@ -12,7 +12,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.formats.local.message import decode
 from rmqctl.repair.plan import Create, Patch
 from rmqctl.repair.salvage.salvage import salvage
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.store import Sizes, Store
 from tests.conftest import GoldenFolder
 from tests.repair import damage, salvaging
@@ -130,7 +130,7 @@ def test_a_missing_file_between_others(case: Case, choice: str) -> None:
         found = salvage(store, missing_file=choice)  # type: ignore[arg-type]
     step, = found.steps
     assert isinstance(step, Create)
-    assert isinstance(step.content, Piece)
+    assert isinstance(step.content, OverlayPiece)
     assert (step.target, step.content.size, step.mtime_ns) == (
         f"commitlog/{path.name}", case.whole.file_size, before)
     inside = [one for one in case.places if one // case.whole.file_size == 2]

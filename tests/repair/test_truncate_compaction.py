@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rmqctl.backup.backup import Source, back_up
+from rmqctl.backup.backup import BackupSource, back_up
 from rmqctl.backup.restore import restore
 from rmqctl.store.queue.compaction import CompactionQueue, served_queues
 from rmqctl.store.store import Store
@@ -57,7 +57,8 @@ def test_nothing_beyond_the_cut_is_left(golden_copy: GoldenFolder) -> None:
 
 def test_as_an_engine_serves_it(golden_copy: GoldenFolder, tmp_path: Path) -> None:
     root = golden_copy(SET)
-    back_up(Source(str(root), ()), str(tmp_path / "backup"), lambda: 1_750_000_000_000, "1.0.0")
+    back_up(BackupSource(str(root), ()), str(tmp_path / "backup"), lambda: 1_750_000_000_000,
+            "1.0.0")
     made = restore(str(tmp_path / "backup"), str(tmp_path / "new"), offset=END)
     assert served(tmp_path / "new") == AS_SERVED
     assert any("compaction ran after the cut" in note for note in made.notes)
@@ -71,7 +72,7 @@ def test_copies_that_are_ahead_of_the_backup(golden_copy: GoldenFolder, tmp_path
         str, (path.relative_to(root) for path in (root / "compaction").rglob("*")
               if path.is_file()))}
     run("truncate", root, "--to-phy", str(END), "--apply", "--yes").expect(0)
-    back_up(Source(str(root), ()), str(backup), lambda: 1_750_000_000_000, "1.0.0")
+    back_up(BackupSource(str(root), ()), str(backup), lambda: 1_750_000_000_000, "1.0.0")
     for name, data in later.items():
         (backup / name).parent.mkdir(parents=True, exist_ok=True)
         (backup / name).write_bytes(data)
@@ -81,17 +82,17 @@ def test_copies_that_are_ahead_of_the_backup(golden_copy: GoldenFolder, tmp_path
 
 def test_files_that_a_compaction_replaced(golden_copy: GoldenFolder, tmp_path: Path) -> None:
     root, backup = golden_copy(SET), tmp_path / "backup"
-    back_up(Source(str(root), ()), str(backup), lambda: 1_750_000_000_000, "1.0.0")
+    back_up(BackupSource(str(root), ()), str(backup), lambda: 1_750_000_000_000, "1.0.0")
     for part in ("compactionCq", "compactionLog"):
         (root / "compaction" / part / TOPIC / "0" / f"{0:020}").unlink()
-    back_up(Source(str(root), ()), str(backup), lambda: 1_750_000_060_000, "1.0.0")
+    back_up(BackupSource(str(root), ()), str(backup), lambda: 1_750_000_060_000, "1.0.0")
     restore(str(backup), str(tmp_path / "new"))
     assert served(tmp_path / "new") == served(root)
 
 
 def test_a_queue_without_a_message_left(golden_copy: GoldenFolder, tmp_path: Path) -> None:
     root, backup = golden_copy(SET), tmp_path / "backup"
-    back_up(Source(str(root), ()), str(backup), lambda: 1_750_000_000_000, "1.0.0")
+    back_up(BackupSource(str(root), ()), str(backup), lambda: 1_750_000_000_000, "1.0.0")
     restore(str(backup), str(tmp_path / "new"), offset=2263)
     assert served(tmp_path / "new") == {}
     assert positions(tmp_path / "new") == {f"{TOPIC}_0": 3, f"{TOPIC}_1": -1}

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rmqctl.scan.crc_fix import MASKED, Change, burst, one_bit, one_byte, syndromes
+from rmqctl.scan.crc_fix import MASKED, ByteChange, burst, one_bit, one_byte, syndromes
 
 BODIES = st.binary(min_size=1, max_size=200)
 LARGE = 4 << 20
@@ -27,21 +27,21 @@ def stored_crc(body: bytes) -> int:
     return zlib.crc32(body) & ~MASKED
 
 
-def changed(body: bytes, change: Change) -> bytes:
+def changed(body: bytes, change: ByteChange) -> bytes:
     turned = bytearray(body)
     turned[change.position] ^= change.xor
     return bytes(turned)
 
 
 def explained(body: bytes, stored: int,
-              by: Callable[[int, int], list[Change]] = one_byte) -> list[Change]:
+              by: Callable[[int, int], list[ByteChange]] = one_byte) -> list[ByteChange]:
     return sorted(change for syndrome in syndromes(zlib.crc32(body), stored)
                   for change in by(len(body), syndrome))
 
 
-def by_trying(body: bytes, stored: int) -> list[Change]:
+def by_trying(body: bytes, stored: int) -> list[ByteChange]:
     return [change for position in range(len(body)) for xor in range(1, 256)
-            if stored_crc(changed(body, change := Change(position, xor))) == stored]
+            if stored_crc(changed(body, change := ByteChange(position, xor))) == stored]
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 24])
@@ -49,13 +49,13 @@ def test_every_bit_of_a_small_body(length: int) -> None:
     body = bytes(range(40, 40 + length))
     for position in range(length):
         for bit in range(8):
-            change = Change(position, 1 << bit)
+            change = ByteChange(position, 1 << bit)
             assert explained(changed(body, change), stored_crc(body), one_bit) == [change]
 
 
 @given(BODIES, st.data())
 def test_a_changed_byte(body: bytes, data: st.DataObject) -> None:
-    change = Change(data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(1, 255)))
+    change = ByteChange(data.draw(st.integers(0, len(body) - 1)), data.draw(st.integers(1, 255)))
     assert change in explained(changed(body, change), stored_crc(body))
 
 
@@ -69,7 +69,7 @@ def test_as_many_as_trying_finds_where_there_are_some() -> None:
     body = b"a body of some forty bytes, and a few more"
     for position in range(0, len(body), 5):
         for xor in (1, 0x55, 0xFF):
-            stored = stored_crc(changed(body, Change(position, xor)))
+            stored = stored_crc(changed(body, ByteChange(position, xor)))
             assert explained(body, stored) == by_trying(body, stored) != []
 
 
@@ -117,11 +117,11 @@ def test_a_large_body_takes_milliseconds() -> None:
     body = os.urandom(LARGE)
     right = stored_crc(body)
     for position in (0, 1, LARGE // 3, LARGE - 1):
-        damaged = changed(body, Change(position, 0x40))
+        damaged = changed(body, ByteChange(position, 0x40))
         computed = zlib.crc32(damaged)
         start = time.process_time()
         for by in (one_bit, one_byte):
             changes = [change for syndrome in syndromes(computed, right)
                        for change in by(LARGE, syndrome)]
-            assert Change(position, 0x40) in changes
+            assert ByteChange(position, 0x40) in changes
         assert time.process_time() - start < 0.1

@@ -25,7 +25,7 @@ def texts(raws: Sequence[bytes]) -> text.Texts:
 @settings(max_examples=examples(400))
 @given(st.lists(RAW, max_size=8))
 def test_properties_are_found_as_a_broker_reads_them(raws: list[str]) -> None:
-    found = text.Properties(texts([raw.encode() for raw in raws]))
+    found = text.PropertySegments(texts([raw.encode() for raw in raws]))
     for name in ("KEYS", "TAGS", "UNIQ_KEY", "K", "a"):
         row, values = found.find(name)
         expected = [(at, known[name].encode()) for at, raw in enumerate(raws)

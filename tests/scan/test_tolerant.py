@@ -9,7 +9,7 @@ import pytest
 
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.source import BytesSource
-from rmqctl.scan.tolerant import SKIPPED, STEP, TolerantWalk, Unread
+from rmqctl.scan.tolerant import SKIPPED, STEP, TolerantWalk, UnreadRange
 from tests.scan.test_walk import BASE, log
 
 BODIES = [bytes([65 + number % 26]) * (number * 37 % 1500) for number in range(4500)]
@@ -52,7 +52,7 @@ def walked(walk: TolerantWalk) -> tuple[list[tuple[int, int]], list[tuple[int, i
     lost: list[tuple[int, int]] = []
     reached = 0
     for item in walk:
-        if isinstance(item, Unread):
+        if isinstance(item, UnreadRange):
             lost.append((item.start, item.end))
             spans = lost[-1:]
         else:
@@ -109,7 +109,7 @@ def test_what_cannot_be_opened_is_lost_as_a_whole() -> None:
         raise StoreIOError("no such file")
 
     walk = TolerantWalk(refused, 100, 900)
-    assert list(walk) == [Unread(100, 900, "no such file")]
+    assert list(walk) == [UnreadRange(100, 900, "no such file")]
     assert (walk.first, walk.position) == (100, 900)
 
 
@@ -129,7 +129,7 @@ def test_a_disk_that_gives_nothing_ends() -> None:
     source = Worn(b"", 0, size)
     source.size = size
     walk = TolerantWalk(lambda: source, 0, size)
-    assert [(item.start, item.end) for item in walk if isinstance(item, Unread)] == [(0, size)]
+    assert [(item.start, item.end) for item in walk if isinstance(item, UnreadRange)] == [(0, size)]
 
 
 def test_a_file_that_became_shorter_is_seen(whole) -> None:
@@ -159,7 +159,7 @@ def test_what_is_passed_over_comes_once(start: int, steps: int, whole) -> None:
     lost = 0
     walk = TolerantWalk(lambda: Worn(data, start, start + 512), 0, len(data), sound=sound)
     for item in walk:
-        if isinstance(item, Unread):
+        if isinstance(item, UnreadRange):
             lost += 1
             continue
         messages += [(int(at) - BASE, int(at + size) - BASE) for at, size in zip(

@@ -17,7 +17,7 @@ from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.limits import Limits
 from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.ext.serve.server import Server, bind
-from rmqctl.ext.serve.serving import RequestedStore, Settings, open_brokers
+from rmqctl.ext.serve.serving import RequestedStore, ServeSettings, open_brokers
 from rmqctl.parse_values import Address
 from rmqctl.store.store import Sizes, Store
 
@@ -69,7 +69,7 @@ def until(holds: Callable[[], bool], seconds: float = 8) -> None:
 
 
 @contextmanager
-def serving(*roots: Path, settings: Settings | None = None, limits: Limits | None = None,
+def serving(*roots: Path, settings: ServeSettings | None = None, limits: Limits | None = None,
             then: Sequence[Callable[[Broker], None]] = (), grpc: bool = False,
             listen: Address = HERE, sizes: Sizes | None = None) -> Iterator[Running]:
     """Serves stores until the block ends; with ``grpc`` to clients of RocketMQ 5, too."""
@@ -82,7 +82,7 @@ def serving(*roots: Path, settings: Settings | None = None, limits: Limits | Non
     bound = bind(listen, len(roots))
     brokers, save = open_brokers([RequestedStore(str(root), opener(root), address)
                                   for root, (address, _) in zip(roots, bound, strict=True)],
-                                 settings or Settings(), lambda **event: events.append(event))
+                                 settings or ServeSettings(), lambda **event: events.append(event))
     for broker in brokers:
         broker.failed = lambda _name, error: failures.append(error)
         for each in then:

@@ -11,7 +11,7 @@ from rmqctl.ext.serve.access import Access, read_keys
 from rmqctl.ext.serve.remoting.codes import CODE_OF
 from rmqctl.ext.serve.remoting.command import Command, write_command
 from rmqctl.ext.serve.remoting.signing import signature
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from tests.conftest import GoldenFolder, Runner
 from tests.serve.running import serving
 from tests.serve.test_pull import expected
@@ -34,7 +34,7 @@ def test_the_signature_is_the_one_of_java() -> None:
 def test_only_who_signs_is_answered(golden: GoldenFolder) -> None:
     store = golden("5.3.3/basic") / "store"
     (topic, queue_id), wanted = next(iter(expected(store).items()))
-    with serving(store, settings=Settings(access=Access(dict([KEYS])))) as served:
+    with serving(store, settings=ServeSettings(access=Access(dict([KEYS])))) as served:
         with served.client(keys=KEYS) as client:
             assert client.ask("HEART_BEAT", {"clientID": "c", "consumerDataSet": []}).code == 0
             assert client.pull(topic, queue_id, 0).body == b"".join(wanted[:32])
@@ -52,7 +52,7 @@ def test_what_is_changed_on_the_way_is_refused(golden: GoldenFolder) -> None:
     store = golden("5.3.3/basic") / "store"
     ext = {"topic": "a", "queueId": "0", "AccessKey": KEYS[0]}
     made = signature(ext, b"", KEYS[1]).decode()
-    with serving(store, settings=Settings(access=Access(dict([KEYS])))) as served, (
+    with serving(store, settings=ServeSettings(access=Access(dict([KEYS])))) as served, (
             served.client()) as client:
         answers = [client.ask("GET_MAX_OFFSET", body, **{**ext, "Signature": given, **other}).code
                    for body, given, other in (
@@ -65,7 +65,7 @@ def test_clients_sign_what_their_version_signs(golden: GoldenFolder) -> None:
     store = golden("5.3.3/basic") / "store"
     ext = {"topic": "a", "key": "k", "maxNum": "1", "beginTimestamp": "0", "endTimestamp": "1",
            "_UNIQUE_KEY_QUERY": "true", "AccessKey": KEYS[0]}
-    with serving(store, settings=Settings(access=Access(dict([KEYS])))) as served, (
+    with serving(store, settings=ServeSettings(access=Access(dict([KEYS])))) as served, (
             served.client()) as client:
         remarks = {}
         for said in (399, 400):

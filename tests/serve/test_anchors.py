@@ -11,7 +11,7 @@ import pytest
 
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.ext.serve.consuming.positions import Positions, PositionsFile
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.store.store import Store
 from tests.adversary.writer import Layout, Writer
 from tests.serve.running import empty_store, serving
@@ -135,7 +135,7 @@ def test_a_log_of_which_nothing_is_left_that_the_file_knows(tmp_path: Path) -> N
 
 def test_an_empty_store_is_known_once_it_has_messages(tmp_path: Path) -> None:
     file, root = tmp_path / "o.json", empty_store(tmp_path / "a")
-    settings = Settings(writable=True, offsets=str(file))
+    settings = ServeSettings(writable=True, offsets=str(file))
     with serving(root, settings=settings) as running, running.client() as client:
         assert client.ask(
             "SEND_MESSAGE", b"x" * 1000, producerGroup="p", topic="orders", defaultTopic="TBW102",

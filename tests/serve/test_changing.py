@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.store import Sizes
 from rmqctl.store.broker_conf import BrokerConf
 from tests.conftest import Runner
@@ -19,7 +19,7 @@ from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_groups import join
 from tests.serve.test_writable import sent
 
-WRITABLE = Settings(writable=True)
+WRITABLE = ServeSettings(writable=True)
 
 
 @pytest.fixture(params=["4.9.3", "5.3.3"])

@@ -22,7 +22,7 @@ import pytest
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
 from rmqctl.ext.serve.access import Access
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local.message import decode
 from rmqctl.store.objects import plain_body
 from tests.conftest import GoldenFolder
@@ -230,7 +230,7 @@ def test_what_one_client_sends_the_other_gets(cpp: list[str], ons: list[str], st
                                               tmp_path: Path) -> None:
     create_store(tmp_path / "store", StoreSettings(commitlog_file_size=1 << 20, index_slots=100,
                                                    index_max=400))
-    with serving(tmp_path / "store", settings=Settings(writable=True)) as served:
+    with serving(tmp_path / "store", settings=ServeSettings(writable=True)) as served:
         for command in (cpp, ons):
             producer = start(command, served, "TopicTest", "send", "PRODUCER")
             producer.process.wait(30)
@@ -263,7 +263,7 @@ def test_clients_sign_what_they_ask(kind: str, start: Start, tmp_path: Path,
         broker.writer.topics.auto_create("TopicTest")
         broker.source.refresh(force=True)
 
-    settings = Settings(writable=True, access=Access({"user": "secret"}))
+    settings = ServeSettings(writable=True, access=Access({"user": "secret"}))
     with serving(tmp_path / "store", settings=settings, then=[topic]) as served:
         for secret, found in (("secret", "sent"), ("another", "refused")):
             producer = start(command, served, "TopicTest", "send", "PRODUCER", ACCESS_KEY="user",

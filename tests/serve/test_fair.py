@@ -14,8 +14,16 @@ from pathlib import Path
 import pytest
 
 from rmqctl.ext.serve import server as server_module
-from rmqctl.ext.serve.limits import SILENT_S, SPARE_S, Limits, Places, Quota, Shared, network_of
-from rmqctl.ext.serve.reading import PAGE_BYTES, Pages, QueuePage
+from rmqctl.ext.serve.limits import (
+    SILENT_S,
+    SPARE_S,
+    AddressConnections,
+    Limits,
+    Quota,
+    Shared,
+    network_of,
+)
+from rmqctl.ext.serve.reading import PAGE_BYTES, PageCache, QueuePage
 from rmqctl.ext.serve.remoting.command import Command, write_command
 from rmqctl.ext.serve.turns import ROUND_S, TURN_S, Intake, Turns
 from tests.conftest import GoldenFolder
@@ -219,7 +227,7 @@ class Held:
     ended: bool = False
     held: int = 0
     shared: Shared | None = None
-    places: Places | None = None
+    places: AddressConnections | None = None
     last: float = 1000.0
 
     @property
@@ -241,7 +249,7 @@ class Held:
 
 def test_who_has_the_most_connections_gives_a_place() -> None:
     now = 1000.0
-    places = Places(10)
+    places = AddressConnections(10)
 
     def came(host: str, since: float | None) -> tuple[Held, bool]:
         one = Held(host, since, places=places)
@@ -260,7 +268,7 @@ def test_who_has_the_most_connections_gives_a_place() -> None:
 
 def test_an_address_with_more_than_others_gives_places_that_are_in_use() -> None:
     """Those behind one address may have all places, as long as no other wants any."""
-    places = Places(6)
+    places = AddressConnections(6)
 
     def came(host: str, last: float) -> tuple[Held, bool]:
         one = Held(host, None, places=places, last=990 + last)
@@ -274,7 +282,7 @@ def test_an_address_with_more_than_others_gives_places_that_are_in_use() -> None
 
 
 def test_who_waits_and_is_silent_for_long_gives_a_place() -> None:
-    places = Places(3)
+    places = AddressConnections(3)
     there = [Held("a", None, places=places, last=1000.0 - silent)
              for silent in (SILENT_S - 1, SILENT_S + 2, SILENT_S + 1)]
     assert all(places.take(each, 0.0) for each in there)
@@ -283,7 +291,7 @@ def test_who_waits_and_is_silent_for_long_gives_a_place() -> None:
 
 
 def test_an_address_has_no_more_connections_than_its_part() -> None:
-    places = Places(10, 0.3)
+    places = AddressConnections(10, 0.3)
     there = [Held("a", since, places=places) for since in (None, 0.0, None, None)]
     assert [places.take(each, 1000.0) for each in there[:3]] == [True] * 3
     assert places.take(there[3], 1000.0)
@@ -312,7 +320,7 @@ def test_requests_that_wait_leave_a_share_for_who_comes_yet() -> None:
 
 @pytest.mark.parametrize("silent", [SPARE_S + 1, SPARE_S - 1])
 def test_a_place_is_kept_for_a_while(silent: float) -> None:
-    places = Places(1)
+    places = AddressConnections(1)
     first = Held("a", 1000.0 - silent, places=places)
     assert places.take(first, 0.0)
     assert places.take(Held("a"), 1000.0) == (silent > SPARE_S) == first.ended
@@ -353,7 +361,7 @@ def test_who_has_held_the_longest_gives_way() -> None:
 
 
 def test_pages_that_nobody_reads_are_given_up() -> None:
-    pages = Pages()
+    pages = PageCache()
     page = QueuePage(memoryview(bytes(1000)), [0, 1000], [0], frozenset(), True)
     pages.put((1, 1), page)
     assert pages.rest() == 0
@@ -364,7 +372,7 @@ def test_pages_that_nobody_reads_are_given_up() -> None:
 
 
 def test_pages_of_others_and_large_messages_are_not_kept() -> None:
-    pages = Pages()
+    pages = PageCache()
     large = QueuePage(memoryview(bytes(PAGE_BYTES + 1)), [0, PAGE_BYTES + 1], [0], frozenset(),
                       True)
     pages.put((1, 0), large)

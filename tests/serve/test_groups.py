@@ -12,7 +12,7 @@ import pytest
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.ext.serve.consuming import groups
 from rmqctl.ext.serve.remoting.client import Client, records
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
@@ -115,7 +115,7 @@ def test_positions_are_kept_in_a_file_beside_the_store(root: Path, topic: str, t
                             queueId=queue)
         return answer.code, answer.ext.get("offset")
 
-    settings = Settings(offsets=str(tmp_path / "positions.json"))
+    settings = ServeSettings(offsets=str(tmp_path / "positions.json"))
     for expected in ("0", "3", "2"):
         with serving(root, settings=settings) as served, served.client() as client:
             assert asked(client) == (0, expected)
@@ -131,7 +131,7 @@ def test_positions_are_kept_in_a_file_beside_the_store(root: Path, topic: str, t
     with pytest.raises(FormatError, match=r"positions\.json"), serving(root, settings=settings):
         pass
     with pytest.raises(UsageError, match="in the store"), serving(
-            root, settings=Settings(offsets=str(root / "config" / "mine.json"))):
+            root, settings=ServeSettings(offsets=str(root / "config" / "mine.json"))):
         pass
 
 
@@ -145,7 +145,7 @@ def test_where_a_group_begins(root: Path, topic: str, tmp_path: Path, start: str
     (copy / "config").mkdir(exist_ok=True)
     (copy / "config" / "consumerOffset.json").write_text(json.dumps(
         {"offsetTable": {f"{topic}@{GROUP}": {"0": 7}}}))
-    settings = Settings(start=start, stored=start == "stored")
+    settings = ServeSettings(start=start, stored=start == "stored")
     with serving(copy, settings=settings) as served, served.client() as client:
         answer = client.ask("QUERY_CONSUMER_OFFSET", consumerGroup=GROUP, topic=topic, queueId=0)
         if offset < 0:
@@ -188,7 +188,8 @@ def test_what_is_sent_back_comes_again_and_is_given_up_at_last(
 
 
 def test_memory_for_what_is_sent_back_is_bounded(root: Path, topic: str) -> None:
-    with serving(root, settings=Settings(retry_memory=100)) as served, served.client() as client:
+    with serving(root, settings=ServeSettings(retry_memory=100)) as served, \
+            served.client() as client:
         join(client, "one", topic)
         place = next(records(client.pull(topic, 0, 0).body)).physical_offset
         answer = client.ask("CONSUMER_SEND_MSG_BACK", offset=place, group=GROUP, delayLevel=-1)
@@ -215,7 +216,7 @@ def test_several_stores_are_brokers_of_one_cluster(golden: GoldenFolder, root: P
 
 
 def test_a_group_may_have_an_at_sign_in_its_name(root: Path, topic: str, tmp_path: Path) -> None:
-    settings = Settings(offsets=str(tmp_path / "positions.json"))
+    settings = ServeSettings(offsets=str(tmp_path / "positions.json"))
     for expected in (None, "4"):
         with serving(root, settings=settings) as served, served.client() as client:
             fields = {"consumerGroup": "a@b", "topic": topic, "queueId": 0}

@@ -31,7 +31,7 @@ from rmqctl.ext.serve.grpc import sessions
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE
 from rmqctl.ext.serve.remoting.codes import Failed
 from rmqctl.ext.serve.remoting.command import Command
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
 from rmqctl.store.objects import plain_body
@@ -101,7 +101,7 @@ def written(tmp_path: Path) -> Iterator[Running]:
             "groupName": "OFF", "consumeEnable": False}, **{
                 name: {"groupName": name, "groupRetryPolicy": policy}
                 for name, (policy, _) in WAITS.items()}}}))
-    with serving(tmp_path / "store", settings=Settings(writable=True), grpc=True) as running:
+    with serving(tmp_path / "store", settings=ServeSettings(writable=True), grpc=True) as running:
         yield running
 
 
@@ -597,7 +597,7 @@ def test_a_request_that_does_not_come_is_not_waited_for(
 
 def test_where_keys_are_given_calls_are_signed(root: Path) -> None:
     access = Access({"me": "secret"})
-    with serving(root, settings=Settings(access=access), grpc=True) as served, (
+    with serving(root, settings=ServeSettings(access=access), grpc=True) as served, (
             Stub(served, bodies(root)[0])) as stub:
         assert stub.code("QueryRoute", topic=stub.topic) == 40100
         assert stub.receive()[0] == 40100

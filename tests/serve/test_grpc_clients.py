@@ -20,7 +20,7 @@ pytest.importorskip("grpc")
 from rmqctl.broker.settings import Settings as StoreSettings
 from rmqctl.engine.config.create import create_store
 from rmqctl.ext.serve.grpc.protocol import MESSAGES
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
 from rmqctl.store.objects import plain_body
@@ -86,7 +86,7 @@ def written(tmp_path: Path) -> Iterator[Running]:
     (tmp_path / "store" / "config" / "subscriptionGroup.json").write_text(json.dumps(
         {"subscriptionGroupTable": {"ORDERED": {
             "groupName": "ORDERED", "consumeMessageOrderly": True}}}))
-    with serving(tmp_path / "store", settings=Settings(writable=True), grpc=True) as running:
+    with serving(tmp_path / "store", settings=ServeSettings(writable=True), grpc=True) as running:
         yield running
 
 

@@ -15,7 +15,7 @@ import pytest
 from rmqctl.broker.get_message import FOUND, MAX_COUNT
 from rmqctl.ext.serve import reading
 from rmqctl.ext.serve.log_reader import LogReader
-from rmqctl.ext.serve.reading import Pages, StoredQueue
+from rmqctl.ext.serve.reading import PageCache, StoredQueue
 from rmqctl.formats.local.consume_queue import FILLER
 from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
@@ -100,7 +100,7 @@ def test_a_page_gives_what_each_record_would(golden: GoldenFolder, tmp_path: Pat
             view = View(store)
             log = LogReader(store.log, view.log_end)
             for plain in store.queues.values():
-                queue = StoredQueue(view, plain, log, Pages(20_000))
+                queue = StoredQueue(view, plain, log, PageCache(20_000))
                 rows = [(0, 0)] * queue.first + [
                     (int(row["physical_offset"]), int(row["size"]))
                     for at in range(queue.first, queue.end) for row in plain.units(at, 1)]

@@ -17,7 +17,7 @@ from rmqctl.ext.serve.producing.writing import QueueKey, TailQueue, Writer
 from rmqctl.ext.serve.remoting.codes import CODE_OF
 from rmqctl.ext.serve.remoting.command import Command, read_command, response_head, write_command
 from rmqctl.ext.serve.remoting.frame import BINARY, FrameReader, Header, frame_head, write_binary
-from rmqctl.ext.serve.serving import RequestedStore, Settings, open_brokers
+from rmqctl.ext.serve.serving import RequestedStore, ServeSettings, open_brokers
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Record, decode
@@ -65,7 +65,7 @@ async def answered(root: Path, frames: list[bytes], *, plain: bool) -> tuple[
         list[bytes], list[Record], dict[QueueKey, TailQueue], Broker]:
     """(answers, records, queues as the server has them, broker) of what is sent at once."""
     broker = open_brokers([RequestedStore(str(root), lambda: Store.open(str(root)),
-                                  Address("127.0.0.1", 1234))], Settings(writable=True),
+                                  Address("127.0.0.1", 1234))], ServeSettings(writable=True),
                           lambda **_: None)[0][0]
     random.seed(1)  # by which a queue is chosen where none is said
     broker.failed = lambda _name, error: pytest.fail(repr(error))

@@ -20,7 +20,7 @@ from rmqctl.ext.serve.dispatch import answer
 from rmqctl.ext.serve.remoting.codes import CODE_OF
 from rmqctl.ext.serve.remoting.command import Command, read_command, response_head, write_command
 from rmqctl.ext.serve.remoting.frame import FrameReader
-from rmqctl.ext.serve.serving import RequestedStore, Settings, open_brokers
+from rmqctl.ext.serve.serving import RequestedStore, ServeSettings, open_brokers
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
 from tests.support.kernels import KERNELS, compiled_only, using
@@ -55,7 +55,8 @@ class Taker:
 
 
 def opened(root: Path) -> Broker:
-    broker = open_brokers([RequestedStore(str(root), lambda: Store.open(str(root)))], Settings(),
+    broker = open_brokers([RequestedStore(str(root), lambda: Store.open(str(root)))],
+                          ServeSettings(),
                           lambda **_: None)[0][0]
     broker.failed = lambda _name, error: pytest.fail(repr(error))
     group = Group("known")

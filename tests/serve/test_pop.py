@@ -17,7 +17,7 @@ from rmqctl.ext.serve.consuming import popping
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.ext.serve.remoting.command import Command
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.ext.serve.tools import assigning
 from rmqctl.formats.local.message import Record, decode
 from tests.conftest import GoldenFolder
@@ -52,7 +52,7 @@ def written(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]
     """An empty store that takes messages."""
     create_store(tmp_path / "store", StoreSettings(
         version=request.param, commitlog_file_size=1 << 16, index_slots=100, index_max=400))
-    with serving(tmp_path / "store", settings=Settings(writable=True)) as running:
+    with serving(tmp_path / "store", settings=ServeSettings(writable=True)) as running:
         yield running
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from rmqctl.broker.settings import Settings
 from rmqctl.ext.serve.producing import writing
-from rmqctl.ext.serve.producing.properties import Properties
+from rmqctl.ext.serve.producing.properties import PropertyBuilder
 from rmqctl.formats.local import properties as props
 from tests.support.share import RUN
 
@@ -24,8 +24,8 @@ STORED = {  # as brokers of these versions wrote it
 }
 
 
-def of(version: str) -> Properties:
-    made = Properties(Settings(version=version, cluster="here"))
+def of(version: str) -> PropertyBuilder:
+    made = PropertyBuilder(Settings(version=version, cluster="here"))
     made.unique_id = lambda: "made"
     return made
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rmqctl.ext.serve.remoting.client import Client, records
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local.message import decode
 from rmqctl.store.log.bounds import View
 from rmqctl.store.queue.rows import topic_rows
@@ -198,7 +198,7 @@ def test_the_brokers_view_ends_where_a_broker_would(golden: GoldenFolder) -> Non
     root = golden("5.3.3/crash-crc") / "before"
     counts = []
     for view in ("disk", "broker"):
-        with serving(root, settings=Settings(view=view)) as served, served.client() as client:
+        with serving(root, settings=ServeSettings(view=view)) as served, served.client() as client:
             counts.append(sum(len(drained(client, *queue)) for queue in expected(root)))
     assert counts[1] < counts[0]
 

@@ -11,7 +11,7 @@ from rmqctl.ext.serve.producing import replying
 from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.ext.serve.remoting.codes import PUSH_REPLY_MESSAGE_TO_CLIENT
 from rmqctl.ext.serve.remoting.command import RESPONSE, Command, write_command
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled
@@ -27,7 +27,7 @@ TEXT = properties.build({"CORRELATION_ID": "c1", "REPLY_TO_CLIENT": "asker", "MS
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Running]:
-    with serving(empty_store(tmp_path / "store"), settings=Settings(writable=True)) as running:
+    with serving(empty_store(tmp_path / "store"), settings=ServeSettings(writable=True)) as running:
         yield running
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import decode
 from tests.serve.running import Running, empty_store, serving
@@ -21,7 +21,7 @@ RETRY, DEAD = "%RETRY%CG", "%DLQ%CG"
 @pytest.fixture(params=["4.9.3", "5.3.3"])
 def served(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Running]:
     root = empty_store(tmp_path / "store", request.param)
-    with serving(root, settings=Settings(writable=True)) as running:
+    with serving(root, settings=ServeSettings(writable=True)) as running:
         yield running
 
 

@@ -26,8 +26,8 @@ from rmqctl.ext.serve.log_reader import LogReader
 from rmqctl.ext.serve.remoting.codes import REQUESTS
 from rmqctl.ext.serve.remoting.command import Command, read_json, write_command
 from rmqctl.ext.serve.remoting.frame import FrameError
-from rmqctl.ext.serve.serving import Settings
-from rmqctl.ext.serve.source import Source
+from rmqctl.ext.serve.serving import ServeSettings
+from rmqctl.ext.serve.source import ServedStore
 from rmqctl.formats.local.message import build, decode, size_of
 from rmqctl.store.store import Store
 from tests.conftest import GoldenFolder
@@ -280,7 +280,7 @@ def test_rows_that_lead_nowhere_end_a_pull_in_time(root: Path, monkeypatch: pyte
 
 def test_a_store_is_looked_at_once_more_after_a_change(root: Path, tmp_path: Path) -> None:
     root = shutil.copytree(root, tmp_path / "store")
-    source = Source(lambda: Store.open(root), "disk", reading.Pages())
+    source = ServedStore(lambda: Store.open(root), "disk", reading.PageCache())
     assert not source.refresh()
     os.utime(root / "consumequeue")
     assert [source.refresh() for _ in range(3)] == [True, True, False]
@@ -297,7 +297,7 @@ def test_messages_that_are_sent_back_are_counted_whatever_is_in_them(
         root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Store.open(root) as store:
         (topic, queue_id), _ = max(store.queues.items(), key=lambda each: each[1].written)
-    with serving(root, settings=Settings(retry_memory=40_000)) as served, (
+    with serving(root, settings=ServeSettings(retry_memory=40_000)) as served, (
             served.client()) as client:
         (broker,) = served.brokers
         raw = client.pull(topic, queue_id, 0, most=1).body

@@ -15,7 +15,7 @@ from rmqctl.ext.serve.consuming import groups
 from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.ext.serve.remoting.codes import CODE_OF
 from rmqctl.ext.serve.remoting.command import Command, write_command
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.ext.serve.source import MAX_QUEUES
 from rmqctl.store.broker_conf import read_conf
 from rmqctl.store.store import Sizes
@@ -25,7 +25,7 @@ from tests.serve.test_groups import join, members
 from tests.serve.test_pop import only, pop
 from tests.serve.test_writable import pulled, sent
 
-WRITABLE = Settings(writable=True)
+WRITABLE = ServeSettings(writable=True)
 FORBIDDEN, NO_TOPIC, NOT_FOUND, NO_GROUP = 16, 17, 22, 26
 MOST = (1 << 31) - 1
 

@@ -6,8 +6,8 @@ import time
 from types import SimpleNamespace
 
 from rmqctl.ext.serve import sums
-from rmqctl.ext.serve.serving import Settings
-from rmqctl.ext.serve.sums import MessageCounts
+from rmqctl.ext.serve.serving import ServeSettings
+from rmqctl.ext.serve.sums import BrokerCounts
 from tests.serve.running import empty_store, serving
 
 
@@ -15,7 +15,7 @@ def test_sums_are_of_their_times(monkeypatch):
     now = 1000.0
     monkeypatch.setattr(sums, "time", SimpleNamespace(  # not the clock of other threads
         monotonic=lambda: now, time=time.time, localtime=time.localtime))
-    kept, put, got = MessageCounts(), {"t": 0}, {("g", "t"): 0}
+    kept, put, got = BrokerCounts(), {"t": 0}, {("g", "t"): 0}
     for _ in range(8640 + 360):  # a day and an hour: 2 messages in 10 s are put, 1 is given out
         now += 10
         put["t"] += 2
@@ -30,7 +30,7 @@ def test_sums_are_of_their_times(monkeypatch):
 
 
 def test_what_came_before_midnight_is_of_yesterday(monkeypatch):
-    kept = MessageCounts()
+    kept = BrokerCounts()
     kept.note({"t": 5}, {})
     tomorrow = time.localtime(time.time() + 86_400)
     monkeypatch.setattr(sums, "time", SimpleNamespace(
@@ -43,7 +43,8 @@ def test_what_came_before_midnight_is_of_yesterday(monkeypatch):
 def test_a_served_store_tells_what_was_sent_and_pulled(tmp_path):
     from tests.serve.test_writable import sent
 
-    with serving(empty_store(tmp_path / "store"), settings=Settings(writable=True)) as served, (
+    with serving(empty_store(tmp_path / "store"),
+                 settings=ServeSettings(writable=True)) as served, (
             served.client()) as client:
         for number in range(3):
             assert sent(client, "orders", b"%d" % number).code == 0

@@ -16,9 +16,9 @@ import pytest
 from rmqctl.broker.settings import BrokerConfig, resolve
 from rmqctl.errors import RefusedError
 from rmqctl.ext.serve.producing import opening, timer_files, timing
-from rmqctl.ext.serve.producing.timer_files import TimerFiles
+from rmqctl.ext.serve.producing.timer_files import OpenTimerFiles
 from rmqctl.ext.serve.remoting.client import Client
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from rmqctl.formats.timer.timer_log import UNIT_SIZE
 from rmqctl.store.store import Store
@@ -27,7 +27,7 @@ from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled, sent
 
 TIMERS = "rmq_sys_wheel_timer"
-WRITABLE = Settings(writable=True)
+WRITABLE = ServeSettings(writable=True)
 
 
 @pytest.fixture
@@ -159,8 +159,8 @@ def test_a_moment_that_is_under_way_is_finished_at_the_end(
         assert sorted(map(int, waited(client, 50))) == list(range(50))
 
 
-def units(root: Path, end: int) -> TimerFiles:
-    files = TimerFiles(Store.open(root), 1000)
+def units(root: Path, end: int) -> OpenTimerFiles:
+    files = OpenTimerFiles(Store.open(root), 1000)
     assert files.end == end
     return files
 
@@ -174,12 +174,12 @@ def test_slots_that_a_crash_left_behind_are_led_to_their_units(root: Path) -> No
     made.close()
     wheel, end = root / "timerwheel", made.end
 
-    def places(files: TimerFiles, when: int) -> list[int]:
+    def places(files: OpenTimerFiles, when: int) -> list[int]:
         return [unit.physical_offset for _, unit in files.units(when, files.newest(when))]
 
     def check(change: Callable[[], object], left: int) -> None:
         change()
-        files = TimerFiles(Store.open(root), 1000)
+        files = OpenTimerFiles(Store.open(root), 1000)
         for odd in (0, 1):
             assert places(files, moment + odd * 1000) == [
                 number * 100 for number in reversed(range(left)) if number % 2 == odd]
@@ -204,7 +204,7 @@ def test_slots_that_a_crash_left_behind_are_led_to_their_units(root: Path) -> No
 
     check(dirty, 89)
     kept = last.read_bytes()
-    files = TimerFiles(Store.open(root), 1000)
+    files = OpenTimerFiles(Store.open(root), 1000)
     files.add(moment + 1000, moment - 60_000, 8900, 100, 0, deletes=False)
     files.close()
     check(lambda: None, 90)
@@ -212,4 +212,4 @@ def test_slots_that_a_crash_left_behind_are_led_to_their_units(root: Path) -> No
     assert b"\xfe" * (UNIT_SIZE - 20) in kept
     wheel.write_bytes(b"short")
     with pytest.raises(RefusedError, match="a broker does not start"):
-        TimerFiles(Store.open(root), 1000)
+        OpenTimerFiles(Store.open(root), 1000)

@@ -21,7 +21,7 @@ from rmqctl.ext.serve.producing import checking, transactions
 from rmqctl.ext.serve.remoting.client import Client
 from rmqctl.ext.serve.remoting.codes import CHECK_TRANSACTION_STATE
 from rmqctl.ext.serve.remoting.command import Command
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.formats.local.properties import HALF_TOPIC, OP_HALF_TOPIC
@@ -31,7 +31,7 @@ from tests.conftest import GoldenFolder, Runner
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_writable import pulled, sent
 
-WRITABLE = Settings(writable=True)
+WRITABLE = ServeSettings(writable=True)
 COMMIT, ROLLBACK, UNKNOWN = 8, 12, 0
 
 

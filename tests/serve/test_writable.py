@@ -23,14 +23,14 @@ from rmqctl.ext.serve.producing import delaying, opening, writing
 from rmqctl.ext.serve.producing.writing import delivered
 from rmqctl.ext.serve.remoting.client import Client, records
 from rmqctl.ext.serve.remoting.command import Command, write_command
-from rmqctl.ext.serve.serving import Settings
+from rmqctl.ext.serve.serving import ServeSettings
 from rmqctl.formats.local import properties
 from rmqctl.formats.local.message import Record, magic_for, size_of
 from tests.conftest import Runner
 from tests.serve.running import Running, empty_store, serving
 from tests.serve.test_groups import join
 
-WRITABLE = Settings(writable=True)
+WRITABLE = ServeSettings(writable=True)
 
 
 @pytest.fixture(params=["4.9.3", "5.3.3"])
@@ -409,7 +409,7 @@ def test_positions_stay_of_groups_that_begin_elsewhere(root: Path) -> None:
     file = root / "config" / "consumerOffset.json"
     file.parent.mkdir(exist_ok=True)
     file.write_text('{"offsetTable":{"t@g":{"0":5,"1":6},"u@h":{"0":7}}}')
-    elsewhere = Settings(writable=True, start="earliest", stored=False)
+    elsewhere = ServeSettings(writable=True, start="earliest", stored=False)
     with serving(root, settings=elsewhere) as served, served.client() as client:
         client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="g", topic="t", queueId=1,
                    commitOffset=1)
@@ -480,7 +480,7 @@ def test_positions_that_were_written_here_are_not_read_again(
 def test_positions_that_could_not_be_written_are_written_later(
         root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "positions.json"
-    with serving(root, settings=Settings(writable=True, offsets=str(file))) as served:
+    with serving(root, settings=ServeSettings(writable=True, offsets=str(file))) as served:
         with served.client() as client:
             client.ask("UPDATE_CONSUMER_OFFSET", consumerGroup="g", topic="t", queueId=0,
                        commitOffset=5)
@@ -497,7 +497,7 @@ def test_positions_that_could_not_be_written_are_written_later(
     assert json.loads(file.read_text())[f"broker-a {root}"]["offsetTable"] == {"t@g": {"0": 5}}
     assert b"t@g" in (root / "config" / "consumerOffset.json").read_bytes()
     file.write_text(json.dumps({f"broker-a {root}": {"offsetTable": {"t@g": {"0": 1e999}}}}))
-    with pytest.raises(FormatError), serving(root, settings=Settings(offsets=str(file))):
+    with pytest.raises(FormatError), serving(root, settings=ServeSettings(offsets=str(file))):
         pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rmqctl.formats.local import index_file
-from rmqctl.formats.local.index_file import DEFAULT_SHAPE, HeaderRecord, Shape, build_header
+from rmqctl.formats.local.index_file import DEFAULT_SHAPE, HeaderRecord, IndexShape, build_header
 from rmqctl.store.index.shape import Decided, UnknownShapeError, decide
 from tests.conftest import GoldenFolder
 from tests.support import engine
@@ -15,7 +15,7 @@ from tests.support import engine
                                   "5.3.3/transaction"])
 def test_the_shape_is_found_from_the_content(name: str, golden: GoldenFolder) -> None:
     expect = engine.load(golden(name) / "expect.json")
-    wanted = Shape(expect.index_slots, expect.index_max)
+    wanted = IndexShape(expect.index_slots, expect.index_max)
     count = 0
     for file in sorted(golden(name).glob("*/index/*")):
         data = file.read_bytes()
@@ -47,9 +47,9 @@ def test_a_file_without_entries_has_the_shape_that_is_said() -> None:
     def read(_at: int, length: int) -> bytes:
         return bytes(length)
 
-    assert decide(8440, read) == Decided(Shape(100, 400), sure=False)
-    assert decide(8440, read, [Shape(600, 300)]) == Decided(Shape(600, 300))
-    assert decide(8440, read, [Shape(37, 1000)]) == Decided(Shape(100, 400), sure=False)
+    assert decide(8440, read) == Decided(IndexShape(100, 400), sure=False)
+    assert decide(8440, read, [IndexShape(600, 300)]) == Decided(IndexShape(600, 300))
+    assert decide(8440, read, [IndexShape(37, 1000)]) == Decided(IndexShape(100, 400), sure=False)
     assert decide(420_000_040, read) == Decided(DEFAULT_SHAPE)
     with pytest.raises(UnknownShapeError) as error:
         decide(20188, read)

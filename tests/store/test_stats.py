@@ -13,7 +13,7 @@ import pytest
 from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.formats.local import properties, sysflag
 from rmqctl.scan.aggregate import Aggregate
-from rmqctl.scan.groupings import Keys
+from rmqctl.scan.groupings import KeyNumbers
 from rmqctl.scan.source import BytesSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store import Store
@@ -165,7 +165,7 @@ def test_times_no_calendar_has() -> None:
 def test_keys_of_wide_and_narrow_ranges() -> None:
     import numpy as np
 
-    keys = Keys()
+    keys = KeyNumbers()
     for values in ([5], [3, 3, 3], [9, 3, 5, 9], [-(1 << 40), 1 << 40, 3, 3], [-2, -1, -2]):
         codes = keys.of_ints(np.array(values, np.int64))
         assert [keys.by_number[code] for code in codes.tolist()] == values

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file
 from rmqctl.formats.local.consume_queue import FILLER, ZERO, UnitRecord
-from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, Shape
+from rmqctl.formats.local.index_file import EntryRecord, HeaderRecord, IndexShape
 from rmqctl.formats.local.names import INDEX_DIGITS
 from rmqctl.scan.columns import schema
 from rmqctl.scan.tables import INDEX_COLUMNS, QUEUE_COLUMNS, Columns
@@ -174,7 +174,7 @@ def test_batch_rows_in_ranges(tmp_path: Path) -> None:
     assert [row["queue_offset"] for row in found] == [3 * number for number in range(1, 9)]
 
 
-def index_of(path: Path, entries: list[EntryRecord], shape: Shape, **header: int) -> StoreFile:
+def index_of(path: Path, entries: list[EntryRecord], shape: IndexShape, **header: int) -> StoreFile:
     head = HeaderRecord(1000, 2000, 0, 0, 1, len(entries) + 1)._replace(**header)
     data = bytearray(shape.file_size)
     data[:index_file.HEADER.size] = index_file.build_header(head)
@@ -189,7 +189,7 @@ ENTRIES = [EntryRecord(7 * number, 100 * number, number, number - 1) for number 
 
 
 def test_index_entries_in_ranges(tmp_path: Path) -> None:
-    shape = Shape(10, 40)
+    shape = IndexShape(10, 40)
     file = index_of(tmp_path / "20250101000000000", ENTRIES, shape)
     for names in (INDEX, ["previous", "number"]):
         found = in_ranges(lambda first, last, names=names: index_batches(  # type: ignore[misc]
@@ -203,7 +203,7 @@ def test_index_entries_in_ranges(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("count", [-(1 << 31), -1, 0, 1, 5, 12, 39, 40, 41, (1 << 31) - 1])
 def test_an_index_header_may_count_what_it_likes(count: int, tmp_path: Path) -> None:
-    shape = Shape(10, 40)
+    shape = IndexShape(10, 40)
     path = tmp_path / "20250101000000000"
     index_of(path, ENTRIES, shape, index_count=count)
     with path.open("ab") as out:
@@ -216,7 +216,7 @@ def test_an_index_header_may_count_what_it_likes(count: int, tmp_path: Path) -> 
 
 def test_odd_numbers_of_an_index_do_not_stop_it(tmp_path: Path) -> None:
     entries = [EntryRecord(-5, -1, -3, -4), EntryRecord((1 << 31) - 1, 1 << 62, (1 << 31) - 1, 99)]
-    shape = Shape(10, 40)
+    shape = IndexShape(10, 40)
     file = index_of(tmp_path / "20250101000000000", entries, shape,
                     begin_timestamp=(1 << 63) - 1)
     first, second = rows_of(index_batches(file, INDEX, shape=shape), INDEX, INDEX_COLUMNS)
@@ -227,7 +227,7 @@ def test_odd_numbers_of_an_index_do_not_stop_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("size", [0, 1, 39, 40, 41, 79, 80, 99, 120, 879, 880])
 def test_a_short_index_file_gives_what_is_there(size: int, tmp_path: Path) -> None:
-    shape = Shape(10, 40)
+    shape = IndexShape(10, 40)
     path = tmp_path / "20250101000000000"
     index_of(path, ENTRIES, shape)
     os.truncate(path, size)
@@ -239,7 +239,7 @@ def test_a_short_index_file_gives_what_is_there(size: int, tmp_path: Path) -> No
 
 def test_an_index_nobody_can_tell_the_layout_of(tmp_path: Path) -> None:
     path = tmp_path / "20250101000000000"
-    index_of(path, ENTRIES, Shape(10, 40))
+    index_of(path, ENTRIES, IndexShape(10, 40))
     os.truncate(path, 101)
     with pytest.raises(StoreIOError, match="cannot determine the number of hash slots"):
         list(index_batches(opened(path), INDEX))

@@ -27,7 +27,7 @@ from tests.tiered.test_compact_form import DONE, INDEX, LIVE, model
 from tests.tiered.test_index_writer import feed_all, some
 
 OWNER = ("DefaultCluster", "broker-a")
-SHAPE = fmt.Shape(64, 180)
+SHAPE = fmt.TieredIndexShape(64, 180)
 LAST = "fe0d8e0400000000000000016628"
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rmqctl.errors import FormatError, RefusedError, StoreIOError
 from rmqctl.ext.tiered.index import compacted_form as form
 from rmqctl.ext.tiered.index.index_file import COMPACTED, EMPTY, OPEN, TierIndexFile, examine
-from rmqctl.ext.tiered.index.keys import IndexKeys, key_set
+from rmqctl.ext.tiered.index.keys import BatchKeys, key_set
 from rmqctl.ext.tiered.index.writer import TierIndexWriter
 from rmqctl.formats.tiered import index as fmt
 from tests.engine_write.faults import failing
@@ -63,7 +63,7 @@ ENGINE = [(1795228436874, "e10c324491de9314f6085d23511879fd", "f69c77c1c2aa42284
 
 def test_what_the_engines_classes_wrote(tmp_path) -> None:
     begin = ENGINE[0][0]
-    with TierIndexWriter(str(tmp_path), fmt.Shape(64, 180), lambda: begin) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.TieredIndexShape(64, 180), lambda: begin) as feed:
         offset = 0
         for i in range(260):
             unique = f"u{i * i}" if i % 5 else ""
@@ -71,7 +71,7 @@ def test_what_the_engines_classes_wrote(tmp_path) -> None:
             keys = "  x" if i % 31 == 0 else keys
             hashes = [fmt.key_hash("TopicA", one) for one in key_set(unique, keys)]
             rows, values, *columns = arrays([(hashes, offset, 200 + i, begin + i * 777 - 60000)])
-            feed.put_keys(IndexKeys(rows, values), *columns, 9, i % 3)
+            feed.put_keys(BatchKeys(rows, values), *columns, 9, i % 3)
             offset += 200 + i
         feed.commit()
         paths = [*feed.full_files(), feed.open_file]
@@ -150,7 +150,7 @@ def test_a_file_that_is_cut_short_while_it_is_read() -> None:
 
 
 def test_a_file_that_was_only_made_is_empty(tmp_path) -> None:
-    for size in (0, fmt.Shape(64, 180).open_size):
+    for size in (0, fmt.TieredIndexShape(64, 180).open_size):
         with (tmp_path / "1000").open("wb") as file:
             file.truncate(size)
         with form.opened(str(tmp_path / "1000")) as one:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.ext.tiered.index import open_file
-from rmqctl.ext.tiered.index.keys import IndexKeys
+from rmqctl.ext.tiered.index.keys import BatchKeys
 from rmqctl.ext.tiered.index.writer import TierIndexWriter
 from rmqctl.formats.tiered import index as fmt
 from tests.engine_write.faults import Killed, broken, failing, out_of_space
@@ -34,7 +34,7 @@ def some(draw: random.Random, count: int, near: int = 1_795_228_436_874) -> Mess
 
 def feed_all(feed: TierIndexWriter, messages: Messages) -> int:
     rows, hashes, offset, size, when = arrays(messages)
-    return feed.put_keys(IndexKeys(rows, hashes), offset, size, when, TOPIC, QUEUE)
+    return feed.put_keys(BatchKeys(rows, hashes), offset, size, when, TOPIC, QUEUE)
 
 
 def model_all(model: Feed, messages: Messages) -> None:
@@ -47,8 +47,8 @@ def contents(folder: Path) -> list[bytes]:
 
 
 @pytest.fixture(params=[(1, 50), (5, 10), (64, 180), (1000, 4000)], ids=lambda one: f"{one[0]}")
-def shape(request) -> fmt.Shape:
-    return fmt.Shape(*request.param)
+def shape(request) -> fmt.TieredIndexShape:
+    return fmt.TieredIndexShape(*request.param)
 
 
 def test_random_streams_give_the_engines_bytes(tmp_path, shape, seed) -> None:
@@ -81,7 +81,7 @@ def test_random_streams_give_the_engines_bytes(tmp_path, shape, seed) -> None:
 
 def test_the_example_of_the_specification(tmp_path) -> None:
     begin = 1_795_228_436_874
-    with TierIndexWriter(str(tmp_path / "x"), fmt.Shape(5, 10), lambda: begin) as feed:
+    with TierIndexWriter(str(tmp_path / "x"), fmt.TieredIndexShape(5, 10), lambda: begin) as feed:
         feed_all(feed, [([0x717125CA - n, 0x26458D37], 1000 + n, 500 + n, begin + 1500 * n - 1500)
                         for n in range(4)])
         feed.commit()
@@ -99,7 +99,7 @@ def test_the_example_of_the_specification(tmp_path) -> None:
 
 
 def test_messages_of_a_batch(tmp_path) -> None:
-    with TierIndexWriter(str(tmp_path), fmt.Shape(16, 100), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.TieredIndexShape(16, 100), Clock()) as feed:
         batch = batch_of([{"UNIQ_KEY": "u"}, {}, {"UNIQ_KEY": "v", "KEYS": "a b"}])
         assert feed.put(batch, "TopicA", 5, 2) == 4
         feed.commit()
@@ -122,17 +122,17 @@ def fmt_seconds(value: int) -> int:
 
 def test_what_cannot_be_put_is_counted(tmp_path) -> None:
     lost = -(1 << 31)
-    with TierIndexWriter(str(tmp_path / "a"), fmt.Shape(5, 4), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path / "a"), fmt.TieredIndexShape(5, 4), Clock()) as feed:
         assert feed_all(feed, [([lost, 1], 0, 9, 9), ([1, 2, 3, 4], 0, 9, 9), ([7], 0, 9, 9)]) == 2
         assert feed.dropped == 5
         assert feed.full_files() == []
-    with TierIndexWriter(str(tmp_path / "b"), fmt.Shape(4, 4), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path / "b"), fmt.TieredIndexShape(4, 4), Clock()) as feed:
         assert feed_all(feed, [([lost, 1], 0, 9, 9)]) == 2
         assert feed.dropped == 0
 
 
 def test_new_files_are_newer_than_all(tmp_path) -> None:
-    feed = TierIndexWriter(str(tmp_path), fmt.Shape(3, 3), lambda: 1000, after=5000)
+    feed = TierIndexWriter(str(tmp_path), fmt.TieredIndexShape(3, 3), lambda: 1000, after=5000)
     feed_all(feed, [([n], n, 9, 9) for n in range(7)])
     assert [int(Path(one).name) for one in feed.full_files()] == [5001, 5002, 5003][:len(
         feed.full_files())]
@@ -142,7 +142,7 @@ def test_new_files_are_newer_than_all(tmp_path) -> None:
 
 @pytest.mark.parametrize("make", ["size", "magic", "count"])
 def test_a_file_of_another_kind_is_refused(tmp_path, make) -> None:
-    shape = fmt.Shape(5, 10)
+    shape = fmt.TieredIndexShape(5, 10)
     data = bytearray(shape.open_size + (8 if make == "size" else 0))
     if make != "size":
         data[:28] = fmt.HEADER.build(fmt.HeaderRecord(
@@ -156,7 +156,7 @@ def test_a_file_of_another_kind_is_refused(tmp_path, make) -> None:
 def test_files_of_an_old_broker_are_left_alone(tmp_path) -> None:
     for name in ("0000", "1111"):
         (tmp_path / name).write_bytes(b"old")
-    with TierIndexWriter(str(tmp_path), fmt.Shape(5, 10), Clock()) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.TieredIndexShape(5, 10), Clock()) as feed:
         assert len(feed.open_file) > len(str(tmp_path / "0000"))
         assert feed.full_files() == []
 
@@ -172,7 +172,7 @@ def test_going_back_and_putting_again_gives_the_same(tmp_path, seed) -> None:
         cut = draw.randrange(201)
         model = Feed(slots, most, lambda: 10)
         model_all(model, messages)
-        feed = TierIndexWriter(str(folder), fmt.Shape(slots, most), lambda: 10)
+        feed = TierIndexWriter(str(folder), fmt.TieredIndexShape(slots, most), lambda: 10)
         feed_all(feed, messages[:cut])
         feed.commit()
         position = feed.position()
@@ -181,7 +181,7 @@ def test_going_back_and_putting_again_gives_the_same(tmp_path, seed) -> None:
             feed.commit()
         if draw.random() < 0.7:
             feed.close()
-            feed = TierIndexWriter(str(folder), fmt.Shape(slots, most), lambda: 10)
+            feed = TierIndexWriter(str(folder), fmt.TieredIndexShape(slots, most), lambda: 10)
         here = feed.position()
         assert not feed.rewind(here[0], here[1] + 1)
         assert not feed.rewind(9, 0)
@@ -204,7 +204,7 @@ class Story:
     """Puts and commits whose calls are counted; what the files should be at the end."""
 
     def __init__(self, folder: Path, draw: random.Random) -> None:
-        self.shape = fmt.Shape(16, 50)
+        self.shape = fmt.TieredIndexShape(16, 50)
         self.blocks = [some(draw, 15) for _ in range(4)]
         self.folder = folder
         model = Feed(16, 50, lambda: 10)
@@ -229,7 +229,7 @@ class Story:
             self.run(feed, done)
 
 
-def all_ways_lead(folder: Path, shape: fmt.Shape) -> None:
+def all_ways_lead(folder: Path, shape: fmt.TieredIndexShape) -> None:
     """Every counted item of every file is in its slot's chain, as a broker follows it."""
     for path in folder.iterdir():
         raw = path.read_bytes()
@@ -341,7 +341,7 @@ def test_power_failures(tmp_path, monkeypatch, seed) -> None:
     """
     small_steps(monkeypatch)
     draw = random.Random(seed)
-    shape = fmt.Shape(64, 400)
+    shape = fmt.TieredIndexShape(64, 400)
     states = set()
     for run in range(20):
         folder = tmp_path / str(run)
@@ -376,7 +376,7 @@ def test_power_failures(tmp_path, monkeypatch, seed) -> None:
     assert len(states) >= 3
 
 
-def _old_ways_lead(raw: bytes, shape: fmt.Shape, old: int) -> None:
+def _old_ways_lead(raw: bytes, shape: fmt.TieredIndexShape, old: int) -> None:
     """As a broker reads it: a slot's chain begins at an item that the header counts."""
     header = fmt.HEADER.decode(raw)
     seen = set()
@@ -389,7 +389,7 @@ def _old_ways_lead(raw: bytes, shape: fmt.Shape, old: int) -> None:
 
 
 def test_a_broker_that_went_on_after_lost_slots_is_repaired(tmp_path) -> None:
-    shape = fmt.Shape(8, 100)
+    shape = fmt.TieredIndexShape(8, 100)
     with TierIndexWriter(str(tmp_path), shape, lambda: 10) as feed:
         feed_all(feed, [([n * 3], n, 9, 9) for n in range(40)])
         feed.commit()
@@ -407,7 +407,7 @@ def test_a_broker_that_went_on_after_lost_slots_is_repaired(tmp_path) -> None:
 
 def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(open_file, "MAX_PENDING", 50)
-    with TierIndexWriter(str(tmp_path), fmt.Shape(16, 1000), lambda: 10) as feed:
+    with TierIndexWriter(str(tmp_path), fmt.TieredIndexShape(16, 1000), lambda: 10) as feed:
         def counted() -> int:
             return fmt.HEADER.decode((tmp_path / "10").read_bytes()).item_count
 
@@ -419,7 +419,7 @@ def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
         assert counted() == 180
         feed.commit()
         assert counted() == 200
-    all_ways_lead(tmp_path, fmt.Shape(16, 1000))
+    all_ways_lead(tmp_path, fmt.TieredIndexShape(16, 1000))
 
 
 @settings(max_examples=examples(60))
@@ -429,7 +429,7 @@ def test_much_is_committed_by_itself(tmp_path, monkeypatch) -> None:
 def test_any_stream(tmp_path_factory, slots, most, blocks) -> None:
     folder = tmp_path_factory.mktemp("feed")
     model = Feed(slots, most, Clock())
-    with TierIndexWriter(str(folder), fmt.Shape(slots, most), Clock()) as feed:
+    with TierIndexWriter(str(folder), fmt.TieredIndexShape(slots, most), Clock()) as feed:
         for block in blocks:
             messages = [(hashes, at, 100, 5) for at, hashes in enumerate(block)]
             model_all(model, messages)
@@ -440,7 +440,7 @@ def test_any_stream(tmp_path_factory, slots, most, blocks) -> None:
 
 def test_any_damage_is_repaired_or_refused(tmp_path, seed) -> None:
     draw = random.Random(seed)
-    shape = fmt.Shape(8, 60)
+    shape = fmt.TieredIndexShape(8, 60)
     with TierIndexWriter(str(tmp_path / "whole"), shape, lambda: 10) as feed:
         feed_all(feed, some(draw, 25))
         feed.commit()
@@ -471,11 +471,11 @@ def test_any_damage_is_repaired_or_refused(tmp_path, seed) -> None:
 
 def test_more_than_a_broker_can_map_is_refused(tmp_path) -> None:
     with pytest.raises(RefusedError, match="2 GiB"):
-        TierIndexWriter(str(tmp_path), fmt.Shape(1 << 40, 10), Clock())
+        TierIndexWriter(str(tmp_path), fmt.TieredIndexShape(1 << 40, 10), Clock())
     assert list(tmp_path.iterdir()) == []
 
 
 def test_errors_of_the_folder(tmp_path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreIOError):
-        TierIndexWriter(str(tmp_path / "file"), fmt.Shape(3, 3), Clock())
+        TierIndexWriter(str(tmp_path / "file"), fmt.TieredIndexShape(3, 3), Clock())

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from rmqctl.ext.tiered.tier import Tier
-from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+from rmqctl.ext.tiered.verify.verify import Options, TierVerification, verdict
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import index as tiered_index
 from rmqctl.formats.tiered import metadata as meta
@@ -418,7 +418,7 @@ class Life:
                     places.add(unit.commit_log_offset)
                 assert len(places) == queue.commit_offset - queue.min_offset
                 self.bounds[key] = queue.min_offset, queue.commit_offset
-            run = Verification(tier, Options(index_slots=SLOTS, index_max=MOST))
+            run = TierVerification(tier, Options(index_slots=SLOTS, index_max=MOST))
             done = verdict(run, 20)
             assert done.ok, done.findings
         assert_metadata(self.metadata.parents[1], self.root)

@@ -186,7 +186,7 @@ def test_files_of_many_items(tmp_path, seed, monkeypatch):
     lost["offset"] = np.arange(1000) * 100
     lost["size"] = 100
     lost["store_time"] = 1_700_000_000_000 + chosen.integers(0, 3, 1000) * 1500
-    shape = fmt.Shape(37, 1 << 20)
+    shape = fmt.TieredIndexShape(37, 1 << 20)
     used = {1_700_000_000_000}
     seen = []
     for path, size, begin, end in build_files(lost, shape, used, str(tmp_path)):
@@ -223,7 +223,7 @@ def test_old_form(tmp_path):
     lost = np.zeros(3, LOST)
     lost["key_hash"], lost["offset"], lost["size"] = [8, 1, 8], [0, 100, 200], 100
     lost["store_time"] = [1000, 2500, 3999]
-    shape = fmt.Shape(7, 40, old=True)
+    shape = fmt.TieredIndexShape(7, 40, old=True)
     ((path, size, begin, _),) = build_files(lost, shape, set(), str(tmp_path))
     data = Path(path).read_bytes()
     header = fmt.HEADER.decode(data)

@@ -25,7 +25,7 @@ from tests.tiered import recovering
 from tests.tiered.verifying import troubles, verified
 
 SLOTS, MOST = 64, 180
-SHAPE = fmt.Shape(SLOTS, MOST)
+SHAPE = fmt.TieredIndexShape(SLOTS, MOST)
 
 
 def expected(golden: GoldenFolder) -> list[Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from rmqctl.ext.tiered.read.stats import Query, collect
+from rmqctl.ext.tiered.read.stats import TierQuery, collect
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
 from rmqctl.scan import aggregate
@@ -87,7 +87,7 @@ def test_more_groups_than_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         queue.put(KEYS="often" if number % 2 else f"k{number}")
     queue.write(tmp_path)
     with Tier.open(str(tmp_path)) as tier:
-        sums = collect(tier, Query("key")).brokers[""]
+        sums = collect(tier, TierQuery("key")).brokers[""]
     assert sums.is_cut
     groups = sums.groups()
     assert groups[b"often"].messages == 60

@@ -49,7 +49,7 @@ def log_places(queue: Queue, number: int) -> Iterator[int]:
 def local_places(tier: Small) -> list[int]:
     """The same of the open index file: all but its end time, item 0 and what is not used yet."""
     end = index.HEADER.field("end_timestamp")
-    shape = index.Shape(tier.local.slots, tier.local.max_items)
+    shape = index.TieredIndexShape(tier.local.slots, tier.local.max_items)
     used = shape.item_position(len(tier.local.items) + 1)
     return [at for at in range(used) if not end.offset <= at < end.offset + end.size
             and not shape.items_at <= at < shape.item_position(1)]
@@ -120,7 +120,7 @@ def lengths(tier: Small, path: Path, chance: random.Random | None) -> list[int]:
     """Lengths of a file at which something is missing. Of an open index file nobody can tell how
     much place it had for further items.
     """
-    shape = index.Shape(tier.local.slots, tier.local.max_items)
+    shape = index.TieredIndexShape(tier.local.slots, tier.local.max_items)
     size = (shape.item_position(len(tier.local.items) + 1) if path == tier.local_path
             else len(path.read_bytes()))
     every = list(range(size))
@@ -286,7 +286,7 @@ def test_reading_that_fails(tier: Small, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("value", [28 * 58_363_073, 28, 28 * 3, 0, -28, 5])
 def test_a_damaged_slot_stands_alone(tier: Small, field: str, value: int) -> None:
     """It is held against itself and its neighbour at the most, whatever it says."""
-    layout, shape = index.COMPACTED_SLOT, index.Shape(
+    layout, shape = index.COMPACTED_SLOT, index.TieredIndexShape(
         tier.uploaded.slots, tier.uploaded.max_items)
     part = layout.field(field)
     data = bytearray(tier.index_path.read_bytes())

@@ -13,7 +13,7 @@ import pytest
 
 from rmqctl.checks.findings import CATEGORIES
 from rmqctl.ext.tiered.tier import Tier
-from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+from rmqctl.ext.tiered.verify.verify import Options, TierVerification, verdict
 from rmqctl.formats.local import message
 from tests.conftest import GoldenFolder, Runner
 from tests.support import snapshot
@@ -417,7 +417,7 @@ def test_a_tier_that_grows_meanwhile(tmp_path: Path) -> None:
         # The folder of the log was listed before these messages came, that of the units after.
         flat = next(tier.queues())
         flat.consume_queue = type(before).open(tier.reader, flat.consume_queue.folder)
-        found = verdict(Verification(tier, Options(frozenset({"consumequeue"}))), 100)
+        found = verdict(TierVerification(tier, Options(frozenset({"consumequeue"}))), 100)
     assert found.ok
     assert "uploaded during this check" in found.findings[0].detail
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.tier import Tier
-from rmqctl.ext.tiered.verify.keys import BUCKETS, Spool, folded
+from rmqctl.ext.tiered.verify.keys import BUCKETS, KeySpool, folded
 from rmqctl.ext.tiered.verify.units import SeenOffsets, TierUnits
 from rmqctl.ext.tiered.verify.verify import Options
 from rmqctl.formats.tiered import index
@@ -27,7 +27,7 @@ ROW = np.dtype([("mark", np.uint64), ("value", np.int32)])
 @pytest.mark.parametrize("memory", [1, 5_000, 1 << 30])
 def test_a_spool_gives_back_what_it_got(memory: int, seed: int) -> None:
     chance = np.random.default_rng(seed)
-    spool = Spool(ROW, memory)
+    spool = KeySpool(ROW, memory)
     given_rows = []
     for count in (0, 1, 300, 7, 1000):
         rows = np.zeros(count, ROW)
@@ -51,7 +51,7 @@ def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
         raise OSError(28, "no space left on device")
 
     monkeypatch.setattr(tempfile, "TemporaryFile", full)
-    spool = Spool(ROW, 1)
+    spool = KeySpool(ROW, 1)
     with pytest.raises(StoreIOError, match="space"):
         spool.add(np.zeros(3, ROW))
 
@@ -59,7 +59,7 @@ def test_a_full_disk_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_verify_with_spools_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tier = small(tmp_path)
     clean = verified(tier.home)
-    monkeypatch.setattr(Spool.__init__, "__defaults__", (1,))
+    monkeypatch.setattr(KeySpool.__init__, "__defaults__", (1,))
     assert verified(tier.home) == clean
 
 

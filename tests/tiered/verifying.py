@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rmqctl.checks.findings import INFO, Finding
 from rmqctl.ext.tiered.tier import Tier
-from rmqctl.ext.tiered.verify.verify import Options, Verification, VerifyResult, verdict
+from rmqctl.ext.tiered.verify.verify import Options, TierVerification, VerifyResult, verdict
 from rmqctl.store.store import Store
 from tests.tiered import made
 from tests.tiered.made import T0, Index, Queue
@@ -83,7 +83,7 @@ def verified(home: Path, local: Path | None = None, most: int = 1000,
     with Tier.open(str(home)) as tier:
         store = None if local is None else Store.open(local)
         try:
-            return verdict(Verification(tier, options or Options(), store), most)
+            return verdict(TierVerification(tier, options or Options(), store), most)
         finally:
             if store is not None:
                 store.close()

@@ -16,7 +16,7 @@ from rmqctl.formats.local.index_file import (
     ENTRY,
     HEADER,
     HeaderRecord,
-    Shape,
+    IndexShape,
 )
 from rmqctl.scan import text
 from rmqctl.scan.derived import IndexKeys
@@ -198,9 +198,9 @@ def _header(file: StoreFile) -> HeaderRecord | None:
         return None
 
 
-def _shape(store: Store) -> Shape:
+def _shape(store: Store) -> IndexShape:
     for index in store.indexes_newest_first():
         return index.shape
     slots = store.sizes.index_slots or store.remembered.get("index_slots") or DEFAULT_SLOTS
     most = store.sizes.index_max or store.remembered.get("index_max") or slots * DEFAULT_RATIO
-    return Shape(slots, max(2, most))
+    return IndexShape(slots, max(2, most))

@@ -229,7 +229,7 @@ class _CompactedQueue:
 
 def _columns(batch: Batch) -> tuple[Array, ...]:
     tags: Array = np.zeros(len(batch), np.int64)
-    rows, values = text.Properties(batch).find(props.TAGS)
+    rows, values = text.PropertySegments(batch).find(props.TAGS)
     tags[rows] = text.hashes(values.data, values.start, values.length)[0]
     return (batch.offset, batch.column("total_size"), batch.column("store_timestamp"),
             batch.column("queue_offset"), tags)

@@ -271,7 +271,7 @@ def _index_size(store: Store) -> int | None:
     slots, most = store.sizes.index_slots, store.sizes.index_max
     if slots is None or most is None:
         return None
-    return index_file.Shape(slots, most).file_size
+    return index_file.IndexShape(slots, most).file_size
 
 
 def _can_be_index(size: int) -> bool:

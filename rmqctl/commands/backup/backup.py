@@ -61,7 +61,7 @@ def command(
         rmqctl backup /data/store /backup/broker-a --every 5m --keep 30d
     """
     from rmqctl import __version__
-    from rmqctl.backup.backup import Source
+    from rmqctl.backup.backup import BackupSource
     from rmqctl.files.named import refuse_link_of_others
     from rmqctl.files.remote.reader import without_secrets
 
@@ -85,7 +85,7 @@ def command(
                              "read")
     if not is_url(backup):
         refuse_link_of_others(backup)
-    source = Source(store.root, store.folders, store.sizes)
+    source = BackupSource(store.root, store.folders, store.sizes)
     # Make one run or several; an error in one run does not end the others.
     code, begun_well = ExitCode.OK, False
     while True:

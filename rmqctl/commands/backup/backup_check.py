@@ -34,7 +34,7 @@ def command(
 
         rmqctl backup check /backup/broker-a
     """
-    from rmqctl.backup.check import Fault
+    from rmqctl.backup.check import ChangedRange
     from rmqctl.files.remote.reader import without_secrets
 
     if is_url(backup):
@@ -47,7 +47,7 @@ def command(
     total = sum(part.end - part.start for point in points for part in point.parts)
     with out.progress("checking", None if is_url(backup) else total) as progress:
         faults = [*check(backup, points, load.slowed(out, progress.advance)),
-                  *(Fault("", "", 0, 0, str(error)) for error in bad)]
+                  *(ChangedRange("", "", 0, 0, str(error)) for error in bad)]
     shown = without_secrets(backup)
     damaged = sum(len(point.damaged) for point in points)
     verdict = (Phrase("{backup}: {faults}", backup=shown, faults=counted(len(faults), "fault"))

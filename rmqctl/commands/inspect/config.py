@@ -121,7 +121,7 @@ def _epochs(out: Output, store: OpenedStore) -> None:
     """Show the epochs of the controller mode, with their ends; exit code 1 if the epoch file is
     damaged.
     """
-    from rmqctl.store.controller import Span, read_epochs, spans
+    from rmqctl.store.controller import EpochSpan, read_epochs, spans
     from rmqctl.store.log.end import find_end
 
     file = read_epochs(store)
@@ -131,7 +131,7 @@ def _epochs(out: Output, store: OpenedStore) -> None:
     if file.used is file.backup:
         out.warn(f"showing {file.backup.name} instead, which a broker would use")
     end = find_end(store).offset if store.layout.reads("commitlog") else None
-    out.rows((span._asdict() for span in spans(file.epochs, end)), Span._fields,
+    out.rows((span._asdict() for span in spans(file.epochs, end)), EpochSpan._fields,
              empty="no epochs: no broker in controller mode has become master here")
     if file.main.fault is not None or file.used is file.backup:
         raise typer.Exit(int(ExitCode.FINDINGS))

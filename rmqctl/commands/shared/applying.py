@@ -376,7 +376,7 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     """Apply the proposal. ``around``: folders that `undo` can find by itself; ``named``: folders
     that options name.
     """
-    from rmqctl.files.bounds import Bounds
+    from rmqctl.files.bounds import WritableFolders
     from rmqctl.files.disk_usage import bytes_below
 
     # Nothing to do needs no question.
@@ -412,7 +412,7 @@ def _carry_out(out: Output, store_root: str, repair: Repair, proposal: Proposal,
     # Say where the replaced files are kept, and how much space they use.
     backup = os.path.join(store_root, done.backup)
     backup_bytes = bytes_below(backup)
-    bounds = Bounds(store_root, around)
+    bounds = WritableFolders(store_root, around)
     last = Phrase("Done.") if proposal.purges else _last_line(
         store_root, done, backup, backup_bytes,
         [folder for folder in done.outside if not bounds.contain(folder)])

@@ -158,12 +158,13 @@ def _rehearsed(request: Request, clock: Callable[[], int]) -> Result:
 
 
 def _run(out: Output, request: Request, clock: Callable[[], int]) -> Result:
-    from rmqctl.ext.tiered.dispatch.request import Watch
+    from rmqctl.ext.tiered.dispatch.request import DispatchObserver
     from rmqctl.ext.tiered.dispatch.session import dispatch
 
     with DeferredSignals() as signals, out.progress("uploading", None) as progress:
-        result = dispatch(request, clock, Watch(progress.total, progress.advance, progress.label,
-                                                lambda: signals.requested))
+        result = dispatch(request, clock,
+                          DispatchObserver(progress.total, progress.advance, progress.label,
+                                                           lambda: signals.requested))
         if result.stopped or signals.requested:
             progress.hide()
             _show(out, result, dry_run=False)

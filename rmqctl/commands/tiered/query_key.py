@@ -12,7 +12,7 @@ from rmqctl.commands.shared.tiered_options import AsBroker, LocalOptions, TierIn
 from rmqctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from rmqctl.ext.tiered.read.by_key import IndexFiles, KeyAnswer
+    from rmqctl.ext.tiered.read.by_key import IndexFiles, TierKeyAnswer
     from rmqctl.output import Output
 
 
@@ -45,7 +45,7 @@ def command(
     faults = ReadFaults(out, show)
     with (tier.open() as opened,
           by_key.IndexFiles.open(opened, tier.broker, tier.index_slots, tier.index_max) as files):
-        answer: KeyAnswer | None
+        answer: TierKeyAnswer | None
         false_hits = 0
         # Query as a broker with both stores, as a broker with the tier alone, or exhaustively.
         if local.root is not None:
@@ -74,7 +74,7 @@ def command(
     faults.end()
 
 
-def _reason(files: IndexFiles, query: KeyQuery, answer: KeyAnswer | None,
+def _reason(files: IndexFiles, query: KeyQuery, answer: TierKeyAnswer | None,
             false_hits: int) -> str:
     """Return why nothing was found, as far as this is known."""
     nothing = query.nothing
@@ -92,7 +92,7 @@ def _reason(files: IndexFiles, query: KeyQuery, answer: KeyAnswer | None,
             f"{query.key}` searches the messages themselves")
 
 
-def _say_dangling(out: Output, answer: KeyAnswer) -> None:
+def _say_dangling(out: Output, answer: TierKeyAnswer) -> None:
     for queue, offset, reason in answer.dangling[:5]:
         out.note(f"the index also points to offset {offset} of queue {queue}'s commit log: "
                  f"{reason}")

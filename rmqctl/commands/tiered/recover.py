@@ -52,7 +52,12 @@ def command(
     from rmqctl.commands.shared import applying, plan_page
     from rmqctl.ext.tiered.files.locking import refuse_noted
     from rmqctl.ext.tiered.files.metadata_file import writable_around
-    from rmqctl.ext.tiered.recover.recover import PARTS, RecoverOptions, check_parts, plan_recover
+    from rmqctl.ext.tiered.recover.recover import (
+        PARTS,
+        TierRecoverOptions,
+        check_parts,
+        plan_recover,
+    )
     from rmqctl.ext.tiered.recover.scope import check_root, open_tier, scope_of
 
     # Settle parts and sizes; a broker.conf provides what no option names.
@@ -60,8 +65,8 @@ def command(
     parts = check_parts(only) if only is not None else frozenset(PARTS)
     if consumequeue_max_size is None and tier.broker_conf is not None:
         consumequeue_max_size = tier.broker_conf.tier.get("consumequeue_max_size")
-    options = RecoverOptions(parts, drop_orphans, ambiguous == "keep", consumequeue_max_size,
-                             tier.index_slots, tier.index_max, all_index=parts == {"index"})
+    options = TierRecoverOptions(parts, drop_orphans, ambiguous == "keep", consumequeue_max_size,
+                                 tier.index_slots, tier.index_max, all_index=parts == {"index"})
     # Find out which broker owns the tier before anything is planned.
     with open_tier(tier.root, tier.metadata) as opened:
         place, scope = opened.name, scope_of(opened, tier.cluster, tier.broker)

@@ -35,10 +35,10 @@ def command(
         rmqctl tiered stats /mnt/tier --by queue
         rmqctl tiered stats /mnt/tier --topic orders --by hour --plot
     """
-    from rmqctl.ext.tiered.read.stats import Query, collect
+    from rmqctl.ext.tiered.read.stats import TierQuery, collect
 
     apart = by == "broker"
-    query = Query("none" if apart else by, tier.broker, options.topic, *options.times())
+    query = TierQuery("none" if apart else by, tier.broker, options.topic, *options.times())
     with tier.open() as opened:
         size = sum(segment.usable for queue in opened.queues(options.topic, broker=tier.broker)
                    for segment in queue.commit_log.segments)
@@ -64,9 +64,9 @@ def _show(out: Output, counted: Figures, by: str, options: StatsOptions) -> None
     names = sorted(counted.brokers)
     sums = [counted.brokers[name] for name in names]
     if not sums:
-        from rmqctl.ext.tiered.read.stats import Query
+        from rmqctl.ext.tiered.read.stats import TierQuery
 
-        names, sums = [""], [Query("none" if by == "broker" else by).start(None)]
+        names, sums = [""], [TierQuery("none" if by == "broker" else by).start(None)]
     figures = stats.StatsFigures("none" if by == "broker" else by, sums,
                                  names if by == "broker" else None)
     if by == "broker":

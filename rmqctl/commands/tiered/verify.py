@@ -25,7 +25,7 @@ from rmqctl.phrases import counted
 
 if TYPE_CHECKING:
     from rmqctl.checks.verify.verdict import VerifyResult
-    from rmqctl.ext.tiered.verify.context import Coverage
+    from rmqctl.ext.tiered.verify.context import TierCoverage
 
 
 def command(
@@ -60,7 +60,7 @@ def command(
     from rmqctl.commands.shared.verifying import show, structures
     from rmqctl.ext.tiered.verify.context import LOCAL, STRUCTURES
     from rmqctl.ext.tiered.verify.in_store import size_of, without_empty_advice
-    from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+    from rmqctl.ext.tiered.verify.verify import Options, TierVerification, verdict
     from rmqctl.files.lock_probe import probe
     from rmqctl.store import Store
 
@@ -78,13 +78,13 @@ def command(
             warn_if_held(out, probe(os.path.join(opened.broker_root, "lock")), opened.broker_root)
         with out.progress("verify", size_of(opened, tier.broker)) as progress:
             result = without_empty_advice(opened, verdict(
-                Verification(opened, options, store, progress.advance), max_findings))
+                TierVerification(opened, options, store, progress.advance), max_findings))
         show(out, result, covered)
     if not result.ok:
         raise typer.Exit(int(ExitCode.FINDINGS))
 
 
-def covered(verdict: VerifyResult[Coverage]) -> dict[str, str]:
+def covered(verdict: VerifyResult[TierCoverage]) -> dict[str, str]:
     """Return a description of what was checked in a tier, for people."""
     from rmqctl.checks.verify.common import plural
 

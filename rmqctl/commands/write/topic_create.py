@@ -72,14 +72,14 @@ def command(
         rmqctl topic create STORE orders --read-queues 8 --write-queues 8 --perm rw
     """
     from rmqctl.engine.config.topics import Topics
-    from rmqctl.files.bounds import Bounds, stores_around
+    from rmqctl.files.bounds import WritableFolders, stores_around
     from rmqctl.files.lock import StoreLock
 
     settings = engine.settings(store, "version", files=False)
     attributes = dict(attribute or ())
     # A link in config/ could lead outside of the store.
     named = [os.path.join(store.root, folder) for folder in write_outside or ()]
-    Bounds(store.root, named).refuse_links(os.path.join(store.root, "config"))
+    WritableFolders(store.root, named).refuse_links(os.path.join(store.root, "config"))
     # A dry run takes no lock, because it writes nothing.
     with nullcontext() if dry_run else StoreLock(store.root, stores_around(named, [store.root])):
         topics = Topics(store.root, settings, lambda: time.time_ns() // 1_000_000)

@@ -27,7 +27,7 @@ _MAX_ROWS = 2 << 20
 """Total number of columns of runs (40 bytes each) that all stretches may keep."""
 
 
-class Passed(NamedTuple):
+class SurveyState(NamedTuple):
     """The state of a survey before its current position: store time of the last message; its start
     and end; offsets and store times of the last two messages; whether any message had an appended
     CRC.
@@ -52,8 +52,8 @@ class Stretch:
     start: int
     end: int
     reach: int
-    before: Passed
-    behind: Passed
+    before: SurveyState
+    behind: SurveyState
     found: Survey
     rows: Array
     first: int | None
@@ -95,7 +95,7 @@ class Stretches:
         self._confirmed, self._new, self._room = {*confirmed.items()}, {}, _MAX_ROWS
         self.length = max(MIN_LENGTH, sum(part.size for part in parts) // STRETCHES)
 
-    def known(self, number: int, position: int, at: Passed) -> Stretch | None:
+    def known(self, number: int, position: int, at: SurveyState) -> Stretch | None:
         """Return the cached stretch of file ``number`` that begins at this position in this
         state.
         """

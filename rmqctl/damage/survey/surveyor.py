@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from rmqctl.damage.survey.stretches import Asked, Passed, Stretch, Stretches
+from rmqctl.damage.survey.stretches import Asked, Stretch, Stretches, SurveyState
 from rmqctl.damage.survey.survey import (
     MAX_LISTED,
     MAX_ODD,
@@ -94,7 +94,7 @@ class Surveyor:
         self._stretches.begin(parts, rejected, self._confirmed)
         self._survey = survey = Survey([], Runs(self._queues), self._generation)
         self._waiting: list[Region] = []
-        self._passed = Passed()
+        self._passed = SurveyState()
         for number, part in enumerate(parts):
             self._told = 0
             self._file(number, part)
@@ -293,14 +293,14 @@ class Surveyor:
         # The intact ones: counts, headers, oddities, times and queue offsets.
         survey.messages += len(good)
         survey.used, survey.last_end = number, int(offset[good[-1]] + size[good[-1]])
-        properties = text.Properties(batch)
+        properties = text.PropertySegments(batch)
         survey.headers.add(batch, ~bad if bad.any() else None,
                           bad_numbers(batch, self._generation, properties))
         self._oddities(batch, good)
         self._times(offset[good], when[good])
         if bad.any():
             batch = batch.select(good)
-            properties = text.Properties(batch)
+            properties = text.PropertySegments(batch)
         self._queue_offsets(batch, properties)
 
     def _appended_crcs(self, batch: Batch, bad: Array) -> None:
@@ -423,7 +423,7 @@ class Surveyor:
             survey.astray += list(zip(offset[1:-1][out].tolist(), before[out].tolist(),
                                      behind[out].tolist(), strict=True))
 
-    def _queue_offsets(self, batch: Batch, properties: text.Properties) -> None:
+    def _queue_offsets(self, batch: Batch, properties: text.PropertySegments) -> None:
         # Who takes a queue offset, and in which queue.
         topic = self._topics.encode(text.topics(batch))
         kind = batch.column("sys_flag") & sysflag.TRANSACTION_MASK
@@ -458,7 +458,7 @@ class Surveyor:
             self._join()
 
     def _further(self, batch: Batch, topic: Array, rowed: Array,
-                 properties: text.Properties) -> tuple[Array, Array, Array, Array] | None:
+                 properties: text.PropertySegments) -> tuple[Array, Array, Array, Array] | None:
         """Return the entries of multi-dispatched messages in other queues (consumequeue.md §10).
 
         Includes entries that a 5.x broker does not write (`NOT_DISPATCHED`, `skipped_rows`): their
@@ -481,7 +481,7 @@ class Surveyor:
             names.tolist(), ids.tolist(), strict=True)], np.int64)
         return queue, offset, np.ones(len(message), np.int64), batch.offset[message]
 
-    def _skipping(self, properties: text.Properties, rowed: Array, topic: Array) -> None:
+    def _skipping(self, properties: text.PropertySegments, rowed: Array, topic: Array) -> None:
         left_out = np.array([raw.startswith(NOT_DISPATCHED) for raw in self._topics.texts], bool)
         for _, names, _ in (skipped_rows(properties, rowed),
                             dispatched_rows(properties, rowed & left_out[topic])):

@@ -31,7 +31,7 @@ _LAST_FILES = 3
 
 
 @dataclass(slots=True)
-class BatchRows:
+class BatchColumns:
     """Rows in log order as int64 columns; ``base`` and ``count``: the queue offsets covered."""
 
     queue: Array
@@ -106,7 +106,7 @@ class BatchQueues(QueueSet[BatchedQueue, BatchQueue]):
             queue.max_physic = int(last["physical_offset"])
             queue.next_offset = int(last["msg_base_offset"]) + int(last["batch_size"])
 
-    def put(self, rows: BatchRows) -> None:
+    def put(self, rows: BatchColumns) -> None:
         """Write the rows of a chunk of the log. Raises: StoreIOError."""
         self.wipe_cut()
         wanted = rows.queue != UNWANTED

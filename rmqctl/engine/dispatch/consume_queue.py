@@ -40,7 +40,7 @@ _UNITS = layout.dtype()
 
 
 @dataclass(slots=True)
-class QueueRows:
+class EntryColumns:
     """Rows in log order as int64 columns; ``queue`` is a number, ``physical`` the offset."""
 
     queue: Array
@@ -52,9 +52,9 @@ class QueueRows:
     def __len__(self) -> int:
         return len(self.queue)
 
-    def take(self, which: Any) -> QueueRows:
-        return QueueRows(self.queue[which], self.offset[which], self.physical[which],
-                         self.size[which], self.tags_code[which])
+    def take(self, which: Any) -> EntryColumns:
+        return EntryColumns(self.queue[which], self.offset[which], self.physical[which],
+                            self.size[which], self.tags_code[which])
 
 
 @dataclass(slots=True)
@@ -178,7 +178,7 @@ class ConsumeQueues(QueueSet[PlainQueue, FileQueue]):
 
     # -- writing ----------------------------------------------------------------------------------
 
-    def put(self, rows: QueueRows, codes: Codes | None = None) -> None:
+    def put(self, rows: EntryColumns, codes: Codes | None = None) -> None:
         """Write the rows of a chunk of the log, those of a queue in the given order.
         Raises: StoreIOError; the same rows may then be put again.
         """
@@ -280,7 +280,7 @@ class _ArrangedRows:
     codes: Codes | None = None
 
 
-def _arranged(rows: QueueRows, queues: int) -> _ArrangedRows:
+def _arranged(rows: EntryColumns, queues: int) -> _ArrangedRows:
     """Return the rows sorted by queue; numbers of queues are below ``queues``."""
     count = len(rows)
     units = np.empty(count, _UNITS)

@@ -186,7 +186,7 @@ class Deriver:
                 derived.key_row, derived.key_hash = leads.key_row[indexed], leads.key_hash[indexed]
         return derived
 
-    def _further(self, properties: text.Properties, topic: Array,
+    def _further(self, properties: text.PropertySegments, topic: Array,
                  rowed: Array) -> FurtherRows | None:
         if self._profile.generation >= 5:
             left_out = [topic.startswith(NOT_DISPATCHED) for topic in self.topics.texts]

@@ -13,7 +13,7 @@ import numpy as np
 from rmqctl.engine.dispatch.derive import Derived, Deriver
 from rmqctl.formats.local.message import MIN_SIZE
 from rmqctl.kernel import active
-from rmqctl.scan.derived import NAMES, Topics, delays
+from rmqctl.scan.derived import NAMES, TopicNumbers, delays
 from rmqctl.scan.frames import Array
 
 _KEYS_EACH = 2
@@ -40,7 +40,7 @@ class LeadPass:
         self._at = {name: number for number, name in enumerate(kernel.LEAD_STATE)}
         self._ends = dict(enumerate(kernel.SOUND_ENDS))
         self._state: Array = np.zeros(len(self._at), np.int64)
-        self._topics, self._numbers = Topics(), [0][:0]
+        self._topics, self._numbers = TopicNumbers(), [0][:0]
         self._delays = delays(deriver.levels)
         self._room, self._keys_each = length // MIN_SIZE + 1, _KEYS_EACH
         self._columns: Array = np.empty((len(kernel.LEAD_COLUMN), 0), np.int64)

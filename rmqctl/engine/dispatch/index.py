@@ -19,7 +19,7 @@ from rmqctl.errors import StoreIOError, UsageError
 from rmqctl.files.durable import lay_out, make_folders, open_file, write_all
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
-from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, Shape
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord, IndexShape
 from rmqctl.kernel import active
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
@@ -59,7 +59,7 @@ class IndexHeader:
 class IndexFileWriter:
     """The index file at ``path``. Use `create` or `load`."""
 
-    def __init__(self, path: str, shape: Shape, pool: FilePool, header: IndexHeader,
+    def __init__(self, path: str, shape: IndexShape, pool: FilePool, header: IndexHeader,
                  table: Array) -> None:
         self.path, self.shape, self.header = path, shape, header
         self._pool, self._table = pool, table
@@ -74,7 +74,7 @@ class IndexFileWriter:
         """True if anything was written since the file was opened."""
 
     @classmethod
-    def create(cls, path: str, shape: Shape, pool: FilePool,
+    def create(cls, path: str, shape: IndexShape, pool: FilePool,
                before: IndexHeader | None) -> IndexFileWriter:
         """Create a file; its header starts with the end of the file ``before`` (spec §7)."""
         pool.create(path, shape.file_size)
@@ -94,7 +94,7 @@ class IndexFileWriter:
         self._header_dirty = True
 
     @classmethod
-    def load(cls, path: str, shape: Shape, pool: FilePool, *, repair: bool) -> IndexFileWriter:
+    def load(cls, path: str, shape: IndexShape, pool: FilePool, *, repair: bool) -> IndexFileWriter:
         """Load a file from disk.
         Raises: RefusedError if its size does not match ``shape``. ``repair``: if the
         process was killed between the writes of slots and header, move slots that point
@@ -270,7 +270,7 @@ class IndexFileWriter:
         self._dirty[first:stop] = False
 
 
-def write_whole(path: str, shape: Shape, parts: Iterable[tuple[int, bytes]]) -> None:
+def write_whole(path: str, shape: IndexShape, parts: Iterable[tuple[int, bytes]]) -> None:
     """Write a file in a scratch folder for an `IndexWriter` to continue, without fsync. ``parts``:
     (position, bytes); other bytes are zeros.
     Raises: StoreIOError.
@@ -285,7 +285,7 @@ def write_whole(path: str, shape: Shape, parts: Iterable[tuple[int, bytes]]) -> 
         os.close(fd)
 
 
-def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
+def last_hashes(paths: list[str], shape: IndexShape, physical: int) -> list[int]:
     """Return the key hashes of the last entries that point to ``physical``, oldest first.
 
     ``paths``: the index files, oldest first; a message's entries may be in several.
@@ -307,7 +307,7 @@ def last_hashes(paths: list[str], shape: Shape, physical: int) -> list[int]:
     return out[::-1]
 
 
-def newest_full_end(paths: list[str], shape: Shape) -> int:
+def newest_full_end(paths: list[str], shape: IndexShape) -> int:
     """Return the end timestamp of the newest full file, or 0."""
     for path in reversed(paths):
         header = header_of(path)
@@ -336,7 +336,8 @@ class IndexWriter:
     existing keys instead, unless ``as_broker``.
     """
 
-    def __init__(self, root: str, shape: Shape, pool: FilePool, wall_clock: Callable[[], int], *,
+    def __init__(self, root: str, shape: IndexShape, pool: FilePool, wall_clock: Callable[[], int],
+                 *,
                  counts_empty: bool = True, as_broker: bool = False,
                  most_pending: int | None = None) -> None:
         """Open the last file. ``counts_empty``: `close` writes a count of 1 into an empty file, as

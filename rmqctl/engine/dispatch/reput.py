@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from rmqctl.broker.settings import Settings
-from rmqctl.engine.dispatch.batch_queue import BatchQueues, BatchRows
+from rmqctl.engine.dispatch.batch_queue import BatchColumns, BatchQueues
 from rmqctl.engine.dispatch.consume_queue import (
     Codes,
     ConsumeQueues,
+    EntryColumns,
     PlainQueue,
     Positions,
-    QueueRows,
     TwinQueues,
 )
 from rmqctl.engine.dispatch.consume_queue_ext import ConsumeQueueExt
@@ -27,7 +27,7 @@ from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.errors import InternalError
 from rmqctl.files.aside import AsideFolder
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey, QueueTable, is_queue_name
 from rmqctl.scan.frames import Array, records_from
@@ -110,7 +110,7 @@ class Dispatcher:
         self._further_numbers = QueueTable(self._further, self._queues.number)
         self._batch_numbers = QueueTable(self._topics, self._batches.number)
         if settings.message_index:
-            self._index = IndexWriter(root, Shape(settings.index_slots, settings.index_max),
+            self._index = IndexWriter(root, IndexShape(settings.index_slots, settings.index_max),
                                       self._pool, wall_clock, as_broker=as_broker,
                                       counts_empty=self._profile.generation >= 5,
                                       most_pending=self._most_pending)
@@ -229,9 +229,10 @@ class Dispatcher:
                 self._put_batches(derived, topic, batched)
             self.unplaceable += int(np.count_nonzero(rowed & (kinds == _NOWHERE)))
         # Plain rows; with extension units, an address replaces the tags code.
-        rows = QueueRows(self._numbers.encode(topic[which], derived.queue_id[which]),
-                         derived.queue_offset[which], derived.physical[which], derived.size[which],
-                         tags[which])
+        rows = EntryColumns(self._numbers.encode(topic[which], derived.queue_id[which]),
+                            derived.queue_offset[which], derived.physical[which],
+                            derived.size[which],
+                            tags[which])
         codes = None
         if self._settings.consumequeue_ext:
             codes = self._ext_codes(tags[which], derived.store_timestamp[which], rows.physical,
@@ -247,7 +248,7 @@ class Dispatcher:
     def _put_batches(self, derived: Derived, topic: Array, which: Array) -> None:
         offset = derived.queue_offset
         first, count = derived.inner or (offset, np.ones(len(offset), np.int64))
-        self._batches.put(BatchRows(
+        self._batches.put(BatchColumns(
             self._batch_numbers.encode(topic[which], derived.queue_id[which]),
             derived.physical[which], derived.size[which], derived.tags[which],
             derived.store_timestamp[which], first[which], count[which]))
@@ -279,14 +280,14 @@ class Dispatcher:
                 unused=queue.end == 0 and not self._as_broker)
         return ext
 
-    def _all_codes(self, rows: QueueRows, codes: Codes) -> Array:
+    def _all_codes(self, rows: EntryColumns, codes: Codes) -> Array:
         out: Array = np.empty(len(rows), np.int64)
         for row, number in enumerate(rows.queue.tolist()):
             out[row] = codes(self._queues.queues[number], np.array([row]))[0]
         return out
 
-    def _with_dispatched(self, rows: QueueRows, codes: Codes | None, derived: Derived,
-                         further: FurtherRows, plain: Array) -> tuple[QueueRows, Codes | None]:
+    def _with_dispatched(self, rows: EntryColumns, codes: Codes | None, derived: Derived,
+                         further: FurtherRows, plain: Array) -> tuple[EntryColumns, Codes | None]:
         """Return the entries, with the further entries of a multi-dispatched message after its own
         (spec §10).
         """
@@ -296,8 +297,8 @@ class Dispatcher:
         own, count = np.flatnonzero(plain), len(rows)
         extra = rows.take(np.searchsorted(own, message))
         extra.queue, extra.offset, extra.tags_code = queue, offset, derived.tags[message]
-        both = QueueRows(*(np.concatenate([getattr(rows, name), getattr(extra, name)])
-                           for name in ("queue", "offset", "physical", "size", "tags_code")))
+        both = EntryColumns(*(np.concatenate([getattr(rows, name), getattr(extra, name)])
+                              for name in ("queue", "offset", "physical", "size", "tags_code")))
         order = np.argsort(both.physical, kind="stable")
         both = both.take(order)
         if codes is None:

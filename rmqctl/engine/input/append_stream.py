@@ -262,8 +262,9 @@ def converter(settings: Settings, *, as_recorded: bool = False, replay: bool = F
     if replay:
         return objects.Replay(trailing=trailing)
     prepare = ingest.Preparer(settings, ingest.unique_ids())
-    return objects.Plain(prepare, item=objects.joined(trailing=trailing), many=prepare.many,
-                         batch=ingest.Preparer(settings, ingest.unique_ids(), batch=True))
+    return objects.ClientMessages(prepare, item=objects.joined(trailing=trailing),
+                                  many=prepare.many,
+                                  batch=ingest.Preparer(settings, ingest.unique_ids(), batch=True))
 
 
 def _added(messages: list[Message] | OutgoingList,

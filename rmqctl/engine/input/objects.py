@@ -1,8 +1,8 @@
 """Convert message objects (JSON) to the engine's messages: the inverse of `store.objects`.
 
-There are three forms: `Plain` (a client's message, which needs only topic and body), `Replay` (a
-message that has reached a broker's put path) and `Recorded` (a stored record). The more exact field
-wins: ``properties_raw`` over ``properties`` over ``tags`` and ``keys``.
+There are three forms: `ClientMessages` (a client's message, which needs only topic and body),
+`Replay` (a message that has reached a broker's put path) and `Recorded` (a stored record). The more
+exact field wins: ``properties_raw`` over ``properties`` over ``tags`` and ``keys``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import Record
 
-__all__ = ["Exact", "InputError", "Plain", "Prepare", "Recorded", "Replay", "joined"]
+__all__ = ["ClientMessages", "Exact", "InputError", "Prepare", "Recorded", "Replay", "joined"]
 
 Prepare = Callable[[dict[str, str] | str], str]
 """Function from a client's properties to the string that reaches the put path."""
@@ -184,7 +184,7 @@ class _Sent(_Way[_Fields, Outgoing | OutgoingBatch]):
             fields.reconsume_times or 0)
 
 
-class Plain(_Sent[_Message]):
+class ClientMessages(_Sent[_Message]):
     """Messages as a client sends them; fields that a broker sets are ignored.
 
     ``prepare`` returns the properties string of a single message, ``item`` that of a message of a

@@ -35,7 +35,7 @@ from rmqctl.engine.put.message import (
 from rmqctl.formats import layout
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
-from rmqctl.formats.local.delay import Properties, delay_level_of, java_int
+from rmqctl.formats.local.delay import PropertyMap, delay_level_of, java_int
 from rmqctl.formats.local.message import (
     BATCH_ITEM_SIZE,
     HOST_BITS,
@@ -231,7 +231,7 @@ def check_message(message: Outgoing, settings: Settings, *,
     return refused(MESSAGE_ILLEGAL, fault) if fault else None
 
 
-def check_inner_batch(message: Outgoing, properties: Properties, settings: Settings,
+def check_inner_batch(message: Outgoing, properties: PropertyMap, settings: Settings,
                       is_batch_topic: Callable[[str], bool]) -> PutResult | None:
     """Check that inner batches, and only they, have ``INNER_NUM`` and a BatchCQ topic (5.x).
 
@@ -249,7 +249,7 @@ def check_inner_batch(message: Outgoing, properties: Properties, settings: Setti
     return None
 
 
-def unreadable(topic: str, properties: Properties, settings: Settings) -> str | None:
+def unreadable(topic: str, properties: PropertyMap, settings: Settings) -> str | None:
     """Return why a broker's recovery would truncate the log at this message, or None."""
     if topic == props.SCHEDULE_TOPIC:
         try:

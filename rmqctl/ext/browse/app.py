@@ -21,19 +21,19 @@ from rmqctl.ext.browse.exporting import export
 from rmqctl.ext.browse.figures import PlaceFigures
 from rmqctl.ext.browse.filters import Parse, conditions_of
 from rmqctl.ext.browse.going import Navigator
-from rmqctl.ext.browse.header import Header
+from rmqctl.ext.browse.header import StoreHeader
 from rmqctl.ext.browse.listing import (
+    ListRow,
     LogListing,
     QueueListing,
-    Row,
-    Stopped,
+    ReadCancelled,
     Watch,
     committed,
 )
 from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore
 from rmqctl.ext.browse.panes import PANES, Line, aligned, pane
 from rmqctl.ext.browse.questions import Help
-from rmqctl.ext.browse.survey import Survey, judged
+from rmqctl.ext.browse.survey import LogOverview, judged
 from rmqctl.ext.browse.tree import StoreTree
 from rmqctl.ext.browse.widgets import LinePane, RowList
 from rmqctl.output.units import counted
@@ -81,7 +81,7 @@ class Browser(Navigator):
         self._typed: Timer | None = None
 
     def compose(self) -> ComposeResult:
-        yield Header(self.opened)
+        yield StoreHeader(self.opened)
         with Horizontal(id="main"):
             yield StoreTree(self.opened)
             with Vertical(id="right"):
@@ -114,9 +114,9 @@ class Browser(Navigator):
 
             def watch(_done: int) -> None:
                 if worker.is_cancelled:
-                    raise Stopped
+                    raise ReadCancelled
 
-            def show(survey: Survey) -> None:
+            def show(survey: LogOverview) -> None:
                 watch(0)
                 self.call_from_thread(self.header.show, survey)
 
@@ -124,7 +124,7 @@ class Browser(Navigator):
             try:
                 for survey in judged(reader.store, watch):
                     show(survey)
-            except Stopped:
+            except ReadCancelled:
                 return
             finally:
                 reader.close()
@@ -145,7 +145,7 @@ class Browser(Navigator):
         self.opened.lock = self.opened.reader.store.lock
         if self.opened.lock.held and not before.held:
             self.say("a process has opened the store; press r to read it again")
-        for header in self.main.query(Header):  # the screen may be closed already
+        for header in self.main.query(StoreHeader):  # the screen may be closed already
             header.show()
 
     # -- what the list shows ------------------------------------------------------------------
@@ -210,7 +210,7 @@ class Browser(Navigator):
 
         self.run_worker(work, thread=True, group="pane", exclusive=True)
 
-    def _put_pane(self, row: Row, name: str, content: list[Line]) -> None:
+    def _put_pane(self, row: ListRow, name: str, content: list[Line]) -> None:
         if self._list.row is row and self._pane == name and not self._figures():
             self.main.query_one("#pane", LinePane).put(content)
 

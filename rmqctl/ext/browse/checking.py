@@ -10,8 +10,8 @@ from rmqctl.checks.doctor import Diagnosis, diagnose
 from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.verify import Verification, VerifyOptions
 from rmqctl.errors import UnsupportedError
-from rmqctl.ext.browse.listing import Row
-from rmqctl.ext.browse.opened import BrowsedPlace, Reader
+from rmqctl.ext.browse.listing import ListRow
+from rmqctl.ext.browse.opened import BrowsedPlace, StoreView
 from rmqctl.store.log.end import used_size
 
 _MAX_LISTED = 500
@@ -56,7 +56,7 @@ class CheckResult:
                    list(map(str, notes)), diagnosis)
 
 
-def of_row(row: Row) -> Task | None:
+def of_row(row: ListRow) -> Task | None:
     """Return the task for a row's message or damage; None if the row has no bytes in the log."""
     if row.physical is None:
         return None
@@ -65,7 +65,7 @@ def of_row(row: Row) -> Task | None:
                 (row.physical, row.physical + max(row.size or 1, 1)))
 
 
-def of_place(place: BrowsedPlace, reader: Reader) -> Task:
+def of_place(place: BrowsedPlace, reader: StoreView) -> Task:
     """Return the task for a `Place` in the tree."""
     if place.kind in ("topic", "queue"):
         noun = "queue" if place.kind == "queue" else "topic"
@@ -88,7 +88,7 @@ def of_place(place: BrowsedPlace, reader: Reader) -> Task:
                 concerns=lambda finding: finding.file == place.path)
 
 
-def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> CheckResult:
+def run(task: Task, reader: StoreView, progress: Callable[[int], None]) -> CheckResult:
     """Carry out a task. ``progress`` is called with the number of log bytes checked, and may raise;
     for the whole store each byte is counted twice.
     Raises: UnsupportedError.
@@ -110,7 +110,7 @@ def run(task: Task, reader: Reader, progress: Callable[[int], None]) -> CheckRes
     return answer
 
 
-def row_of(reader: Reader, physical: int) -> str | None:
+def row_of(reader: StoreView, physical: int) -> str | None:
     """Return a sentence about a message's consume queue entry; None without a message."""
     record = reader.record(physical)
     if record is None:

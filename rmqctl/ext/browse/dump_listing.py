@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-from rmqctl.ext.browse.listing import Column, ListedRows, Position, Row, Watch
+from rmqctl.ext.browse.listing import Column, ListedRows, ListRow, Position, Watch
 from rmqctl.formats import kinds
 from rmqctl.output.cells import cell_text
 from rmqctl.output.escape import visible
@@ -45,19 +45,19 @@ class DumpListing:
             header = self._header()
             yield ListedRows(header, 0)
             count -= len(header)
-        taken: list[Row] = []
+        taken: list[ListRow] = []
         for row in self._rows(start, count):
             watch(1)
             taken.append(row)
         if taken:
             yield ListedRows(taken, taken[-1].after)
 
-    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[ListRow]:
         stop = self._upper() if end is None else end
         span = _CHUNK
         while True:
             begin = None if stop is None else max(0, stop - span)
-            kept: deque[Row] = deque(maxlen=count)
+            kept: deque[ListRow] = deque(maxlen=count)
             for row in self._rows(begin, None):
                 watch(1)
                 if stop is not None and row.position >= stop:
@@ -79,7 +79,7 @@ class DumpListing:
                 return row.position
         return None
 
-    def detail(self, row: Row) -> dict[str, Any] | None:
+    def detail(self, row: ListRow) -> dict[str, Any] | None:
         """Return the row of `rmqctl dump --hex` at a row's position; None if the row no longer
         exists.
         """
@@ -88,18 +88,18 @@ class DumpListing:
         with Dump(self.path, options) as dump:
             return next(dump.rows(), None)
 
-    def _header(self) -> list[Row]:
+    def _header(self) -> list[ListRow]:
         with Dump(self.path, DumpOptions(count=1)) as dump:
             return [self._row(row, _HEADER) for row in dump.rows() if row.get("type") == "header"]
 
-    def _rows(self, start: int | None, count: int | None) -> Iterator[Row]:
+    def _rows(self, start: int | None, count: int | None) -> Iterator[ListRow]:
         with Dump(self.path, DumpOptions(start=max(start or 0, 0), count=count)) as dump:
             position = start or 0
             for row in dump.rows():
                 position = row.get("number", position)
                 yield self._row(row, position)
 
-    def _row(self, row: dict[str, Any], position: int) -> Row:
+    def _row(self, row: dict[str, Any], position: int) -> ListRow:
         shown = [f"{name}={self._value(name, row[name])}" for name in self._shown
                  if row.get(name) is not None]
         error = row.get("error")
@@ -107,7 +107,7 @@ class DumpListing:
             shown.insert(0, visible(fault_text(error)))
         cells = {"number": str(row.get("number", "")), "type": visible(str(row["type"])),
                  "body": " ".join(shown)}
-        return Row(position, position + 1, "record", cells, wrong=bool(error))
+        return ListRow(position, position + 1, "record", cells, wrong=bool(error))
 
     def _value(self, name: str, value: Any) -> str:
         return time_text(value) if name in self._times else cell_text(value)[:400]

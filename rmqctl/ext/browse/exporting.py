@@ -7,14 +7,14 @@ from dataclasses import replace
 
 from rmqctl.errors import UsageError, require
 from rmqctl.ext.browse.listing import Watch
-from rmqctl.ext.browse.opened import BrowsedPlace, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, StoreView
 from rmqctl.output.escape import spreadsheet_safe
 from rmqctl.output.units import counted
 from rmqctl.store.query.conditions import Condition
 from rmqctl.store.query.select import Selection
 
 
-def export(reader: Reader, place: BrowsedPlace, conditions: Sequence[Condition], target: str,
+def export(reader: StoreView, place: BrowsedPlace, conditions: Sequence[Condition], target: str,
            watch: Watch) -> str:
     """Write the messages of a `Place` that match the conditions, like `rmqctl export`: in log
     order, whether or not they have a consume queue entry. Return a sentence with the result.

@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from rmqctl.errors import RmqctlError, StoreIOError
-from rmqctl.ext.browse.opened import BrowsedPlace, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, StoreView
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted, size_text, time_text
@@ -32,7 +32,7 @@ class PlaceFigures:
     facts: dict[str, str] = field(default_factory=dict)
 
 
-def figures(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+def figures(reader: StoreView, place: BrowsedPlace) -> PlaceFigures:
     """Return the statistics of a place, or the error if it cannot be read."""
     try:
         return _OF[place.kind](reader, place) if place.kind in _OF else PlaceFigures()
@@ -40,7 +40,7 @@ def figures(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
         return PlaceFigures("?", "", {"problem": visible(str(error))})
 
 
-def topics_of(reader: Reader, kind: str) -> list[str]:
+def topics_of(reader: StoreView, kind: str) -> list[str]:
     """Return the topics of a branch: ``topics``, ``retry`` or ``dead``."""
     names = topics_on_disk(reader.store)
     if kind in PREFIXES:
@@ -51,7 +51,7 @@ def topics_of(reader: Reader, kind: str) -> list[str]:
 # -- log and topics --------------------------------------------------------------------------------
 
 
-def _log(reader: Reader, _place: BrowsedPlace) -> PlaceFigures:
+def _log(reader: StoreView, _place: BrowsedPlace) -> PlaceFigures:
     log = reader.store.log
     ends = [_stored(reader, file.base + file.head) for file in log.files[:1]]
     return PlaceFigures(size_text(log.size), "", {
@@ -60,7 +60,7 @@ def _log(reader: Reader, _place: BrowsedPlace) -> PlaceFigures:
         **({"first stored": time_text(ends[0])} if ends and ends[0] is not None else {})})
 
 
-def _file(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+def _file(reader: StoreView, place: BrowsedPlace) -> PlaceFigures:
     file = reader.log_file(place.path)
     if file is None:
         return PlaceFigures()
@@ -71,11 +71,11 @@ def _file(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
         **({} if stored is None else {"first stored": time_text(stored)})})
 
 
-def _branch(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+def _branch(reader: StoreView, place: BrowsedPlace) -> PlaceFigures:
     return PlaceFigures(f"{len(topics_of(reader, place.kind)):,}")
 
 
-def _queues(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+def _queues(reader: StoreView, place: BrowsedPlace) -> PlaceFigures:
     """Return the statistics of a topic, or of one of its queues."""
     queues = topic_rows(reader.store, place.topic, place.queue_id, reader.view)
     total = sum(max(queue.end - queue.first, 0) for queue in queues)
@@ -106,7 +106,7 @@ def _queues(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
     return PlaceFigures(brief, span, facts)
 
 
-def _ends(reader: Reader, queue: QueueRows) -> Iterator[int]:
+def _ends(reader: StoreView, queue: QueueRows) -> Iterator[int]:
     """Yield the store times of the first and the last message of a queue, if they can be read."""
     for start in dict.fromkeys((queue.first, queue.end - 1)) if queue.end > queue.first else ():
         with suppress(StoreIOError):
@@ -116,7 +116,7 @@ def _ends(reader: Reader, queue: QueueRows) -> Iterator[int]:
                     yield stored
 
 
-def _stored(reader: Reader, physical: int) -> int | None:
+def _stored(reader: StoreView, physical: int) -> int | None:
     record = reader.store.log.record_at(physical)
     return None if record is None else record.store_timestamp
 
@@ -128,7 +128,7 @@ def _day(millis: int | None) -> str:
 # -- consumer groups -------------------------------------------------------------------------------
 
 
-def _consumers(reader: Reader, place: BrowsedPlace) -> Iterator[tuple[str, str]]:
+def _consumers(reader: StoreView, place: BrowsedPlace) -> Iterator[tuple[str, str]]:
     """Yield the lag of each group in a topic, or in one of its queues."""
     sums: dict[str, int] = {}
     with suppress(RmqctlError):
@@ -141,11 +141,11 @@ def _consumers(reader: Reader, place: BrowsedPlace) -> Iterator[tuple[str, str]]
         yield "more groups", f"{len(sums) - _MAX_GROUPS:,}"
 
 
-def _groups(reader: Reader, _place: BrowsedPlace) -> PlaceFigures:
+def _groups(reader: StoreView, _place: BrowsedPlace) -> PlaceFigures:
     return PlaceFigures(f"{len(reader.lag.groups):,}")
 
 
-def _group(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
+def _group(reader: StoreView, place: BrowsedPlace) -> PlaceFigures:
     rows = list(reader.lag.of_group(place.group))
     lag = sum(row["diff"] or 0 for row in rows)
     since = [row["unread_since"] for row in rows if row["unread_since"] is not None]
@@ -156,7 +156,7 @@ def _group(reader: Reader, place: BrowsedPlace) -> PlaceFigures:
         **waiting})
 
 
-def _commit(reader: Reader, place: BrowsedPlace) -> dict[str, str]:
+def _commit(reader: StoreView, place: BrowsedPlace) -> dict[str, str]:
     row = next((row for row in reader.lag.of_topic(place.topic)
                 if (row["group"], row["queue_id"]) == (place.group, place.queue_id)), None)
     if row is None:

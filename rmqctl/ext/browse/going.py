@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.widgets import Static
 
 from rmqctl.errors import RmqctlError, UsageError
-from rmqctl.ext.browse.header import Header
+from rmqctl.ext.browse.header import StoreHeader
 from rmqctl.ext.browse.listing import (
     LogListing,
     Position,
@@ -16,7 +16,7 @@ from rmqctl.ext.browse.listing import (
     RowListing,
     Watch,
 )
-from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore, StoreView
 from rmqctl.ext.browse.questions import Question
 from rmqctl.ext.browse.widgets import RowList
 from rmqctl.ext.browse.working import Working
@@ -26,7 +26,7 @@ from rmqctl.store.query.conditions import Condition
 
 
 class Navigator(Working):
-    """A screen with a `RowList`, a `Header` and a line ``#what``."""
+    """A screen with a `RowList`, a `StoreHeader` and a line ``#what``."""
 
     def __init__(self, opened: BrowsedStore, parse_time: Callable[[str], int]) -> None:
         super().__init__()
@@ -35,8 +35,8 @@ class Navigator(Working):
         self.conditions: tuple[Condition, ...] = ()
 
     @property
-    def header(self) -> Header:
-        return self.main.query_one(Header)
+    def header(self) -> StoreHeader:
+        return self.main.query_one(StoreHeader)
 
     @property
     def _list(self) -> RowList:
@@ -56,13 +56,13 @@ class Navigator(Working):
         conditions = self.conditions
         self._list.stop()
 
-        def work(_watch: Watch) -> tuple[Reader, RowListing, Position | None]:
+        def work(_watch: Watch) -> tuple[StoreView, RowListing, Position | None]:
             reader = self.opened.scanning() if conditions else self.opened.reader
             with reader.guard:
                 listing = reader.listing(place, conditions)
                 return reader, listing, at(listing)
 
-        def shown(opened: tuple[Reader, RowListing, Position | None]) -> None:
+        def shown(opened: tuple[StoreView, RowListing, Position | None]) -> None:
             reader, listing, position = opened
             self.place = place
             self._say_listing(listing)

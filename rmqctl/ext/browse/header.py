@@ -15,7 +15,7 @@ from textual.widget import Widget
 from textual.widgets import Static
 
 from rmqctl.ext.browse.opened import BrowsedStore
-from rmqctl.ext.browse.survey import Piece, Survey, log_strip, time_range, time_strip
+from rmqctl.ext.browse.survey import LogOverview, Piece, log_strip, time_range, time_strip
 from rmqctl.output.cells import display_width
 from rmqctl.output.escape import visible
 from rmqctl.output.units import counted, size_text, time_text
@@ -25,19 +25,19 @@ _NARROW = 110
 _NAME = 6
 
 
-class Header(Vertical):
+class StoreHeader(Vertical):
     """Four lines. Parts of the store that were not read are never shown as intact."""
 
     def __init__(self, opened: BrowsedStore) -> None:
         super().__init__(id="header")
-        self._opened, self.survey = opened, Survey()
+        self._opened, self.survey = opened, LogOverview()
 
     def compose(self) -> ComposeResult:
         yield Static(id="title")
         yield Static(id="judged")
         yield Overview(self._opened)
 
-    def show(self, survey: Survey | None = None) -> None:
+    def show(self, survey: LogOverview | None = None) -> None:
         """Show another survey, or the same survey with damage found since."""
         if survey is not None:
             self.survey = survey
@@ -84,10 +84,10 @@ class Overview(Widget):
 
     def __init__(self, opened: BrowsedStore) -> None:
         super().__init__(id="overview")
-        self._opened, self._survey = opened, Survey()
+        self._opened, self._survey = opened, LogOverview()
         self._cursor: int | None = None
 
-    def show(self, survey: Survey) -> None:
+    def show(self, survey: LogOverview) -> None:
         """Draw another survey."""
         self._survey = survey
         self.refresh()

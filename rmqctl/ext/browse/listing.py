@@ -1,9 +1,9 @@
 """Listings: rows of a list on the screen, read a few at a time, after or before a position.
 
 A listing is independent of the screen and keeps no rows, so that for a 100 GB log only the rows on
-the screen are read. Each kind of listing has its own positions (`Row.position`, and `Row.after` for
-the next row): physical offsets in the log, (number of the queue, queue offset) in queues, record
-numbers in other files.
+the screen are read. Each kind of listing has its own positions (`ListRow.position`, and
+`ListRow.after` for the next row): physical offsets in the log, (number of the queue, queue offset)
+in queues, record numbers in other files.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ Position = Any
 """A position in one listing; positions of the same listing can be compared."""
 Kind = Literal["message", "damage", "record"]
 Watch = Callable[[int], None]
-"""Called repeatedly during a read, with the bytes or rows since the last call; raises `Stopped`
-when the result is no longer wanted.
+"""Called repeatedly during a read, with the bytes or rows since the last call; raises
+`ReadCancelled` when the result is no longer wanted.
 """
 
 
-class Stopped(Exception):  # noqa: N818 - no error: the user went elsewhere
+class ReadCancelled(Exception):  # noqa: N818 - no error: the user went elsewhere
     """The result of a read is no longer wanted."""
 
 
@@ -62,7 +62,7 @@ class Column(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ListRow:
     """A row of a listing. ``cells``: column -> text, safe for a terminal and on one line.
     ``physical`` and ``size``: the range of its bytes in the log; ``place``: topic, queue id and
     queue offset of a message.
@@ -81,7 +81,7 @@ class Row:
 class ListedRows(NamedTuple):
     """Rows that were read. ``reached``: the position before which everything was read."""
 
-    rows: list[Row]
+    rows: list[ListRow]
     reached: Position
 
 
@@ -100,7 +100,7 @@ class RowListing(Protocol):
         """
         ...
 
-    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[ListRow]:
         """Return at most ``count`` rows before ``end`` (None: the last rows). Fewer rows mean that
         the start of the listing was reached.
         """
@@ -131,7 +131,7 @@ _TEXTS = (Column("tags", "tags", 8), Column("keys", "keys", 12), Column("body", 
 
 
 def message_rows(page: Page, position: Callable[[dict[str, Any]], tuple[Position, Position]],
-                 ) -> list[Row]:
+                 ) -> list[ListRow]:
     """Return the rows of a page's messages; ``position`` returns a message's position and the
     position after it.
     """
@@ -141,17 +141,17 @@ def message_rows(page: Page, position: Callable[[dict[str, Any]], tuple[Position
         cells = {name: cell_text(fields[name]) for name in _FIELDS}
         cells["time"] = time_text(fields["store_timestamp"])
         cells["queue"] = f"{cells['topic']}/{fields['queue_id']}"
-        rows.append(Row(start, after, "message", cells, fields["physical_offset"],
-                        fields["total_size"],
-                        (fields["topic"], fields["queue_id"], fields["queue_offset"]),
-                        not fields["crc_ok"]))
+        rows.append(ListRow(start, after, "message", cells, fields["physical_offset"],
+                            fields["total_size"],
+                            (fields["topic"], fields["queue_id"], fields["queue_offset"]),
+                            not fields["crc_ok"]))
     return rows
 
 
-def _damage_row(problem: Problem, position: Position, after: Position) -> Row:
+def _damage_row(problem: Problem, position: Position, after: Position) -> ListRow:
     text = visible(problem.text).replace(f" at physical offset {problem.offset},", "", 1)
-    return Row(position, after, "damage", {"body": text}, problem.offset, problem.length,
-               wrong=problem.is_fault)
+    return ListRow(position, after, "damage", {"body": text}, problem.offset, problem.length,
+                   wrong=problem.is_fault)
 
 
 # -- the log ---------------------------------------------------------------------------------------
@@ -200,12 +200,12 @@ class LogListing:
             if left <= 0:
                 return
 
-    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[ListRow]:
         stop = self.used if end is None else end
         span = 64 << 10
         while True:
             begin = max(self.first, stop - span)
-            kept: deque[Row] = deque(maxlen=count)
+            kept: deque[ListRow] = deque(maxlen=count)
             # Include the next frame: it decides whether zeros before it are damage.
             for step in self._pass(begin, min(stop + 1, self.end), watch, None):
                 kept.extend(row for row in step.rows if row.position < stop)
@@ -272,7 +272,7 @@ class LogListing:
         places = [*wrong, *(row.position for row in self._of_problems(problems) if row.wrong)]
         return min((place for place in places if place >= start), default=None)
 
-    def _of_problems(self, problems: list[Problem]) -> list[Row]:
+    def _of_problems(self, problems: list[Problem]) -> list[ListRow]:
         rows = []
         for problem in problems:
             self._note(problem)
@@ -328,9 +328,9 @@ class QueueListing:
                 watch(len(entries))
             number, offset = number + 1, 0
 
-    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[ListRow]:
         number, offset = (len(self.queues), 0) if end is None else end
-        kept: list[Row] = []
+        kept: list[ListRow] = []
         if number < len(self.queues):
             kept = self._before(number, min(offset, self.queues[number].end), count, watch)
         while len(kept) < count and number > 0:
@@ -363,12 +363,12 @@ class QueueListing:
         """Return the queue offsets ``[first, end)`` of the queue ``number``."""
         return self.queues[number].first, self.queues[number].end
 
-    def _before(self, number: int, end: int, count: int, watch: Watch) -> list[Row]:
+    def _before(self, number: int, end: int, count: int, watch: Watch) -> list[ListRow]:
         queue, span = self.queues[number], _CHUNK
-        kept: list[Row] = []
+        kept: list[ListRow] = []
         while len(kept) < count and end > queue.first:
             begin = max(queue.first, end - span)
-            part: list[Row] = []
+            part: list[ListRow] = []
             for entries in self._chunks(queue, begin, end):
                 part += self._rows(number, entries)
                 watch(len(entries))
@@ -394,7 +394,7 @@ class QueueListing:
             if chunk:
                 yield chunk
 
-    def _rows(self, number: int, entries: list[EntryWithRecord]) -> list[Row]:
+    def _rows(self, number: int, entries: list[EntryWithRecord]) -> list[ListRow]:
         readable = [entry for entry in entries if entry.record is not None]
         page = filtered(
             RecordPage([entry.record for entry in readable if entry.record is not None]),
@@ -436,7 +436,7 @@ class RecordListing:
     conditions: Sequence[Condition] = ()
     columns: tuple[Column, ...] = LogListing.columns
     of_messages: bool = True
-    _rows: list[Row] = field(default_factory=list, init=False)
+    _rows: list[ListRow] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
         number = iter(range(len(self.records)))
@@ -451,7 +451,7 @@ class RecordListing:
         rows = self._rows[start or 0:][:count]
         yield ListedRows(rows, len(self._rows))
 
-    def backward(self, end: Position | None, count: int, watch: Watch) -> list[Row]:
+    def backward(self, end: Position | None, count: int, watch: Watch) -> list[ListRow]:
         return self._rows[:end][-count:]
 
     def share(self, reached: Position) -> float:

@@ -1,7 +1,7 @@
 """The opened store: its contents, read folder by folder, and the damage found while reading.
 
-A `Reader` serves one thread at a time. A long scan has a separate reader, which sees the same state
-of the store.
+A `StoreView` serves one thread at a time. A long scan has a separate reader, which sees the same
+state of the store.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class BrowsedPlace:
         return visible(os.path.basename(self.path)) if self.kind == "file" else "log"
 
 
-class Reader:
+class StoreView:
     """A view of the store for one thread at a time, which must hold ``guard``."""
 
     def __init__(self, store: Store, note: Callable[[Problem], None],
@@ -157,7 +157,8 @@ class BrowsedStore:
         store = self._open()
         try:
             self.lock = store.lock
-            self.reader, self._scans = Reader(store, self.note, self.note_read), list[Reader]()
+            self.reader = StoreView(store, self.note, self.note_read)
+            self._scans = list[StoreView]()
         except BaseException:
             store.close()
             raise
@@ -207,15 +208,15 @@ class BrowsedStore:
             with reader.guard:
                 reader.close()
 
-    def another(self) -> Reader:
+    def another(self) -> StoreView:
         """Return a reader for a long scan, on the same state of the store. The caller closes it."""
         reader = self.reader
         with reader.guard:  # values that a store caches are not computed by two threads
             store = reader.store
             copy = Store(store.root, store.log_folders, store.sizes, store.snapshot)
-        return Reader(copy, self.note, self.note_read)
+        return StoreView(copy, self.note, self.note_read)
 
-    def scanning(self) -> Reader:
+    def scanning(self) -> StoreView:
         """Return the reader for filters: with a separate reader, nothing else waits for them."""
         if not self._scans:
             self._scans = [self.another()]

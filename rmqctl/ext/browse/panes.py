@@ -11,8 +11,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 from rmqctl.errors import RmqctlError
-from rmqctl.ext.browse.listing import Row, RowListing
-from rmqctl.ext.browse.opened import Reader
+from rmqctl.ext.browse.listing import ListRow, RowListing
+from rmqctl.ext.browse.opened import StoreView
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Message, Record
 from rmqctl.formats.local.trace import trace
@@ -37,7 +37,7 @@ _WIDE = 76
 """Minimum columns of a pane that shows 16 bytes per line."""
 
 
-def pane(name: str, reader: Reader, listing: RowListing, row: Row, width: int) -> list[Line]:
+def pane(name: str, reader: StoreView, listing: RowListing, row: ListRow, width: int) -> list[Line]:
     """Return the lines of one of `PANES` for a row, ``width`` columns wide."""
     try:
         if not listing.of_messages:
@@ -92,7 +92,7 @@ def folded(words: str, width: int) -> Iterator[str]:
 # -- messages --------------------------------------------------------------------------------------
 
 
-def _fields(record: Record, row: Row, width: int) -> Iterator[Line]:
+def _fields(record: Record, row: ListRow, width: int) -> Iterator[Line]:
     """Yield the most important fields, then all properties and other fields, then the body."""
     fields = message_object(record, body="none")
     if not fields["crc_ok"]:
@@ -180,7 +180,7 @@ def _json(value: Any) -> list[Line]:
 # -- bytes -----------------------------------------------------------------------------------------
 
 
-def _hex_record(reader: Reader, record: Record, width: int) -> Iterator[Line]:
+def _hex_record(reader: StoreView, record: Record, width: int) -> Iterator[Line]:
     """Yield the record field by field, each with its name, value and bytes."""
     raw = reader.store.log.raw_at(record.physical_offset, record.total_size) or b""
     for part in trace(Message, raw):
@@ -215,7 +215,7 @@ def _hex_lines(raw: bytes, origin: int, width: int) -> Iterator[Line]:
 # -- damage, and files that are no log -------------------------------------------------------------
 
 
-def _of_damage(name: str, reader: Reader, row: Row, width: int) -> list[Line]:
+def _of_damage(name: str, reader: StoreView, row: ListRow, width: int) -> list[Line]:
     damage = {"physical_offset": row.physical, "length": row.size, "problem": row.cells["body"]}
     if name == "json":
         return _json(damage)
@@ -233,7 +233,7 @@ def _of_damage(name: str, reader: Reader, row: Row, width: int) -> list[Line]:
             *([_plain(f"{more} more bytes", "dim")] if more > 0 else [])]
 
 
-def _of_dump(name: str, listing: RowListing, row: Row, width: int) -> list[Line]:
+def _of_dump(name: str, listing: RowListing, row: ListRow, width: int) -> list[Line]:
     from rmqctl.ext.browse.dump_listing import DumpListing
 
     assert isinstance(listing, DumpListing)

@@ -43,7 +43,7 @@ Piece = tuple[str, str]
 
 
 @dataclass(slots=True)
-class Survey:
+class LogOverview:
     """A survey of the log. ``first`` and ``end``: the physical offsets of its files; ``used``: the
     end of the written data. ``samples``: (physical offset, store time in ms of the next record),
     evenly spaced. ``start``: the prediction of startup; ``diagnosis``: the diagnosis of `doctor`,
@@ -125,7 +125,7 @@ class Survey:
         return [span for span in spans or [(first, last)] if span != (None, None)]
 
 
-def judged(store: Store, watch: Watch) -> Iterator[Survey]:
+def judged(store: Store, watch: Watch) -> Iterator[LogOverview]:
     """Yield the survey of a store, first without and then with the prediction of startup."""
     from rmqctl.checks.preflight.around import around_in_use  # large, and not needed at the start
     from rmqctl.checks.preflight.preflight import preflight
@@ -139,13 +139,14 @@ def judged(store: Store, watch: Watch) -> Iterator[Survey]:
         yield replace(sampled, problem=sentence(error))
 
 
-def survey(store: Store, watch: Watch) -> Survey:
+def survey(store: Store, watch: Watch) -> LogOverview:
     """Return the survey without a prediction. Unreadable parts have no samples."""
     if not store.layout.reads("commitlog"):
-        return Survey(store.has_abort)
+        return LogOverview(store.has_abort)
     log = store.log
-    sampled = Survey(store.has_abort, log.min_offset, log.end, LogListing(View(store), "").used,
-                     log.file_size, [(gap.start, gap.end) for gap in log.gaps()])
+    sampled = LogOverview(store.has_abort, log.min_offset, log.end,
+                          LogListing(View(store), "").used,
+                          log.file_size, [(gap.start, gap.end) for gap in log.gaps()])
     # The positions are evenly spaced over the written parts of all files.
     sizes = [max(min(file.size, sampled.used - file.base), 0) for file in log.files]
     step = max(sum(sizes) // _SAMPLES, 1)
@@ -173,7 +174,7 @@ def _stored(source: FileSource, place: int) -> int | None:
 # -- strips ----------------------------------------------------------------------------------------
 
 
-def log_strip(shown: Survey, width: int, damaged: Iterable[Span],
+def log_strip(shown: LogOverview, width: int, damaged: Iterable[Span],
               read_of: Callable[[int, int], int], cursor: int | None) -> list[Piece]:
     """Return the strip of the log from its first to its last byte. ``damaged``: further damage, not
     in the survey; ``read_of``: returns the number of bytes of a range that were read.
@@ -201,7 +202,7 @@ def log_strip(shown: Survey, width: int, damaged: Iterable[Span],
     return _joined(cells, styles)
 
 
-def time_range(shown: Survey) -> Span | None:
+def time_range(shown: LogOverview) -> Span | None:
     """Return the first and the last store time (ms) of the time strip, lost messages included."""
     times = sorted(when for _, when in shown.samples)
     if times:
@@ -213,7 +214,7 @@ def time_range(shown: Survey) -> Span | None:
     return (min(ends), max(ends)) if ends else None
 
 
-def time_strip(shown: Survey, width: int) -> list[Piece]:
+def time_strip(shown: LogOverview, width: int) -> list[Piece]:
     """Return the strip of bytes by store time, in which times of lost messages are marked."""
     span = time_range(shown)
     if span is None:

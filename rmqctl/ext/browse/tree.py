@@ -21,7 +21,7 @@ from textual.worker import get_current_worker
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.browse.figures import PREFIXES, PlaceFigures, figures, topics_of
 from rmqctl.ext.browse.listing import sentence
-from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore, Reader
+from rmqctl.ext.browse.opened import BrowsedPlace, BrowsedStore, StoreView
 from rmqctl.output.cells import display_width
 from rmqctl.output.escape import visible
 
@@ -145,7 +145,7 @@ class StoreTree(Tree[Data]):
         if not children:
             node.add_leaf(_label("(none)"))
 
-    def _children(self, reader: Reader, place: BrowsedPlace) -> Iterable[Child]:
+    def _children(self, reader: StoreView, place: BrowsedPlace) -> Iterable[Child]:
         opened = self.opened
         if place.kind == "log":
             for file in opened.log_files():

@@ -24,13 +24,13 @@ from rmqctl.errors import RmqctlError
 from rmqctl.ext.browse.listing import (
     Column,
     ListedRows,
+    ListRow,
     Position,
-    Row,
+    ReadCancelled,
     RowListing,
-    Stopped,
     sentence,
 )
-from rmqctl.ext.browse.opened import Reader
+from rmqctl.ext.browse.opened import StoreView
 from rmqctl.ext.browse.panes import Line
 from rmqctl.output.cells import display_width
 
@@ -60,7 +60,7 @@ class RowList(Widget, can_focus=True):
     class CursorMoved(Message):
         """The cursor moved to another row; None without rows."""
 
-        def __init__(self, row: Row | None) -> None:
+        def __init__(self, row: ListRow | None) -> None:
             super().__init__()
             self.row = row
 
@@ -78,19 +78,19 @@ class RowList(Widget, can_focus=True):
 
     def __init__(self) -> None:
         super().__init__(id="rows")
-        self.reader: Reader | None = None
+        self.reader: StoreView | None = None
         self.listing: RowListing | None = None
-        self.rows: list[Row] = []
+        self.rows: list[ListRow] = []
         self.cursor = self._top = 0
         self.at_start = self.at_end = True
         self._worker: Worker[None] | None = None
         self._generation = 0
-        self._reported: Row | None = None
+        self._reported: ListRow | None = None
 
     # -- what is shown ------------------------------------------------------------------------
 
     @property
-    def row(self) -> Row | None:
+    def row(self) -> ListRow | None:
         """The row under the cursor."""
         return self.rows[self.cursor] if self.cursor < len(self.rows) else None
 
@@ -98,7 +98,8 @@ class RowList(Widget, can_focus=True):
     def is_reading(self) -> bool:
         return self._worker is not None
 
-    def show(self, reader: Reader, listing: RowListing, position: Position | None = None) -> None:
+    def show(self, reader: StoreView, listing: RowListing,
+             position: Position | None = None) -> None:
         """Show a listing from its start, or from a position on."""
         self.reader, self.listing = reader, listing
         self._reset(at_start=position is None)
@@ -134,7 +135,7 @@ class RowList(Widget, can_focus=True):
 
             def watch(_done: int) -> None:
                 if worker.is_cancelled:
-                    raise Stopped
+                    raise ReadCancelled
 
             def hand_over(*result: object) -> None:
                 if not worker.is_cancelled:
@@ -153,7 +154,7 @@ class RowList(Widget, can_focus=True):
                         rows = listing.backward(position, count, watch)
                         self.app.call_from_thread(self._before, generation, rows,
                                                   len(rows) < count)
-            except Stopped:
+            except ReadCancelled:
                 return
             except (RmqctlError, OSError) as error:
                 self.app.call_from_thread(self._failed, generation, sentence(error))
@@ -181,7 +182,7 @@ class RowList(Widget, can_focus=True):
         self.post_message(self.Reading(share))
         self._tell()
 
-    def _before(self, generation: int, rows: list[Row], ended: bool) -> None:
+    def _before(self, generation: int, rows: list[ListRow], ended: bool) -> None:
         if generation != self._generation:
             return
         self._worker, self.at_start = None, ended
@@ -305,7 +306,7 @@ class RowList(Widget, can_focus=True):
         return Strip([Segment(set_cell_size(line, width), style)], width)
 
 
-def _row_line(row: Row, columns: Sequence[tuple[Column, int]], width: int) -> str:
+def _row_line(row: ListRow, columns: Sequence[tuple[Column, int]], width: int) -> str:
     """Return a row's cells side by side. For damage, a text replaces the missing cells."""
     parts: list[str] = []
     for number, (column, size) in enumerate(columns):

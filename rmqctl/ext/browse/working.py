@@ -15,7 +15,7 @@ from textual.widgets import Static
 from textual.worker import Worker, get_current_worker
 
 from rmqctl.errors import RmqctlError
-from rmqctl.ext.browse.listing import Stopped, Watch, sentence
+from rmqctl.ext.browse.listing import ReadCancelled, Watch, sentence
 from rmqctl.output.escape import visible
 
 T = TypeVar("T")
@@ -82,7 +82,7 @@ class Working(App[None]):
             def watch(more: int) -> None:
                 nonlocal done, reported_at
                 if worker.is_cancelled:
-                    raise Stopped
+                    raise ReadCancelled
                 done += more
                 now = time.monotonic()
                 if now - reported_at > _REPORT_S:
@@ -93,7 +93,7 @@ class Working(App[None]):
             # The result or the error is shown only if no later task has replaced this one.
             try:
                 result = work(watch)
-            except Stopped:
+            except ReadCancelled:
                 return
             except (RmqctlError, OSError) as error:
                 words = sentence(error)

@@ -1,7 +1,7 @@
 """The decoders of ``--decode`` by name: a fixed table, and plug-ins.
 
-A decoder receives a body, as its producer sent it, and its `Message`. It returns (value, name of
-the format) or raises any exception, which is reported for that message only. `limits` runs the
+A decoder receives a body, as its producer sent it, and its `MessageInfo`. It returns (value, name
+of the format) or raises any exception, which is reported for that message only. `limits` runs the
 decoder within bounds, and converts the value to plain types. A plug-in or a ``python:`` function
 receives the body, and the message if it has a parameter ``message``, and returns the value.
 CONTRIBUTING.md describes how to add a decoder.
@@ -17,7 +17,7 @@ from functools import cache
 from typing import Any
 
 from rmqctl.errors import UsageError
-from rmqctl.ext.payloads.limits import MAX_BYTES, Decoder, Message, Plain
+from rmqctl.ext.payloads.limits import MAX_BYTES, Decoder, MessageInfo, Plain
 from rmqctl.ext.payloads.values import plain
 from rmqctl.formats.bodies import members
 from rmqctl.formats.budget import MAX_DEPTH, MAX_VALUES, BudgetError, at_most
@@ -89,7 +89,7 @@ def _no_number(name: str) -> Any:
     raise ValueError(f"{name} is not JSON")
 
 
-def _json(body: bytes, _message: Message) -> tuple[Any, str]:
+def _json(body: bytes, _message: MessageInfo) -> tuple[Any, str]:
     return Plain(json_value(body)), "json"
 
 
@@ -107,7 +107,7 @@ def _structure(body: bytes) -> Plain:
         raise NotRecognized from None
 
 
-def _auto(body: bytes, message: Message, depth: int = 0) -> tuple[Any, str]:
+def _auto(body: bytes, message: MessageInfo, depth: int = 0) -> tuple[Any, str]:
     """Decode by evidence only: the magic of gzip, or valid JSON. Raises: NotRecognized."""
     if body.startswith(_GZIP) and depth < _MAX_GZIP:
         content = _gunzip(body)
@@ -130,21 +130,21 @@ def _gunzip(body: bytes) -> bytes:
         raise ValueError(f"gzip: {str(error).rpartition(': ')[2]}") from None
 
 
-def _gzip(body: bytes, message: Message) -> tuple[Any, str]:
+def _gzip(body: bytes, message: MessageInfo) -> tuple[Any, str]:
     if not body.startswith(_GZIP):
         raise ValueError("not gzip: invalid magic")
     return _auto(body, message)
 
 
 def _unpacking(inner: Decoder) -> Decoder:
-    def decode(body: bytes, message: Message) -> tuple[Any, str]:
+    def decode(body: bytes, message: MessageInfo) -> tuple[Any, str]:
         value, kind = inner(_gunzip(body), message)
         return value, f"gzip+{kind}"
 
     return decode
 
 
-def _gbk(body: bytes, _message: Message) -> tuple[Any, str]:
+def _gbk(body: bytes, _message: MessageInfo) -> tuple[Any, str]:
     """Return the body as GBK text; if the text is a JSON object or list, its value."""
     text = body.decode("gbk")
     try:
@@ -153,7 +153,7 @@ def _gbk(body: bytes, _message: Message) -> tuple[Any, str]:
         return text, "gbk"
 
 
-def _msgpack(body: bytes, _message: Message) -> tuple[Any, str]:
+def _msgpack(body: bytes, _message: MessageInfo) -> tuple[Any, str]:
     from msgspec import msgpack
 
     if len(body) > MAX_VALUES:  # a value takes at least one byte
@@ -164,7 +164,7 @@ def _msgpack(body: bytes, _message: Message) -> tuple[Any, str]:
         "@ext": code, "data": bytes(data)}), "msgpack"
 
 
-def _hessian(body: bytes, _message: Message) -> tuple[Any, str]:
+def _hessian(body: bytes, _message: MessageInfo) -> tuple[Any, str]:
     from rmqctl.ext.payloads.hessian import loads
 
     return loads(body), "hessian"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from rmqctl.ext.payloads.decoders import NotRecognized, decoder, json_value
-from rmqctl.ext.payloads.limits import Decoder, Message, bounded
+from rmqctl.ext.payloads.limits import Decoder, MessageInfo, bounded
 from rmqctl.formats import internal_topics
 from rmqctl.store.decoded import Decoded
 from rmqctl.store.objects import plain_body
@@ -46,7 +46,7 @@ class Decoding:
         problem.
         """
         internal = internal_topics.meaning(topic, properties)
-        message = Message(internal_topics.real_topic(topic, properties), properties)
+        message = MessageInfo(internal_topics.real_topic(topic, properties), properties)
         content, packed_badly = plain_body(sys_flag, body)
         if not content:
             return Decoded(None, None, None, internal)
@@ -66,7 +66,7 @@ class Decoding:
             self.first_problem = self.first_problem or f"{place}: {problem}"
         return Decoded(None, None, problem, internal)
 
-    def _value(self, content: bytes, message: Message) -> tuple[Any, str]:
+    def _value(self, content: bytes, message: MessageInfo) -> tuple[Any, str]:
         internal = internal_topics.reader_of(message.topic)
         if internal is None:
             return bounded(self._decode, content, message)

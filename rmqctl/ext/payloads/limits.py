@@ -32,7 +32,7 @@ MAX_SECONDS = 10.0
 _LOOK, _IDLE = 1.0, 5
 
 
-class Message(NamedTuple):
+class MessageInfo(NamedTuple):
     """Information on the message of a body: its topic (the original topic if the message waits or
     is retried) and all properties.
     """
@@ -47,14 +47,14 @@ class Plain(NamedTuple):
     value: Any
 
 
-Decoder = Callable[[bytes, Message], tuple[Any, str]]
+Decoder = Callable[[bytes, MessageInfo], tuple[Any, str]]
 
 
 class TooLongError(BaseException):
     """Raised in a thread that decodes too long. Not an Exception, which a plug-in could catch."""
 
 
-def bounded(decode: Decoder, body: bytes, message: Message) -> tuple[Any, str]:
+def bounded(decode: Decoder, body: bytes, message: MessageInfo) -> tuple[Any, str]:
     """Return the plain value of ``body``, and the name of its format. Raise the exceptions of
     ``decode``, and BudgetError beyond a limit.
     """

@@ -48,7 +48,7 @@ _STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "rmqctl", "fon
           "timezone": "UTC"}
 
 
-class Shape(NamedTuple):
+class ChartShape(NamedTuple):
     """Layout of a chart: its class in the page, its size in inches, its font size in points, the
     maximum ticks of a time axis, and the cells in a row of the map.
     """
@@ -61,7 +61,8 @@ class Shape(NamedTuple):
     columns: int
 
 
-WIDE, NARROW = Shape("wide", 9.6, 3.3, 8.5, 9, 128), Shape("narrow", 4.2, 3.6, 10.5, 4, 40)
+WIDE = ChartShape("wide", 9.6, 3.3, 8.5, 9, 128)
+NARROW = ChartShape("narrow", 4.2, 3.6, 10.5, 4, 40)
 """The shapes for a desktop or paper, and for a phone."""
 
 
@@ -129,7 +130,7 @@ def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
 
 
 def timeline(drawn: Bars, marks: Sequence[Mark], lost: Sequence[Mark], tz: tzinfo, say: Say,
-             shape: Shape) -> str:
+             shape: ChartShape) -> str:
     """Draw two rows of bars over one time axis. Damage, and a period of lost messages, is drawn as
     a band over both rows with a marker above.
     """
@@ -249,7 +250,7 @@ def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
 
 
 def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,
-            shape: Shape) -> str:
+            shape: ChartShape) -> str:
     """Return the map of the log: rows of cells, from its first byte on. ``borders``: physical
     offsets at which files begin.
     """
@@ -313,7 +314,7 @@ def _square(path: Any, row: int, column: int) -> Any:
 
 
 @contextmanager
-def _figure(shape: Shape, height: float,
+def _figure(shape: ChartShape, height: float,
             layout: Literal["constrained"] | None = "constrained") -> Iterator[Figure]:
     """Yield a figure of ``height`` inches without a window."""
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # silence its notes on caches and fonts

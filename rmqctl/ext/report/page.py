@@ -26,7 +26,7 @@ from rmqctl.ext.report.drawing import NARROW, WIDE, Bars, bars, log_map, timelin
 from rmqctl.ext.report.facts import Facts
 from rmqctl.ext.report.masking import Mask
 from rmqctl.output.language import ENGLISH, Language, language
-from rmqctl.output.texts import Texts
+from rmqctl.output.texts import TextCatalog
 from rmqctl.output.units import count_text, duration_text, size_text, time_text
 from rmqctl.phrases import Phrase
 from rmqctl.scan.frames import DAMAGED
@@ -82,7 +82,7 @@ class Speech:
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class CategorySummary:
     """The findings of one category: the first findings, and the total number."""
 
     category: str
@@ -155,7 +155,7 @@ def of_report(name: str) -> Language:
     base = language(name)
     if name == ENGLISH:
         return base
-    return Language(name, Texts({**base.catalog, **tomllib.loads(_read(f"{name}.toml"))}))
+    return Language(name, TextCatalog({**base.catalog, **tomllib.loads(_read(f"{name}.toml"))}))
 
 
 def moment(millis: int, tz: tzinfo) -> str:
@@ -194,11 +194,12 @@ def _scale(facts: Facts) -> str:
     return "" if facts.profile is None else size_text(facts.profile.cell)
 
 
-def _kinds(facts: Facts, lang: str) -> list[Kind]:
+def _kinds(facts: Facts, lang: str) -> list[CategorySummary]:
     """Return findings by category, the worst first; findings of severity info come last."""
     meanings = explanations(lang)
     verdict = facts.diagnosis.findings
-    kinds = {(category, severity): Kind(category, severity, count, meanings.get(category))
+    kinds = {(category, severity): CategorySummary(category, severity, count,
+                                                   meanings.get(category))
              for (category, severity), count in verdict.counts.items() if severity in _SEVERITIES}
     for finding in verdict.findings:
         rows = kinds[finding.category, finding.severity].rows

@@ -21,11 +21,11 @@ from rmqctl.ext.serve.consuming.memory import BASE, Memory
 from rmqctl.ext.serve.consuming.positions import Positions
 from rmqctl.ext.serve.limits import Quota
 from rmqctl.ext.serve.orders import Faults
-from rmqctl.ext.serve.reading import EmptyQueue, Queue
+from rmqctl.ext.serve.reading import EmptyQueue, ServedQueue
 from rmqctl.ext.serve.remoting.codes import NOTIFY_CONSUMER_IDS_CHANGED, Failed, Status
 from rmqctl.ext.serve.remoting.command import Command
-from rmqctl.ext.serve.source import READ, WRITE, Source, Topic
-from rmqctl.ext.serve.sums import MessageCounts
+from rmqctl.ext.serve.source import READ, WRITE, ServedStore, ServedTopic
+from rmqctl.ext.serve.sums import BrokerCounts
 from rmqctl.formats.local.properties import RETRY_PREFIX
 from rmqctl.parse_values import Address
 
@@ -133,7 +133,7 @@ class Broker:
 
     name: str
     cluster: Cluster
-    source: Source
+    source: ServedStore
     positions: Positions
     memory: Memory
     start: str | int = "stored"
@@ -143,7 +143,7 @@ class Broker:
     delivered: Counter[tuple[str, str]] = field(default_factory=Counter)
     """Messages delivered, by group and topic."""
     delivered_bytes: int = 0
-    sums: MessageCounts = field(default_factory=MessageCounts)
+    sums: BrokerCounts = field(default_factory=BrokerCounts)
     requests: Counter[str] = field(default_factory=Counter)
     skipped: int = 0
     """Number of damaged messages that were skipped."""
@@ -163,7 +163,7 @@ class Broker:
     """Messages delivered by POP: a `popping.Pops` (not imported: `popping` imports this module)."""
     modes: dict[tuple[str, str], Mode] = field(default_factory=dict)
     """Request modes set by clients, by topic and group."""
-    _retries: dict[str, Topic] = field(default_factory=dict)
+    _retries: dict[str, ServedTopic] = field(default_factory=dict)
     _woken: dict[Callable[[bool], None], None] = field(default_factory=dict)
     _waking: bool = False
     _to_notify: dict[str, Group] = field(default_factory=dict)
@@ -204,28 +204,28 @@ class Broker:
     # -- topics and queues --------------------------------------------------------------------
 
     @property
-    def topics(self) -> dict[str, Topic]:
+    def topics(self) -> dict[str, ServedTopic]:
         """All topics by name, with the permissions of clients."""
         topics = {**self.source.topics, **self._retries}
         for group in self.groups.consumers:
             name = RETRY_PREFIX + group
             if name not in topics:
-                topics[name] = Topic(name, 0, 0, READ)
+                topics[name] = ServedTopic(name, 0, 0, READ)
         return {name: self._served(topic) for name, topic in topics.items()}
 
-    def topic(self, name: str) -> Topic | None:
+    def topic(self, name: str) -> ServedTopic | None:
         topic = self.source.topics.get(name) or self._retries.get(name)
         if topic is None and name.startswith(RETRY_PREFIX):
             group = name.removeprefix(RETRY_PREFIX)
             if group in self.source.groups or group in self.groups.consumers:
-                topic = Topic(name, 0, 0, READ)
+                topic = ServedTopic(name, 0, 0, READ)
         if self.writer is not None and self.writer.topics.get(name) is None:
             own = self.writer.topics.own(name)
             if own is not None:
-                topic = Topic(name, own["readQueueNums"], own["writeQueueNums"], own["perm"])
+                topic = ServedTopic(name, own["readQueueNums"], own["writeQueueNums"], own["perm"])
         return None if topic is None else self._served(topic)
 
-    def _served(self, topic: Topic) -> Topic:
+    def _served(self, topic: ServedTopic) -> ServedTopic:
         """Return the topic with its in-memory queue, if any, added after its stored queues. A retry
         topic always has an in-memory queue, so that consumers pull from the topic before it has
         messages.
@@ -240,17 +240,17 @@ class Broker:
                 topic.name.removeprefix(RETRY_PREFIX))
         if self.is_wiped:
             perm &= ~WRITE
-        return Topic(topic.name, topic.read_queues + extra, topic.write_queues + (
+        return ServedTopic(topic.name, topic.read_queues + extra, topic.write_queues + (
             extra if self.is_writable else 0), perm, topic.order, topic.sys_flag)
 
-    def require_topic(self, name: str) -> Topic:
+    def require_topic(self, name: str) -> ServedTopic:
         """Return a topic. Raises: Failed (code 17) if it does not exist."""
         topic = self.topic(name)
         if topic is None:
             raise Failed(Status.TOPIC_NOT_EXIST, f"topic[{name}] not exist, apply first please!")
         return topic
 
-    def queue(self, topic: str, queue_id: int) -> Queue:
+    def queue(self, topic: str, queue_id: int) -> ServedQueue:
         """Return a queue to read; an empty queue if it does not exist.
         Raises: Failed if the queue cannot be read.
         """
@@ -271,7 +271,7 @@ class Broker:
         """Return the id of the in-memory queue of a retry or dead-letter topic."""
         retry_topic = self.source.topics.get(topic)
         if retry_topic is None:
-            retry_topic = self._retries.setdefault(topic, Topic(topic, 0, 0, READ))
+            retry_topic = self._retries.setdefault(topic, ServedTopic(topic, 0, 0, READ))
         return retry_topic.read_queues
 
     def raw_at(self, physical: int) -> Buffer | None:

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from rmqctl.ext.serve.broker import Broker, Buffer, Response
 from rmqctl.ext.serve.dispatch import answer
-from rmqctl.ext.serve.limits import Limits, Places, Shared, network_of
+from rmqctl.ext.serve.limits import AddressConnections, Limits, Shared, network_of
 from rmqctl.ext.serve.remoting.codes import Status
 from rmqctl.ext.serve.remoting.command import Command, read_command, response_head, write_command
 from rmqctl.ext.serve.remoting.frame import MAX_FRAME, FrameError, FrameReader
@@ -37,13 +37,13 @@ is 1024).
 """
 
 
-class Server(Protocol):
+class SharedState(Protocol):
     """The state that all connections of a server share; `server.Server` describes it."""
 
     limits: Limits
     turns: Turns
     intake: Intake
-    places: Places
+    places: AddressConnections
     unfinished: Shared
     unsent: Shared
     connections: set[ClientConnection]
@@ -63,7 +63,7 @@ class Server(Protocol):
 class ClientConnection(asyncio.BufferedProtocol):
     """A client's connection."""
 
-    def __init__(self, server: Server, broker: Broker) -> None:
+    def __init__(self, server: SharedState, broker: Broker) -> None:
         self._server, self._broker = server, broker
         self._frames = FrameReader(server.limits.frame)
         self._paused = False

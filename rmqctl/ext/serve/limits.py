@@ -60,8 +60,8 @@ def network_of(address: str) -> str:
 
 
 class Holder(Protocol):
-    """A connection that uses memory and one of the `Places`. ``host``: `network_of` the client's
-    address.
+    """A connection that uses memory and one of the `AddressConnections`. ``host``: `network_of` the
+    client's address.
     """
 
     host: str
@@ -132,7 +132,7 @@ class Shared:
         return most - self.held
 
 
-class Places:
+class AddressConnections:
     """Connections by client address, up to a maximum number."""
 
     def __init__(self, most: int, part: float = 1.0) -> None:
@@ -197,8 +197,8 @@ def _spare(holders: Iterable[Holder], now: float) -> Holder | None:
 
 
 class Quota:
-    """A maximum number of waiting requests or streams; unlike in `Places`, none is closed to free
-    space.
+    """A maximum number of waiting requests or streams; unlike in `AddressConnections`, none is
+    closed to free space.
     """
 
     def __init__(self, most: int, part: float = 1.0) -> None:

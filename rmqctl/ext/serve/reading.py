@@ -84,7 +84,7 @@ class Pulled(msgspec.Struct, frozen=True):
                 at += size
 
 
-class Queue(Protocol):
+class ServedQueue(Protocol):
     """A queue to pull from. ``first`` and ``end`` are queue offsets."""
 
     @property
@@ -121,7 +121,7 @@ class QueuePage:
 
 
 @dataclass(slots=True)
-class Pages:
+class PageCache:
     """Pages of all queues of a server; the least recently used are dropped first."""
 
     limit: int = KEPT
@@ -166,7 +166,7 @@ class StoredQueue:
 
     _numbers = iter(range(1 << 62))
 
-    def __init__(self, view: View, queue: ConsumeQueue, log: LogReader, pages: Pages) -> None:
+    def __init__(self, view: View, queue: ConsumeQueue, log: LogReader, pages: PageCache) -> None:
         bounds = view.bounds(queue)
         self.first, self.end = bounds.first, bounds.end
         self._queue, self._generation = queue, view.generation

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from rmqctl.errors import RmqctlError, StoreIOError, UsageError
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.connection import ClientConnection
-from rmqctl.ext.serve.limits import Limits, Places, Shared
+from rmqctl.ext.serve.limits import AddressConnections, Limits, Shared
 from rmqctl.ext.serve.turns import Intake, Turns
 from rmqctl.parse_values import Address
 from rmqctl.scan import malloc_tuning
@@ -85,7 +85,7 @@ class Server:
 
     def __post_init__(self) -> None:
         part = self.limits.part
-        self.places = Places(self.limits.connections, part)
+        self.places = AddressConnections(self.limits.connections, part)
         for broker in self.brokers:
             broker.waits.part = part
         self.unfinished = Shared(self.limits.held, part)

@@ -17,9 +17,9 @@ from rmqctl.ext.serve.consuming.plain import PlainPulls
 from rmqctl.ext.serve.consuming.popping import Pops
 from rmqctl.ext.serve.consuming.positions import Positions, PositionsFile
 from rmqctl.ext.serve.producing.writing import Writer
-from rmqctl.ext.serve.reading import Pages
+from rmqctl.ext.serve.reading import PageCache
 from rmqctl.ext.serve.server import Save
-from rmqctl.ext.serve.source import Source
+from rmqctl.ext.serve.source import ServedStore
 from rmqctl.parse_values import Address
 from rmqctl.store.inside_store import refuse_in_store
 from rmqctl.store.store import Store
@@ -44,7 +44,7 @@ class RequestedStore:
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class ServeSettings:
     """The settings for serving stores. ``start``: see `Broker`; ``stored``: whether to use the
     consumer offsets in the stores. ``retry_memory``: bytes for messages sent back to each read-only
     broker.
@@ -61,7 +61,7 @@ class Settings:
     access: Access = field(default_factory=Access)
 
 
-def open_brokers(wanted: Sequence[RequestedStore], settings: Settings,
+def open_brokers(wanted: Sequence[RequestedStore], settings: ServeSettings,
                  on_event: Callable[..., None],
                  warn: Callable[[str], None] = lambda _text: None) -> tuple[list[Broker], Save]:
     """Return (brokers, function that saves their consumer offsets).
@@ -71,12 +71,12 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: Settings,
         raise UsageError("the same store is given twice")
     if settings.offsets is not None:
         refuse_in_store(settings.offsets)
-    cluster, pages = Cluster(settings.cluster, access=settings.access), Pages()
+    cluster, pages = Cluster(settings.cluster, access=settings.access), PageCache()
     names = [store.name or _name(number) for number, store in enumerate(wanted)]
     file = None if settings.offsets is None else PositionsFile(settings.offsets)
     keys = [f"{name} {os.path.realpath(store.root)}"
             for name, store in zip(names, wanted, strict=True)]
-    served: list[tuple[str, str, RequestedStore, Writer | None, Source]] = []
+    served: list[tuple[str, str, RequestedStore, Writer | None, ServedStore]] = []
     with ExitStack() as opened:  # closed again where one cannot be opened
         for name, key, store in zip(names, keys, wanted, strict=True):
             writer = None
@@ -86,7 +86,7 @@ def open_brokers(wanted: Sequence[RequestedStore], settings: Settings,
                 writer = open_writer(store.open, settings.flush, pages, store.address,
                                      settings.cluster, store.folders, store.outside)
                 opened.callback(writer.close)
-            source = Source(store.open, settings.view, pages) if writer is None else (
+            source = ServedStore(store.open, settings.view, pages) if writer is None else (
                 writer.source)
             opened.callback(source.close)
             served.append((name, key, store, writer, source))

@@ -10,7 +10,7 @@ from typing import Any
 from rmqctl.broker.view import view_of
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.log_reader import LogReader
-from rmqctl.ext.serve.reading import EmptyQueue, Pages, Queue, RecordQueue, StoredQueue
+from rmqctl.ext.serve.reading import EmptyQueue, PageCache, RecordQueue, ServedQueue, StoredQueue
 from rmqctl.formats.local.properties import DLQ_PREFIX, RETRY_PREFIX
 from rmqctl.formats.local.sysflag import (
     TRANSACTION_COMMIT,
@@ -34,7 +34,7 @@ READ, WRITE = 4, 2
 
 
 @dataclass(slots=True)
-class Topic:
+class ServedTopic:
     """A topic as clients see it."""
 
     name: str
@@ -46,14 +46,14 @@ class Topic:
 
 
 @dataclass
-class Source:
+class ServedStore:
     """An open store, with a cache of what requests need. ``kind``: ``disk``, ``broker`` or
     ``auto``, see `rmqctl.broker.view.view_of`. ``pages``: shared by all stores of a server.
     """
 
     open_store: Callable[[], Store]
     kind: str
-    pages: Pages
+    pages: PageCache
     is_own: bool = False
     """True if no other process writes to the store: consumer offsets are read once."""
     kept: dict[str, object] = field(default_factory=dict)
@@ -66,7 +66,7 @@ class Source:
     """
     problem: str | None = None
     """The reason why the store could not be reopened; the earlier state is served meanwhile."""
-    _queues: dict[tuple[str, int], Queue] = field(default_factory=dict)
+    _queues: dict[tuple[str, int], ServedQueue] = field(default_factory=dict)
     _config: dict[str, ConfigFile] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Source:
 
     # -- queues -------------------------------------------------------------------------------
 
-    def queue(self, topic: str, queue_id: int) -> Queue:
+    def queue(self, topic: str, queue_id: int) -> ServedQueue:
         """Return one queue to pull from. Raises: StoreIOError if it cannot be read."""
         key = topic, queue_id
         queue = self._queues.get(key)
@@ -160,7 +160,7 @@ class Source:
                 self._queues[key] = queue
         return queue
 
-    def _open_queue(self, topic: str, queue_id: int) -> Queue:
+    def _open_queue(self, topic: str, queue_id: int) -> ServedQueue:
         special = self.view.generation >= 5 and (
             (topic, queue_id) in self.store.batch_queues or is_served(self.store, topic, queue_id))
         if special:
@@ -204,11 +204,11 @@ class Source:
         config = self.config(name)
         return () if config is None else config.rows()
 
-    def _topics(self) -> dict[str, Topic]:
+    def _topics(self) -> dict[str, ServedTopic]:
         """Return topics by name: topics that are configured, or that have queues."""
-        topics: dict[str, Topic] = {}
+        topics: dict[str, ServedTopic] = {}
         for row in self.rows("topics.json"):
-            topics[row["topic"]] = Topic(
+            topics[row["topic"]] = ServedTopic(
                 row["topic"], _count(row["read_queue_nums"]), _count(row["write_queue_nums"]),
                 READ | WRITE if row["perm_bits"] is None else row["perm_bits"],
                 bool(row.get("order")), row.get("topic_sys_flag") or 0)
@@ -218,7 +218,7 @@ class Source:
         for topic in topics_on_disk(self.store):
             count = _count(on_disk.get(topic, 1))
             if topic not in topics:
-                topics[topic] = Topic(topic, count, count, READ | WRITE)
+                topics[topic] = ServedTopic(topic, count, count, READ | WRITE)
             elif topics[topic].read_queues < count:
                 topics[topic].read_queues = count
         return topics
@@ -231,7 +231,7 @@ class Source:
         current = self.topics.get(name)
         on_disk = 0 if current is None else max((queue_id + 1 for topic, queue_id in (
             *self.store.known_queues, *self.store.batch_queues) if topic == name), default=0)
-        self.topics[name] = Topic(
+        self.topics[name] = ServedTopic(
             name, max(_count(config.get("readQueueNums")), _count(on_disk)),
             _count(config.get("writeQueueNums")), config.get("perm", READ | WRITE),
             bool(config.get("order")), config.get("topicSysFlag") or 0)

@@ -36,7 +36,7 @@ def _start() -> dict[str, deque[Counts]]:
 
 
 @dataclass(slots=True)
-class MessageCounts:
+class BrokerCounts:
     """The recorded counts of a broker."""
 
     notes: dict[str, deque[Counts]] = field(default_factory=_start)

@@ -44,7 +44,7 @@ class QueueExpired:
 
 
 @dataclass(slots=True)
-class Expiry:
+class TierExpiry:
     """A plan and the queues that lose files. ``bytes``: total size of the removed files; ``files``:
     their number by kind.
     """
@@ -65,7 +65,7 @@ class Expiry:
 
 
 def expire(tier: Tier, scope: Scope, now: int, older_than: int,
-           topic: str | None = None) -> Expiry:
+           topic: str | None = None) -> TierExpiry:
     """Plan the removal of a broker's expired files. ``now`` in epoch ms, ``older_than`` in ms: the
     age of expired messages, unless a topic has its own reserve time. With ``topic`` only files of
     that topic, and no index files.
@@ -80,11 +80,11 @@ class _Expiring:
         self._tier, self._scope, self._now, self._age = tier, scope, now, older_than
         self._topic = topic
         self._plan = Changes()
-        self._out = Expiry(Plan("tiered expire", tier.name))
+        self._out = TierExpiry(Plan("tiered expire", tier.name))
         self._metadata = self._load()
         self._rest = self._metadata.copy() if self._metadata is not None else None
 
-    def run(self) -> Expiry:
+    def run(self) -> TierExpiry:
         for queue in self._tier.queues(self._topic, broker=self._scope.broker):
             if queue.name.cluster == self._scope.cluster:
                 self._queue(queue)

@@ -13,14 +13,14 @@ from rmqctl.ext.tiered.witness import QueueWitness
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, is_coda
-from rmqctl.scan.damage.one_queue import Damaged
+from rmqctl.scan.damage.one_queue import DamagedFrames
 from rmqctl.scan.frames import Batch
 from rmqctl.scan.walk import Walk
 
 _MAX_DOUBTFUL = 10_000
 
 
-class Slots:
+class SegmentSlots:
     """Decides about the records after damage, for scans of the segments of a queue's commit log in
     order, each from the segment's start. The first scan may begin after a record, ``last``
     (position, end).
@@ -72,9 +72,9 @@ class Slots:
         if before is None or after is None or len(doubtful) >= _MAX_DOUBTFUL:
             return []
         frames = [self._record(place, size) for place, size in doubtful]
-        damaged = Damaged(start, end, doubtful,
-                          [-1 if frame is None else frame.queue_offset for frame in frames],
-                          before.queue_offset, after.queue_offset)
+        damaged = DamagedFrames(start, end, doubtful,
+                                [-1 if frame is None else frame.queue_offset for frame in frames],
+                                before.queue_offset, after.queue_offset)
         if damaged.has_one_slot:
             if damaged.is_one_record(self._log.read(*damaged.tail)):
                 batch.spans = [replace(span, doubtful=()) for span in batch.spans]

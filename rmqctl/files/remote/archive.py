@@ -28,7 +28,7 @@ from rmqctl import vfs
 from rmqctl.errors import FormatError, NotAStoreError, RmqctlError, StoreIOError
 from rmqctl.files.disk_usage import free_bytes
 from rmqctl.files.remote.listing import file_at
-from rmqctl.files.remote.ranges import Ranges
+from rmqctl.files.remote.ranges import RangeCache
 from rmqctl.files.remote.reader import RemoteReader, without_secrets
 from rmqctl.scan import stopping
 from rmqctl.scan.source import FileSource
@@ -64,7 +64,7 @@ class _Remote:
 
     def __init__(self, remote: RemoteReader, file: str, listed: Listed) -> None:
         self.name, self.size, self._file = remote.where(file), listed.size, file
-        self._ranges = Ranges(remote, {file: listed})
+        self._ranges = RangeCache(remote, {file: listed})
 
     def read(self, position: int, length: int) -> bytes:
         return self._ranges.read(self._file, position, length)

@@ -21,7 +21,7 @@ _IDENTITIES = ("ETag", "etag", "md5Hash", "Content-MD5", "Digest", "checksum")
 Row = Mapping[str, Any]
 
 
-class Listing(NamedTuple):
+class RemoteListing(NamedTuple):
     """``links``: paths of links that are not followed; ``folders``: paths of folders that the
     server lists.
     """
@@ -31,7 +31,7 @@ class Listing(NamedTuple):
     folders: frozenset[str]
 
 
-def remote_files(remote: RemoteReader) -> Listing:
+def remote_files(remote: RemoteReader) -> RemoteListing:
     """List all files below a URL.
 
     Raises: StoreIOError.
@@ -45,8 +45,9 @@ def remote_files(remote: RemoteReader) -> Listing:
     named |= zip(unknown, run_all(lambda path: _resolved(remote, path, named[path]), unknown),
                  strict=True)
     files = {path: row for path, row in named.items() if row.get("type") == "file"}
-    return Listing({path: _listed(remote, path, row) for path, row in files.items()},
-                   frozenset(named.keys() - files.keys()), frozenset(filter(_is_plain, folders)))
+    return RemoteListing({path: _listed(remote, path, row) for path, row in files.items()},
+                         frozenset(named.keys() - files.keys()),
+                         frozenset(filter(_is_plain, folders)))
 
 
 def file_at(remote: RemoteReader, path: str) -> Listed | None:

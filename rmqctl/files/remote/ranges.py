@@ -54,7 +54,7 @@ class _KeptRange:
     ahead: bool = False
 
 
-class Ranges:
+class RangeCache:
     """Thread-safe cache of ranges of remote files. Raises StoreIOError if a file has changed since
     it was listed.
     """

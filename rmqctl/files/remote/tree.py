@@ -8,7 +8,7 @@ from importlib import import_module
 from rmqctl import vfs
 from rmqctl.errors import NotAStoreError
 from rmqctl.files.remote.listing import remote_files
-from rmqctl.files.remote.ranges import Ranges
+from rmqctl.files.remote.ranges import RangeCache
 from rmqctl.files.remote.reader import (
     RemoteReader,
     failing,
@@ -57,7 +57,7 @@ def tree_of(named: str) -> Tree:
         backup: Tree | None = import_module("rmqctl.backup.mounting").tree_of(remote, files)
         if backup is not None:
             return backup
-    return Tree(without_secrets(named), files, Ranges(remote, files), links=links,
+    return Tree(without_secrets(named), files, RangeCache(remote, files), links=links,
                 empty=folders)
 
 

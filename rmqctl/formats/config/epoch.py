@@ -26,33 +26,33 @@ class Epoch(NamedTuple):
     start_offset: int
 
 
-class Line(NamedTuple):
+class EpochLine(NamedTuple):
     """One line of the file: its position, and its bytes without the separator."""
 
     at: int
     raw: bytes
 
 
-def lines(data: bytes) -> list[Line]:
+def lines(data: bytes) -> list[EpochLine]:
     """Return the lines as Java's ``readLine`` splits them, with their positions."""
     lines_of_file = []
     position = 0
     while position < len(data):
         match = _LINE.match(data, position)
         assert match is not None  # the pattern matches anywhere
-        lines_of_file.append(Line(position, match[1]))
+        lines_of_file.append(EpochLine(position, match[1]))
         position = match.end()
     return lines_of_file
 
 
-def _number(line: Line, path: str, bits: int = 32) -> int:
+def _number(line: EpochLine, path: str, bits: int = 32) -> int:
     try:
         return java_int(line.raw.decode("ascii"), bits)
     except ValueError:
         raise FormatError(f"not a {bits}-bit number", offset=line.at, path=path) from None
 
 
-def _entry(line: Line, number: int) -> Epoch:
+def _entry(line: EpochLine, number: int) -> Epoch:
     path = f"entries[{number}]"
     match = _ENTRY.fullmatch(line.raw.decode("ascii", "replace"))
     if match is None:

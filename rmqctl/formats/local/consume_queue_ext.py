@@ -127,7 +127,7 @@ def build(unit: UnitRecord) -> bytes:
     return raw
 
 
-class Step(NamedTuple):
+class ExtStep(NamedTuple):
     """One step of a walk: a unit, the end mark, or the ``error`` found there.
 
     ``end``: this is the last step, at the end mark or at damage after which the position of the
@@ -141,7 +141,7 @@ class Step(NamedTuple):
     error: FormatError | None = None
 
 
-def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
+def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[ExtStep]:
     """Yield the units of one file from ``position`` up to the end mark or unused space; each step
     advances.
 
@@ -152,7 +152,7 @@ def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
     while position + _SIZE.size <= len(data):
         size = _SIZE.unpack_from(data, position)[0]
         if data.startswith(END_MARK, position):
-            yield Step(position, _SIZE.size, end=True)
+            yield ExtStep(position, _SIZE.size, end=True)
             return
         if not any(data[position:position + HEAD_SIZE]):
             return
@@ -160,12 +160,12 @@ def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
             unit = decode(data, position, base)
         except FormatError as error:
             step = _over(data, position, size)
-            yield Step(position, step or len(data) - position, end=not step, error=error)
+            yield ExtStep(position, step or len(data) - position, end=not step, error=error)
             if not step:
                 return
             position += step
         else:
-            yield Step(position, size, unit)
+            yield ExtStep(position, size, unit)
             position += size
 
 

@@ -75,13 +75,13 @@ def delay_table(text: str) -> DelayTable:
     return DelayTable(levels, max(levels))
 
 
-class Properties(Protocol):
+class PropertyMap(Protocol):
     """Anything with properties by name: a dict, a `JavaMap`."""
 
     def get(self, key: str, /) -> str | None: ...
 
 
-def delay_level_of(properties: Properties) -> int:
+def delay_level_of(properties: PropertyMap) -> int:
     """Return the delay level that a message requests; 0 for none.
 
     Raises: ValueError if ``DELAY`` is not a number: a broker then fails with an exception, and

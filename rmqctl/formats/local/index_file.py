@@ -93,7 +93,7 @@ parse_entry, build_entry = ENTRY.parse, ENTRY.build
 dtype, slot_dtype = ENTRY.dtype, SLOT.dtype
 
 
-class Shape(NamedTuple):
+class IndexShape(NamedTuple):
     """The two numbers that determine the layout of an index file. They are not stored
     in the file.
     """
@@ -121,10 +121,10 @@ class Shape(NamedTuple):
         return key_hash % self.slots
 
 
-DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_RATIO * DEFAULT_SLOTS)
+DEFAULT_SHAPE = IndexShape(DEFAULT_SLOTS, DEFAULT_RATIO * DEFAULT_SLOTS)
 
 
-def shape_of(size: int, slots: int | None = None) -> Shape:
+def shape_of(size: int, slots: int | None = None) -> IndexShape:
     """Return the shape of a file of ``size`` bytes: with ``slots`` slots, or with the default
     ratio.
 
@@ -137,12 +137,12 @@ def shape_of(size: int, slots: int | None = None) -> Shape:
             raise FormatError(
                 f"no index file with the default ratio (4 entries per slot) has {size:,} bytes: "
                 "the number of hash slots must be given", offset=0, path="size")
-        return Shape(slots, DEFAULT_RATIO * slots)
+        return IndexShape(slots, DEFAULT_RATIO * slots)
     entries, rest = divmod(room - slots * SLOT.size, ENTRY.size)
     if slots <= 0 or entries <= 0 or rest:
         raise FormatError(f"no index file with {slots:,} hash slots has {size:,} bytes", offset=0,
                           path="size")
-    return Shape(slots, entries)
+    return IndexShape(slots, entries)
 
 
 def key_text(topic: str, key: str) -> str:
@@ -176,7 +176,7 @@ _EXHAUSTIVE = 200_000
 _WORDS = ENTRY.size // SLOT.size
 
 
-def candidates(size: int) -> Iterator[Shape]:
+def candidates(size: int) -> Iterator[IndexShape]:
     """Yield possible shapes for a file of this size, the likely ones first, at most some
     100,000.
     """
@@ -198,4 +198,4 @@ def candidates(size: int) -> Iterator[Shape]:
         entries, rest = divmod(words - slots, _WORDS)
         if slots > 0 and entries > 1 and not rest and slots not in seen:
             seen.add(slots)
-            yield Shape(slots, entries)
+            yield IndexShape(slots, entries)

@@ -131,7 +131,7 @@ MAX_SLOT_ITEMS = 1024
 """Maximum number of items of a slot that a broker reads in the compacted form."""
 
 
-class Shape(NamedTuple):
+class TieredIndexShape(NamedTuple):
     """The two numbers that determine the layout of a file; neither is stored in the file. ``old``:
     5.1.x.
 
@@ -166,10 +166,10 @@ class Shape(NamedTuple):
         return self.items_at + items * COMPACTED_ITEM.size + (TAIL_SIZE if self.old else 0)
 
 
-DEFAULT_SHAPE = Shape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
+DEFAULT_SHAPE = TieredIndexShape(DEFAULT_SLOTS, DEFAULT_MAX_ITEMS)
 
 
-def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> Shape:
+def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -> TieredIndexShape:
     """Return the shape of a compacted file from its header and size.
 
     ``slots``: the configured number, which is tried if the file does not determine the number
@@ -187,12 +187,13 @@ def compacted_shape(header: HeaderRecord, size: int, slots: int | None = None) -
             if old and count != header.slot_count:
                 continue
             if slots is None or slots == count:
-                return Shape(count, max(items + 1, 1), old)
+                return TieredIndexShape(count, max(items + 1, 1), old)
     raise FormatError(f"no index file with {items:,} items has {size:,} "
                       "bytes", offset=0, path="size")
 
 
-def open_shape(size: int, slots: int | None = None, max_items: int | None = None) -> Shape:
+def open_shape(size: int, slots: int | None = None,
+               max_items: int | None = None) -> TieredIndexShape:
     """Return the shape of an open file of ``size`` bytes. Without ``slots`` or ``max_items`` the
     default numbers or their ratio (1:4) are tried.
 
@@ -203,15 +204,15 @@ def open_shape(size: int, slots: int | None = None, max_items: int | None = None
         if slots is not None:
             rest, wrong = divmod(room - slots * SLOT.size, ITEM.size)
             if slots > 0 and rest > 0 and not wrong and max_items in (None, rest):
-                return Shape(slots, rest, old)
+                return TieredIndexShape(slots, rest, old)
         elif max_items is not None:
             rest, wrong = divmod(room - max_items * ITEM.size, SLOT.size)
             if rest > 0 and not wrong:
-                return Shape(rest, max_items, old)
+                return TieredIndexShape(rest, max_items, old)
         else:
             count, wrong = divmod(room, SLOT.size + 4 * ITEM.size)
             if count > 0 and not wrong:
-                return Shape(count, 4 * count, old)
+                return TieredIndexShape(count, 4 * count, old)
     raise FormatError(f"the number of hash slots of an open index file of {size:,} bytes is "
                       "unknown and must be given", offset=0, path="size")
 
@@ -258,7 +259,7 @@ _SEALS = (b"\xff\xff\xff\xff", END_MAGIC.to_bytes(4, "big"))
 
 
 def open_shape_of(read: ReadAt, size: int, header: HeaderRecord, slots: int | None = None,
-                  max_items: int | None = None) -> Shape:
+                  max_items: int | None = None) -> TieredIndexShape:
     """Return the shape of an open file of ``size`` bytes, from the configured numbers or else from
     its content.
 
@@ -297,15 +298,15 @@ def _room(size: int, old: bool) -> int:
     return 0 if rest else room
 
 
-def _shape(slots: int, max_items: int, old: bool) -> Shape | None:
-    return Shape(slots, max_items, old) if slots > 0 and max_items > 0 else None
+def _shape(slots: int, max_items: int, old: bool) -> TieredIndexShape | None:
+    return TieredIndexShape(slots, max_items, old) if slots > 0 and max_items > 0 else None
 
 
 def _newest(header: HeaderRecord, old: bool) -> int:
     return header.item_count - 1 if old else header.item_count
 
 
-def _fits(read: ReadAt, shape: Shape, header: HeaderRecord) -> bool:
+def _fits(read: ReadAt, shape: TieredIndexShape, header: HeaderRecord) -> bool:
     """Return whether the newest items are where the shape expects them, and their slots point to
     them.
     """
@@ -325,14 +326,14 @@ def _fits(read: ReadAt, shape: Shape, header: HeaderRecord) -> bool:
     return True
 
 
-def _used(read: ReadAt, shape: Shape) -> int:
+def _used(read: ReadAt, shape: TieredIndexShape) -> int:
     """Return the number of slots with items."""
     return sum(int((heads["item"] > 0).sum())
                for _, heads in _units(read, SLOT, HEADER.size, shape.slots))
 
 
 def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
-             old: bool) -> Iterator[Shape]:
+             old: bool) -> Iterator[TieredIndexShape]:
     """Yield the shapes with which the slot for the newest item's hash contains that
     item's number.
     """
@@ -353,7 +354,7 @@ def _fitting(read: ReadAt, size: int, header: HeaderRecord, *,
         good = np.flatnonzero((units["size"] > 0) & (slots > 0))
         slots, hashes = slots[good], units["key_hash"][good].astype(np.int64)
         for slot_count in slots[np.isin(hashes % slots, leading)].tolist():
-            yield Shape(slot_count, (room - slot_count) // _STEP, old)
+            yield TieredIndexShape(slot_count, (room - slot_count) // _STEP, old)
 
 
 def _units(read: ReadAt, unit: Any, start: int, count: int) -> Iterator[

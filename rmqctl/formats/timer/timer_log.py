@@ -96,7 +96,7 @@ def is_tail(data: bytes | memoryview, position: int = 0) -> bool:
     return len(data) - position >= TAIL.size and TAIL.decode(data, position).magic == MAGIC_BLANK
 
 
-class Step(NamedTuple):
+class TimerStep(NamedTuple):
     """One step of a walk: a unit (sound or not) or the end mark; ``error`` is its fault."""
 
     at: int
@@ -117,21 +117,21 @@ def judge(unit: UnitRecord, where: int) -> FormatError | None:
     return None
 
 
-def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[Step]:
+def walk(data: bytes, position: int = 0, base: int = 0) -> Iterator[TimerStep]:
     """Yield the used positions of a file from ``position`` on (a multiple of the unit).
 
     The walk ends after an end mark. It continues after a damaged unit, because positions are fixed.
     """
     while position < len(data):
         if is_tail(data, position):
-            yield Step(position, TAIL.size, tail=TAIL.decode(data, position))
+            yield TimerStep(position, TAIL.size, tail=TAIL.decode(data, position))
             return
         if len(data) - position < UNIT_SIZE:
             if any(data[position:]):
-                yield Step(position, len(data) - position, error=FormatError(
+                yield TimerStep(position, len(data) - position, error=FormatError(
                     TOO_SHORT, offset=base + position, path="size"))
             return
         if any(data[position:position + UNIT_SIZE]):
             unit = UNIT.decode(data, position, base)
-            yield Step(position, UNIT_SIZE, unit, error=judge(unit, base + position))
+            yield TimerStep(position, UNIT_SIZE, unit, error=judge(unit, base + position))
         position += UNIT_SIZE

@@ -16,7 +16,14 @@ from typing import NamedTuple
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import NOWHERE
 from rmqctl.formats.local.message import BLANK_SIZE, Record, decode
-from rmqctl.repair.salvage.filler import MAX_FILLER, Filler, Row, Style, filler, least_filler
+from rmqctl.repair.salvage.filler import (
+    MAX_FILLER,
+    Filler,
+    FillerEntry,
+    Style,
+    filler,
+    least_filler,
+)
 from rmqctl.scan.overlay import Parts
 
 MAX_FILES = 1024
@@ -36,7 +43,7 @@ class MissingOffsets(NamedTuple):
     number: int
 
     def filler(self, number: int = 0) -> Filler:
-        return Filler((Row(self.topic, self.queue_id, self.first + number),))
+        return Filler((FillerEntry(self.topic, self.queue_id, self.first + number),))
 
 
 class Bridge:

@@ -16,7 +16,7 @@ import numpy as np
 from rmqctl.formats import dledger
 from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import judge
-from rmqctl.scan.damage.slots import Passed
+from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.frames import Array
 
 _MAX_KEPT = 8
@@ -37,7 +37,7 @@ class Doubts:
     def __init__(self, window: Window, file_end: Callable[[int], int],
                  record: Callable[[int], tuple[int, int, bool] | None]) -> None:
         self._window, self._file_end, self._record = window, file_end, record
-        self._logs: OrderedDict[int, tuple[AsLog, Passed]] = OrderedDict()
+        self._logs: OrderedDict[int, tuple[AsLog, EarlierMessages]] = OrderedDict()
         self._pieces: dict[int, tuple[int, int]] = {}
         """By shift: (end of the last piece, position up to which records are doubtful)."""
         self._met: OrderedDict[int, deque[tuple[int, int]]] = OrderedDict()
@@ -48,13 +48,13 @@ class Doubts:
         doubtful.
         """
 
-    def _log(self, shift: int) -> tuple[AsLog, Passed]:
+    def _log(self, shift: int) -> tuple[AsLog, EarlierMessages]:
         log_state = self._logs.get(shift)
         if log_state is None:
             if len(self._logs) >= _MAX_KEPT:
                 self._logs.popitem(last=False)
             log = AsLog(self._window, shift, None)
-            log_state = self._logs[shift] = log, Passed(by_itself=True)
+            log_state = self._logs[shift] = log, EarlierMessages(by_itself=True)
         self._logs.move_to_end(shift)
         return log_state
 

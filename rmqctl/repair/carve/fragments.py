@@ -30,7 +30,7 @@ _WORK = 4 << 30
 _MAX_READS = 1 << 16
 
 
-class Chain(NamedTuple):
+class RecordChain(NamedTuple):
     """Consecutive records with one shift in positions ``[start, end)``. ``file_end``: number of
     bytes after them that end a file of their log.
     """
@@ -74,9 +74,9 @@ class Chains:
             self._rows[-2:] = array("q", (at, file_end))
         self._is_open = False
 
-    def __iter__(self) -> Iterator[Chain]:
+    def __iter__(self) -> Iterator[RecordChain]:
         rows = self._rows
-        return (Chain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
+        return (RecordChain(*rows[at:at + 4]) for at in range(0, len(rows), 4))
 
     def cut(self, shift: int, at: int) -> int | None:
         """Return the proven end of the fragment in which a log of this shift breaks off at ``at``,

@@ -18,7 +18,7 @@ import numpy as np
 
 from rmqctl.formats import dledger
 from rmqctl.formats.local.message import START_SIZE
-from rmqctl.repair.carve.fragments import NEXT, REACH, SECTOR, Chain, Chains
+from rmqctl.repair.carve.fragments import NEXT, REACH, SECTOR, Chains, RecordChain
 from rmqctl.repair.carve.window import AsLog, Window
 from rmqctl.scan.damage.extents import claimed_end
 from rmqctl.scan.frames import Array
@@ -89,7 +89,7 @@ class Pieces:
         if size and len(self.file_ends) < MAX_RANGES:
             self.file_ends.add(at + shift + size)
 
-    def _starts(self, chain: Chain) -> None:
+    def _starts(self, chain: RecordChain) -> None:
         shift, at = chain.shift, chain.start
         if at < self._cut:
             self._doubt.add(at, self._cut)
@@ -109,7 +109,7 @@ class Pieces:
                     broken.is_end and not (shift - other) % SECTOR):
                 self._settle(broken, at)
 
-    def _ends(self, chain: Chain) -> None:
+    def _ends(self, chain: RecordChain) -> None:
         shift, start, at, file_end = chain
         # No body contains a record that reaches beyond its end, nor its chain.
         for broken in self._breaks.values():

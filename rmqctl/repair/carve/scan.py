@@ -32,7 +32,7 @@ from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import AsLog, Candidates, Window
 from rmqctl.scan.damage.extents import claimed_end, judge, own_extent
 from rmqctl.scan.damage.known import Known
-from rmqctl.scan.damage.slots import Passed
+from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, extent
 from rmqctl.scan.source import Source, Witness
@@ -251,7 +251,7 @@ class Scan:
         """Return where the log continues after a damaged record; None if unknown."""
         log = AsLog(self._window, shift, self._witness if self._of_store(shift) else None)
         if log.witness is not None:
-            verdict = judge(log, self._at, self._at + 1, Passed())
+            verdict = judge(log, self._at, self._at + 1, EarlierMessages())
             return self.size if verdict.resume is None else verdict.resume
         own = own_extent(log, self._at, Known(log))
         return self._judge.own_end(self._at, shift) if own is None else own.end

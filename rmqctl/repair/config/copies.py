@@ -13,7 +13,7 @@ from rmqctl.checks.metadata.copies import newer_offsets
 from rmqctl.checks.metadata.tables import OFFSETS
 from rmqctl.errors import StoreIOError
 from rmqctl.repair.plan import Action, Create, Planned, Replace, Step
-from rmqctl.repair.sources.opening import Source
+from rmqctl.repair.sources.opening import LogSource
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import EMPTY, FOLDER, MISSING, ConfigFile, load, load_one
 from rmqctl.store.store import Store
@@ -27,7 +27,7 @@ _KINDS = {
 """Kinds of files that are copied, and the consequence if the copy is older."""
 
 
-def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
+def lost_config(store: Store, sources: Iterable[LogSource]) -> Planned:
     """Return the steps that restore lost configuration; the first source that has a file counts."""
     steps: list[Step] = []
     actions: list[Action] = []
@@ -50,7 +50,7 @@ def lost_config(store: Store, sources: Iterable[Source]) -> Planned:
     return steps, actions
 
 
-def newer_offsets_of(store: Store, sources: Iterable[Source], taken: Planned) -> list[str]:
+def newer_offsets_of(store: Store, sources: Iterable[LogSource], taken: Planned) -> list[str]:
     """Return notes on sources with greater consumer offsets; it is unknown which offsets are right.
     ``taken``: the lost files that are copied from sources.
     """
@@ -82,7 +82,7 @@ def why(name: str, ours: ConfigFile) -> str:
     return f"{state}, no usable backup; from {name}" + (f": {older}" if older else "")
 
 
-def _proof(source: Source, theirs: ConfigFile) -> dict[str, Any]:
+def _proof(source: LogSource, theirs: ConfigFile) -> dict[str, Any]:
     assert theirs.used is not None
     return {"source": source.name, "file": theirs.used.path, "entries": theirs.entries,
             "data_version": theirs.data_version}

@@ -114,7 +114,7 @@ def topic(store: Store, name: str) -> InferredTopic | None:
         queues.update(batch.column("queue_id")[own].tolist())
         waits = np.logical_or.reduce([topics_of.equal(system.encode()) for system in _WAIT])
         if waits.any():
-            properties = text.Properties(batch)
+            properties = text.PropertySegments(batch)
             rows, real = properties.find(props.REAL_TOPIC)
             waiting = rows[real.equal(raw) & waits[rows]]
             rows, ids = properties.find(props.REAL_QUEUE_ID)
@@ -122,7 +122,7 @@ def topic(store: Store, name: str) -> InferredTopic | None:
                           if digits.isdigit() and len(digits) < _ID_DIGITS)
             own = np.concatenate([own, waiting])
         if len(own):
-            properties = text.Properties(text.properties(batch).take(own))
+            properties = text.PropertySegments(text.properties(batch).take(own))
             left = np.ones(len(own), bool)
             for kind, names in _MESSAGE_TYPES.items():
                 shows = np.concatenate([properties.places(key)[0] for key in names])
@@ -212,7 +212,7 @@ def delays(store: Store, progress: Callable[[int], None]) -> dict[int, tuple[int
 def _take(batch: Batch, waiting: dict[int, tuple[array[int], array[int]]],
           delivered: set[int]) -> None:
     good: Array = batch.crc_ok() | (batch.column("body_length") <= 0)
-    properties = text.Properties(batch)
+    properties = text.PropertySegments(batch)
     rows, levels = properties.find(props.DELAY)
     level = dict(zip(rows.tolist(), levels.tolist(), strict=True))
     if not level:

@@ -59,7 +59,7 @@ from rmqctl.repair.plan import (
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
 from rmqctl.scan import text
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.config.progress import ConsumerProgress
 from rmqctl.store.features import (
     ABORT_WITH_PID,
@@ -182,7 +182,7 @@ class _Conversion(Changes):
 
     def leave_out(self, progress: Callable[[int], None]) -> None:
         """Replace each record that the release misreads. Raises: RefusedError, StoreIOError."""
-        pieces: dict[str, list[Piece]] = {}
+        pieces: dict[str, list[OverlayPiece]] = {}
         for raw, record in self._misread(progress):
             if self.store.layout.is_dledger:
                 raise RefusedError(_NO_DLEDGER.format(
@@ -196,7 +196,7 @@ class _Conversion(Changes):
                 raise RefusedError(f"{self.store.root}: the message at {record.physical_offset} "
                                    f"cannot be converted for a {self.release} broker")
             pieces.setdefault(file.path, []).append(
-                Piece(record.physical_offset - file.base, len(raw), parts))
+                OverlayPiece(record.physical_offset - file.base, len(raw), parts))
             self._count(record)
             if len(self._gone) > MAX_LEFT_OUT:
                 raise RefusedError(
@@ -219,7 +219,7 @@ class _Conversion(Changes):
                 # A due message for such a topic would block the delivery of all later ones.
                 delayed = text.topics(batch).equal(_DELAYED)
                 if delayed.any():
-                    rows, values = text.Properties(batch).find(props.REAL_TOPIC)
+                    rows, values = text.PropertySegments(batch).find(props.REAL_TOPIC)
                     rows = np.asarray(rows)[values.length > MAX_V1_TOPIC]
                     mask[rows[delayed[rows]]] = True
             if not self.version.batch_queues:
@@ -311,7 +311,8 @@ class _Conversion(Changes):
             wanted = wanted._replace(confirm_phy_offset=0)
         if wanted != present:
             size = 8 * len(present)
-            self.act(Patch(_CHECKPOINT, (Piece.of(0, checkpoint.build(wanted)[:size]),)), "reset",
+            self.act(Patch(_CHECKPOINT, (OverlayPiece.of(0, checkpoint.build(wanted)[:size]),)),
+                     "reset",
                      max(present[3:]), 0, Phrase("offsets that a {release} broker does not keep",
                                                  release=self.release), "")
 

@@ -43,12 +43,12 @@ from rmqctl.repair.salvage.log_files import Files, laid_over, log_parts
 from rmqctl.repair.salvage.salvage import Salvage
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.copying import Copying, widen
-from rmqctl.repair.sources.opening import Source, file_size_of
+from rmqctl.repair.sources.opening import LogSource, file_size_of
 from rmqctl.repair.targets import part_target
 from rmqctl.scan import text
 from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.damage.properties import appended_crcs, unsound_texts
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.walk import Walk
 from rmqctl.store.log.chain import Chain, ChainLink
 from rmqctl.store.log.commit_log import CommitLog
@@ -60,7 +60,7 @@ _MAX_RUNS = 1 << 17
 _MAX_LOST = 10_000
 
 
-def mend_log(store: Store, scratch: Scratch, sources: Sequence[Source] = (), *,
+def mend_log(store: Store, scratch: Scratch, sources: Sequence[LogSource] = (), *,
              keep_ours: bool = False, correct: Correct = "off",
              progress: Callable[[int], None] | None = None) -> tuple[Salvage, Planned]:
     """Return the log of a member as it will be, with damaged or lost entries copied from its
@@ -79,7 +79,7 @@ def mend_log(store: Store, scratch: Scratch, sources: Sequence[Source] = (), *,
 class _Job:
     store: Store
     scratch: Scratch
-    sources: Sequence[Source]
+    sources: Sequence[LogSource]
     keep_ours: bool
     correct: Correct
     progress: Callable[[int], None] | None
@@ -122,7 +122,7 @@ class _Job:
         for fix in fixes:
             part = self._part(fix.at)
             self.parts = laid_over(self.parts, {self.parts.index(part): [
-                Piece.of(fix.at - part.base, fix.after)]})
+                OverlayPiece.of(fix.at - part.base, fix.after)]})
             names = ", ".join(fix.fields)
             self.actions.append(Action(
                 "mend record", part_target(self.store, part), None, None,
@@ -146,7 +146,7 @@ class _Job:
         for place, correction in corrections:
             part = self._part(place)
             self.parts = laid_over(self.parts, {self.parts.index(part): [
-                Piece.of(place - part.base, correction.after)]})
+                OverlayPiece.of(place - part.base, correction.after)]})
             self.actions.append(Action(
                 "correct", part_target(self.store, part), f"0x{correction.before.hex()}",
                 f"0x{correction.after.hex()}", correction.in_words(), offset=place,
@@ -170,7 +170,7 @@ class _Job:
 
     # -- one source -------------------------------------------------------------------------------
 
-    def _from(self, source: Source) -> None:
+    def _from(self, source: LogSource) -> None:
         # Compare both logs; a log of another group is not a source.
         other = source.store
         assert other is not None
@@ -222,7 +222,7 @@ class _Job:
         self.wanted += [(at, end) for at, end in marks.items() if at not in ours and at <= reach]
         self._copy_bytes(source)
 
-    def _before(self, source: Source, run: DifferingEntries) -> None:
+    def _before(self, source: LogSource, run: DifferingEntries) -> None:
         """Copy entries that only the source has, before this store's first file."""
         if source.preferred:
             self._copy(source, run, "preferred, although it may have expired here")
@@ -232,7 +232,7 @@ class _Job:
                 "the first file of this store are lost or have expired (unknown which); --prefer "
                 f"{source.name} copies them")
 
-    def _same_term(self, source: Source, run: DifferingEntries) -> None:
+    def _same_term(self, source: LogSource, run: DifferingEntries) -> None:
         """Compare differing intact entries with the same index and term: one of the two is damaged
         in a part that no checksum covers, and this store's consume queues and index may show which
         one.
@@ -262,7 +262,7 @@ class _Job:
     def _was_placed(self, start: int, end: int) -> bool:
         return any(low < end and high > start for low, high in self.placed)
 
-    def _agreed(self, source: Source, run: DifferingEntries, why: str, *, alone: bool) -> None:
+    def _agreed(self, source: LogSource, run: DifferingEntries, why: str, *, alone: bool) -> None:
         """Copy entries that neither the remaining bytes nor most other sources contradict.
         ``alone``: each entry is decided separately; else nothing after the first contested entry is
         copied.
@@ -282,7 +282,7 @@ class _Job:
                 self._contest(source, number + count, low, high)
             number, start = number + count + 1, high
 
-    def _contest(self, source: Source, index: int, start: int, end: int) -> None:
+    def _contest(self, source: LogSource, index: int, start: int, end: int) -> None:
         self.contested.append((len(self.actions), start, end))
         self.actions.append(Action(
             "conflict", part_target(self.store, self._part(start)), None, None,
@@ -315,7 +315,7 @@ class _Job:
         return (knowledge(self.store, self.parts[0].witness, record) - len(of_record(record))
                 + (head.channel == head.chain_crc == head.body_crc == 0))
 
-    def _conflict(self, source: Source, run: DifferingEntries, decided: bool) -> None:
+    def _conflict(self, source: LogSource, run: DifferingEntries, decided: bool) -> None:
         decision = (f"{source.name} is preferred" if source.preferred else
                 "this store's copy is kept, as preferred" if self.keep_ours else
                 f"this store's copy is kept, unless --prefer {source.name} is given")
@@ -339,7 +339,7 @@ class _Job:
                 "majority (`rmqctl diff A B C` compares three). --prefer ours keeps the entries "
                 f"of this member, --prefer {source.name} takes that log from there on")
 
-    def _follow(self, source: Source, start: int, end: int) -> None:
+    def _follow(self, source: LogSource, start: int, end: int) -> None:
         """Replace the log from byte ``start`` on by the source's, which ends at ``end``."""
         self.void_from = start
         ours = next((part.end for part in reversed(self.parts)), start)
@@ -347,7 +347,7 @@ class _Job:
             low = max(start, part.base) - part.base
             if low < part.size:
                 self.parts[number] = laid_over(
-                    [part], {0: [Piece(low, part.size - low)]})[0]
+                    [part], {0: [OverlayPiece(low, part.size - low)]})[0]
         if start < end:
             self.wanted.append((start, end))
             self.placed.append((start, end))
@@ -359,7 +359,7 @@ class _Job:
                 {"source": source.name}))
         self.end = end if end < ours else None
 
-    def _copy(self, source: Source, run: DifferingEntries, why: str) -> None:
+    def _copy(self, source: LogSource, run: DifferingEntries, why: str) -> None:
         count = run.last - run.first + 1
         self.wanted.append((run.pos, run.end))
         self.placed.append((run.pos, run.end))
@@ -371,7 +371,7 @@ class _Job:
             {"source": source.name, "index_from": run.first, "index_to": run.last,
              "crc": "right of every message"}))
 
-    def _copy_bytes(self, source: Source) -> None:
+    def _copy_bytes(self, source: LogSource) -> None:
         """Copy the selected bytes of the source's log to the same places in this log."""
         ranges, self.wanted = merged(self.wanted), []
         copying = Copying(self.scratch)
@@ -407,7 +407,7 @@ class _Job:
             used = used_size(opened)
         if part.base + used > end:
             self.parts = laid_over(self.parts, {self.parts.index(part): [
-                Piece(end - part.base, part.base + used - end)]})
+                OverlayPiece(end - part.base, part.base + used - end)]})
             self.actions.append(Action(
                 "zero", part_target(self.store, part), None, None, "not an entry; after the last "
                 "entry", "", end, part.base + used - end))

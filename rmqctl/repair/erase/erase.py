@@ -35,7 +35,7 @@ from rmqctl.repair.rebuild import rocksdb
 from rmqctl.repair.rebuild.derived_range import log_as_it_is
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import target
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.config.config import FOLDER, MISSING, load_one
 from rmqctl.store.config.progress import named
 from rmqctl.store.explain import near_names
@@ -203,7 +203,7 @@ def _erase(changes: Changes, lines: list[dict[str, Any]],
             "body_sha256": hashlib.sha256(content(record)).hexdigest()}
     lines.append(line)
     spans.setdefault(path, []).append((at, at + len(raw)))
-    changes.steps.append(Patch(name, (Piece(at, len(raw), parts),)))
+    changes.steps.append(Patch(name, (OverlayPiece(at, len(raw), parts),)))
     changes.actions.append(Action("erase", name, None, None, _what(role, topic, record.queue_id),
                                   offset=record.physical_offset, length=len(raw), proof=line))
     return not is_marked
@@ -216,7 +216,7 @@ def _what(role: str, topic: str, queue_id: int) -> Phrase:
 
 def _joined(steps: Iterable[Step]) -> Iterator[Patch]:
     """Return one patch for each file."""
-    pieces: dict[str, list[Piece]] = {}
+    pieces: dict[str, list[OverlayPiece]] = {}
     for step in steps:
         if isinstance(step, Patch):
             pieces.setdefault(step.target, []).extend(step.pieces)
@@ -247,7 +247,7 @@ def _erase_inside(changes: Changes, lines: list[dict[str, Any]],
             "message in a batch", lines[-1]["topic"], record.queue_id), offset=physical,
             length=item.size, proof=lines[-1]))
     if items:
-        changes.steps.append(Patch(name, (Piece(at, len(raw), ((0, patched),)),)))
+        changes.steps.append(Patch(name, (OverlayPiece(at, len(raw), ((0, patched),)),)))
     return {item.unique_key for item in items}
 
 

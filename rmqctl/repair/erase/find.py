@@ -189,7 +189,7 @@ def find(store: Store, traits: Traits, chosen: Iterable[Record], *, same_body: b
 
 def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) -> None:
     """Add the matches in a batch."""
-    properties = text.Properties(batch)
+    properties = text.PropertySegments(batch)
     rows: set[int] = set()
     # By ids: in properties, by column.
     for names, wanted in (((props.UNIQUE_KEY, *_ORIGINS), traits.ids), (_ORIGINS, traits.origins)):
@@ -229,7 +229,7 @@ def _look(batch: Batch, traits: Traits, matches: Matches, *, same_body: bool) ->
             _by_content(decode(batch.bytes_at(row)), traits, matches, same_body=same_body)
 
 
-def _having(properties: text.Properties, name: str, wanted: set[bytes]) -> list[int]:
+def _having(properties: text.PropertySegments, name: str, wanted: set[bytes]) -> list[int]:
     marked, values = properties.find(name)
     if not len(marked):
         return []

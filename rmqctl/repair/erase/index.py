@@ -17,7 +17,7 @@ from rmqctl.formats.local.index_file import ENTRY, SLOT
 from rmqctl.repair.plan import Changes, Patch
 from rmqctl.repair.targets import target
 from rmqctl.scan.frames import Array
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.index.files import IndexFile
 from rmqctl.store.store import Store
 
@@ -78,11 +78,12 @@ def _drop(changes: Changes, store: Store, index: IndexFile, gone: Array, why: st
     first = int(np.flatnonzero(~keep)[0])
     changed = np.flatnonzero(new_slots != old)
     kind = layout.slot_dtype()["entry"]
-    pieces = [Piece.of(0, layout.build_header(head))]
-    pieces += [Piece.of(shape.slot_position(run.start), new_slots[run].astype(kind).tobytes())
+    pieces = [OverlayPiece.of(0, layout.build_header(head))]
+    pieces += [OverlayPiece.of(shape.slot_position(run.start),
+                               new_slots[run].astype(kind).tobytes())
                for run in _runs(changed)]
-    pieces.append(Piece(shape.entry_position(first + 1), (count - first) * ENTRY.size,
-                        ((0, left[first:].tobytes()),) if first < len(left) else ()))
+    pieces.append(OverlayPiece(shape.entry_position(first + 1), (count - first) * ENTRY.size,
+                               ((0, left[first:].tobytes()),) if first < len(left) else ()))
     changes.act(Patch(name, tuple(pieces)), "drop", count, len(left),
                 why, "entry")
 

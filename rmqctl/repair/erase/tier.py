@@ -27,7 +27,7 @@ from rmqctl.formats.tiered import names
 from rmqctl.repair.erase.elsewhere import OtherCopies, files_below
 from rmqctl.repair.plan import Action, Changes, Patch, Replace
 from rmqctl.repair.targets import target
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import FOLDER
 from rmqctl.store.store import Store
@@ -129,7 +129,7 @@ def _hashes(record: Record) -> Iterator[int]:
         yield from () if key is None else fmt.both_hashes(topic, key)
 
 
-def _pieces(path: str, source: FileSource, wanted: ItemKeys) -> tuple[list[Piece], int]:
+def _pieces(path: str, source: FileSource, wanted: ItemKeys) -> tuple[list[OverlayPiece], int]:
     """Return (the patches of a file, its number of items). Raises: FormatError, StoreIOError."""
     size = source.size
     if not size:
@@ -160,5 +160,6 @@ def _pieces(path: str, source: FileSource, wanted: ItemKeys) -> tuple[list[Piece
             if (key_hash, int(item["queue_id"]), int(item["size"])) in wanted[
                     int(item["commit_log_offset"])] and item["topic_id"] != fmt.NO_TOPIC:
                 empty = ((key_hash % shape.slots) << 32) | 0xFFFFFFFF
-                pieces.append(Piece.of(begin + row * unit.size, empty.to_bytes(_ID + 4, "big")))
+                pieces.append(OverlayPiece.of(begin + row * unit.size,
+                                              empty.to_bytes(_ID + 4, "big")))
     return pieces, header.item_count

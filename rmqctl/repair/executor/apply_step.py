@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Literal
 
 from rmqctl.errors import RefusedError
-from rmqctl.files.bounds import Bounds
+from rmqctl.files.bounds import WritableFolders
 from rmqctl.files.durable import failed, make_folders, open_file, sync, sync_folder
 from rmqctl.files.file_stamp import FileStamp, is_regular, stat_file
 from rmqctl.files.sparse import content_digest, same_content
@@ -52,7 +52,7 @@ class StepStates:
         self.root, self.journal = os.path.realpath(root), journal
         self.by_content: list[str] = []
         """Targets whose content matches although their stamps do not."""
-        self._bounds = Bounds(root, named)
+        self._bounds = WritableFolders(root, named)
         refuse_strange_dirs(self.root, journal)
         self._staging_dirs = (repair_folder(root, journal.id), *journal.staging_dirs)
         self._own_folders: set[str] = set()
@@ -68,7 +68,7 @@ class StepStates:
         staging_dir = self._staging_dirs[record.staging_dir]
         path = os.path.join(staging_dir, name)
         if (folder := os.path.dirname(path)) not in self._own_folders:
-            if not Bounds(staging_dir).contain(os.path.realpath(folder)):
+            if not WritableFolders(staging_dir).contain(os.path.realpath(folder)):
                 raise RefusedError(f"{folder}: a link in this path points outside of repair "
                                    f"{self.journal.id}; rmqctl does not write there")
             self._own_folders.add(folder)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from rmqctl.errors import InternalError, RefusedError
-from rmqctl.files.bounds import Bounds
+from rmqctl.files.bounds import WritableFolders
 from rmqctl.files.durable import failed
 from rmqctl.files.sparse import same_content
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Replace, Step
@@ -21,7 +21,7 @@ from rmqctl.repair.targets import (
     refuse_foreign_links,
     up,
 )
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[C
     outside the root and the folders ``named`` by the user; InternalError for a plan that
     contradicts itself.
     """
-    picture = _Picture(Bounds(root, named))
+    picture = _Picture(WritableFolders(root, named))
     in_order = [item for step in _merged(root, steps)
                 if (item := picture.add(root, step)) is not None]
     created: set[str] = set()
@@ -60,7 +60,7 @@ def check(root: str, steps: Sequence[Step], named: Iterable[str] = ()) -> list[C
 class _Picture:
     """The files and folders after the steps so far."""
 
-    def __init__(self, bounds: Bounds) -> None:
+    def __init__(self, bounds: WritableFolders) -> None:
         self._bounds = bounds
         self._created: dict[str, str] = {}
         self._above: set[str] = set()
@@ -140,7 +140,7 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
     patches: dict[str, int] = {}
     for given in steps:
         step = replace(given, target=checked(root, given.target))
-        if isinstance(step, Create | Replace) and isinstance(step.content, Piece):
+        if isinstance(step, Create | Replace) and isinstance(step.content, OverlayPiece):
             if step.content.at:
                 raise InternalError(f"{step.target}: the content of a file must start at 0")
             _fits(step.target, [step.content])
@@ -167,7 +167,7 @@ def _merged(root: str, steps: Sequence[Step]) -> list[Step]:
     return out
 
 
-def _fits(target: str, pieces: Sequence[Piece]) -> None:
+def _fits(target: str, pieces: Sequence[OverlayPiece]) -> None:
     """Raise InternalError for pieces that overlap, or whose parts do."""
     if any(first.end > two.at for first, two in pairwise(pieces)) or any(
             piece.at < 0 or piece.size < 0 for piece in pieces):
@@ -259,15 +259,15 @@ def _only(path: str, created: set[str]) -> bool:
         raise failed(error, path, "list") from None
 
 
-def _is_content(path: str, content: bytes | FileContent | Piece) -> bool:
+def _is_content(path: str, content: bytes | FileContent | OverlayPiece) -> bool:
     if isinstance(content, FileContent):
         return (os.path.isfile(content.path) and os.path.isfile(path)
                 and same_content(content.path, path))
-    piece = Piece.of(0, content) if isinstance(content, bytes) else content
+    piece = OverlayPiece.of(0, content) if isinstance(content, bytes) else content
     return _has(path, piece, exactly=True)
 
 
-def _has(path: str, piece: Piece, *, exactly: bool) -> bool:
+def _has(path: str, piece: OverlayPiece, *, exactly: bool) -> bool:
     """Return whether a file contains the bytes of a piece at the piece's position; ``exactly``: and
     no other bytes.
     """

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Self
 
 from rmqctl.errors import InternalError, RefusedError, StoreIOError
-from rmqctl.files.bounds import Bounds, stores_around
+from rmqctl.files.bounds import WritableFolders, stores_around
 from rmqctl.files.durable import STAGING, make_folders, open_file, publish
 from rmqctl.files.lock import StoreLock
 from rmqctl.parse_values import now_ms
@@ -103,7 +103,7 @@ class Repair:
         self.progress: Progress = progress or (lambda _: None)
         self._finish = finish
         self._is_root = is_root or Store.open
-        self._bounds = Bounds(self.root, named)
+        self._bounds = WritableFolders(self.root, named)
         self._complete_id = complete
         self._recover = "recover" if is_root is None else "tiered recover"
         self._lock = RootLocks(self.root, broker_roots, self._bounds.named)
@@ -182,7 +182,7 @@ class Repair:
             note_actions(self.root, journal, "applied", self._clock(), maybe=maybe)
             set_state(self.root, journal.id, "applied", self._clock())
         outside = {os.path.dirname(applier.path(record)) for record in journal.records}
-        own = Bounds(self.root)
+        own = WritableFolders(self.root)
         return Applied(journal.id, len(journal.records), backup_folder(journal.id), outside=tuple(
             sorted(folder for folder in outside if not own.contain(folder))))
 

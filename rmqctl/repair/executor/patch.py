@@ -15,7 +15,7 @@ from rmqctl.errors import StoreIOError
 from rmqctl.files.durable import FILE_MODE, failed, open_file, sync, write_all
 from rmqctl.files.sparse import BLOCK
 from rmqctl.scan.holes import data_ranges
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 
 _ZEROS = bytes(BLOCK)
 Spans = tuple[tuple[int, int], ...]
@@ -23,7 +23,7 @@ Spans = tuple[tuple[int, int], ...]
 FileState = Literal["old", "new", "between", "other"]
 
 
-def write_pieces(path: str, pieces: Iterable[Piece], mode: int = FILE_MODE) -> None:
+def write_pieces(path: str, pieces: Iterable[OverlayPiece], mode: int = FILE_MODE) -> None:
     """Write the file of new bytes. Raises: StoreIOError."""
     fd = open_file(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, "make", mode)
     try:

@@ -12,7 +12,7 @@ from rmqctl.repair.executor.check_plan import CheckedStep
 from rmqctl.repair.plan import Content, Create, FileContent, Patch, Replace
 from rmqctl.repair.targets import nearest_folder
 from rmqctl.scan.holes import data_ranges
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 
 _RESERVE = 1 << 20
 """Bytes that stay free for the journal and the log of actions."""
@@ -62,7 +62,7 @@ def _of_content(content: Content, device: int,
                 is_there: Callable[[FileContent, int], bool]) -> int:
     if isinstance(content, bytes):
         return len(content)
-    if isinstance(content, Piece):
+    if isinstance(content, OverlayPiece):
         return sum(len(data) for _, data in content.parts)
     try:
         about = os.stat(content.path)

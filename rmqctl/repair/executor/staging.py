@@ -48,7 +48,7 @@ from rmqctl.repair.plan import (
     Replace,
 )
 from rmqctl.repair.targets import below, nearest_folder, up
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.repair_losses import NOTE, RepairLoss
 
@@ -220,7 +220,7 @@ class Staging:
         if isinstance(content, FileContent):
             self._take(content, path)
         else:
-            piece = Piece.of(0, content) if isinstance(content, bytes) else content
+            piece = OverlayPiece.of(0, content) if isinstance(content, bytes) else content
             write_pieces(path, [piece])
         fd = open_file(path, os.O_RDWR)
         try:

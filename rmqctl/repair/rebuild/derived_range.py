@@ -14,7 +14,7 @@ from rmqctl.repair.rebuild.kept import KeptEntries
 from rmqctl.scan.frames import DAMAGED, Batch, Span
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.passed_over import Damage
-from rmqctl.scan.tolerant import Unread
+from rmqctl.scan.tolerant import UnreadRange
 from rmqctl.store.log.ranges import FileRange
 from rmqctl.store.store import Store
 
@@ -94,7 +94,7 @@ def derive(settings: Settings, rows: bool, limit: int | None, kept: KeptEntries,
         for batch in walk:
             if passes is not None:
                 passes.settle()
-            if isinstance(batch, Unread):
+            if isinstance(batch, UnreadRange):
                 result.damage.add(Span(DAMAGED, source.base + batch.start,
                                        batch.end - batch.start, batch.reason))
                 continue

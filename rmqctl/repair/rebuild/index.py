@@ -19,7 +19,7 @@ from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.files.sparse import same_content
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import names
-from rmqctl.formats.local.index_file import ENTRY, HEADER, Shape
+from rmqctl.formats.local.index_file import ENTRY, HEADER, IndexShape
 from rmqctl.repair.scratch import Scratch
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
@@ -52,7 +52,7 @@ class Expired:
         return self.whole if self.part is None else (*self.whole, self.part)
 
 
-def expired(root: str, shape: Shape, log_min: int) -> Expired:
+def expired(root: str, shape: IndexShape, log_min: int) -> Expired:
     """Return the part of the store's index that covers messages before physical offset ``log_min``.
 
     It ends with the first damaged file. Raises: StoreIOError.
@@ -78,7 +78,7 @@ def expired(root: str, shape: Shape, log_min: int) -> Expired:
     return Expired(tuple(whole_files))
 
 
-def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -> None:
+def seed(expired_files: Expired, shape: IndexShape, log_min: int, scratch: Scratch) -> None:
     """Copy into the scratch folder what a writer appends to.
 
     From the last full file it needs only the header: the seconds in the next file's first entry are
@@ -95,7 +95,7 @@ def seed(expired_files: Expired, shape: Shape, log_min: int, scratch: Scratch) -
         write_whole(scratch.path(FOLDER, file.name), shape, _cut(file, shape, header, log_min))
 
 
-def _cut(file: StoreFile, shape: Shape, header: IndexHeader, log_min: int) -> Iterator[
+def _cut(file: StoreFile, shape: IndexShape, header: IndexHeader, log_min: int) -> Iterator[
         tuple[int, bytes]]:
     """Yield (position, bytes) of the file as it was before the first entry of a living message;
     later entries move up over overwritten ones.
@@ -147,7 +147,7 @@ def _moved_up(page: Array, slots: Array, number: int, gone: Array, table: Array)
     return moved
 
 
-def _pages(file: StoreFile, shape: Shape, header: IndexHeader,
+def _pages(file: StoreFile, shape: IndexShape, header: IndexHeader,
            log_min: int) -> Iterator[tuple[Array, Any]]:
     """Yield (numbers, entries) of the leading entries that point before ``log_min``, up to the
     first invalid one. Overwritten entries are left out: those with hash 0 (which a key has with a

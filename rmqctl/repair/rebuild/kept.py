@@ -36,7 +36,7 @@ _NEAR = 1 << 14
 _TRIED = 16
 
 
-class EntryPlace(NamedTuple):
+class EntryKey(NamedTuple):
     """The key of a message's entry: queue, queue offset, physical offset and size."""
 
     topic: str
@@ -52,7 +52,7 @@ class StoreEntries:
 
     store: Store
 
-    def tags_code(self, message: EntryPlace) -> int | None:
+    def tags_code(self, message: EntryKey) -> int | None:
         """Return the tags code of a message's own entry; None without one."""
         key = message.topic, message.queue_id
         try:
@@ -72,7 +72,7 @@ class StoreEntries:
             return None
         return self._of_ext(key, unit.tags_code) if is_address(unit.tags_code) else unit.tags_code
 
-    def tags(self, message: EntryPlace, code: int) -> str | None:
+    def tags(self, message: EntryKey, code: int) -> str | None:
         """Return the tags of a nearby message in the queue with the same tags code; None without
         one.
         """
@@ -171,7 +171,7 @@ class KeptEntries(Closing):
             further: dict[int, tuple[tuple[str, int], ...]] = {}
             for row, place in zip(rows, places, strict=True):
                 size = int(derived.size[row])
-                code = entries.tags_code(EntryPlace(
+                code = entries.tags_code(EntryKey(
                     os.fsdecode(derived.topics[int(derived.topic[row])]),
                     int(derived.queue_id[row]), int(derived.queue_offset[row]), place, size)
                     ) if derived.rowed[row] else None

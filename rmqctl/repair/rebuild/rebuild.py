@@ -34,7 +34,7 @@ from rmqctl.engine.dispatch.derive import Derived, overridden
 from rmqctl.engine.dispatch.reput import Dispatcher, QueueIds
 from rmqctl.errors import RefusedError, RmqctlError, StoreIOError
 from rmqctl.files.durable import replace_file
-from rmqctl.formats.local.index_file import Shape
+from rmqctl.formats.local.index_file import IndexShape
 from rmqctl.repair.rebuild import derived_range, index, seed
 from rmqctl.repair.rebuild.derived_range import DerivedRange, LogSummary, derive
 from rmqctl.repair.rebuild.index import Expired
@@ -236,7 +236,7 @@ class _Job:
         self._topic, self._queue, self._batch_topics = topic, queue, batch_topics
         self._log_end = log_end
         self._log_min = parts[0].base if parts else 0
-        self._shape = Shape(settings.index_slots, settings.index_max)
+        self._shape = IndexShape(settings.index_slots, settings.index_max)
         self._now = 0
         self._expired = Expired()
         self._batches: list[tuple[StoreFile, int]] = []

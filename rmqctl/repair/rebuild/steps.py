@@ -35,7 +35,7 @@ from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
 from rmqctl.repair.rebuild.seed import BATCH, EXT, PLAIN
 from rmqctl.repair.targets import is_alias
 from rmqctl.scan.derived import QueueKey
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile, listing
 from rmqctl.store.queue.batch_queue import BatchQueue
@@ -167,7 +167,7 @@ class _Queue:
                 steps.append(MoveAside(os.path.join(self.target, file.name)))
             elif file.end > end:
                 steps.append(Patch(os.path.join(self.target, file.name),
-                                   (Piece(end - file.base, file.end - end),)))
+                                   (OverlayPiece(end - file.base, file.end - end),)))
         return steps
 
     def summarised(self, steps: list[Step], before: _Rows | None, after: _Rows) -> Planned:

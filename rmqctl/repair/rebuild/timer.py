@@ -25,7 +25,7 @@ from rmqctl.repair.plan import Action, Changes, Create, MoveAside, Patch, Replac
 from rmqctl.repair.rebuild.timed_disputes import TimedDisputes, disputed_unit
 from rmqctl.repair.targets import target
 from rmqctl.repair.truncate.timer import cut_timer
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK
 from rmqctl.store.store import Store
@@ -111,7 +111,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
     for path in (*(file.path for file in files.files), *files.odd):
         changes.steps.append(MoveAside(f"{LOG}/{os.path.basename(path)}"))
     for base, data in timer_log.files.items():
-        changes.steps.append(Create(f"{LOG}/{base:020d}", Piece(
+        changes.steps.append(Create(f"{LOG}/{base:020d}", OverlayPiece(
             0, timer_log.file_size, ((0, data),) if data else ())))
     changes.actions.append(Action(
         "rebuild", LOG, sum(file.size // UNIT_SIZE for file in files.files), len(messages),
@@ -125,7 +125,7 @@ def _new_log(store: Store, files: TimerFiles, log_end: int, *, restored: bool,
     if restored or not os.path.isfile(path):
         _new_progress(store, progress, changes)
     else:
-        changes.act(Patch(target(store, path), (Piece.of(0, timer_check.build(progress)[
+        changes.act(Patch(target(store, path), (OverlayPiece.of(0, timer_check.build(progress)[
             :min(os.path.getsize(path), timer_check.TIMER_CHECK.size)]),)), "restore",
             files.checked.last_timer_log_flush_pos, timer_log.end,
             "set to the end of the timer log", "")
@@ -161,7 +161,7 @@ def _new_wheel(store: Store, pages: dict[int, bytes], changes: Changes) -> None:
     exists = os.path.isfile(path)
     if exists and not _differs(path, pages):
         return
-    content = Piece(0, FILE_SIZE, tuple(sorted(pages.items())))
+    content = OverlayPiece(0, FILE_SIZE, tuple(sorted(pages.items())))
     changes.steps.append(Replace(WHEEL, content) if exists else Create(WHEEL, content))
     used = sum(bool(SLOT.decode(page, place).last_pos or SLOT.decode(page, place).time)
                for page in pages.values() for place in range(0, len(page), SLOT_SIZE))
@@ -184,6 +184,6 @@ def _differs(path: str, pages: dict[int, bytes]) -> bool:
 
 def _bytes(pages: dict[int, bytes], place: int, size: int) -> bytes:
     data = bytearray(size)
-    Piece(place, size, tuple((at - place, page) for at, page in sorted(pages.items())
-                             if place <= at < place + size)).read_into(memoryview(data), 0)
+    OverlayPiece(place, size, tuple((at - place, page) for at, page in sorted(pages.items())
+                                    if place <= at < place + size)).read_into(memoryview(data), 0)
     return bytes(data)

@@ -22,7 +22,7 @@ from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.message import MIN_SIZE, decode
 from rmqctl.repair.salvage.mend.moved import misplaced
-from rmqctl.repair.sources.opening import Source
+from rmqctl.repair.sources.opening import LogSource
 from rmqctl.scan.damage.entries import whole_entry
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import Array
@@ -103,7 +103,7 @@ def _is_dense(differs: Array) -> bool:
     return all(float(part.mean()) > 0.85 for part in quarters)
 
 
-def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
+def records_of(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
     """Yield (physical offset, bytes) of a source's messages in a range; in a DLedger log, of its
     entries.
 
@@ -125,7 +125,7 @@ def records_of(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
         position = file.base + max(walk.position, at + 1)
 
 
-def disputed(parts: Sequence[LogPart], source: Source, others: Sequence[Source], item: Range,
+def disputed(parts: Sequence[LogPart], source: LogSource, others: Sequence[LogSource], item: Range,
              replaced: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Return ``[start, end)`` of the source's messages that the remains of our records contradict.
     Where nothing is left of our record, the other sources vote.
@@ -191,7 +191,7 @@ def _foreign(source: AnySource, low: int, high: int) -> Iterator[tuple[int, int]
         yield start, -(-end // _SECTOR) * _SECTOR
 
 
-def _raw(source: Source, start: int) -> bytes | None:
+def _raw(source: LogSource, start: int) -> bytes | None:
     """Return the message at a physical offset of a source's log; in a DLedger log, the entry."""
     place = source.log.locate(start)
     if place is None or not place[0].head:

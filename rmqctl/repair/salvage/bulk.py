@@ -19,10 +19,10 @@ from rmqctl.damage.evidence import FoundRow, RowColumns
 from rmqctl.damage.survey.survey import Region
 from rmqctl.files.durable import failed, make_folders, open_file, write_all
 from rmqctl.repair.salvage import filler
-from rmqctl.repair.salvage.filler import Filler, Row, Style
+from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 
 FOLDER = "salvaged"
 _CHUNK = 32 << 20
@@ -42,7 +42,7 @@ class Bulk:
     offset: Array
     physical: Array
     size: Array
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[OverlayPiece] = field(default_factory=list)
     """Pieces that fill the gaps (positions in the file), once they are known."""
 
     times: list[tuple[int, int]] = field(default_factory=list)
@@ -164,7 +164,7 @@ class Bulk:
         times = np.array([self.region.time, *(time for _, time in self.times)], np.int64)[
             np.searchsorted([place for place, _ in self.times], self.physical[which], "right")]
         for number in np.unique(topic).tolist():
-            model = Filler((Row(names[number], 0, 0),))
+            model = Filler((FillerEntry(names[number], 0, 0),))
             marked = size >= model.wanted(style)
             for rows in (np.flatnonzero((topic == number) & marked),
                          np.flatnonzero((topic == number) & ~marked)):
@@ -193,7 +193,7 @@ def parted(region: Region, columns: RowColumns, limit: int, style: Style) -> tup
     physical offset where the last message must end.
     """
     keys, queue, offset, physical, size = columns.sorted()
-    least = np.array([Filler((Row(*key, 0),)).least(style) for key in keys], np.int64)
+    least = np.array([Filler((FillerEntry(*key, 0),)).least(style) for key in keys], np.int64)
     good = (size >= least[queue]) & (size <= filler.MAX_FILLER) & (physical + size <= limit)
     # One that lacks a byte for a body takes it from the message after it: both go together.
     good[1:] &= size[:-1] >= least[queue[:-1]]

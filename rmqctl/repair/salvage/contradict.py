@@ -18,7 +18,7 @@ from contextlib import closing
 from dataclasses import replace
 
 from rmqctl.checks.verify.context import known_topics
-from rmqctl.damage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.damage.evidence import ENDLESS, FoundRow, Gatherer, HoleEntries, holes_with
 from rmqctl.damage.records import (
     Records,
     batch_range_of,
@@ -47,7 +47,7 @@ class Contradictions:
     queue offsets back.
     """
 
-    def __init__(self, store: Store, gatherer: Gatherer, evidence: Evidence,
+    def __init__(self, store: Store, gatherer: Gatherer, evidence: HoleEntries,
                  records: Records, skipping: Collection[str] = ()) -> None:
         self._store, self._skipping = store, skipping
         self._gatherer, self._evidence, self._records = gatherer, evidence, records

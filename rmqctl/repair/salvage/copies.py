@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.damage.ranges import ENDLESS, Range, Stretch, stretches
+from rmqctl.damage.ranges import ENDLESS, LostRange, Range, stretches
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local.message import START_SIZE, total_size_at
 from rmqctl.repair.plan import Action, FileContent
@@ -24,9 +24,9 @@ from rmqctl.repair.salvage.log_files import FAR, laid_over
 from rmqctl.repair.salvage.proven import Proven, by_part, has_parted, proven_part
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.sources.copying import Copying, widen
-from rmqctl.repair.sources.opening import Source
+from rmqctl.repair.sources.opening import LogSource
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.walk import Walk
 from rmqctl.store.store import Store
 
@@ -84,10 +84,10 @@ class Copier:
         self._bytes = Copying(scratch)
         self._survey_of, self._progress = survey_of, progress
         self._fillers: list[int] = []
-        self._sources: Sequence[Source] = ()
+        self._sources: Sequence[LogSource] = ()
         self._contested: list[tuple[int, int, int]] = []
 
-    def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[Source]) -> tuple[
+    def run(self, parts: Sequence[LogPart], survey: Survey, sources: Sequence[LogSource]) -> tuple[
             CopyResult, Survey]:
         """Return what was copied and the survey after it.
 
@@ -129,8 +129,8 @@ class Copier:
         self._decided(result)
         return result, survey
 
-    def _compared(self, result: CopyResult, source: Source, survey: Survey) -> tuple[
-            list[Stretch], Comparison]:
+    def _compared(self, result: CopyResult, source: LogSource, survey: Survey) -> tuple[
+            list[LostRange], Comparison]:
         gone = stretches(survey.regions, result.parts[0].base, result.parts[-1].end)
         for place in self._fillers:
             gone[bisect_right(gone, place, key=lambda stretch: stretch.start) - 1].filled = True
@@ -138,7 +138,7 @@ class Copier:
 
     # -- split brain ------------------------------------------------------------------------------
 
-    def _conflicts(self, result: CopyResult, source: Source, comparison: Comparison) -> list[
+    def _conflicts(self, result: CopyResult, source: LogSource, comparison: Comparison) -> list[
             tuple[int, int]]:
         """Report where both logs have different intact messages; return these spans."""
         spans: dict[tuple[int, int], int] = {}
@@ -188,7 +188,8 @@ class Copier:
                 f"--prefer {source.name} to copy its messages instead")
         return list(spans)
 
-    def _other_way(self, result: CopyResult, source: Source, stretch: Stretch) -> tuple[int, int]:
+    def _other_way(self, result: CopyResult, source: LogSource, stretch: LostRange) -> tuple[int,
+                                                                                             int]:
         """Report the rest of the log after a stretch where the logs diverge; return its span."""
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)
@@ -204,18 +205,18 @@ class Copier:
     def _give_way(self, result: CopyResult, spans: Sequence[tuple[int, int]]) -> Survey:
         """Zero our bytes in conflicts, so that the preferred source's are copied."""
         result.yielded += spans
-        pieces: dict[int, list[Piece]] = {}
+        pieces: dict[int, list[OverlayPiece]] = {}
         for low, high in spans:
             for number, start, end in by_part(result.parts, low, high):
                 pieces.setdefault(number, []).append(
-                    Piece(start - result.parts[number].base, end - start))
+                    OverlayPiece(start - result.parts[number].base, end - start))
         result.parts = laid_over(result.parts, pieces)
         return self._survey_of(result.parts, list(spans), ())
 
     # -- one stretch ------------------------------------------------------------------------------
 
-    def _stretch(self, result: CopyResult, source: Source, comparison: Comparison,
-                 stretch: Stretch) -> None:
+    def _stretch(self, result: CopyResult, source: LogSource, comparison: Comparison,
+                 stretch: LostRange) -> None:
         # How much of the stretch is proven, or that the source is preferred.
         proven = proven_part(result.parts, source, comparison, stretch)
         is_head = stretch.start < result.parts[0].base  # what expired stays away all the same
@@ -256,7 +257,7 @@ class Copier:
             if here:
                 self._copy(result, source, number, here, proven, stretch)
 
-    def _undisputed(self, result: CopyResult, source: Source, comparison: Comparison,
+    def _undisputed(self, result: CopyResult, source: LogSource, comparison: Comparison,
                     ranges: Sequence[Range]) -> list[Range]:
         """Return the ranges without messages that our log or other sources contradict, and report
         those messages.
@@ -276,7 +277,7 @@ class Copier:
             left += [] if clipped is None else [clipped]
         return left
 
-    def _add_contested(self, result: CopyResult, source: Source, low: int, high: int) -> None:
+    def _add_contested(self, result: CopyResult, source: LogSource, low: int, high: int) -> None:
         part = next(part for part in result.parts if part.base <= low < part.end)
         self._contested.append((len(result.actions), low, high))
         result.actions.append(Action(
@@ -303,8 +304,8 @@ class Copier:
 
     # -- the bytes --------------------------------------------------------------------------------
 
-    def _copy(self, result: CopyResult, source: Source, number: int, ranges: Sequence[Range],
-              proven: Proven, stretch: Stretch) -> None:
+    def _copy(self, result: CopyResult, source: LogSource, number: int, ranges: Sequence[Range],
+              proven: Proven, stretch: LostRange) -> None:
         part = result.parts[number]
         self._bytes.copy(result.parts, result.files, source, number, ranges)
         for item in ranges:
@@ -315,14 +316,14 @@ class Copier:
                 f"from {source.name}: {proven.words}", "message", item.start,
                 item.end - item.start, self._proof(source, proven, stretch)))
 
-    def _proof(self, source: Source, proven: Proven, stretch: Stretch) -> dict[str, Any]:
+    def _proof(self, source: LogSource, proven: Proven, stretch: LostRange) -> dict[str, Any]:
         return {"source": source.name, "neighbours": {"before": proven.before,
                                                       "after": proven.after},
                 "crc": "right of every message", "rows_agreeing": stretch.rows,
                 "keys_agreeing": stretch.keys, "contradicted": len(stretch.against)}
 
 
-def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
+def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | None:
     """Return the part of a range between two offsets at frame boundaries; None if it is empty."""
     low, high = max(item.start, start), min(item.end, end)
     if low >= high:
@@ -338,7 +339,7 @@ def _clipped(source: Source, item: Range, start: int, end: int) -> Range | None:
     return Range(low, high, messages)
 
 
-def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[Range]:
+def _without(source: LogSource, ranges: Sequence[Range], stretch: LostRange) -> list[Range]:
     """Return the ranges without our doubtful records that differ from the source's: the bytes
     copied around these records may prove ours.
     """
@@ -356,7 +357,7 @@ def _without(source: Source, ranges: Sequence[Range], stretch: Stretch) -> list[
     return left
 
 
-def _near(source: Source, ranges: Sequence[Range], parts: Sequence[LogPart]) -> tuple[
+def _near(source: LogSource, ranges: Sequence[Range], parts: Sequence[LogPart]) -> tuple[
         list[Range], str]:
     """Return (the ranges that can belong to this log's files, why others cannot)."""
     size, (low, high) = parts[0].size, (parts[0].base, parts[-1].end)

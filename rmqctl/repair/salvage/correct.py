@@ -47,7 +47,7 @@ from rmqctl.repair.salvage.contents import (
     not_text,
     unpacks,
 )
-from rmqctl.scan.crc_fix import Change, one_bit, one_byte, syndromes
+from rmqctl.scan.crc_fix import ByteChange, one_bit, one_byte, syndromes
 
 Correct = Literal["bit", "byte", "off"]
 MAX_CHANCE = 1e-4
@@ -248,7 +248,7 @@ def _one(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction |
     return _judged(raw, record, change, result, size, sealed)
 
 
-def _judged(raw: bytes, record: Record, change: Change, result: Record, size: int,
+def _judged(raw: bytes, record: Record, change: ByteChange, result: Record, size: int,
             sealed: bool) -> Correction | str:
     """Return the correction, or why the evidence is too weak. ``size``: bytes tried."""
     what = "bit" if change.xor.bit_count() == 1 else "byte"
@@ -288,7 +288,7 @@ class _Changed:
         return changed
 
 
-def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
+def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[ByteChange]:
     """Yield changes of the covered bytes, or of the CRC itself, that may explain a record."""
     by = one_bit if how == "bit" else one_byte
     if not record.crc_ok:
@@ -296,7 +296,7 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
         computed = zlib.crc32(record.body)
         for syndrome in syndromes(computed, record.body_crc & 0xFFFFFFFF):
             for position, xor in by(len(record.body), syndrome):
-                yield Change(start + position, xor)
+                yield ByteChange(start + position, xor)
         right, stored_at = (computed & CRC_MASK).to_bytes(4, "big"), body_crc_at()
     else:
         covered = len(raw) - append_crc.SIZE
@@ -304,7 +304,7 @@ def _candidates(raw: bytes, record: Record, how: Correct) -> Iterator[Change]:
         for syndrome in () if stored is None else syndromes(computed, stored):
             yield from by(covered, syndrome)
         right, stored_at = append_crc.build(computed), covered
-    differ = [Change(stored_at + index, wanted ^ raw[stored_at + index])
+    differ = [ByteChange(stored_at + index, wanted ^ raw[stored_at + index])
               for index, wanted in enumerate(right) if wanted != raw[stored_at + index]]
     if len(differ) == 1 and (how == "byte" or differ[0].xor.bit_count() == 1):
         yield differ[0]

@@ -72,7 +72,7 @@ REQUIRED: dict[str, dict[str, str]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class FillerEntry:
     """A consume queue entry that a filler restores."""
 
     topic: str
@@ -100,7 +100,7 @@ class Filler:
     ``batch``: number of queue offsets in a batch queue, from its own on; 0 for a plain queue.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[FillerEntry, ...]
     batch: int = 0
 
     @property

@@ -28,7 +28,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from rmqctl.damage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.damage.evidence import FoundRow, Gatherer, HoleEntries, holes_with
 from rmqctl.damage.records import MAX_BODY, body_crc
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import FormatError
@@ -57,7 +57,7 @@ class KeptRecord(NamedTuple):
 
 
 def kept_damaged(parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-                 evidence: Evidence, generation: int, *, bodies: bool) -> tuple[
+                 evidence: HoleEntries, generation: int, *, bodies: bool) -> tuple[
                      list[KeptRecord], set[int]]:
     """Return (the damaged records that can be delivered as they are, the physical offsets of those
     with an intact body that have no space for the mark). Raises: StoreIOError.

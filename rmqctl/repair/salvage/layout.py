@@ -13,8 +13,8 @@ from typing import Literal
 
 from rmqctl.formats.local.message import BLANK_SIZE
 from rmqctl.repair.salvage import filler
-from rmqctl.repair.salvage.filler import Filler, Row, Style
-from rmqctl.scan.overlay import Parts, Piece
+from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style
+from rmqctl.scan.overlay import OverlayPiece, Parts
 
 Mode = Literal["exact", "blank", "tail", "zero"]
 _SHARE = 64 << 10
@@ -43,7 +43,7 @@ class FilledMessage:
         self.lost_extent = self.physical, self.size
 
     @property
-    def own(self) -> Row:
+    def own(self) -> FillerEntry:
         return self.filler.rows[0]
 
 
@@ -234,13 +234,13 @@ class Filling:
             self.unnamed += 1
             yield record
 
-    def piece(self, base: int) -> Piece:
+    def piece(self, base: int) -> OverlayPiece:
         """Return all records as one piece of the file that begins at ``base``."""
         start = self.span.start
         parts: list[tuple[int, bytes]] = []
         for offset, _, some in self.fill():
             parts += [(offset - start + position, data) for position, data in some]
-        return Piece(start - base, self.span.end - start, tuple(parts))
+        return OverlayPiece(start - base, self.span.end - start, tuple(parts))
 
 
 def fillers(position: int, size: int, time: int, style: Style) -> Iterator[tuple[int, int, Parts]]:

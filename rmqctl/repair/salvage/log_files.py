@@ -22,7 +22,7 @@ from rmqctl.repair.salvage.filler import Style
 from rmqctl.repair.salvage.layout import Filling
 from rmqctl.repair.scratch import Scratch
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.store.store import Store
 
 _MAX_PROPERTIES = 32767
@@ -34,7 +34,7 @@ FAR = 64
 """Largest gap between two files, in files, that may be a loss; a larger one shows another log."""
 
 
-def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
+def padded(part: LogPart, region: Region, short: int, style: Style) -> OverlayPiece:
     """Return the message before a region too small for any record, extended over the region.
 
     It is extended by empty properties (0x02), one per byte, which brokers ignore. Raises:
@@ -49,7 +49,7 @@ def padded(part: LogPart, region: Region, short: int, style: Style) -> Piece:
         text = text[:len(text) - room] + b"\2" * short + text[len(text) - room:]
         if len(text) <= _MAX_PROPERTIES and (not style.sealed or len(record.properties) >= room):
             raw = build(replace(record, total_size=record.total_size + short, properties=text))
-            return Piece.of(position, append_crc.seal(raw) if style.sealed else raw)
+            return OverlayPiece.of(position, append_crc.seal(raw) if style.sealed else raw)
     raise RefusedError(f"{part.path}: {short} damaged bytes at physical offset {region.start} are "
                        "too few for a record, and no message before them can be extended by them")
 
@@ -127,13 +127,13 @@ def file_size(store: Store) -> int:
 
 
 def laid_over(parts: Sequence[LogPart],
-              pieces: Mapping[int, Sequence[Piece]]) -> list[LogPart]:
+              pieces: Mapping[int, Sequence[OverlayPiece]]) -> list[LogPart]:
     """Return the parts with more pieces (by part number), which hide existing pieces."""
     return [replace(part, pieces=over(part.pieces, pieces[number])) if number in pieces else part
             for number, part in enumerate(parts)]
 
 
-def over(below: Sequence[Piece], above: Sequence[Piece]) -> tuple[Piece, ...]:
+def over(below: Sequence[OverlayPiece], above: Sequence[OverlayPiece]) -> tuple[OverlayPiece, ...]:
     """Merge pieces into one ascending list without overlaps, where ``above`` hides ``below``."""
     pieces = list(above)
     for piece in below:
@@ -149,7 +149,7 @@ def over(below: Sequence[Piece], above: Sequence[Piece]) -> tuple[Piece, ...]:
     return tuple(sorted(pieces, key=lambda piece: piece.at))
 
 
-def cut(piece: Piece, start: int, end: int) -> Piece:
+def cut(piece: OverlayPiece, start: int, end: int) -> OverlayPiece:
     """Return the bytes ``[start, end)`` (positions in the file) of a piece."""
     if start == piece.at and end == piece.end:
         return piece
@@ -158,10 +158,10 @@ def cut(piece: Piece, start: int, end: int) -> Piece:
         low, high = max(piece.at + position, start), min(piece.at + position + len(data), end)
         if low < high:
             parts.append((low - start, data[low - piece.at - position:high - piece.at - position]))
-    return Piece(start, end - start, tuple(parts))
+    return OverlayPiece(start, end - start, tuple(parts))
 
 
-def lay(fd: int, path: str, pieces: Sequence[Piece]) -> None:
+def lay(fd: int, path: str, pieces: Sequence[OverlayPiece]) -> None:
     """Write pieces into a file. Raises: StoreIOError."""
     for piece in pieces:
         position = 0
@@ -266,7 +266,7 @@ class Files:
                 continue
             # A missing file, of which only the pieces are known.
             if part.path is None:
-                content = Piece(0, part.size, tuple(
+                content = OverlayPiece(0, part.size, tuple(
                     (piece.at + inner, data) for piece in part.pieces
                     for inner, data in piece.parts))
                 steps.append(Create(target, content, self._time(parts, number)))
@@ -278,8 +278,8 @@ class Files:
             size = os.stat(part.path).st_size
             some = list(part.pieces)
             if size < part.size and (not some or some[-1].end < part.size):
-                some.append(Piece(max(size, some[-1].end if some else 0), 0))
-                some[-1] = Piece(some[-1].at, part.size - some[-1].at)
+                some.append(OverlayPiece(max(size, some[-1].end if some else 0), 0))
+                some[-1] = OverlayPiece(some[-1].at, part.size - some[-1].at)
                 self._actions.append(Action("extend", target, size, part.size,
                                            "shorter than the other files", "byte"))
             if some:

@@ -20,10 +20,10 @@ import numpy as np
 from rmqctl.damage.evidence import (
     ENDLESS,
     MAX_LISTED,
-    Evidence,
     FoundRow,
     Gatherer,
     Hole,
+    HoleEntries,
     holes_with,
 )
 from rmqctl.damage.index_keys import SECOND, IndexedKey, known_keys, turned_place
@@ -35,7 +35,7 @@ from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import BLANK_SIZE, MIN_SIZE, Record, decode
 from rmqctl.repair.plan import Dropped, Lost
 from rmqctl.repair.salvage.bulk import Bulk, parted
-from rmqctl.repair.salvage.filler import Filler, Row, Style
+from rmqctl.repair.salvage.filler import Filler, FillerEntry, Style
 from rmqctl.repair.salvage.layout import FilledMessage
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
@@ -78,7 +78,7 @@ class Collector:
         self._batches: set[QueueKey] = set()
         self.losses = KnownLosses()
 
-    def collect(self, evidence: Evidence) -> KnownLosses:
+    def collect(self, evidence: HoleEntries) -> KnownLosses:
         """Return the lost messages known from entries, damaged records and gaps.
 
         Raises: StoreIOError.
@@ -131,7 +131,8 @@ class Collector:
             if batch:
                 rows_here = rows_here[:1]
             bounds = [holes_with(self._holes, row.key, row.queue_offset) for row in rows_here]
-            filler = Filler(tuple(Row(*row.key, row.queue_offset) for row in rows_here), batch)
+            filler = Filler(tuple(FillerEntry(*row.key, row.queue_offset) for row in rows_here),
+                            batch)
             # The message may be between the nearest known ones of all its queues.
             self.losses.filled.append(FilledMessage(
                 filler, physical, size, "consumequeue",
@@ -183,16 +184,17 @@ class Collector:
                         self._take((row.topic, row.queue_id), row.queue_offset, 1, start,
                                    start + size)
 
-    def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[Row]:
+    def _rows_of(self, record: Record, physical: int, foreign: bool) -> list[FillerEntry]:
         """Return the entries that a damaged record claims, as far as exactly these are missing.
 
         ``foreign``: see `is_foreign_place`; then only entries between two others of their queue.
         """
-        own = Row(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
+        own = FillerEntry(os.fsdecode(record.topic), record.queue_id, record.queue_offset)
         rows = [own]
         values = props.parse(record.properties.decode("utf-8", "replace"))
         light, leads = self._store.light_queues, self._store.leads
-        rows += [Row(name, light.id_of(name, record.queue_id, number, physical, leads), number)
+        rows += [FillerEntry(name, light.id_of(name, record.queue_id, number, physical, leads),
+                             number)
                  for name, number in props.further_rows(values)]
         sound = []
         for row in rows:
@@ -235,7 +237,7 @@ class Collector:
     def _gap(self, key: QueueKey, first: int, end: int, low: int, high: int, batch: bool) -> None:
         if batch and end - first <= _MAX_BATCH:
             self.losses.filled.append(FilledMessage(
-                Filler((Row(*key, first),), end - first), None, None, "gap", low, high))
+                Filler((FillerEntry(*key, first),), end - first), None, None, "gap", low, high))
             return
         room = self._room(low, high)
         if end - first > room // MIN_SIZE:
@@ -245,7 +247,8 @@ class Collector:
                 "contained them: the queue has a gap")
             return
         for offset in range(first, end):
-            self.losses.filled.append(FilledMessage(Filler((Row(*key, offset),)), None, None, "gap",
+            self.losses.filled.append(FilledMessage(Filler((FillerEntry(*key, offset),)), None,
+                                                    None, "gap",
                                               low, high))
 
     def _room(self, low: int, high: int) -> int:
@@ -318,7 +321,7 @@ class LostMessages(NamedTuple):
     once: int
 
 
-def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: Evidence,
+def lost_messages(store: Store, survey: Survey, losses: KnownLosses, evidence: HoleEntries,
                   end: int) -> LostMessages:
     """Return the lost messages by physical offset; messages of unknown offset come last.
 

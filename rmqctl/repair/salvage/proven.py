@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.damage.ranges import ENDLESS, Stretch
+from rmqctl.damage.ranges import ENDLESS, LostRange
 from rmqctl.damage.survey.survey import Runs
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
@@ -20,7 +20,7 @@ from rmqctl.formats.local.message import HOST_BITS, decode, fixed_field
 from rmqctl.repair.salvage.comparison import Comparison
 from rmqctl.repair.salvage.keep import kept_from
 from rmqctl.repair.salvage.mend.moved import misplaced
-from rmqctl.repair.sources.opening import Source
+from rmqctl.repair.sources.opening import LogSource
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.walk import Walk
 
@@ -45,8 +45,8 @@ class Proven:
     words: str
 
 
-def proven_part(parts: Sequence[LogPart], source: Source, comparison: Comparison,
-                stretch: Stretch) -> Proven | str:
+def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
+                stretch: LostRange) -> Proven | str:
     """Return the proven part of a stretch, or why nothing is proven."""
     # What is equal right before it and right after it, with nothing that differs between.
     left = comparison.equal.before(stretch.start) if stretch.start else None
@@ -101,7 +101,7 @@ def proven_part(parts: Sequence[LogPart], source: Source, comparison: Comparison
     return "no equal message before or after it"
 
 
-def has_parted(source: Source, comparison: Comparison, stretch: Stretch, runs: Runs) -> bool:
+def has_parted(source: LogSource, comparison: Comparison, stretch: LostRange, runs: Runs) -> bool:
     """Return whether our log diverges from the source's after a stretch.
 
     It does if no equal message follows and the queue offsets of the source's messages in the
@@ -124,8 +124,8 @@ def has_parted(source: Source, comparison: Comparison, stretch: Stretch, runs: R
     return False
 
 
-def _far(parts: Sequence[LogPart], source: Source, comparison: Comparison,
-         stretch: Stretch, equal_end: int) -> int:
+def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
+         stretch: LostRange, equal_end: int) -> int:
     """Return the end of the source's log that is proven to be ours, from the start of a stretch on.
 
     If the stretch reaches the end of our log and no entry shows a loss after it, the source is
@@ -146,8 +146,8 @@ def _far(parts: Sequence[LogPart], source: Source, comparison: Comparison,
     return end if _holds_anything(parts, low) else ENDLESS
 
 
-def _begun(parts: Sequence[LogPart], source: Source, comparison: Comparison,
-           stretch: Stretch) -> None:
+def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
+           stretch: LostRange) -> None:
     """Count the evidence in the headers of torn or damaged records of ours."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
@@ -199,7 +199,7 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
     return False if len(others) > 1 else None
 
 
-def _displaced(parts: Sequence[LogPart], source: Source, stretch: Stretch) -> None:
+def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: LostRange) -> None:
     """Count the evidence in records of ours that are at a wrong position (pages)."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]
@@ -237,7 +237,7 @@ def _head(parts: Sequence[LogPart]) -> int:
     return base if anything else 0
 
 
-def _records_of(source: Source, start: int, end: int) -> Iterator[tuple[int, int]]:
+def _records_of(source: LogSource, start: int, end: int) -> Iterator[tuple[int, int]]:
     """Yield (physical offset, size) of the first records of a source in ``[start, end)``."""
     position, left = start, _MAX_HEADS
     while position < end and left > 0 and (
@@ -272,7 +272,7 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
             yield number, low, high
 
 
-def _agreement(stretch: Stretch) -> str:
+def _agreement(stretch: LostRange) -> str:
     """Return text: how many of our entries, keys and records agree."""
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),
@@ -283,7 +283,7 @@ def _agreement(stretch: Stretch) -> str:
     return f"; {' and '.join(counts)} agree{'s' if is_singular else ''}"
 
 
-def _one_sided(source: Source, contradicted: Sequence[int], words: str) -> str:
+def _one_sided(source: LogSource, contradicted: Sequence[int], words: str) -> str:
     if contradicted:
         return f"the remains of this store's log contradict it at {contradicted[0]}"
     return f"{source.name} {words}"

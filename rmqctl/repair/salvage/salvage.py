@@ -16,7 +16,7 @@ from itertools import count
 from typing import Literal
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.damage.evidence import Evidence, Gatherer
+from rmqctl.damage.evidence import Gatherer, HoleEntries
 from rmqctl.damage.ranges import Range, Ranges
 from rmqctl.damage.records import Records
 from rmqctl.damage.stale import contradicted_places, stale_records, unclear_places
@@ -37,8 +37,8 @@ from rmqctl.repair.salvage.lost import Collector, KnownLosses, dropped, lost_mes
 from rmqctl.repair.salvage.mend.mend import Mending, keep, mark, mend, put_back
 from rmqctl.repair.salvage.mend.properties import NO_ROOM
 from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.sources.opening import Source, file_size_of
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.repair.sources.opening import LogSource, file_size_of
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.store.problems import ambiguity, contradicted, earlier_life
 from rmqctl.store.store import Store
 
@@ -106,7 +106,7 @@ def salvage(store: Store, generation: int | None = None, *,
             progress: Callable[[int], None] | None = None,
             scratch: Scratch | None = None, correct: Correct = "bit",
             keep_damaged: bool = False, fillers: Fillers = "in-place",
-            sources: Sequence[Source] = (), keep_ours: bool = False) -> Salvage:
+            sources: Sequence[LogSource] = (), keep_ours: bool = False) -> Salvage:
     """Plan the repair of a log; nothing is changed.
 
     ``generation``: 4 or 5, the broker whose rules apply; default: the store's. ``scratch``: where
@@ -148,7 +148,7 @@ class _Job:
     confirmed: dict[int, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     actions: list[Action] = field(default_factory=list)
-    sources: Sequence[Source] = ()
+    sources: Sequence[LogSource] = ()
     keep_ours: bool = False
     left_out: list[tuple[int, int | None]] = field(default_factory=list)
     """Physical offsets and sizes of skipped records that may be messages."""
@@ -320,7 +320,7 @@ class _Job:
         return self.surveyor.run(parts, self.condemned.places, self.confirmed)
 
     def _fill(self, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-              evidence: Evidence, restored: int) -> Salvage:
+              evidence: HoleEntries, restored: int) -> Salvage:
         style = self._style(survey)
         # What is lost; records of another time are no losses.
         losses = Collector(self.store, parts, survey, gatherer, style).collect(evidence)
@@ -353,7 +353,7 @@ class _Job:
             fillings.append((region, filling))
         return self._made(parts, survey, fillings, losses, evidence, restored)
 
-    def _oddities(self, survey: Survey, evidence: Evidence) -> list[str]:
+    def _oddities(self, survey: Survey, evidence: HoleEntries) -> list[str]:
         """Return notes about intact messages that some brokers reject, and unusable entries."""
         # What another version stumbles over.
         oddities = []
@@ -460,10 +460,11 @@ class _Job:
         return self.missing_file == "blank" and mode == "blank" and not region.dirty
 
     def _made(self, parts: Sequence[LogPart], survey: Survey,
-              fillings: Sequence[tuple[Region, Filling]], losses: KnownLosses, evidence: Evidence,
+              fillings: Sequence[tuple[Region, Filling]], losses: KnownLosses,
+              evidence: HoleEntries,
               restored: int) -> Salvage:
         # Missing files by column, unless one blank record is to represent them.
-        pieces: dict[int, list[Piece]] = {}
+        pieces: dict[int, list[OverlayPiece]] = {}
         files = Files(self.store, self.scratch, self.actions, self.copied.files)
         bulks = {start: bulk for start, bulk in losses.bulks.items() if not any(
             self._is_blank(region, filling.span.mode) for region, filling in fillings
@@ -479,7 +480,7 @@ class _Job:
                 span.time = max(span.time, reached)
             missing = part.path is None and span.mode == "blank" and bulk is None
             if missing and (self.missing_file == "blank" or not span.items):
-                span.items, piece = [], Piece(0, part.size, filler.blank(part.size))
+                span.items, piece = [], OverlayPiece(0, part.size, filler.blank(part.size))
             elif span.mode == "blank" and span.end - span.start < BLANK_SIZE:
                 self.notes.append(
                     f"{plural(span.end - span.start, 'byte')} at physical offset {span.start} are "
@@ -489,7 +490,7 @@ class _Job:
             elif span.mode == "zero" or (span.mode == "tail" and not span.items):
                 if not region.dirty:
                     continue
-                piece = Piece(span.start - part.base, span.end - span.start)
+                piece = OverlayPiece(span.start - part.base, span.end - span.start)
             else:
                 filled.add(region.start)
                 piece = filling.piece(part.base)

@@ -38,7 +38,7 @@ _VALUES, _BITS = 256, 8
 _NULS = re.compile(rb"(?<!\0)\0{2,4}(?!\0)")
 
 
-class Place(NamedTuple):
+class TornRange(NamedTuple):
     """A run of ``size`` bytes at ``start`` that may be the damage, and ``why``."""
 
     start: int
@@ -63,12 +63,12 @@ class Content:
     seed: int = 0
 
 
-class Run(NamedTuple):
+class TornBytes(NamedTuple):
     """Original bytes ``after`` at ``position`` in ``place``. ``tried``: number of candidates;
     ``weight``: of these, how many count; ``witnesses``: what rules out the others.
     """
 
-    place: Place
+    place: TornRange
     position: int
     after: bytes
     tried: int
@@ -76,7 +76,7 @@ class Run(NamedTuple):
     witnesses: tuple[str, ...]
 
 
-def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[list[Run]]:
+def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[list[TornBytes]]:
     """Yield lists of solutions, one list per step, at the most certain positions first.
 
     ``syndromes``: differences between the computed and the stored CRC. Except for positions that
@@ -111,32 +111,33 @@ def runs(content: Content, syndromes: Sequence[int], most: float) -> Iterator[li
             solved, witnesses = as_json, (*witnesses, AS_JSON)
             counted = sum(candidates.weight * candidates.json_share for candidates in before)
         if solved:
-            solutions = (Run(candidates.place, *candidates.changed(after), tried, counted,
-                             witnesses) for candidates, after in solved)
+            solutions = (TornBytes(candidates.place, *candidates.changed(after), tried, counted,
+                                   witnesses) for candidates, after in solved)
             yield list({(run.position, run.after): run for run in solutions}.values())
 
 
-def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[Place]]:
+def _places(content: Content, odd: Odd | None, *, text: bool) -> Iterator[list[TornRange]]:
     """Yield lists of positions, those with the fewest candidates first."""
     data = content.data
     if odd is not None and text:
         length = odd.end - odd.start
         if odd.zero:
             name = "a NUL" if length == 1 else f"{length} NULs"
-            yield [Place(odd.start, length, f"{name} in a text")]
+            yield [TornRange(odd.start, length, f"{name} in a text")]
             return
         for size in range(length, MAX_RUN + 1):
             why = f"{size} bytes that are not all text" if size > 1 else "a byte that is not text"
-            yield [Place(start, size, why) for start in range(odd.end - size, odd.start + 1)
+            yield [TornRange(start, size, why) for start in range(odd.end - size, odd.start + 1)
                    if start >= 0 and start + size <= len(data)]
         return
     nuls = [] if text else [match.span() for match in _NULS.finditer(data)]
     for size in range(2, MAX_RUN + 1):
-        some = [Place(start, size, f"{size} NULs") for start, end in nuls if end - start == size]
+        some = [TornRange(start, size, f"{size} NULs") for start,
+                end in nuls if end - start == size]
         if some:
             yield some
         for border in _BORDERS:
-            some = [Place(start, size, f"{size} bytes at a border of {border}")
+            some = [TornRange(start, size, f"{size} bytes at a border of {border}")
                     for at in range(-content.physical % border, len(data) + 1, border)
                     for start in (at - size, at) if 0 <= start <= len(data) - size]
             if some:
@@ -148,7 +149,7 @@ class _Candidates:
     the content is not text.
     """
 
-    def __init__(self, content: Content, place: Place, counts: Array | None) -> None:
+    def __init__(self, content: Content, place: TornRange, counts: Array | None) -> None:
         self._content, self.place = content, place
         data = content.data
         self._old = data[place.start:place.start + place.size]

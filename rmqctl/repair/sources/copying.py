@@ -12,9 +12,9 @@ from rmqctl.files.sparse import copy_sparse
 from rmqctl.repair.plan import FileContent
 from rmqctl.repair.salvage.log_files import copy_path, laid_over, lay, zero
 from rmqctl.repair.scratch import Scratch
-from rmqctl.repair.sources.opening import Source
+from rmqctl.repair.sources.opening import LogSource
 from rmqctl.scan.frames import used_length
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 
 _BLOCK = 1 << 20
 _MAX_IN_MEMORY = 32 << 20
@@ -40,7 +40,7 @@ class Copying:
     def __init__(self, scratch: Scratch | None) -> None:
         self._scratch = scratch
 
-    def copy(self, parts: list[LogPart], files: dict[int, FileContent], source: Source,
+    def copy(self, parts: list[LogPart], files: dict[int, FileContent], source: LogSource,
              number: int, ranges: Sequence[Range]) -> None:
         """Copy ``ranges`` of a source into the part ``number``, which contains them. ``files`` (by
         the file's first physical offset) gets the new content of whole files. Raises: StoreIOError.
@@ -59,11 +59,11 @@ class Copying:
             parts[number] = LogPart(part.base, part.size, path, witness=part.witness,
                                     head=part.head)
         else:
-            pieces = [Piece(item.start - part.base, item.end - item.start, tuple(
+            pieces = [OverlayPiece(item.start - part.base, item.end - item.start, tuple(
                 (at - item.start, data) for at, data in _bytes(source, item))) for item in ranges]
             parts[number] = laid_over([part], {0: pieces})[0]
 
-    def _whole_file(self, source: Source, part: LogPart, ranges: Sequence[Range]) -> str | None:
+    def _whole_file(self, source: LogSource, part: LogPart, ranges: Sequence[Range]) -> str | None:
         """Return the source's own file, if every byte comes from it and nobody appends to it."""
         log = source.log
         file = log.file_of(part.base)
@@ -72,7 +72,7 @@ class Copying:
             return None
         return file.path if (ranges[0].start, ranges[0].end) == (part.base, part.end) else None
 
-    def _written(self, scratch: Scratch, source: Source, part: LogPart,
+    def _written(self, scratch: Scratch, source: LogSource, part: LogPart,
                  ranges: Sequence[Range]) -> str:
         """Return a file with all of a part's bytes and the copied ones. Raises: StoreIOError."""
         # Begin with the present bytes; holes stay holes.
@@ -106,7 +106,7 @@ class Copying:
         return path
 
 
-def _bytes(source: Source, item: Range) -> Iterator[tuple[int, bytes]]:
+def _bytes(source: LogSource, item: Range) -> Iterator[tuple[int, bytes]]:
     """Yield (place, bytes) of a range; left-out bytes are zero. Raises: StoreIOError."""
     position = item.start
     while position < item.end:

@@ -65,7 +65,7 @@ class Readers:
 
 
 @dataclass(slots=True)
-class Source:
+class LogSource:
     """A log from which bytes may be copied; ``name`` as the user gave it. ``end``: after its last
     record.
 
@@ -104,7 +104,7 @@ class Opener:
     readers: Readers
     opened: int = 0
 
-    def open(self, name: str, *, preferred: bool = False) -> Source:
+    def open(self, name: str, *, preferred: bool = False) -> LogSource:
         """Open a source.
         Raises: NotAStoreError for any other kind, UnsupportedError for a log in another layout,
         UsageError for the store itself or a source that shares files with it, RefusedError if no
@@ -114,7 +114,7 @@ class Opener:
         source.preferred = preferred
         return source
 
-    def _open(self, name: str) -> Source:
+    def _open(self, name: str) -> LogSource:
         if self.ours.layout.is_dledger:
             return self._store(name, Store.open(name))
         if os.path.isfile(name) and vfs.archive_of(name) is None:
@@ -134,7 +134,7 @@ class Opener:
                 raise
             return self._messages(name, message_files)
 
-    def _store(self, name: str, store: Store) -> Source:
+    def _store(self, name: str, store: Store) -> LogSource:
         ours = self.ours
         # Refuse the store's own files, and a log of another kind.
         try:
@@ -162,18 +162,18 @@ class Opener:
             holder_name = f"process {holder.pid}" if holder.pid else "another process"
             notes.append(f"{name}: locked by {holder_name}; it is read up to where its log ended "
                          "when this run began, and later messages are ignored")
-        return Source(name, store.log, end, store, notes=tuple(notes))
+        return LogSource(name, store.log, end, store, notes=tuple(notes))
 
-    def _log_files(self, name: str, files: Sequence[StoreFile]) -> Source:
+    def _log_files(self, name: str, files: Sequence[StoreFile]) -> LogSource:
         log = CommitLog([file for file in files if file.size])
         _refuse_same_files(self.ours, log, name)
         if not log.files:
             raise NotAStoreError(f"{name}: is empty")
-        return Source(name, log, find_end(_Bare(log, {})).offset)
+        return LogSource(name, log, find_end(_Bare(log, {})).offset)
 
     # -- messages ---------------------------------------------------------------------------------
 
-    def _messages(self, name: str, files: Sequence[tuple[str, str]]) -> Source:
+    def _messages(self, name: str, files: Sequence[tuple[str, str]]) -> LogSource:
         unused, laid = Unused(), self._laid_out(name)
         try:
             with self.watch(f"reading {name}", sum(os.path.getsize(path) for path, _ in files)) as (
@@ -194,7 +194,7 @@ class Opener:
             raise RefusedError(f"{name}: none of its {plural(unused.total, 'message')} can be "
                                f"used: {_reasons(unused)}")
         notes = (f"{name}: {plural(unused.total, 'message')} cannot be used: {_reasons(unused)}",)
-        return Source(name, log, end, notes=notes if unused.total else ())
+        return LogSource(name, log, end, notes=notes if unused.total else ())
 
     def _reader(self, path: str, kind: str) -> Read:
         if kind == _LINES:
@@ -263,7 +263,7 @@ def _refuse_same_files(ours: Store, log: CommitLog, name: str) -> None:
                              "(cp --reflink=auto) and pass the copy")
 
 
-def file_size_of(ours: Store, sources: Sequence[Source]) -> int | None:
+def file_size_of(ours: Store, sources: Sequence[LogSource]) -> int | None:
     """Return the size of the log's files, as a source has them; None if this store's files cannot
     have that size.
 

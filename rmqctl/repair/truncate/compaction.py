@@ -15,7 +15,7 @@ from rmqctl.formats.local.compaction import UNIT, UNIT_SIZE
 from rmqctl.repair.plan import Action, Changes, MoveAside, Patch, Replace
 from rmqctl.repair.targets import cut_files, target
 from rmqctl.scan.derived import QueueKey
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import load_beside
 from rmqctl.store.files import StoreFile, listing
@@ -56,7 +56,7 @@ def _cut_queue(cut: Changes, store: Store, topic: str, number: int, end: int) ->
         with FileSource(index[which].path) as source:
             used = used_size(source)
         cut.steps.append(Patch(target(store, index[which].path), (
-            Piece(row * UNIT_SIZE, used - row * UNIT_SIZE),)))
+            OverlayPiece(row * UNIT_SIZE, used - row * UNIT_SIZE),)))
     cut.steps += cut_files(store, log, place if row else index[which].base)
     cut.actions.append(Action("truncate", f"{_FOLDER}/{_LOG}/{topic}/{number}", log[-1].end if log
                               else place, place, "copies of removed messages"))

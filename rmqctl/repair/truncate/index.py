@@ -18,7 +18,7 @@ from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, HeaderRecord
 from rmqctl.repair.plan import Changes, Patch
 from rmqctl.repair.targets import target
 from rmqctl.scan.frames import Array
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index.files import IndexFile, by_age
 from rmqctl.store.log.end import used_size
@@ -126,7 +126,7 @@ def _cut_file(cut: IndexCut, store: Store, index: IndexFile, oldest: bool,
             header.begin_timestamp, when if record is None else record.store_timestamp,
             header.begin_phy_offset, last.physical_offset,
             max(0, header.hash_slot_count - freed), count + 1)
-    pieces = [Piece.of(0, layout.build_header(new_header)), *_slot_pieces(index, table),
+    pieces = [OverlayPiece.of(0, layout.build_header(new_header)), *_slot_pieces(index, table),
               *_entry_piece(index, count)]
     cut.act(Patch(name, tuple(pieces)), "truncate", header.entries, count,
             "entries of removed messages", "entry")
@@ -221,7 +221,7 @@ def _restored(index: IndexFile, count: int) -> tuple[Array, int]:
     return table, freed
 
 
-def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
+def _slot_pieces(index: IndexFile, table: Array) -> Iterator[OverlayPiece]:
     """Yield the slots that change, in runs of whole pages."""
     shape = index.shape
     raw = index.source.read(shape.slot_position(0), shape.slots * SLOT.size)
@@ -234,14 +234,14 @@ def _slot_pieces(index: IndexFile, table: Array) -> Iterator[Piece]:
     for run in np.split(pages, breaks):
         first = int(run[0]) * _PAGE_SLOTS
         stop = min((int(run[-1]) + 1) * _PAGE_SLOTS, len(old))
-        yield Piece.of(shape.slot_position(first), new[first:stop].tobytes())
+        yield OverlayPiece.of(shape.slot_position(first), new[first:stop].tobytes())
 
 
-def _entry_piece(index: IndexFile, count: int) -> Iterator[Piece]:
+def _entry_piece(index: IndexFile, count: int) -> Iterator[OverlayPiece]:
     """Yield zeros for all bytes after the last kept entry."""
     start = index.shape.entry_position(count + 1)
     until = max(used_size(index.source), HEADER.size)
     if until > start:
-        yield Piece(start, until - start)
+        yield OverlayPiece(start, until - start)
 
 

@@ -20,7 +20,7 @@ from rmqctl.repair.plan import Action, Changes, Patch
 from rmqctl.repair.targets import cut_files, target
 from rmqctl.repair.truncate.queues import backwards
 from rmqctl.scan.frames import Array
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.store.config.config import TIMERCHECK, load_one
 from rmqctl.store.files import StoreFile, listing
@@ -97,7 +97,7 @@ def _cut_wheel(cut: Changes, store: Store, files: list[StoreFile], end: int) -> 
     pieces = []
     for run in np.split(pages, np.flatnonzero(np.diff(pages) > 1) + 1):
         first, stop = int(run[0]) * _PAGE_SLOTS, min((int(run[-1]) + 1) * _PAGE_SLOTS, len(slots))
-        pieces.append(Piece.of(first * SLOT_SIZE, changed[first:stop].tobytes()))
+        pieces.append(OverlayPiece.of(first * SLOT_SIZE, changed[first:stop].tobytes()))
     cut.act(Patch(target(store, path), tuple(pieces)), "lead back", len(touched),
             len(touched) - len(empty),
             "units of removed messages; slots without other units become unused", "slot")
@@ -146,6 +146,6 @@ def _cut_progress(cut: Changes, store: Store, end: int | None, next_row: int | N
         cut.notes.append(f"{error}; it is left as it is")
         return
     data = timer_check.build(changed)[:size]
-    cut.act(Patch(target(store, path), (Piece.of(0, data),)), "set back",
+    cut.act(Patch(target(store, path), (OverlayPiece.of(0, data),)), "set back",
             check.last_timer_queue_offset, changed.last_timer_queue_offset,
             "is ahead of the timer's messages", "")

@@ -44,7 +44,7 @@ from rmqctl.repair.truncate.timer import cut_timer
 from rmqctl.scan import text
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import BLANK, DAMAGED, Array, Batch
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.scan.source import FileSource
 from rmqctl.scan.walk import Walk
 from rmqctl.store.config.progress import ConsumerProgress, named
@@ -152,7 +152,7 @@ def _set_back_checkpoint(store: Store, cut_at: Border, full_until: int | None, s
         return
     with FileSource(store.path("checkpoint")) as source:
         size = min(source.size, layout.CHECKPOINT.size)
-    steps.append(Patch("checkpoint", (Piece.of(0, layout.build(changed)[:size]),)))
+    steps.append(Patch("checkpoint", (OverlayPiece.of(0, layout.build(changed)[:size]),)))
     actions.append(Action("set back", "checkpoint", layout.differing(checkpoint, changed),
                           layout.differing(changed, checkpoint), "is ahead of the log"))
 
@@ -301,7 +301,7 @@ def cut_log(store: Store, to: int) -> Planned:
         used = max(used_size(source), position)
         until = max(used, size if file.size < size else 0)
         if until > position:
-            wiped.append(Patch(name, (Piece(position, until - position),)))
+            wiped.append(Patch(name, (OverlayPiece(position, until - position),)))
             actions.append(Action("truncate", name, used, position, "bytes after it are zeroed"))
     # The last file first, so that an interruption leaves a log without a hole.
     return [*reversed(moved), *wiped], actions
@@ -385,7 +385,7 @@ def _take(cut: RemovedMessages, batch: Batch, topics: text.Dictionary,
 
 def _from_delay(batch: Batch, intact: Array, topic: Array, topics: text.Dictionary) -> int:
     """Return the number of messages that the delay service delivered: they have a delay level."""
-    rows = text.Properties(batch).places(props.DELAY)[0]
+    rows = text.PropertySegments(batch).places(props.DELAY)[0]
     scheduled = topics.number(SCHEDULE_TOPIC.encode())
     return int(np.count_nonzero(intact[rows] & (topic[rows] != scheduled)))
 

@@ -18,7 +18,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.extents import closes, judge
-from rmqctl.scan.damage.slots import Passed
+from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Doubtful, Span, used_length
 from rmqctl.scan.resync import MAX_RECORD, is_blank, used_windows
 from rmqctl.scan.source import Source
@@ -26,7 +26,7 @@ from rmqctl.scan.source import Source
 _LOCATED = layout.reader(Message, "total_size", "magic", "physical_offset", "sys_flag")
 
 
-def classify(source: Source, position: int, passed: Passed) -> list[Span]:
+def classify(source: Source, position: int, passed: EarlierMessages) -> list[Span]:
     """Return the one to three spans at ``position``, where the scan found no provable record.
 
     The spans cover the bytes up to the next provable record, or to the end of the file. ``passed``:

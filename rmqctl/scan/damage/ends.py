@@ -26,7 +26,14 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from rmqctl.formats.local.message import MIN_SIZE, VERSIONS, variant
-from rmqctl.scan.damage.slots import Numbered, Passed, Queues, excess, excess_at, records_in
+from rmqctl.scan.damage.slots import (
+    EarlierMessages,
+    Numbered,
+    Queues,
+    excess,
+    excess_at,
+    records_in,
+)
 from rmqctl.scan.frames import Array, Doubtful, records_from
 from rmqctl.scan.resync import is_blank, located_size, next_provable
 from rmqctl.scan.source import LARGEST_RECORD, AtHand, Source
@@ -77,7 +84,7 @@ class _Ahead:
 _AHEAD: WeakKeyDictionary[Source, _Ahead] = WeakKeyDictionary()
 
 
-def resumed(source: Source, at: int, search: int, stop: int | None, passed: Passed,
+def resumed(source: Source, at: int, search: int, stop: int | None, passed: EarlierMessages,
             own_end: Callable[[int], int | None]) -> Resumed:
     """Return where messages continue after a damaged record at ``at``; the search begins at
     ``search``.
@@ -106,7 +113,7 @@ def resumed(source: Source, at: int, search: int, stop: int | None, passed: Pass
     return Resumed(int(start[behind]), _named(source, start[:behind], size[:behind]))
 
 
-def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: Passed,
+def _behind(source: Source, at: int, ahead: _Ahead, first: int, limit: int, passed: EarlierMessages,
             largest: int) -> tuple[int, int | None]:
     """Return (number of frames, from number ``first`` on, before the last possible end; None, or
     the position up to which more frames are needed to decide). No end is after ``limit``.
@@ -150,7 +157,8 @@ def _closing(source: Source, ahead: _Ahead) -> int | None:
     return ahead.closed if source.witness.goes_on(source.base + source.size) else None
 
 
-def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int, passed: Passed) -> int | None:
+def _excess_beyond(source: Source, at: int, ahead: _Ahead, lost: int,
+                   passed: EarlierMessages) -> int | None:
     """Return how many more messages are missing before the next file than can be lost, if no frame
     in this file is a message; None if the next file does not show that number. StoreIOError.
     """

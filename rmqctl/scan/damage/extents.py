@@ -44,7 +44,7 @@ from rmqctl.formats.local.message import (
 from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.ends import MIN_HEAD, resumed
 from rmqctl.scan.damage.known import Known
-from rmqctl.scan.damage.slots import Passed
+from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.damage.tails import MAX_TAIL, ends_record, tails_of
 from rmqctl.scan.frames import Doubtful, used_length
 from rmqctl.scan.resync import (
@@ -69,7 +69,7 @@ _START = layout.reader(Message, "total_size", "magic", "body_crc", "physical_off
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Resumption:
     """``resume``: the position where the log continues; None if nothing provable follows.
 
     ``located``: whether the bytes before it are one damaged record. ``doubtful``: frames in between
@@ -95,7 +95,7 @@ class Extent:
     by_row: bool = False
 
 
-def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
+def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resumption:
     """Return the verdict on the bytes at ``at``, where a record should begin, but none does.
 
     No record begins before ``search``; ``passed``: the preceding messages. StoreIOError.
@@ -107,17 +107,17 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
     if own.by_row:
         return _behind_rows(source, at, own, references, passed)
     if own.firm:
-        return Verdict(own.end, located=True)
+        return Resumption(own.end, located=True)
     if own.proven:
         inside = references.first(search, own.end)
         # A record of another place shows nothing of this one: an entry may point into its bytes.
         begun = None if is_placed(source, at) else references.begins(at + 1, own.end)
         if begun is not None and (inside is None or begun < inside):
-            return Verdict(begun)
-        return Verdict(own.end if inside is None else inside, located=inside is None)
+            return Resumption(begun)
+        return Resumption(own.end if inside is None else inside, located=inside is None)
     # It is torn, or its body was hit: inside, only what is proven to be of the log.
     if source.witness is None:
-        return Verdict(own.end, located=True)
+        return Resumption(own.end, located=True)
     inside = references.first(search, own.end)
     less = _says_less(source, at, own.end)
     end = own.end if less is None else less
@@ -129,7 +129,7 @@ def judge(source: Source, at: int, search: int, passed: Passed) -> Verdict:
     magic = _START.unpack_from(source.read(at, START_SIZE))[1]
     body = source.base + at + max(_least_size(source, at, version) for version in (
         (magic,) if is_magic(magic) else VERSIONS))
-    return Verdict(end, located=True, doubtful=verdict.doubtful if less is not None or any(
+    return Resumption(end, located=True, doubtful=verdict.doubtful if less is not None or any(
         place >= body for place, _ in verdict.doubtful) else ())
 
 
@@ -148,33 +148,33 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
 
 
 def _behind_rows(source: Source, at: int, own: Extent, references: Known,
-                 passed: Passed) -> Verdict:
+                 passed: EarlierMessages) -> Resumption:
     """Return the verdict on a record that a consume queue entry points to, and on following records
     for which only such entries are left.
     """
     inside = None if own.firm else references.first(at + 1, own.end)
     if inside is not None:
-        return Verdict(inside)
+        return Resumption(inside)
     end = own.end
     is_whole = own.firm and any(source.read(end - START_SIZE, START_SIZE))  # not torn
     if end < source.size and (provable(source, end) or (
             (is_whole or is_placed(source, at)) and not any(source.read(end, START_SIZE)))):
-        return Verdict(end, located=own.firm)
+        return Resumption(end, located=own.firm)
     while end < source.size and located_size(source, end) is None:
         sizes = [size for size in references.sizes(end) if size > 0]
         if not sizes:
             break
         if end + max(sizes) > source.size:
             # It is torn, or its row is damaged: what is after counts if more than itself says so.
-            return Verdict(references.first(end, source.size))
+            return Resumption(references.first(end, source.size))
         end += max(sizes)
     if end < source.size and provable(source, end):
-        return Verdict(end)
+        return Resumption(end)
     return _searched(source, at, end, source.size, references, passed)
 
 
 def _searched(source: Source, at: int, search: int, limit: int, references: Known,
-              passed: Passed) -> Verdict:
+              passed: EarlierMessages) -> Resumption:
     """Return a verdict with the first record of the log in positions ``[search, limit)``, and the
     undecided frames before it.
     """
@@ -186,16 +186,16 @@ def _searched(source: Source, at: int, search: int, limit: int, references: Know
     first = next_provable(source, search, limit if stop is None else stop)
     if first is not None and first - at < MIN_HEAD and not is_blank(source, first) and (
             at != passed.moved_end or is_placed(source, at)):
-        return Verdict(first)  # no body begins so near to where a record does
+        return Resumption(first)  # no body begins so near to where a record does
     if first is None:
         bare = _with_bare(source, search, limit if stop is None else stop, ())
-        return Verdict(stop, doubtful=tuple(
+        return Resumption(stop, doubtful=tuple(
             frame for frame in bare if not references.denies(frame[0] - source.base, frame[1])))
     resumption = resumed(source, at, first, stop, passed,
                     lambda place: _proven_end(source, place, references))
     upto = limit if resumption.resume is None else resumption.resume
     frames = _with_bare(source, search, upto, resumption.undecided)
-    return Verdict(resumption.resume, doubtful=tuple(
+    return Resumption(resumption.resume, doubtful=tuple(
         frame for frame in frames if not references.denies(frame[0] - source.base, frame[1])))
 
 
@@ -213,7 +213,7 @@ def _with_bare(source: Source, start: int, end: int, frames: Doubtful) -> Doubtf
     return tuple(taken)
 
 
-def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
+def _claimed(source: Source, at: int, search: int, limit: int) -> Resumption:
     """Return the verdict of `_searched` for a file without a store: the damaged record's own size
     decides.
     """
@@ -224,13 +224,13 @@ def _claimed(source: Source, at: int, search: int, limit: int) -> Verdict:
         frames, reaches_over = _frames_up_to(source, candidate, claimed)
         if candidate >= claimed or reaches_over or (
                 candidate - at < MIN_HEAD and not is_blank(source, candidate)):
-            return Verdict(candidate, doubtful=tuple(doubtful))
+            return Resumption(candidate, doubtful=tuple(doubtful))
         doubtful += [(source.base + place, size) for place, size in frames]
         position = max([candidate + 1, *(place + size for place, size in frames)])
-    return Verdict(None, doubtful=tuple(doubtful))
+    return Resumption(None, doubtful=tuple(doubtful))
 
 
-def closes(source: Source, at: int, passed: Passed) -> bool:
+def closes(source: Source, at: int, passed: EarlierMessages) -> bool:
     """Return whether the blank at a position closes its file. In a single file without a store, a
     blank after damage may be part of a body; elsewhere every blank closes its file. StoreIOError.
     """

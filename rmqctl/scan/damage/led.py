@@ -19,7 +19,7 @@ from rmqctl.formats.local.message import (
     total_size_at,
 )
 from rmqctl.scan.damage.classify import diagnose
-from rmqctl.scan.damage.slots import Passed
+from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.frames import DAMAGED, Batch, Span, examine
 from rmqctl.scan.resync import extent, provable
 from rmqctl.scan.source import AtHand
@@ -88,7 +88,7 @@ class Led:
         behind = self._number(at + self._size[number])
         return behind is not None and self._sound[behind]
 
-    def frames(self, position: int, end: int, passed: Passed,
+    def frames(self, position: int, end: int, passed: EarlierMessages,
                sound_from: int) -> tuple[Batch, int, int]:
         """Return (frames from ``position`` on that begin before ``end``, the position where they
         stop, start of the last intact frames). They stop early where other evidence is needed.

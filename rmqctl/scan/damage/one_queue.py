@@ -28,7 +28,7 @@ HEAD = min(message.variant(0, magic).head_size for magic in message.VERSIONS)
 
 
 @dataclass(frozen=True, slots=True)
-class Damaged:
+class DamagedFrames:
     """A damaged range ``[start, end)`` that contains ``frames`` (physical offset, size) with the
     queue offsets ``numbers``. The adjacent messages have the queue offsets ``before`` and
     ``after``.

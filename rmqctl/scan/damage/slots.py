@@ -51,7 +51,7 @@ def records_in(length: int) -> int:
     return max(length, 0) // MIN_SIZE
 
 
-class Passed:
+class EarlierMessages:
     """The known messages of a log up to a position; the examined range is after this position.
 
     ``look_back`` returns the ranges of messages before the first added range; without it, none are
@@ -147,7 +147,7 @@ class Numbered:
     batched: Collection[bytes]
 
 
-def excess(source: Source, at: int, frames: Numbered, passed: Passed) -> Array:
+def excess(source: Source, at: int, frames: Numbered, passed: EarlierMessages) -> Array:
     """Return, for each frame, how many more messages are missing before it than can be lost after
     ``at``, if no frame up to it is a message; 0 or less if this is unknown. StoreIOError.
 
@@ -209,7 +209,7 @@ def _goes_up(frames: Numbered) -> Array:
 
 
 def excess_at(source: Source, at: int, end: int, behind: Mapping[Queue, Ends | None], lost: int,
-              passed: Passed) -> int:
+              passed: EarlierMessages) -> int:
     """Return how many more messages are missing before the messages after ``[at, end)`` than can be
     lost. ``behind``: queue offsets of these messages. StoreIOError.
     """

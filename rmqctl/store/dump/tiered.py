@@ -111,7 +111,7 @@ def _header_row(target: Target, header: fmt.HeaderRecord, raw: bytes) -> Row:
     return row
 
 
-def _shape(target: Target, header: fmt.HeaderRecord) -> tuple[bool, fmt.Shape]:
+def _shape(target: Target, header: fmt.HeaderRecord) -> tuple[bool, fmt.TieredIndexShape]:
     """Return (whether compacted, the shape).
 
     Raises: FormatError.
@@ -129,7 +129,7 @@ def _shape(target: Target, header: fmt.HeaderRecord) -> tuple[bool, fmt.Shape]:
     return False, open_shape_of(target.read, target.size, header, slots)
 
 
-def _compacted_slot(target: Target, shape: fmt.Shape) -> Array:
+def _compacted_slot(target: Target, shape: fmt.TieredIndexShape) -> Array:
     def judge(slot: fmt.CompactedSlotRecord, _number: int, _target: Target) -> Judged:
         if not slot.length:
             return "empty", {}, None
@@ -141,7 +141,7 @@ def _compacted_slot(target: Target, shape: fmt.Shape) -> Array:
     return Array(fmt.COMPACTED_SLOT, judge)
 
 
-def _open_slot(shape: fmt.Shape, header: fmt.HeaderRecord) -> Array:
+def _open_slot(shape: fmt.TieredIndexShape, header: fmt.HeaderRecord) -> Array:
     def judge(slot: fmt.SlotRecord, _number: int, _target: Target) -> Judged:
         if slot.item < (0 if shape.old else 1):
             return "empty", {}, None
@@ -151,7 +151,7 @@ def _open_slot(shape: fmt.Shape, header: fmt.HeaderRecord) -> Array:
     return Array(fmt.SLOT, judge)
 
 
-def _items(target: Target, header: fmt.HeaderRecord, shape: fmt.Shape, *,
+def _items(target: Target, header: fmt.HeaderRecord, shape: fmt.TieredIndexShape, *,
            compacted: bool) -> Iterator[Row]:
     unit = fmt.COMPACTED_ITEM if compacted else fmt.ITEM
     first = 0 if compacted or shape.old else 1

@@ -214,7 +214,7 @@ def _wanted(target: Target, position: int, size: int, number: int) -> bool:
     return number >= (target.options.start or 0)
 
 
-def _ext_row(target: Target, step: consume_queue_ext.Step, data: bytes, origin: int,
+def _ext_row(target: Target, step: consume_queue_ext.ExtStep, data: bytes, origin: int,
              number: int) -> Row:
     place = origin + step.at
     row = target.place(place, number)
@@ -233,7 +233,7 @@ def _ext_row(target: Target, step: consume_queue_ext.Step, data: bytes, origin: 
     return row
 
 
-def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.Shape,
+def _judge_entry(entry: index_file.EntryRecord, number: int, shape: index_file.IndexShape,
                  header: index_file.HeaderRecord) -> Judged:
     extra: Row = {"entry_time": index_file.entry_time(header, entry), "used": (
         0 < number <= header.entries)}

@@ -25,7 +25,7 @@ _FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 
 @dataclass(frozen=True, slots=True)
-class Groups:
+class GroupOffsets:
     """All groups. ``positions`` by group, topic and queue id: the next queue offset to be read.
 
     ``others``: groups without consumer offsets that are configured, or have messages that they sent
@@ -41,7 +41,7 @@ class Groups:
     positions_known: bool = True
 
     @classmethod
-    def of(cls, store: Store) -> Groups:
+    def of(cls, store: Store) -> GroupOffsets:
         """Return the groups by ``config/`` and the folders of queues.
 
         Raises: UnsupportedError.
@@ -88,7 +88,7 @@ class Groups:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadCounts:
     """``starts``: the first queue offset of each queue that was not consumed; ``without``: the
     queues in which the group has no consumer offset. ``notes`` are remarks for the user.
     """
@@ -98,8 +98,8 @@ class Unread:
     notes: tuple[str, ...] = ()
 
 
-def unread(view: View, groups: Groups, group: str, report: Report, topic: str | None = None,
-           queue_id: int | None = None) -> Unread:
+def unread(view: View, groups: GroupOffsets, group: str, report: Report, topic: str | None = None,
+           queue_id: int | None = None) -> UnreadCounts:
     """Return the messages that a group has not consumed, in all topics in which it committed
     offsets and in its retry topic; narrowed to a topic and a queue.
     """
@@ -140,7 +140,7 @@ def unread(view: View, groups: Groups, group: str, report: Report, topic: str | 
                      f"{topic}{near_names(topic, topics)}: it does not subscribe to it, has not "
                      "consumed from it yet, or broadcasts")
     notes += _beginnings(group, retry, without)
-    return Unread(starts, tuple(without), tuple(notes))
+    return UnreadCounts(starts, tuple(without), tuple(notes))
 
 
 def _beginnings(group: str, retry: str, without: list[QueueKey]) -> Iterator[str]:

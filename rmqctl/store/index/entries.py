@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from rmqctl.errors import FormatError, StoreIOError
-from rmqctl.formats.local.index_file import ENTRY, HeaderRecord, Shape, dtype
+from rmqctl.formats.local.index_file import ENTRY, HeaderRecord, IndexShape, dtype
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 from rmqctl.store.index.shape import UnknownShapeError
@@ -26,7 +26,7 @@ class OpenedFile(NamedTuple):
     """The permanent facts about an index file that could be opened."""
 
     path: str
-    shape: Shape
+    shape: IndexShape
     header: HeaderRecord
 
 

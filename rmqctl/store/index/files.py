@@ -17,7 +17,7 @@ from rmqctl.formats.local.index_file import (
     SLOT,
     EntryRecord,
     HeaderRecord,
-    Shape,
+    IndexShape,
 )
 from rmqctl.scan.source import FileSource
 from rmqctl.store.files import StoreFile
@@ -36,7 +36,7 @@ class IndexFile:
     """
 
     file: StoreFile
-    shape: Shape
+    shape: IndexShape
     header: HeaderRecord
     source: FileSource
     sure: bool = True
@@ -74,7 +74,7 @@ def by_age(files: Iterable[tuple[StoreFile, HeaderRecord | None]]) -> list[Store
 
 
 def open_index(file: StoreFile, slots: int | None = None, max_entries: int | None = None,
-               preferred: Iterable[Shape] = (), decision: Decided | None = None) -> IndexFile:
+               preferred: Iterable[IndexShape] = (), decision: Decided | None = None) -> IndexFile:
     """Open an index file and determine its shape with `rmqctl.store.index.shape`.
 
     ``preferred``: shapes that other parts of the store suggest. ``decision``: an earlier result.
@@ -86,7 +86,7 @@ def open_index(file: StoreFile, slots: int | None = None, max_entries: int | Non
     try:
         header = HEADER.decode(source.read(0, HEADER.size))
         if slots is not None and max_entries is not None:
-            shape = Shape(slots, max_entries)
+            shape = IndexShape(slots, max_entries)
         elif slots is not None:
             shape = layout.shape_of(source.size, slots)
         else:

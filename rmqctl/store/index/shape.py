@@ -24,7 +24,7 @@ from rmqctl.formats.local.index_file import (
     SLOT,
     EntryRecord,
     HeaderRecord,
-    Shape,
+    IndexShape,
     candidates,
     shape_of,
 )
@@ -62,7 +62,7 @@ class UnknownShapeError(FormatError):
 class Decided:
     """A file's shape; ``sure`` is false if only the file size supports it."""
 
-    shape: Shape
+    shape: IndexShape
     sure: bool = True
 
 
@@ -84,7 +84,7 @@ class _Fit:
         return self.good / self.total if self.total else 0.0
 
 
-def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
+def decide(size: int, read: Read, preferred: Iterable[IndexShape] = (),
            gather: Gather | None = None) -> Decided:
     """Return the shape of an index file of ``size`` bytes.
 
@@ -104,8 +104,8 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
         read = _in_memory(read(0, size))
     # 1. A shape that explains everything: of the default ratio, or one that the store names.
     ratio = _of_default_ratio(size)
-    fitting: list[Shape] = []
-    fits: dict[Shape, _Fit] = {}
+    fitting: list[IndexShape] = []
+    fits: dict[IndexShape, _Fit] = {}
     for shape in itertools.chain(ratio, preferred):
         if shape.file_size == size:
             fitting.append(shape)
@@ -135,7 +135,7 @@ def decide(size: int, read: Read, preferred: Iterable[Shape] = (),
     raise _unknown("its slots and entries match no shape", header.entries, sound=False)
 
 
-def _of_default_ratio(size: int) -> list[Shape]:
+def _of_default_ratio(size: int) -> list[IndexShape]:
     try:
         return [shape_of(size)]
     except FormatError:
@@ -149,11 +149,11 @@ def _unknown(reason: str, entries: int, *, sound: bool) -> UnknownShapeError:
 
 
 def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most: int | None, *,
-               damaged: bool) -> Shape | None:
+               damaged: bool) -> IndexShape | None:
     """Return the only shape for a file of this size that explains its content. If there is none and
     ``damaged`` is set, return the shape that explains most of it.
     """
-    fitting: list[tuple[_Fit, Shape]] = []
+    fitting: list[tuple[_Fit, IndexShape]] = []
     for shape in _promising(itertools.islice(candidates(size), most), header, read):
         fit = _measure(shape, header, read, gather)
         if fit.share > _MIN_SHARE:
@@ -168,7 +168,8 @@ def _explained(size: int, header: HeaderRecord, read: Read, gather: Gather, most
     return max(fitting, key=lambda candidate: candidate[0].share)[1]
 
 
-def _promising(shapes: Iterable[Shape], header: HeaderRecord, read: Read) -> Iterator[Shape]:
+def _promising(shapes: Iterable[IndexShape], header: HeaderRecord,
+               read: Read) -> Iterator[IndexShape]:
     """Yield the shapes that best match the header, after reading the file at three positions."""
     last = header.entries
     for shape in shapes:
@@ -187,7 +188,7 @@ def _promising(shapes: Iterable[Shape], header: HeaderRecord, read: Read) -> Ite
             yield shape
 
 
-def _slot(shape: Shape, key_hash: int, read: Read) -> int:
+def _slot(shape: IndexShape, key_hash: int, read: Read) -> int:
     raw = read(shape.slot_position(shape.slot_of(key_hash)), SLOT.size)
     return SLOT.decode(raw).entry if len(raw) == SLOT.size else 0
 
@@ -226,7 +227,7 @@ def _in_memory(data: bytes) -> Read:
     return lambda position, length: data[position:position + length]
 
 
-def _measure(shape: Shape, header: HeaderRecord, read: Read, gather: Gather) -> _Fit:
+def _measure(shape: IndexShape, header: HeaderRecord, read: Read, gather: Gather) -> _Fit:
     if shape.capacity < 1:
         return _Fit(0, 1)
     if shape.file_size <= _WHOLE:
@@ -237,7 +238,7 @@ def _measure(shape: Shape, header: HeaderRecord, read: Read, gather: Gather) -> 
 # -- all slots and entries ------------------------------------------------------------------------
 
 
-def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
+def _all(shape: IndexShape, header: HeaderRecord, read: Read) -> _Fit:
     """Count slots that point to one of their entries, entries linked to older entries of their
     slot, and entries that are reached exactly once; entry 0 must be unused.
     """
@@ -273,7 +274,7 @@ def _all(shape: Shape, header: HeaderRecord, read: Read) -> _Fit:
 # -- a sample of them -----------------------------------------------------------------------------
 
 
-def _sampled(shape: Shape, header: HeaderRecord, gather: Gather) -> _Fit:
+def _sampled(shape: IndexShape, header: HeaderRecord, gather: Gather) -> _Fit:
     """Count the same for a sample of entries spread over the file: each must be linked within its
     slot, and the slot must not point to an older entry.
     """
@@ -302,6 +303,6 @@ def _sampled(shape: Shape, header: HeaderRecord, gather: Gather) -> _Fit:
     return _Fit(good + (unused is None or not any(unused)), len(numbers) + 1)
 
 
-def _entries(shape: Shape, numbers: Sequence[int], gather: Gather) -> list[EntryRecord | None]:
+def _entries(shape: IndexShape, numbers: Sequence[int], gather: Gather) -> list[EntryRecord | None]:
     raw = gather([(shape.entry_position(number), ENTRY.size) for number in numbers])
     return [ENTRY.decode(part) if len(part) == ENTRY.size else None for part in raw]

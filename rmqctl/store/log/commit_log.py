@@ -236,7 +236,7 @@ def _first_border(walk: Walk) -> int | None:
 
 
 @dataclass(slots=True)
-class Window:
+class ProofWindow:
     """Adjacent rows of a request, and for each whether a complete record is proved.
 
     ``batch`` has only these records, in the order of ``rows[is_proved]``; None if that file is
@@ -248,7 +248,7 @@ class Window:
     batch: Batch | None
 
 
-def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
+def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[ProofWindow]:
     """Look up the records at ``offset`` (ascending, unique); ``size`` is the number of bytes to
     read for each.
 
@@ -268,7 +268,7 @@ def records_at(log: CommitLog, offset: Array, size: Array) -> Iterator[Window]:
         except StoreIOError:
             source = None
         if source is None:
-            yield Window(rows, np.zeros(len(rows), bool), None)
+            yield ProofWindow(rows, np.zeros(len(rows), bool), None)
             continue
         yield from _in_file(source, rows, offset[rows] - source.base, size[rows])
 
@@ -334,7 +334,7 @@ def _read_parts(log: CommitLog, offset: Array, size: Array, start: Array, data: 
     return is_read
 
 
-def _in_file(source: FileSource, rows: Array, start: Array, size: Array) -> Iterator[Window]:
+def _in_file(source: FileSource, rows: Array, start: Array, size: Array) -> Iterator[ProofWindow]:
     end = np.minimum(start + np.clip(size, MIN_SIZE, _WINDOW), source.size)
     first = 0
     starts, ends = start.tolist(), end.tolist()
@@ -345,14 +345,14 @@ def _in_file(source: FileSource, rows: Array, start: Array, size: Array) -> Iter
             first = row
 
 
-def _window(source: FileSource, rows: Array, start: Array, end: int) -> Window:
+def _window(source: FileSource, rows: Array, start: Array, end: int) -> ProofWindow:
     base = int(start[0])
     try:
         data = np.frombuffer(source.read(base, max(end - base, 0)), np.uint8)
     except StoreIOError:
-        return Window(rows, np.zeros(len(rows), bool), None)
+        return ProofWindow(rows, np.zeros(len(rows), bool), None)
     batch, ok = examine(data, source.base + base, start - base)
     # Two overlapping records cannot both be in the log: the second one does not count.
     reach = np.maximum.accumulate(np.where(ok, batch.start + batch.column("total_size"), 0))
     ok[1:] &= batch.start[1:] >= reach[:-1]
-    return Window(rows, ok, batch.select(np.flatnonzero(ok)))
+    return ProofWindow(rows, ok, batch.select(np.flatnonzero(ok)))

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from rmqctl.errors import StoreIOError
 from rmqctl.scan.frames import BLANK, DAMAGED, Span
-from rmqctl.scan.tolerant import TolerantWalk, Unread
+from rmqctl.scan.tolerant import TolerantWalk, UnreadRange
 from rmqctl.scan.walk import start_of
 from rmqctl.store.log.bounds import View
 from rmqctl.store.log.commit_log import CommitLog
@@ -104,7 +104,7 @@ def log_pages(view: View, wanted: LogSelection, conditions: Sequence[Condition],
                 advance(walk.position - position)
                 position = walk.position
                 # Pass on matching messages; spans are counted even if no message matches.
-                if isinstance(batch, Unread):
+                if isinstance(batch, UnreadRange):
                     report(unread(file.base, batch))
                     continue
                 spans.passed(len(batch), batch.spans)

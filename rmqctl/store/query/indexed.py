@@ -31,7 +31,7 @@ _NEAR = 1 << 16
 """Maximum bytes of a gap that is read along instead of splitting a range."""
 
 
-class Passed:
+class SkippedRanges:
     """Ascending ranges ``[start, end)`` of the log without a message that has the key."""
 
     def __init__(self, start: Array, end: Array) -> None:
@@ -61,7 +61,7 @@ class Passed:
 
 
 def passed_over(store: Store, topic: str | None, key: str, read: int | None = None
-                ) -> Passed | None:
+                ) -> SkippedRanges | None:
     """Return the ranges that need not be read for a key, in any topic if none is given; None if
     they are unknown, or if finding them costs more than reading everything. ``read``: the number of
     messages that would be read one by one otherwise; None for the entire log at once.
@@ -89,7 +89,7 @@ def passed_over(store: Store, topic: str | None, key: str, read: int | None = No
         entries.close()
 
 
-def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int]) -> Passed:
+def _passed(entries: AllIndexEntries, witness: Witness, hashes: Collection[int]) -> SkippedRanges:
     wanted = np.array(sorted(hashes), np.int64)
     stretches: list[tuple[Array, Array]] = []
     open_start: list[Array] = []
@@ -166,7 +166,7 @@ def _united(start: Array, end: Array) -> tuple[Array, Array]:
     return start[np.append(True, apart)[:len(start)]], end[np.append(apart, True)[:len(end)]]
 
 
-def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> Passed:
+def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> SkippedRanges:
     """Return the first ranges minus the second ranges; within each list, ranges do not touch each
     other.
     """
@@ -176,4 +176,4 @@ def _without(start: Array, end: Array, other_start: Array, other_end: Array) -> 
     order = np.argsort(edges, kind="stable")
     edges, level = edges[order], np.cumsum(step[order])
     inside = (level[:-1] == 1) & (edges[1:] > edges[:-1])
-    return Passed(edges[:-1][inside], edges[1:][inside])
+    return SkippedRanges(edges[:-1][inside], edges[1:][inside])

@@ -27,7 +27,7 @@ from rmqctl.scan.json_cells import (
     is_possible,
     json_bytes,
 )
-from rmqctl.scan.text import Properties, Texts
+from rmqctl.scan.text import PropertySegments, Texts
 from rmqctl.store import objects
 from rmqctl.store.log.once import cached_property
 from rmqctl.store.pages import INTEGERS, BatchPage, Page, host
@@ -96,8 +96,8 @@ class _Fields:
         self._page, self._cells = page, cells
 
     @cached_property
-    def _properties(self) -> Properties:
-        return Properties(self._page.batch)
+    def _properties(self) -> PropertySegments:
+        return PropertySegments(self._page.batch)
 
     def add(self, name: str) -> None:
         page, cells = self._page, self._cells

@@ -42,7 +42,7 @@ from rmqctl.store.queue.rows import (
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
-    from rmqctl.store.query.indexed import Passed
+    from rmqctl.store.query.indexed import SkippedRanges
 
 _FIRST_CHUNK, _CHUNK, _CHUNK_BYTES = 32, 4096, 2 << 20
 Rows = Array
@@ -114,7 +114,7 @@ class Selector:
         self.store, self.selection, self.view = store, selection, view
         self._report, self._advance = report, advance
         self._tags = selection.tag_hashes()
-        self._passed: Passed | None = None
+        self._passed: SkippedRanges | None = None
 
     def pages(self) -> Iterator[Page]:
         """Yield the selected messages, page by page. A page is only valid until the next one is
@@ -177,7 +177,7 @@ class Selector:
                                   self._advance):
                 yield from _with_rows(page)
 
-    def _passed_over(self, read: int | None) -> Passed | None:
+    def _passed_over(self, read: int | None) -> SkippedRanges | None:
         if self.selection.key is None:
             return None
         from rmqctl.store.query.indexed import passed_over

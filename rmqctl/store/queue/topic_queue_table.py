@@ -17,7 +17,7 @@ from typing import Literal
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.scan.frames import DAMAGED, Span
 from rmqctl.scan.queue_reach import LightQueues, QueueReach, Reach
-from rmqctl.scan.tolerant import Unread
+from rmqctl.scan.tolerant import UnreadRange
 from rmqctl.store.files import StoreFile
 from rmqctl.store.log import ranges
 from rmqctl.store.log.bounds import View
@@ -163,7 +163,7 @@ def _work(generation: int, light: LightQueues, part: ranges.FileRange[StoreFile]
     with part.file.open() as source:
         walk = part.walk(source)
         for batch in walk:
-            if isinstance(batch, Unread):
+            if isinstance(batch, UnreadRange):
                 result.troubles.append(unread(source.base, batch))
                 continue
             reach.add(batch)

@@ -17,7 +17,7 @@ import pyarrow as pa
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import batch_consume_queue, consume_queue, index_file
 from rmqctl.formats.local.consume_queue import FILLER
-from rmqctl.formats.local.index_file import HEADER, Shape
+from rmqctl.formats.local.index_file import HEADER, IndexShape
 from rmqctl.scan.columns import record_batch
 from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
@@ -74,7 +74,7 @@ def batch_queue_batches(file: StoreFile, names: Sequence[str], start: int = 0,
                                    units["msg_base_offset"][keep], names)
 
 
-def index_entries(file: StoreFile, shape: Shape | None = None) -> int:
+def index_entries(file: StoreFile, shape: IndexShape | None = None) -> int:
     """Return the number of used entries of an index file, by its header and its size.
 
     Raises: StoreIOError if the file cannot be read, or its shape is unknown.
@@ -87,7 +87,7 @@ def index_entries(file: StoreFile, shape: Shape | None = None) -> int:
 
 
 def index_batches(file: StoreFile, names: Sequence[str], start: int = 1, end: int | None = None,
-                  rows: int = ROWS, shape: Shape | None = None) -> Iterator[pa.RecordBatch]:
+                  rows: int = ROWS, shape: IndexShape | None = None) -> Iterator[pa.RecordBatch]:
     """Yield the used entries of an index file with numbers ``[start, end)``. Columns:
     `INDEX_COLUMNS`.
 
@@ -150,7 +150,7 @@ def _native(values: Array, kind: pa.DataType) -> pa.Array:
     return pa.array(values.astype(kind.to_pandas_dtype()))
 
 
-def _open_index(file: StoreFile, shape: Shape | None) -> IndexFile | None:
+def _open_index(file: StoreFile, shape: IndexShape | None) -> IndexFile | None:
     """Return the opened index file; None for a file that is too short for an entry."""
     try:
         if shape is None:

@@ -18,7 +18,7 @@ from rmqctl.repair.plan import (
     Plan,
     Replace,
 )
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 
 LAST_YEAR = 1_700_000_000_123_456_789
 FILES = {"commitlog/00000000000000000000": 9000, "commitlog/00000000000000009000": 9000,
@@ -50,8 +50,10 @@ def plan(root: Path, scratch: Path) -> Plan:
         (scratch / name).write_bytes(name.encode() * 100)
     steps = (
         Patch("commitlog/00000000000000000000",
-              (Piece(100, 3000, ((5, b"head"), (2990, b"tail"))), Piece.of(8000, b"more" * 30))),
-        Patch("commitlog/00000000000000009000", (Piece(5000, 6000, ((3990, b"across" * 9),)),)),
+              (OverlayPiece(100, 3000, ((5, b"head"), (2990, b"tail"))),
+               OverlayPiece.of(8000, b"more" * 30))),
+        Patch("commitlog/00000000000000009000",
+              (OverlayPiece(5000, 6000, ((3990, b"across" * 9),)),)),
         MoveAside("commitlog/00000000000000018000"),
         MoveAside("consumequeue/U"),
         Create("consumequeue/U/0/00000000000000000000", b"rebuilt" * 20),
@@ -59,7 +61,7 @@ def plan(root: Path, scratch: Path) -> Plan:
         Replace("consumequeue/T/1/00000000000000000000",
                 FileContent(str(scratch / "copied"), movable=False), LAST_YEAR),
         MakeFolder("consumequeue/V/3"),
-        Create("consumequeue/W/1/00000000000000000000", Piece(0, 9000, ((5000, b"sparse"),)),
+        Create("consumequeue/W/1/00000000000000000000", OverlayPiece(0, 9000, ((5000, b"sparse"),)),
                LAST_YEAR + 5),
         MoveAside("index/20261121000000000"),
         Create("index/20261121000000000", b"anew"),

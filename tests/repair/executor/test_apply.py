@@ -32,7 +32,7 @@ from rmqctl.repair.plan import (
     Plan,
     Replace,
 )
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from tests.repair.accidents import differences, state, undo_all
 from tests.repair.executor import samples
 from tests.repair.executor.conftest import MEMORY
@@ -113,7 +113,7 @@ def test_wiping_a_large_tail_keeps_it_sparse(root):
     with path.open("wb") as file:
         file.write(b"x" * 50_000)
         file.truncate(1 << 30)
-    done = apply(root, Patch("commitlog/large", (Piece(40_000, (1 << 30) - 40_000),)))
+    done = apply(root, Patch("commitlog/large", (OverlayPiece(40_000, (1 << 30) - 40_000),)))
     with path.open("rb") as file:
         assert file.read(60_000) == b"x" * 40_000 + b"\0" * 20_000
     assert os.stat(path).st_blocks * 512 < 1 << 20
@@ -156,7 +156,8 @@ def test_half_a_line_in_the_log_spoils_nothing(root):
 
 def test_applied_again_it_does_nothing(root):
     steps = (MoveAside("consumequeue/U"), Create("consumequeue/U/0/0", b"new"),
-             Patch(LOG, (Piece.of(3, b"abc"),)), MoveAside("abort"), Replace("checkpoint", b"c"),
+             Patch(LOG, (OverlayPiece.of(3, b"abc"),)), MoveAside("abort"),
+             Replace("checkpoint", b"c"),
              MakeFolder("consumequeue/V"))
     assert not apply(root, *steps).already
     before = state(root)
@@ -170,7 +171,8 @@ def test_applied_again_it_does_nothing(root):
 
 def test_patches_of_one_file_are_one(root):
     old = (root / LOG).read_bytes()
-    apply(root, Patch(LOG, (Piece.of(50, b"later"),)), Patch(LOG, (Piece.of(10, b"early"),)),
+    apply(root, Patch(LOG, (OverlayPiece.of(50, b"later"),)),
+          Patch(LOG, (OverlayPiece.of(10, b"early"),)),
           Patch(LOG, ()))
     assert (root / LOG).read_bytes() == old[:10] + b"early" + old[15:50] + b"later" + old[55:]
     undo_all(root)
@@ -182,7 +184,7 @@ def test_patches_of_one_file_are_one(root):
     ([Create(LOG + "/x", b"")], "is not a folder"),
     ([Replace("none", b"")], "does not exist any more"),
     ([Replace("consumequeue", b"")], "is not a regular file"),
-    ([Patch("none", (Piece(0, 1),))], "does not exist any more"),
+    ([Patch("none", (OverlayPiece(0, 1),))], "does not exist any more"),
     ([MoveAside("none")], "does not exist any more"),
     ([MoveAside("abort"), MoveAside("abort")], "does not exist any more"),
     ([MakeFolder("abort")], "exists already"),
@@ -203,12 +205,12 @@ def test_a_store_that_is_not_as_the_plan_takes_it(root, steps, words):
 @pytest.mark.parametrize("steps", [
     [Create("../x", b"")], [Create(".rmqctl/x", b"")], [MoveAside("lock")], [MoveAside(".")],
     [Create("a\0b", b"")], [Create("new", b""), MoveAside("new")],
-    [Create("new", b""), Patch("new", (Piece(0, 1),))],
+    [Create("new", b""), Patch("new", (OverlayPiece(0, 1),))],
     [Create("new/x", b""), MoveAside("new")],
-    [Patch(LOG, (Piece(0, 5), Piece(3, 9)))], [Patch(LOG, (Piece(-1, 5),))],
-    [Patch(LOG, (Piece(0, 5), )), Patch(LOG, (Piece(4, 1), ))],
-    [Create("new", Piece(1, 5))], [Create("new", Piece(0, 5, ((3, b"long"),)))],
-    [Create("new", Piece(0, 9, ((3, b"ab"), (4, b"c"))))],
+    [Patch(LOG, (OverlayPiece(0, 5), OverlayPiece(3, 9)))], [Patch(LOG, (OverlayPiece(-1, 5),))],
+    [Patch(LOG, (OverlayPiece(0, 5), )), Patch(LOG, (OverlayPiece(4, 1), ))],
+    [Create("new", OverlayPiece(1, 5))], [Create("new", OverlayPiece(0, 5, ((3, b"long"),)))],
+    [Create("new", OverlayPiece(0, 9, ((3, b"ab"), (4, b"c"))))],
 ])
 def test_a_plan_that_contradicts_itself(root, steps):
     before = state(root)
@@ -301,8 +303,8 @@ def test_a_log_on_another_file_system(tmp_path, elsewhere, how):
     before = snapshot.take(log, inodes=False)
     old = state(root)
     first, last = (f"{prefix}/{number:020d}" for number in (0, 18000))
-    steps = (Patch(first, (Piece.of(5, b"bytes"),)), MoveAside(last),
-             Create(f"{prefix}/{27000:020d}", Piece(0, 9000)),
+    steps = (Patch(first, (OverlayPiece.of(5, b"bytes"),)), MoveAside(last),
+             Create(f"{prefix}/{27000:020d}", OverlayPiece(0, 9000)),
              Replace(f"{prefix}/{9000:020d}", b"new" * 3000), Replace("checkpoint", b"c"))
     done = apply(root, *steps)
     assert sorted(one.name for one in log.iterdir()) == [

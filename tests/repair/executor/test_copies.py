@@ -17,7 +17,7 @@ from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.executor.journal import StepRecord, history, pending
 from rmqctl.repair.executor.undo import preview
 from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from tests.repair.accidents import Trial, bytes_of, in_child, undo_all
 from tests.repair.executor import samples
 from tests.repair.executor.test_apply import LOG, apply
@@ -107,7 +107,7 @@ def test_what_was_changed_in_a_copy_is_seen(folder: Path) -> None:
 NAMES = [f"{number:020d}" for number in (0, 9000, 18000)]
 Steps = Callable[[str], tuple[object, ...]]
 ALL_KINDS: Steps = lambda log: (  # noqa: E731
-    Patch(f"{log}/{NAMES[0]}", (Piece.of(5, b"bytes"),)), MoveAside(f"{log}/{NAMES[2]}"),
+    Patch(f"{log}/{NAMES[0]}", (OverlayPiece.of(5, b"bytes"),)), MoveAside(f"{log}/{NAMES[2]}"),
     Create(f"{log}/{27000:020d}", b"y" * 9000), Replace("checkpoint", b"c"))
 MOVES: Steps = lambda log: (MoveAside(f"{log}/{NAMES[2]}"), Replace("checkpoint", b"c"))  # noqa: E731
 
@@ -308,7 +308,7 @@ def test_a_copy_that_shares_files_with_the_original(folder: Path, how: str) -> N
     else:
         log.rename(root / "commitlog")
         copy_file = os.link
-    apply(root, Patch(LOG, (Piece.of(5, b"bytes"),)))
+    apply(root, Patch(LOG, (OverlayPiece.of(5, b"bytes"),)))
     copy = folder / "data/copy"
     shutil.copytree(root, copy, symlinks=True,
                     copy_function=lambda source, target: copy_file(source, target)

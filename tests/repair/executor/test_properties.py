@@ -14,7 +14,7 @@ from rmqctl.errors import RefusedError
 from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.executor.journal import history
 from rmqctl.repair.plan import Create, FileContent, MakeFolder, MoveAside, Patch, Plan, Replace
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from tests.repair.accidents import bytes_of, differences, state, undo_all
 from tests.repair.executor.conftest import MEMORY
 from tests.support.share import examples
@@ -36,13 +36,13 @@ def pieces(draw):
             parts.append((end, data))
             end += len(data)
         size = end + draw(st.integers(0, 9))
-        out.append(Piece(at, size, tuple(parts)))
+        out.append(OverlayPiece(at, size, tuple(parts)))
         at += size
     return tuple(out)
 
 
 CONTENT = DATA | DATA.map(lambda data: ("file", data)) | st.builds(
-    lambda size, data: Piece(0, size + len(data), ((size, data),) if data else ()),
+    lambda size, data: OverlayPiece(0, size + len(data), ((size, data),) if data else ()),
     st.integers(0, 5000), DATA)
 STEPS = st.lists(st.one_of(
     st.builds(Create, PATHS, CONTENT, TIMES), st.builds(Replace, PATHS, CONTENT, TIMES),

@@ -17,7 +17,7 @@ from rmqctl.repair.executor.executor import Repair
 from rmqctl.repair.executor.journal import history, pending
 from rmqctl.repair.executor.undo import preview
 from rmqctl.repair.plan import Create, MoveAside, Patch, Replace
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from tests.engine_write.files_support import failing
 from tests.repair.accidents import bytes_of, differences, state, undo_all
 from tests.repair.executor import samples
@@ -91,7 +91,7 @@ def test_a_target_that_was_changed_since(root, change):
 def test_bytes_a_broker_appended_stay_with_their_time(root):
     path = root / LOG
     old = path.read_bytes()
-    apply(root, Patch(LOG, (Piece.of(100, b"bytes"),)))
+    apply(root, Patch(LOG, (OverlayPiece.of(100, b"bytes"),)))
     _poke(path, 5000)
     os.utime(path, ns=(samples.LAST_YEAR + 7, samples.LAST_YEAR + 7))
     undo(root)
@@ -114,7 +114,7 @@ def test_a_later_repair_of_the_same_files_comes_first(root):
 
 
 def test_what_was_kept_is_gone(root):
-    done = apply(root, Replace("checkpoint", b"new"), Patch(LOG, (Piece.of(0, b"x"),)))
+    done = apply(root, Replace("checkpoint", b"new"), Patch(LOG, (OverlayPiece.of(0, b"x"),)))
     shutil.rmtree(root / done.backup / "aside")
     with pytest.raises(RefusedError, match="checkpoint: its kept copy was deleted"):
         undo(root)
@@ -160,8 +160,8 @@ def test_apply_waits_until_it_is_settled(root):
 
 def test_a_broker_ran_between_an_interruption_and_now(root):
     """Going on would destroy what it wrote."""
-    id = interrupt(root, Patch(LOG, (Piece.of(100, b"bytes"),)), Replace("checkpoint", b"new"),  # noqa: A001
-                   at=4)
+    id = interrupt(root, Patch(LOG, (OverlayPiece.of(100, b"bytes"),)),  # noqa: A001
+                   Replace("checkpoint", b"new"), at=4)
     _poke(root / LOG, 102)
     (root / "checkpoint").write_bytes(b"a broker's")
     before = state(root)

@@ -22,7 +22,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import index_file as layout
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.filler import is_kept_damaged
-from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, Shape
+from rmqctl.formats.local.index_file import ENTRY, HEADER, SLOT, IndexShape
 from rmqctl.kernel import active
 from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
@@ -235,7 +235,7 @@ def _finding(category: str, file: StoreFile, field: str, detail: str) -> Finding
                    length=place.size)
 
 
-def read_slots(source: FileSource, shape: Shape) -> Array:
+def read_slots(source: FileSource, shape: IndexShape) -> Array:
     """Return all slots (int32), 4 bytes each: 20 MB in a file of default size."""
     out: Array = np.zeros(shape.slots, np.int32)
     for start in range(0, shape.slots, _PAGE):
@@ -419,7 +419,7 @@ def _entry_finding(index: IndexFile, category: str, number: int, field: str,
                    offset=index.shape.entry_position(number) + place.offset, length=place.size)
 
 
-def _page(source: FileSource, shape: Shape, start: int, count: int) -> Array:
+def _page(source: FileSource, shape: IndexShape, start: int, count: int) -> Array:
     data = source.read(shape.entry_position(start), count * ENTRY.size)
     return ENTRY.array(data.ljust(count * ENTRY.size, b"\0"))
 

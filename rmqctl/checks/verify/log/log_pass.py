@@ -17,7 +17,7 @@ from rmqctl.checks.verify.context import MAX_LISTED, BadRecord, ComparedStructur
 from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.log.sound import SoundPass
 from rmqctl.checks.verify.queue.batch_rows import batch_expected
-from rmqctl.checks.verify.queue.rows import ExpectedRows, QueueKey, QueueRows
+from rmqctl.checks.verify.queue.rows import ExpectedEntries, ExpectedRows, QueueKey
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import MAGIC_V2, decode
@@ -29,7 +29,7 @@ from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, DAMAGED, ZERO, Array, Batch, Span, gathered
 from rmqctl.scan.headers import bad_numbers
 from rmqctl.scan.queue_reach import NOT_DISPATCHED, dispatched_rows, skipped_rows
-from rmqctl.scan.tolerant import TolerantWalk, Unread
+from rmqctl.scan.tolerant import TolerantWalk, UnreadRange
 from rmqctl.scan.walk import Sound
 from rmqctl.store.files import StoreFile
 from rmqctl.store.index.entries import AllIndexEntries
@@ -106,7 +106,7 @@ class LogPass:
             if not self._started:
                 self._start(file.base + walk.first)
             position = file.base + walk.position
-            if isinstance(item, Unread):
+            if isinstance(item, UnreadRange):
                 self._unread(file, item)
             else:
                 self._hold(item)
@@ -138,7 +138,7 @@ class LogPass:
             self._take(gathered(self._held))
             self._held, self._held_bytes = [], 0
 
-    def _unread(self, file: StoreFile, lost: Unread) -> None:
+    def _unread(self, file: StoreFile, lost: UnreadRange) -> None:
         """Count bytes that the system cannot read as damaged."""
         span = Span(DAMAGED, file.base + lost.start, lost.end - lost.start, lost.reason, UNREADABLE)
         if self.result.entries is not None:
@@ -200,7 +200,7 @@ class LogPass:
         result.messages += len(batch) - bad
         if result.profile is not None:
             result.profile.add(batch, ok)
-        properties = text.Properties(batch)
+        properties = text.PropertySegments(batch)
         numbers = bad_numbers(batch, self.store.generation, properties)
         result.headers.add(batch, ok, numbers)
         self._note(batch, numbers)
@@ -291,7 +291,7 @@ class CheckedBatch(NamedTuple):
     """
 
     batch: Batch
-    properties: text.Properties
+    properties: text.PropertySegments
     topic: Array
     ok: Array
     sealed: Array
@@ -308,7 +308,7 @@ class MessageChecks:
         self._index = IndexKeys(topics)
         self.batched: set[str] = {topic for topic, _ in store.batch_queues}
         self._plain: list[bool] = []
-        self.rows = QueueRows(store, ends)
+        self.rows = ExpectedEntries(store, ends)
         self._numbers = QueueTable(topics, self.rows.number)
         self._further = text.Dictionary()
         self.keys: KeyCheck | None = None

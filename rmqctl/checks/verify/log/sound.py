@@ -17,11 +17,11 @@ from rmqctl.checks.verify.common import BY_QUEUE, unconfirmed_bytes
 from rmqctl.checks.verify.context import BadRecord, ComparedStructures, RangeResult
 from rmqctl.checks.verify.index.keys import KeyCheck
 from rmqctl.checks.verify.log.seals import UnsealedRun
-from rmqctl.checks.verify.queue.rows import TIME, QueueRows
+from rmqctl.checks.verify.queue.rows import TIME, ExpectedEntries
 from rmqctl.errors import StoreIOError
 from rmqctl.formats.local import delay, sysflag
 from rmqctl.formats.local.consume_queue import UNIT_SIZE
-from rmqctl.scan.derived import NAMES, Topics, delays, grown
+from rmqctl.scan.derived import NAMES, TopicNumbers, delays, grown
 from rmqctl.scan.frames import Array
 from rmqctl.scan.headers import WIDTH
 from rmqctl.store.queue.consume_queue import plain_units
@@ -44,7 +44,7 @@ _SHORT = 256
 class SoundPass:
     """Input of the kernel, and the skipped messages that are not counted yet."""
 
-    def __init__(self, kernel: Any, store: Store, wanted: ComparedStructures, rows: QueueRows,
+    def __init__(self, kernel: Any, store: Store, wanted: ComparedStructures, rows: ExpectedEntries,
                  batched: set[str]) -> None:
         self._kernel, self._store, self._wanted, self._rows = kernel, store, wanted, rows
         self._at = {name: number for number, name in enumerate(kernel.SOUND_STATE)}
@@ -53,7 +53,7 @@ class SoundPass:
         self._state[self._at["first_v2"]] = -1
         self._heads: Array = np.zeros((4, WIDTH), np.int64)
         # The tables of topics and queues, which grow with each new one.
-        self._topics = Topics(batched)
+        self._topics = TopicNumbers(batched)
         self._cells: Array = np.zeros(0, np.int32)
         self._queues: Array = np.zeros((0, 7), np.int64)
         self._intervals: Array = np.zeros((_INTERVALS, 5), np.int64)

@@ -211,7 +211,7 @@ class _BatchQueueCheck:
                                          f"{record.total_size}")
 
     def _compare(self, rows: Array, number: Array, batch: Batch) -> Iterator[tuple[int, Wrong]]:
-        properties = text.Properties(batch)
+        properties = text.PropertySegments(batch)
         tags: Array = np.zeros(len(batch), np.int64)
         tagged, values = properties.find(props.TAGS)
         tags[tagged] = text.hashes(values.data, values.start, values.length)[0]

@@ -157,7 +157,7 @@ class ExpectedRows:
                             self.store_time[which])
 
 
-class QueueRows:
+class ExpectedEntries:
     """Collection of expected entries, which are compared with the consume queues in blocks."""
 
     def __init__(self, store: Store, ends: dict[QueueKey, int]) -> None:

@@ -28,7 +28,7 @@ from rmqctl.formats.timer.timer_check import TIMER_CHECK, TimerCheckRecord
 from rmqctl.scan import text
 from rmqctl.scan.frames import Array, Batch, gather
 from rmqctl.store.files import listing
-from rmqctl.store.log.commit_log import Window, records_at
+from rmqctl.store.log.commit_log import ProofWindow, records_at
 from rmqctl.store.queue.consume_queue import ConsumeQueue
 from rmqctl.store.store import Store
 
@@ -288,7 +288,7 @@ class TimerRecords:
             self._lose(units, rows[odd[queued]])
             for row in odd[~queued].tolist():
                 yield int(rows[row]), *_unfit(bool(timer[row]), int(size[row]))
-        properties = text.Properties(batch)
+        properties = text.PropertySegments(batch)
         topic_row, topics = properties.find(REAL_TOPIC)
         hashes: Array = np.zeros(len(batch), np.int64)
         hashes[topic_row] = text.hashes(topics.data, topics.start, topics.length)[0]
@@ -312,7 +312,7 @@ class TimerRecords:
 
     # -- no message is there --------------------------------------------------------------------
 
-    def _missing(self, units: Array, rows: Array, window: Window) -> Iterator[Wrong]:
+    def _missing(self, units: Array, rows: Array, window: ProofWindow) -> Iterator[Wrong]:
         queued = (self._queued(units, rows) if window.batch is not None
                   else np.ones(len(rows), bool))
         self._lose(units, rows[queued])
@@ -382,7 +382,7 @@ def _is_timer(batch: Batch) -> Array:
     return out
 
 
-def _due(properties: text.Properties, count: int) -> Array:
+def _due(properties: text.PropertySegments, count: int) -> Array:
     """Return the delivery time of each message (ms); -1 if the message has none."""
     out: Array = np.full(count, -1, np.int64)
     rows, times = properties.find(TIMER_OUT_MS)

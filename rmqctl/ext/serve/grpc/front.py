@@ -22,7 +22,7 @@ from typing import Protocol, cast
 from urllib.parse import unquote
 
 from rmqctl.ext.serve import connection
-from rmqctl.ext.serve.limits import Places, network_of
+from rmqctl.ext.serve.limits import AddressConnections, network_of
 from rmqctl.ext.serve.remoting.frame import FrameError
 from rmqctl.ext.serve.turns import Hosts
 from rmqctl.parse_values import Address
@@ -61,7 +61,7 @@ both are exceeded.
 """
 
 
-class Server(connection.Server, Protocol):
+class GrpcState(connection.SharedState, Protocol):
     """The state that clients of all protocols share, and the connections of the gRPC port."""
 
     pipes: set[Pipe]
@@ -123,9 +123,9 @@ class Gate:
 class Front:
     """The port of the service. ``server``: the state that is shared by clients of all protocols."""
 
-    def __init__(self, server: Server, connections: int, part: float) -> None:
+    def __init__(self, server: GrpcState, connections: int, part: float) -> None:
         self.server, self.gate = server, Gate()
-        self.places = Places(connections, part)
+        self.places = AddressConnections(connections, part)
         self._folder = tempfile.mkdtemp(prefix="rmqctl-grpc-")
         self.core = os.path.join(self._folder, "core")
         self.pipes: dict[str, Pipe] = {}

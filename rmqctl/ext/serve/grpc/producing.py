@@ -23,7 +23,7 @@ from rmqctl.ext.serve.grpc.routes import brokers_with
 from rmqctl.ext.serve.grpc.sessions import name_of, transaction_id
 from rmqctl.ext.serve.producing.recalling import handle_of
 from rmqctl.ext.serve.remoting.codes import Failed, Status
-from rmqctl.ext.serve.source import WRITE, Topic
+from rmqctl.ext.serve.source import WRITE, ServedTopic
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.local.sysflag import (
@@ -85,7 +85,7 @@ async def send(endpoint: Endpoint, caller: Caller, request: Any) -> Any:
                     entries[0].status.message if code != Code.OK else None, entries=entries)
 
 
-def _queue(endpoint: Endpoint, writable: list[tuple[Broker, Topic]], ordered: str
+def _queue(endpoint: Endpoint, writable: list[tuple[Broker, ServedTopic]], ordered: str
            ) -> tuple[Broker, int]:
     """Return the queue for a message: for a message group always the same queue; else any queue of
     the next broker, which chooses it.

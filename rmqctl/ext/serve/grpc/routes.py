@@ -11,7 +11,7 @@ from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.grpc.calls import Caller, Endpoint
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, Code, Refused, response
 from rmqctl.ext.serve.grpc.sessions import is_fifo, name_of
-from rmqctl.ext.serve.source import READ, WRITE, Topic
+from rmqctl.ext.serve.source import READ, WRITE, ServedTopic
 from rmqctl.parse_values import Address
 
 _NONE, _READ, _WRITE, _READ_WRITE = 1, 2, 3, 4
@@ -30,14 +30,14 @@ def _topic(request: Any) -> str:
     return name_of(request.topic, Code.ILLEGAL_TOPIC, "topic")
 
 
-def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, Topic]]:
+def brokers_with(brokers: Sequence[Broker], name: str) -> list[tuple[Broker, ServedTopic]]:
     """Return the brokers that have a topic, or would create the topic on its first message.
     Raises: Refused if there are none.
     """
     candidates = [(broker, topic) for broker in brokers
                   if (topic := broker.topic(name)) is not None]
     if not candidates:
-        candidates = [(broker, Topic(name, CLIENT_QUEUES, CLIENT_QUEUES, READ | WRITE))
+        candidates = [(broker, ServedTopic(name, CLIENT_QUEUES, CLIENT_QUEUES, READ | WRITE))
                       for broker in brokers if broker.writer is not None
                       and broker.writer.topics.creation_problem(name) is None]
     if not candidates:

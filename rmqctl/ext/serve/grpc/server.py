@@ -24,7 +24,7 @@ from rmqctl.errors import RmqctlError, StoreIOError
 from rmqctl.ext.serve.broker import Broker
 from rmqctl.ext.serve.grpc import consuming, producing, routes
 from rmqctl.ext.serve.grpc.calls import Caller, Endpoint, judged
-from rmqctl.ext.serve.grpc.front import MAX_FRAME, Front, Gate, Server
+from rmqctl.ext.serve.grpc.front import MAX_FRAME, Front, Gate, GrpcState
 from rmqctl.ext.serve.grpc.protocol import MESSAGES, SERVICE, Code, Refused, response, status
 from rmqctl.ext.serve.grpc.sessions import Session
 from rmqctl.ext.serve.limits import Quota
@@ -84,7 +84,7 @@ class Proxy:
         """True if a client is connected."""
         return bool(self._calls) or bool(self._endpoint.sessions.by_client)
 
-    async def start(self, server: Server, address: Address, bound: socket.socket) -> None:
+    async def start(self, server: GrpcState, address: Address, bound: socket.socket) -> None:
         """Listen on a socket. Raises: StoreIOError."""
         self._endpoint.address = address
         self._front = front = Front(server, self._connections, self._clients.part)

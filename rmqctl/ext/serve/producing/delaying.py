@@ -12,7 +12,7 @@ from math import inf
 
 from rmqctl.engine.put.message import PutResult
 from rmqctl.ext.serve.producing.writing import Writer, delivered
-from rmqctl.ext.serve.reading import Queue
+from rmqctl.ext.serve.reading import ServedQueue
 from rmqctl.formats.local.message import decode
 from rmqctl.formats.local.properties import SCHEDULE_TOPIC
 from rmqctl.parse_values import now_ms
@@ -57,7 +57,7 @@ class Delays:
         if self._due.get(level, inf) == inf:
             self._due[level] = 0
 
-    def _queue(self, level: int) -> Queue:
+    def _queue(self, level: int) -> ServedQueue:
         key = SCHEDULE_TOPIC, level - 1
         return self.writer.queue(key) or self.writer.source.queue(*key)
 

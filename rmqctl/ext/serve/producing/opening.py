@@ -18,8 +18,8 @@ from rmqctl.engine.engine import Engine
 from rmqctl.errors import RefusedError
 from rmqctl.ext.serve.consuming.positions import Positions
 from rmqctl.ext.serve.producing.writing import Writer
-from rmqctl.ext.serve.reading import Pages
-from rmqctl.ext.serve.source import LMQ_FILE, Source, stat_of
+from rmqctl.ext.serve.reading import PageCache
+from rmqctl.ext.serve.source import LMQ_FILE, ServedStore, stat_of
 from rmqctl.files.durable import publish
 from rmqctl.formats.config import fastjson
 from rmqctl.formats.local.properties import LMQ_PREFIX, RETRY_PREFIX
@@ -46,7 +46,7 @@ def temporary_store(wanted: bool) -> Iterator[str | None]:
         yield root
 
 
-def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages,
+def open_writer(open_store: Callable[[], Store], flush: str | None, pages: PageCache,
                 address: Address, cluster: str, folders: Iterable[str] = (),
                 outside: Iterable[str] = ()) -> Writer:
     """Open a store for writing, and take its lock. ``folders``: log folders that the user named;
@@ -67,7 +67,7 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
     engine = Engine.open(root, settings, commitlog_dirs=folders, outside=outside)
     try:
         engine.reput()
-        source = Source(open_store, "disk", pages, is_own=True)
+        source = ServedStore(open_store, "disk", pages, is_own=True)
         topics = Topics(root, settings, now_ms)
         topics.makes = sizes.conf.makes_topics is not False
         writer = Writer(engine, topics, SubscriptionGroups(root, settings, now_ms), source)
@@ -78,7 +78,7 @@ def open_writer(open_store: Callable[[], Store], flush: str | None, pages: Pages
     return writer
 
 
-def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
+def keep_json(source: ServedStore, name: str, value: dict[str, object]) -> None:
     """Write a file of ``config/`` as a broker does: the previous file becomes the backup.
     Raises: StoreIOError, RefusedError if the existing file cannot be read; it is then not
     overwritten.
@@ -97,7 +97,7 @@ def keep_json(source: Source, name: str, value: dict[str, object]) -> None:
     source.kept[name] = stat_of(path)
 
 
-def keep_positions(source: Source, positions: Positions) -> None:
+def keep_positions(source: ServedStore, positions: Positions) -> None:
     """Write the consumer offsets to ``config/consumerOffset.json``: committed offsets replace the
     offsets in the file, even if serving ignored the stored ones. Also write
     ``lmqConsumerOffset.json`` if it exists: brokers with ``enableLmq`` read that file instead, with

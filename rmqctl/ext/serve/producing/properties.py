@@ -40,7 +40,7 @@ class _Plan(NamedTuple):
     """The placeholder before which a new unique key is inserted; -1 if no new key is needed."""
 
 
-class Properties:
+class PropertyBuilder:
     """Builds the stored properties for a store, with one plan for each set of names."""
 
     def __init__(self, settings: Settings) -> None:

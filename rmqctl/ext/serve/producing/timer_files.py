@@ -45,7 +45,7 @@ _BLANK_SLOTS = 60
 _PAGE, _CHUNK = 1 << 14, 1 << 20
 
 
-class TimerFiles:
+class OpenTimerFiles:
     """The open files of a timer, until `close`. ``read``: the time (ms) of the next slot to
     process; ``queue``: the queue offset of the first message in the timer topic without a unit;
     ``end``: the end of the timer log.

@@ -1,8 +1,8 @@
 """Timed messages of a 5.x store: each gets a slot in the timer wheel, and is stored in its own
 queue when it is due (spec: timer-and-others-5x.md §1).
 
-Timed messages wait in the timer topic. `TimerFiles` writes a broker's timer files, so that a broker
-can continue. Recalled messages are detected when their slot is read.
+Timed messages wait in the timer topic. `OpenTimerFiles` writes a broker's timer files, so that a
+broker can continue. Recalled messages are detected when their slot is read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.rewrite import schedule
 from rmqctl.engine.put.transactions import target
 from rmqctl.errors import RmqctlError
-from rmqctl.ext.serve.producing.timer_files import TimerFiles
+from rmqctl.ext.serve.producing.timer_files import OpenTimerFiles
 from rmqctl.ext.serve.producing.writing import Writer
 from rmqctl.formats.config.java_map import JavaMap
 from rmqctl.formats.local import properties as props
@@ -80,7 +80,7 @@ class Timers:
     """The timed messages of a writable store."""
 
     writer: Writer
-    files: TimerFiles | None = None
+    files: OpenTimerFiles | None = None
     _new: bool = False
     """True if there may be messages without a slot."""
     _walking: Iterator[tuple[int, UnitRecord]] | None = None
@@ -100,8 +100,8 @@ class Timers:
             self.files = self._open()
             self._new = True
 
-    def _open(self) -> TimerFiles:
-        files = TimerFiles(self.writer.source.store, self.writer.settings.timer_precision)
+    def _open(self) -> OpenTimerFiles:
+        files = OpenTimerFiles(self.writer.source.store, self.writer.settings.timer_precision)
         last = files.last
         record = None if last is None else self._record(last)
         if record is not None and record.topic == props.TIMER_TOPIC.encode():
@@ -175,7 +175,7 @@ class Timers:
 
     # -- into the wheel -----------------------------------------------------------------------
 
-    def _enqueue(self, files: TimerFiles, now: int, late: float) -> bool:
+    def _enqueue(self, files: OpenTimerFiles, now: int, late: float) -> bool:
         """Assign slots to messages of the timer topic. Return whether messages are left."""
         key = props.TIMER_TOPIC, 0
         queue = self.writer.queue(key) or self.writer.source.queue(*key)
@@ -202,7 +202,7 @@ class Timers:
         raw = self.writer.source.log.record(unit.physical_offset, unit.message_size)
         return None if raw is None else decode(raw)
 
-    def _walk(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
+    def _walk(self, files: OpenTimerFiles, wanted: array[int], late: float) -> bool:
         """Read the units of the current slot. Return whether all were read. For a unit of a delete
         message, add the key of the recalled message.
         """
@@ -219,7 +219,7 @@ class Timers:
         self._walking = None
         return True
 
-    def _put_some(self, files: TimerFiles, wanted: array[int], late: float) -> bool:
+    def _put_some(self, files: OpenTimerFiles, wanted: array[int], late: float) -> bool:
         """Store the next messages of the slot. Return whether the slot is finished."""
         for _ in range(_AT_ONCE):
             if not wanted:

@@ -27,9 +27,9 @@ from rmqctl.engine.put.message import Outgoing, OutgoingBatch, PutResult
 from rmqctl.engine.put.put import Message
 from rmqctl.errors import RmqctlError
 from rmqctl.ext.serve.log_reader import LogReader
-from rmqctl.ext.serve.producing.properties import Properties
-from rmqctl.ext.serve.reading import FILTER_S, SCANNED_ROWS, Accept, Pulled, Queue
-from rmqctl.ext.serve.source import MAX_QUEUES, Source
+from rmqctl.ext.serve.producing.properties import PropertyBuilder
+from rmqctl.ext.serve.reading import FILTER_S, SCANNED_ROWS, Accept, Pulled, ServedQueue
+from rmqctl.ext.serve.source import MAX_QUEUES, ServedStore
 from rmqctl.formats.local import delay, properties
 from rmqctl.formats.local.javahash import tags_code
 from rmqctl.formats.local.message import Record, decode
@@ -58,7 +58,7 @@ _Pending = tuple[Message, Then, int | None]
 class TailQueue:
     """A queue, including entries added since its store was opened."""
 
-    stored: Queue
+    stored: ServedQueue
     log: LogReader
     start: int
     physical: list[int] = field(default_factory=list)
@@ -137,11 +137,12 @@ class Writer:
     ``received`` counts messages by the topic that they were sent to.
     """
 
-    def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups, source: Source
+    def __init__(self, engine: Engine, topics: Topics, groups: SubscriptionGroups,
+                 source: ServedStore
                  ) -> None:
         self.engine, self.topics, self.groups, self.source = engine, topics, groups, source
         self.settings = engine.settings
-        self.properties = Properties(self.settings)
+        self.properties = PropertyBuilder(self.settings)
         self.arrived: Callable[[str, int], None] = lambda _topic, _queue: None
         self.scheduled: Callable[[int], None] = lambda _level: None
         self.timed: Callable[[], None] = lambda: None

@@ -180,7 +180,7 @@ _KINDS = {"text": str, "bool": bool, "int": Annotated[int, msgspec.Meta(ge=-_INT
 
 
 @dataclass(frozen=True)
-class Request:
+class RequestCode:
     """One line of the table. ``fields``: (kind, whether required) by name in the header. ``long``:
     full names by one-letter name.
     """
@@ -252,7 +252,7 @@ def _number(name: str, text: str, limit: int) -> int:
     return value
 
 
-def _requests() -> dict[int, Request]:
+def _requests() -> dict[int, RequestCode]:
     table = {}
     for line in _TABLE.strip().splitlines():
         code, name, *fields = line.split()
@@ -260,8 +260,8 @@ def _requests() -> dict[int, Request]:
         for declaration in fields:
             field, _, kind = declaration.rstrip("!").partition(":")
             read[field] = kind or "text", declaration.endswith("!")
-        table[int(code)] = Request(int(code), name.lstrip("~"), name.startswith("~"), read,
-                                   _SEND_V2 if "a" in read else {})
+        table[int(code)] = RequestCode(int(code), name.lstrip("~"), name.startswith("~"), read,
+                                       _SEND_V2 if "a" in read else {})
     return table
 
 

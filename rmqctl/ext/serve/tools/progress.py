@@ -15,7 +15,7 @@ from rmqctl.ext.serve.consuming.offsets import at_time
 from rmqctl.ext.serve.naming import json_response
 from rmqctl.ext.serve.remoting.codes import RESET_CONSUMER_CLIENT_OFFSET, Failed, Status
 from rmqctl.ext.serve.remoting.command import ONE_WAY, Command, write_json
-from rmqctl.ext.serve.source import Topic
+from rmqctl.ext.serve.source import ServedTopic
 from rmqctl.formats.local.message import decode
 from rmqctl.parse_values import now_ms
 
@@ -49,7 +49,7 @@ def store_time(broker: Broker, topic: str, queue_id: int, offset: int) -> int:
     return decode(pulled.parts[0]).store_timestamp
 
 
-def _queue_ids(topic: Topic) -> range:
+def _queue_ids(topic: ServedTopic) -> range:
     return _bounded(range(max(topic.read_queues, topic.write_queues)))
 
 

@@ -16,7 +16,7 @@ from rmqctl.engine.dispatch.index import IndexWriter, write_whole
 from rmqctl.engine.dispatch.queue_files import FilePool
 from rmqctl.files.aside import AsideFolder
 from rmqctl.files.durable import failed
-from rmqctl.formats.local.index_file import HeaderRecord, Shape, build_header
+from rmqctl.formats.local.index_file import HeaderRecord, IndexShape, build_header
 from rmqctl.repair.rebuild import index
 from rmqctl.repair.rebuild.index import FOLDER, Expired
 from rmqctl.repair.scratch import Scratch
@@ -45,12 +45,12 @@ class IndexTask:
     stop: int | None = None
 
 
-def shape_of(settings: Settings) -> Shape:
+def shape_of(settings: Settings) -> IndexShape:
     """Return the shape of an index file with these settings."""
-    return Shape(settings.index_slots, settings.index_max)
+    return IndexShape(settings.index_slots, settings.index_max)
 
 
-def index_tasks(expired: Expired, shape: Shape, entries: int, most: int) -> list[IndexTask]:
+def index_tasks(expired: Expired, shape: IndexShape, entries: int, most: int) -> list[IndexTask]:
     """Return at most ``most`` tasks for ``entries`` entries of the log."""
     capacity = shape.capacity
     cuts: list[int] = []
@@ -138,7 +138,7 @@ def begin(keys: Sequence[int], index_task: IndexTask) -> tuple[int, int]:
     return len(keys), key_row
 
 
-def _lay_before(scratch: Scratch, shape: Shape, before: tuple[int, int]) -> None:
+def _lay_before(scratch: Scratch, shape: IndexShape, before: tuple[int, int]) -> None:
     """Create a full placeholder file before the first file; only the end of the placeholder is
     known.
     """

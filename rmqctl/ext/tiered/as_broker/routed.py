@@ -139,7 +139,7 @@ class RoutedKey:
 
     local: list[Record] = field(default_factory=list)
     tier: list[Record] = field(default_factory=list)
-    answer: by_key.KeyAnswer | None = None
+    answer: by_key.TierKeyAnswer | None = None
     local_false_hits: int = 0
 
     @property

@@ -91,7 +91,7 @@ class Result:
 
 
 @dataclass(slots=True)
-class Watch:
+class DispatchObserver:
     """Observer of a dispatch: a progress bar and Ctrl-C."""
 
     total: Callable[[int], None] = lambda _: None
@@ -285,9 +285,9 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
 def verify_all(checked: ReadBack, tier: Tier, broker: str, settings: TierSettings,
                advance: Callable[[int], None] = lambda _: None) -> None:
     """Add the findings of `verify` about a broker's part of a tier."""
-    from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+    from rmqctl.ext.tiered.verify.verify import Options, TierVerification, verdict
 
-    result = verdict(Verification(tier, Options(
+    result = verdict(TierVerification(tier, Options(
         broker=broker, index_slots=settings.index_slots, index_max=settings.index_max),
         progress=advance), _MAX_FINDINGS)
     checked.is_damaged = any(severity == ERROR for _, severity in result.counts)

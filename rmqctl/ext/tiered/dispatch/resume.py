@@ -26,7 +26,7 @@ from rmqctl.ext.tiered.files.settings import resolve
 from rmqctl.ext.tiered.files.writer import TierWriter
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
 from rmqctl.ext.tiered.recover.survey import ROW, MessageRows
-from rmqctl.ext.tiered.slots import Slots
+from rmqctl.ext.tiered.slots import SegmentSlots
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.formats.local import message
 from rmqctl.formats.tiered import names
@@ -204,7 +204,7 @@ def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _T
     log, messages = queue.commit_log, MessageRows(queue.name)
     end = log.start if last is None else last[1]
     tail = _Tail(queue.commit_offset if has_units else -1, end)
-    slots = Slots(log, queue.name, last)
+    slots = SegmentSlots(log, queue.name, last)
     for segment in log.segments:
         if segment.end <= end or not segment.usable:
             continue

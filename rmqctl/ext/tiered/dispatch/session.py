@@ -26,11 +26,11 @@ from rmqctl.ext.tiered.dispatch.plan import (
     why_not_continued,
 )
 from rmqctl.ext.tiered.dispatch.request import (
+    DispatchObserver,
     DispatchTarget,
     ReadBack,
     Request,
     Result,
-    Watch,
     locate,
     read_back,
     verify_all,
@@ -52,11 +52,12 @@ from rmqctl.store.log.bounds import View
 from rmqctl.store.store import Store
 
 
-def dispatch(request: Request, clock: Callable[[], int], watch: Watch | None = None) -> Result:
+def dispatch(request: Request, clock: Callable[[], int],
+             watch: DispatchObserver | None = None) -> Result:
     """Upload messages. ``clock`` returns ms.
     Raises: StoreHeldError, StoreIOError, RefusedError, UsageError, NotAStoreError.
     """
-    watch = watch or Watch()
+    watch = watch or DispatchObserver()
     with ExitStack() as stack:
         # Check names first: a wrong command must not create a folder.
         store = stack.enter_context(
@@ -182,7 +183,7 @@ class _StoppedError(Exception):
 
 
 def _check(target: DispatchTarget, store: Store, run: Dispatch, settings: TierSettings,
-           watch: Watch) -> ReadBack:
+           watch: DispatchObserver) -> ReadBack:
     """Read back the uploaded messages and verify the tier. Raises: StoreIOError, _StoppedError."""
     def advance(count: int) -> None:
         watch.advance(count)

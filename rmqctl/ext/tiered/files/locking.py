@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 from rmqctl.errors import InternalError, StoreHeldError, StoreIOError
 from rmqctl.ext.tiered.files.metadata_file import broker_root_of, writable_around
-from rmqctl.files.bounds import Bounds, stores_around
+from rmqctl.files.bounds import WritableFolders, stores_around
 from rmqctl.files.lock import StoreLock
 from rmqctl.files.lock_probe import probe
 from rmqctl.formats.tiered.names import LOCAL_INDEX_FOLDER
@@ -22,7 +22,7 @@ def refuse_noted(root: str, metadata_path: str, metadata: str | None,
     """
     broker_root = broker_root_of(metadata_path) or ""
     around = [] if is_url(root) and metadata is None else writable_around(root, metadata)
-    bounds = Bounds(root, [*around, *outside])
+    bounds = WritableFolders(root, [*around, *outside])
     # The index folder first: the folder that its refusal names contains the metadata, too.
     bounds.refuse_links(os.path.join(broker_root, LOCAL_INDEX_FOLDER), metadata_path,
                         f"{metadata_path}.bak")
@@ -48,7 +48,7 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
         raise InternalError(f"{metadata_path}: cannot write metadata to a URL")
     refuse_noted(root, metadata_path, metadata, (*outside, *(() if source is None else (source,))))
     if not is_url(root):
-        Bounds(root, outside).refuse_links(root)
+        WritableFolders(root, outside).refuse_links(root)
     folders = [os.path.realpath(broker_root)]
     if not is_url(root):
         folders.append(os.path.realpath(root))

@@ -46,9 +46,9 @@ class TierSettings:
                 raise UsageError(f"{option.name.replace('_', ' ')} cannot be {value}")
 
     @property
-    def shape(self) -> index.Shape:
+    def shape(self) -> index.TieredIndexShape:
         """Numbers of slots and items of an index file."""
-        return index.Shape(self.index_slots, self.index_max)
+        return index.TieredIndexShape(self.index_slots, self.index_max)
 
     @property
     def consume_queue_limit(self) -> int:

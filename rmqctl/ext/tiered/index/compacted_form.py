@@ -114,7 +114,7 @@ def write(compacted: Compacted, path: str) -> None:
 
 # -- the bytes ------------------------------------------------------------------------------------
 
-def slot_table(counts: Array, shape: fmt.Shape) -> Iterator[memoryview]:
+def slot_table(counts: Array, shape: fmt.TieredIndexShape) -> Iterator[memoryview]:
     """Yield the bytes of all slots, computed from their numbers of items. An empty slot contains
     the position of the next slot's items (5.1.x: 0).
     """

@@ -154,7 +154,7 @@ def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: s
         yield done
 
 
-def opened_as(shape: fmt.Shape) -> Opening:
+def opened_as(shape: fmt.TieredIndexShape) -> Opening:
     """Return a function that opens files of this shape."""
     return lambda path: opened(path, shape.slots, shape.max_items)
 

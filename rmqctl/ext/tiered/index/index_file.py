@@ -43,7 +43,7 @@ class TierIndexFile:
     status: Status
     form: str
     header: fmt.HeaderRecord
-    shape: fmt.Shape
+    shape: fmt.TieredIndexShape
     read: ReadAt
     base: int = -1
 

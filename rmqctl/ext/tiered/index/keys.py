@@ -35,7 +35,7 @@ _WHITESPACE = _CONTROL | _SEPARATORS - _NO_BREAK
 """Characters for which Java's ``Character.isWhitespace`` is true."""
 
 
-class IndexKeys(NamedTuple):
+class BatchKeys(NamedTuple):
     """The keys of a batch in the order of their items.
 
     ``row`` (int64, ascending): the number of each key's message. ``key_hash`` (int32): the hash in
@@ -64,19 +64,19 @@ def key_set(unique: str | None, keys: str | None) -> list[str]:
     return [names[index] for index in java_map.ordered(names, _CAPACITY)]
 
 
-def keys_of(batch: Batch, topic: str) -> IndexKeys:
+def keys_of(batch: Batch, topic: str) -> BatchKeys:
     """Return the keys of a batch's messages, all of one topic."""
-    return _keys(text.Properties(batch), np.full(len(batch), topic_hash(topic), np.int64))
+    return _keys(text.PropertySegments(batch), np.full(len(batch), topic_hash(topic), np.int64))
 
 
-def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> IndexKeys:
+def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> BatchKeys:
     """Return the keys of several batches together, which is much faster if they are small."""
     sharp = np.repeat([topic_hash(topic) for topic in topics], [len(batch) for batch in batches])
     packed = text.joined([text.properties(batch).packed() for batch in batches])
-    return _keys(text.Properties(packed), sharp)
+    return _keys(text.PropertySegments(packed), sharp)
 
 
-def _keys(properties: text.Properties, sharp: Array) -> IndexKeys:
+def _keys(properties: text.PropertySegments, sharp: Array) -> BatchKeys:
     # Collect unique keys and application keys of all messages as columns.
     count = len(sharp)
     data = properties.data
@@ -105,8 +105,8 @@ def _keys(properties: text.Properties, sharp: Array) -> IndexKeys:
         good = ~twice[row]
         row, hashed = row[good], hashed[good]
     if not odd.any():
-        return IndexKeys(row, hashed)
-    return _with_odd(IndexKeys(row, hashed), np.flatnonzero(odd), sharp, data, unique, key_places)
+        return BatchKeys(row, hashed)
+    return _with_odd(BatchKeys(row, hashed), np.flatnonzero(odd), sharp, data, unique, key_places)
 
 
 def topic_hash(topic: str) -> int:
@@ -161,8 +161,8 @@ def _item_hash(sharp: Array, own: Array, units: Array) -> Array:
     return hashed
 
 
-def _with_odd(plain: IndexKeys, odd: Array, sharp: Array, data: Array, unique: tuple[Any, ...],
-              key_places: tuple[Any, ...]) -> IndexKeys:
+def _with_odd(plain: BatchKeys, odd: Array, sharp: Array, data: Array, unique: tuple[Any, ...],
+              key_places: tuple[Any, ...]) -> BatchKeys:
     rows, hashes = [], []
     for row in odd.tolist():
         unique_key, other = (_value(data, where, row) for where in (unique, key_places))
@@ -172,7 +172,7 @@ def _with_odd(plain: IndexKeys, odd: Array, sharp: Array, data: Array, unique: t
     row = np.concatenate([plain.row, np.array(rows, np.int64)])
     key_hash = np.concatenate([plain.key_hash, np.array(hashes, np.int32)])
     order = np.argsort(row, kind="stable")
-    return IndexKeys(row[order], key_hash[order])
+    return BatchKeys(row[order], key_hash[order])
 
 
 def _value(data: Array, where: tuple[Any, ...], row: int) -> str | None:

@@ -53,7 +53,7 @@ class OpenIndexFile:
     Raises: RefusedError if it is not an index file of this shape.
     """
 
-    def __init__(self, path: str, timestamp: int, shape: fmt.Shape) -> None:
+    def __init__(self, path: str, timestamp: int, shape: fmt.TieredIndexShape) -> None:
         if shape.old:
             raise RefusedError(f"{path}: only the open format of 5.2.0 and newer can be written")
         if shape.open_size > fmt.MAX_SIZE:

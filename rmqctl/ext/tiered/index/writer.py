@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 
 from rmqctl.ext.tiered.index.index_file import local_names
-from rmqctl.ext.tiered.index.keys import IndexKeys, keys_of
+from rmqctl.ext.tiered.index.keys import BatchKeys, keys_of
 from rmqctl.ext.tiered.index.open_file import LOST_HASH, OpenIndexFile, has_slot
 from rmqctl.files import durable
 from rmqctl.files.aside import AsideFolder
@@ -46,7 +46,7 @@ class TierIndexWriter(Closing):
     Raises: RefusedError if the newest file is not an index file of this shape; StoreIOError.
     """
 
-    def __init__(self, folder: str, shape: fmt.Shape, clock: Callable[[], int],
+    def __init__(self, folder: str, shape: fmt.TieredIndexShape, clock: Callable[[], int],
                  after: int = 0, oldest: int | None = None) -> None:
         self.folder, self.shape = folder, shape
         self.dropped = 0
@@ -81,7 +81,7 @@ class TierIndexWriter(Closing):
         return self.put_keys(keys_of(batch, topic), batch.offset, batch.column("total_size"),
                              batch.column("store_timestamp"), topic_id, queue_id)
 
-    def put_keys(self, keys: IndexKeys, offset: Array, size: Array, store_timestamp: Array,
+    def put_keys(self, keys: BatchKeys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
         """Add keys; all other arrays contain one value per message. Return the number of items.
 

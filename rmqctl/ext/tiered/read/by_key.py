@@ -153,7 +153,7 @@ class Dangling(NamedTuple):
 
 
 @dataclass(slots=True)
-class KeyAnswer:
+class TierKeyAnswer:
     """Answer: ``records`` in order. ``false_hits``: number of messages without the key.
     ``unreadable``: number of items that do not point to a message; ``dangling``: the first such
     items.
@@ -243,14 +243,14 @@ def _errors(files: IndexFiles, report: Report) -> None:
 
 def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 0,
            end: int = FOR_EVER, most: int = 32, broker: str | None = None, raw: bool = False,
-           kind: KeyType | None = None, report: Report = lambda _problem: None) -> KeyAnswer:
+           kind: KeyType | None = None, report: Report = lambda _problem: None) -> TierKeyAnswer:
     """Return the messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
 
     Return the newest ``most`` messages if there are more. ``raw``: keep messages whose key only has
     the same hash. Damage of index files is reported, and the search continues.
     """
     _errors(files, report)
-    answer = KeyAnswer()
+    answer = TierKeyAnswer()
     queues = _Queues(tier, topic, broker)
     newest: list[tuple[tuple[int, int, int, str], Record]] = []
     places: set[tuple[str, int, int]] = set()
@@ -348,7 +348,7 @@ def _accepted(keyed: Keyed, wanted: int, begin: int, end: int, limit: int,
 
 def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 0,
               end: int = FOR_EVER, most: int = 32, broker: str | None = None,
-              report: Report = lambda _problem: None) -> KeyAnswer:
+              report: Report = lambda _problem: None) -> TierKeyAnswer:
     """Return the messages that a 5.3.3 broker's tier returns for a key, including messages with
     other keys.
 
@@ -360,7 +360,7 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
         raise UsageError("the tier has index files of several brokers, and a broker reads only its "
                          "own: choose one with --broker")
     _errors(files, report)
-    answer = KeyAnswer()
+    answer = TierKeyAnswer()
     # A broker without an entry for the topic does not search the index.
     topic_entry = tier.metadata.topics.get(topic)
     if topic_entry is None:

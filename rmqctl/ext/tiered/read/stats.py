@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.ext.tiered.index.index_file import TierIndexFile, uploaded
-from rmqctl.ext.tiered.slots import Slots
+from rmqctl.ext.tiered.slots import SegmentSlots
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.units import TierUnits
 from rmqctl.scan.aggregate import Aggregate
@@ -23,7 +23,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Query:
+class TierQuery:
     """Options of a count: ``by`` as in `groupings.GROUPINGS`; store times in ms, inclusive."""
 
     by: str = "topic"
@@ -55,7 +55,7 @@ class Figures:
     is_whole: bool = True
 
 
-def collect(tier: Tier, query: Query, *, apart: bool = False,
+def collect(tier: Tier, query: TierQuery, *, apart: bool = False,
             progress: Progress | None = None) -> Figures:
     """Count the messages. ``apart``: return a sum per broker; else a single sum, under the name
     ``""``.
@@ -82,7 +82,7 @@ def collect(tier: Tier, query: Query, *, apart: bool = False,
     return figures
 
 
-def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
+def _pass(tier: Tier, query: TierQuery, only: dict[str, list[Key]], apart: bool,
           progress: Progress | None) -> Figures:
     figures = Figures()
     for queue in tier.queues(query.topic, broker=query.broker):
@@ -100,7 +100,7 @@ def _pass(tier: Tier, query: Query, only: dict[str, list[Key]], apart: bool,
 def _queue(queue: FlatQueue, sums: Aggregate, figures: Figures, progress: Progress | None) -> None:
     units = TierUnits(queue)
     units.find_tears()
-    slots = Slots(queue.commit_log, queue.name)
+    slots = SegmentSlots(queue.commit_log, queue.name)
     for segment in queue.commit_log.segments:
         if not segment.usable:
             continue

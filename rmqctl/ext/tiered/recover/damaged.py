@@ -33,7 +33,7 @@ from rmqctl.formats.local import message
 from rmqctl.formats.tiered.units import CODA_MAGIC, CODA_SIZE, GUESSED, is_coda
 from rmqctl.repair.salvage.filler import MAX_FILLER
 from rmqctl.scan.frames import Array
-from rmqctl.scan.overlay import LogPart, OverlaidSource, Piece
+from rmqctl.scan.overlay import LogPart, OverlaidSource, OverlayPiece
 from rmqctl.scan.source import BytesSource, Source
 
 _MAX_STRAYS, _MAX_BESIDE = 8, 8
@@ -65,7 +65,7 @@ class DamageRepairs:
     inserted. ``bounds``: (queue offset, first byte, end) of the damaged bytes, in order.
     """
 
-    mended: dict[str, list[Piece]] = field(default_factory=dict)
+    mended: dict[str, list[OverlayPiece]] = field(default_factory=dict)
     units: list[tuple[int, Array]] = field(default_factory=list)
     bounds: list[tuple[int, int, int]] = field(default_factory=list)
     shared: list[tuple[int, int]] = field(default_factory=list)
@@ -107,7 +107,7 @@ def _show_first(surveyed: CommitLogSurvey, result: DamageRepairs) -> None:
     head = log.read(log.start, message.START_SIZE)
     if len(head) == message.START_SIZE and field_of(head, "queue_offset") > first:
         where = message.fixed_field("queue_offset")
-        result.mended[segment.path] = [Piece.of(where.offset, with_fields(
+        result.mended[segment.path] = [OverlayPiece.of(where.offset, with_fields(
             head, queue_offset=first)[where.offset:where.offset + where.size])]
 
 
@@ -283,7 +283,7 @@ def _mend(log: FlatFile, name: QueueName, queue_offset: int, start: int, stop: i
         if differs:
             low, high = differs[0], differs[-1] + 1
             result.mended.setdefault(segment.path, []).append(
-                Piece.of(position + low, candidate[low:high]))
+                OverlayPiece.of(position + low, candidate[low:high]))
         return len(candidate)
     return 0
 
@@ -403,7 +403,7 @@ class Patched(ReaderOverlay):
     files.
     """
 
-    def __init__(self, below: TierReader, pieces: Mapping[str, Sequence[Piece]]) -> None:
+    def __init__(self, below: TierReader, pieces: Mapping[str, Sequence[OverlayPiece]]) -> None:
         super().__init__(below)
         self._pieces = pieces
 

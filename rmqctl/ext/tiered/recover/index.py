@@ -167,7 +167,7 @@ def discard_broken(out: RecoveredIndex) -> None:
 
 def rebuild(out: RecoveredIndex, flat: FlatFile | None,
             queues: Sequence[tuple[FlatQueue, RecoveredQueue]], metadata: Metadata,
-            scope: tuple[str, str], shape: fmt.Shape, folder: str,
+            scope: tuple[str, str], shape: fmt.TieredIndexShape, folder: str,
             entries: Mapping[int, SegmentEntry]) -> None:
     """Plan to move damaged files aside and to add files with the missing items of messages.
 
@@ -250,7 +250,7 @@ def _since(missing: RowFile, since: int, folder: str) -> Array:
 
 
 def _holes(out: RecoveredIndex, bases_before: set[int],
-           shape: fmt.Shape) -> Iterator[tuple[int, int]]:
+           shape: fmt.TieredIndexShape) -> Iterator[tuple[int, int]]:
     """Yield (base, number of items) of files that are missing before existing files, if the missing
     files had the same ``shape``. ``bases_before``: bases of files that existed before.
     """
@@ -387,7 +387,7 @@ def end_of(file: TierIndexFile) -> int:
 
 # -- new files ------------------------------------------------------------------------------------
 
-def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
+def build_files(lost: Array, shape: fmt.TieredIndexShape, used: set[int], folder: str,
                 counts: Sequence[int] = ()) -> Iterator[tuple[str, int, int, int]]:
     """Write compacted files with all items ``lost`` (`LOST`), by time; yield (path, bytes, begin,
     end). ``used``: start times of other files. ``counts``: numbers of items of the first files;
@@ -425,7 +425,7 @@ def build_files(lost: Array, shape: fmt.Shape, used: set[int], folder: str,
         yield path, size, begin, last
 
 
-def _bytes(lost: Array, rows: Array, shape: fmt.Shape, begin: int,
+def _bytes(lost: Array, rows: Array, shape: fmt.TieredIndexShape, begin: int,
            end: int) -> Iterator[bytes | memoryview]:
     """Yield a file with the items ``lost[rows]`` in parts; a part is valid until the next part is
     requested.

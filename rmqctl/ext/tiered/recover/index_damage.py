@@ -20,7 +20,7 @@ from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue
 from rmqctl.ext.tiered.index.index_file import TierIndexFile
 from rmqctl.ext.tiered.verify import index
-from rmqctl.ext.tiered.verify.context import Coverage
+from rmqctl.ext.tiered.verify.context import TierCoverage
 from rmqctl.ext.tiered.verify.index import note
 from rmqctl.ext.tiered.verify.items import Items, ItemTally, code_of
 from rmqctl.ext.tiered.verify.keys import KEY, MessageKeys, folded, marks
@@ -44,7 +44,7 @@ class IndexDamage(Items):
 
     def __init__(self, files: Iterable[TierIndexFile], queues: Sequence[FlatQueue],
                  metadata: Metadata, offsets: Callable[[int], Array]) -> None:
-        super().__init__(queues, metadata, Coverage())
+        super().__init__(queues, metadata, TierCoverage())
         self._offsets = cache(offsets)
         self._lacking: Array = np.zeros(0, np.int64)
         self._by_name: dict[str, TierIndexFile] = {}
@@ -78,7 +78,7 @@ class IndexDamage(Items):
     @staticmethod
     def take_messages(keys: MessageKeys, batch: Batch, rows: Array) -> None:
         """Add the messages ``rows`` (bool) of a batch, which have units."""
-        keys.add(text.Properties(batch), rows, batch.offset, batch.column("total_size"),
+        keys.add(text.PropertySegments(batch), rows, batch.offset, batch.column("total_size"),
                  batch.column("queue_offset"),
                  gather_int(batch.data, batch.start + ENGINE_TIME, "i8"),
                  batch.column("store_timestamp"))

@@ -40,7 +40,7 @@ from rmqctl.files.durable import failed, make_folders
 from rmqctl.formats.tiered import names
 from rmqctl.formats.tiered.units import CODA_SIZE, NEVER, UNIT_SIZE, is_coda
 from rmqctl.repair.plan import Changes, Create, FileContent, Lost, Patch, Replace
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 from rmqctl.store.problems import ambiguity
 
 _MAX_RUNS, _MAX_ROUNDS = 8, 4
@@ -242,7 +242,7 @@ class QueueRecovery:
         """
         out = self._out
         damaged = find_damaged(surveyed, self._queue.name)
-        mended: dict[str, list[Piece]] = {}
+        mended: dict[str, list[OverlayPiece]] = {}
         why: list[str] = []
         if not any(isinstance(step, Replace) for step in out.steps):
             below, count = surveyed.log.reader, 0
@@ -287,7 +287,7 @@ class QueueRecovery:
         remove_file(path)
         return surveyed
 
-    def _patch(self, surveyed: CommitLogSurvey, mended: Mapping[str, Sequence[Piece]],
+    def _patch(self, surveyed: CommitLogSurvey, mended: Mapping[str, Sequence[OverlayPiece]],
                reasons: Sequence[str]) -> None:
         """Plan patches of ``mended`` records and of wrong physical offsets."""
         by_segment = {path: list(pieces) for path, pieces in mended.items()}
@@ -295,7 +295,7 @@ class QueueRecovery:
             segment = surveyed.log.segment_of(shifted.position)
             if segment is None or not segment.name_ok:
                 continue  # a file is moved or changed, not both
-            by_segment.setdefault(segment.path, []).append(Piece.of(
+            by_segment.setdefault(segment.path, []).append(OverlayPiece.of(
                 shifted.position - segment.base + PHYSICAL_OFFSET.offset,
                 shifted.position.to_bytes(PHYSICAL_OFFSET.size, "big")))
         for path, pieces in by_segment.items():

@@ -43,7 +43,7 @@ Watch = Callable[[str, int], AbstractContextManager[Callable[[int], None]]]
 
 
 @dataclass(frozen=True, slots=True)
-class RecoverOptions:
+class TierRecoverOptions:
     """Options of a recovery. ``parts``: some of `PARTS`. Sizes are in bytes; None: detected from
     the files.
 
@@ -60,7 +60,7 @@ class RecoverOptions:
     all_index: bool = False
 
 
-def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: RecoverOptions,
+def plan_recover(tier: Tier, scope: Scope, scratch: Scratch, options: TierRecoverOptions,
                  watch: Watch | None = None) -> Plan:
     """Plan to recover a broker's part of ``tier``. Raises: UsageError, RefusedError,
     StoreIOError.
@@ -73,7 +73,7 @@ def changes_nothing(tier: Tier) -> bool:
     try:
         with Scratch() as scratch, open_tier(tier.name, tier.metadata_path) as opened:
             return plan_recover(opened, scope_of(opened, None, None), scratch,
-                                RecoverOptions()).empty
+                                TierRecoverOptions()).empty
     except RmqctlError:
         return True
 
@@ -83,7 +83,7 @@ def _unwatched(_: str, __: int) -> AbstractContextManager[Callable[[int], None]]
 
 
 class _Recovery:
-    def __init__(self, tier: Tier, scope: Scope, folder: str, options: RecoverOptions) -> None:
+    def __init__(self, tier: Tier, scope: Scope, folder: str, options: TierRecoverOptions) -> None:
         self._tier, self._scope, self._folder, self._options = tier, scope, folder, options
         self._now = now_ms()
         self._notes: list[str] = []
@@ -278,7 +278,7 @@ class _Recovery:
         most = (self._options.index_max or recall(self._tier.reader)[0].get("index_max")
                 or (local.max_items if local else fmt.DEFAULT_MAX_ITEMS))
         forms = [file.shape.old for file in index.files if file.items]
-        shape = fmt.Shape(slots, most, bool(forms) and all(forms))
+        shape = fmt.TieredIndexShape(slots, most, bool(forms) and all(forms))
         # The expected items follow from the recovered queues.
         pairs = [(recovered.view or queue, recovered)
                  for queue, recovered in zip(self._queues, queues, strict=True)]
@@ -310,7 +310,7 @@ class _Recovery:
         return None
 
     @staticmethod
-    def _local_shape(index: recover_index.RecoveredIndex) -> fmt.Shape | None:
+    def _local_shape(index: recover_index.RecoveredIndex) -> fmt.TieredIndexShape | None:
         """Return the shape of the newest file that is not uploaded."""
         return next((file.shape for file in reversed(index.files) if file.form == OPEN), None)
 

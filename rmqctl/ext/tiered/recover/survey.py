@@ -18,7 +18,7 @@ from rmqctl.errors import RmqctlError
 from rmqctl.ext.tiered.displaced import Shifted, find_shifted
 from rmqctl.ext.tiered.files.reader import TierReader
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
-from rmqctl.ext.tiered.slots import Slots
+from rmqctl.ext.tiered.slots import SegmentSlots
 from rmqctl.files.durable import failed
 from rmqctl.files.remote.reader import FileOrFolder
 from rmqctl.formats import layout
@@ -137,7 +137,7 @@ class MessageRows:
         rows["queue_offset"], rows["position"] = batch.column("queue_offset"), batch.offset
         rows["size"], rows["store_time"] = batch.column("total_size"), batch.column(
             "store_timestamp")
-        rows["tags_code"] = self._tags.codes(text.Properties(batch), topic,
+        rows["tags_code"] = self._tags.codes(text.PropertySegments(batch), topic,
                                              rows["store_time"])[0]
         return rows, (topic == self._topic) & (batch.column("queue_id") == self._queue_id)
 
@@ -145,7 +145,7 @@ class MessageRows:
 class _SegmentReader:
     def __init__(self, queue: FlatQueue, survey: CommitLogSurvey) -> None:
         self._name, self._survey = queue.name, survey
-        self._slots = Slots(survey.log, queue.name)
+        self._slots = SegmentSlots(survey.log, queue.name)
         self._messages = MessageRows(queue.name)
         self._last = -1
         """The queue offset of the last row."""

@@ -23,7 +23,7 @@ from rmqctl.formats.local import header_rules as rules
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.salvage.mend.times import Between, neighbours_time, proved_time
-from rmqctl.scan.overlay import Piece
+from rmqctl.scan.overlay import OverlayPiece
 
 _SLACK = 1000
 """Maximum time (ms) by which a store time may be out of order without being examined."""
@@ -38,7 +38,7 @@ overflow.
 class MendedTimes:
     """Corrected store times: ``pieces`` by the segment's path, ``reasons`` in words."""
 
-    pieces: dict[str, list[Piece]] = field(default_factory=dict)
+    pieces: dict[str, list[OverlayPiece]] = field(default_factory=dict)
     reasons: list[str] = field(default_factory=list)
 
 
@@ -65,7 +65,7 @@ def mend_times(surveyed: CommitLogSurvey) -> MendedTimes:
         if unless_crc_differs(then) is None:
             continue
         differs = [byte for byte in range(len(now)) if now[byte] != then[byte]]
-        out.pieces.setdefault(segment.path, []).append(Piece.of(
+        out.pieces.setdefault(segment.path, []).append(OverlayPiece.of(
             place - segment.base + differs[0], then[differs[0]:differs[-1] + 1]))
         out.reasons.append(f"at {place} {reason}")
     return out
@@ -105,12 +105,12 @@ def _doubtful(surveyed: CommitLogSurvey) -> Iterator[tuple[int, Between, bool]]:
             yield int(rows["position"][-1]), Between(before_last, ENDLESS), False
 
 
-def joined(pieces: Mapping[str, Sequence[Piece]], more: Mapping[str, Sequence[Piece]],
-           below: TierReader) -> dict[str, list[Piece]]:
+def joined(pieces: Mapping[str, Sequence[OverlayPiece]], more: Mapping[str, Sequence[OverlayPiece]],
+           below: TierReader) -> dict[str, list[OverlayPiece]]:
     """Merge two sets of changes to disjoint pieces, by file. Raises: StoreIOError."""
     both = {path: [*pieces.get(path, ()), *more.get(path, ())] for path in {**pieces, **more}}
     reader = Patched(below, both)
-    result: dict[str, list[Piece]] = {}
+    result: dict[str, list[OverlayPiece]] = {}
     for path, some in both.items():
         spans: list[list[int]] = []
         for piece in sorted(some, key=lambda piece: piece.at):
@@ -118,5 +118,6 @@ def joined(pieces: Mapping[str, Sequence[Piece]], more: Mapping[str, Sequence[Pi
                 spans[-1][1] = max(spans[-1][1], piece.end)
             else:
                 spans.append([piece.at, piece.end])
-        result[path] = [Piece.of(low, reader.read(path, low, high - low)) for low, high in spans]
+        result[path] = [OverlayPiece.of(low, reader.read(path, low, high - low)) for low,
+                        high in spans]
     return result

@@ -24,7 +24,7 @@ Progress = Callable[[int], None]
 
 
 @dataclass(slots=True)
-class Coverage:
+class TierCoverage:
     """Counts of what a run has checked. The counts of the kinds of commit log bytes add up to
     ``bytes_total``.
 
@@ -69,7 +69,7 @@ class Coverage:
     tiered_only: int = 0
     in_neither: int = 0
 
-    def add(self, other: Coverage) -> None:
+    def add(self, other: TierCoverage) -> None:
         for name in self.__slots__:
             setattr(self, name, getattr(self, name) + getattr(other, name))
 
@@ -93,7 +93,7 @@ class QueueFindings:
     """Builder of findings about a queue, with topic, queue id and paths for messages."""
 
     queue: FlatQueue
-    counted: Coverage = field(default_factory=Coverage)
+    counted: TierCoverage = field(default_factory=TierCoverage)
     local_from: int | None = None
     """First queue offset whose message is in the log beside the tier."""
 

@@ -14,7 +14,7 @@ from rmqctl.checks.verify.verdict import Covering, IsKnown, VerifyResult
 from rmqctl.errors import NotAStoreError
 from rmqctl.ext.tiered.tier import Tier
 from rmqctl.ext.tiered.verify.context import LOG, QUEUE, TIERED
-from rmqctl.ext.tiered.verify.verify import Options, Verification, verdict
+from rmqctl.ext.tiered.verify.verify import Options, TierVerification, verdict
 from rmqctl.store.store import Store
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
     findings.
     """
     theirs = without_empty_advice(tier, verdict(
-        Verification(tier, beside=store, progress=progress), most, baseline))
+        TierVerification(tier, beside=store, progress=progress), most, baseline))
     lost = None if own.already_lost is None else own.already_lost + (theirs.already_lost or 0)
     return replace(own, ok=own.ok and theirs.ok, already_lost=lost,
                    findings=(*own.findings, *theirs.findings)[:most],
@@ -62,7 +62,7 @@ def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLo
     """Return the messages that the tier has lost and the ``store`` does not contain; skip all other
     checks.
     """
-    return TierLosses.of(verdict(Verification(
+    return TierLosses.of(verdict(TierVerification(
         tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress),
         0).coverage.as_dict())
 

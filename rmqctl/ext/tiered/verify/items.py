@@ -17,9 +17,9 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.ext.tiered.index.index_file import COMPACTED, TierIndexFile
-from rmqctl.ext.tiered.verify.context import Coverage
+from rmqctl.ext.tiered.verify.context import TierCoverage
 from rmqctl.ext.tiered.verify.index import note
-from rmqctl.ext.tiered.verify.keys import ITEM, KEY, Spool, compare, folded, marks
+from rmqctl.ext.tiered.verify.keys import ITEM, KEY, KeySpool, compare, folded, marks
 from rmqctl.formats.local import message
 from rmqctl.formats.local.javahash import string_hash
 from rmqctl.formats.tiered import index as fmt
@@ -51,10 +51,11 @@ class Items:
     topic.
     """
 
-    def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata, counted: Coverage) -> None:
+    def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata,
+                 counted: TierCoverage) -> None:
         self.queues = list(queues)
         self.counted = counted
-        self.items, self.keys = Spool(ITEM), Spool(KEY)
+        self.items, self.keys = KeySpool(ITEM), KeySpool(KEY)
         self.files: list[TierIndexFile] = []
         self.held = ExitStack()
         """The files that are kept open while items are read."""

@@ -64,12 +64,12 @@ class MessageKeys:
     every message, because an item with the empty key exists (only some versions write such items).
     """
 
-    def __init__(self, spool: Spool, number: int, topic: str, *, empty_too: bool) -> None:
+    def __init__(self, spool: KeySpool, number: int, topic: str, *, empty_too: bool) -> None:
         self._spool, self._number = spool, number
         self._sharp = string_hash(f"{topic}#")
         self._empty_too = empty_too
 
-    def add(self, properties: text.Properties, rows: Array, offset: Array, size: Array,
+    def add(self, properties: text.PropertySegments, rows: Array, offset: Array, size: Array,
             queue_offset: Array, time: Array, true_time: Array) -> tuple[Array, Array]:
         """Add the keys of the trusted messages ``rows`` (bool) of a batch.
 
@@ -115,7 +115,7 @@ def _not_blank(data: Array, start: Array, length: Array) -> Array:
     return mask
 
 
-class Spool:
+class KeySpool:
     """Rows of one dtype with a ``mark``, in memory up to a bound, then in an unnamed file.
 
     Rows are compared bucket by bucket; the first bits of the mark determine the bucket. Call `add`,
@@ -201,7 +201,8 @@ class Matched:
     wanted: int
 
 
-def compare(items: Spool, keys: Spool, progress: Callable[[int], None] | None = None) -> Iterator[
+def compare(items: KeySpool, keys: KeySpool,
+            progress: Callable[[int], None] | None = None) -> Iterator[
         Matched]:
     """Yield the comparison of items and keys, bucket by bucket."""
     for number in range(BUCKETS):

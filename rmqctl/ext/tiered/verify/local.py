@@ -15,7 +15,7 @@ from rmqctl.checks.verify.common import plural
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatQueue
 from rmqctl.ext.tiered.tier import Tier
-from rmqctl.ext.tiered.verify.context import LOCAL, Coverage
+from rmqctl.ext.tiered.verify.context import LOCAL, TierCoverage
 from rmqctl.formats import layout
 from rmqctl.formats.local import consume_queue, consume_queue_ext, message
 from rmqctl.formats.tiered.names import is_filtered
@@ -27,7 +27,7 @@ _AT = layout.field(message.Message, "physical_offset")
 _BLOCK = 1 << 12
 
 
-def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage) -> Iterator[
+def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: TierCoverage) -> Iterator[
         Finding]:
     """Yield findings about a queue; add its counts to ``counted``."""
     name = queue.name
@@ -74,7 +74,7 @@ def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: Coverage
         local.close()
 
 
-def count_others(tier: Tier, store: Store, counted: Coverage) -> None:
+def count_others(tier: Tier, store: Store, counted: TierCoverage) -> None:
     """Count the local messages of queues that are not in the tier."""
     tiered = {(queue.name.topic, queue.name.queue_id) for queue in tier.queues()}
     for (topic, queue_id), queue in store.queues.items():

@@ -17,7 +17,7 @@ from rmqctl.checks.findings import Finding
 from rmqctl.checks.verify.common import unconfirmed_bytes
 from rmqctl.errors import StoreIOError
 from rmqctl.ext.tiered.flat_file import FlatFile, FlatQueue, QueueName, Segment
-from rmqctl.ext.tiered.slots import Slots
+from rmqctl.ext.tiered.slots import SegmentSlots
 from rmqctl.ext.tiered.verify.context import METADATA, Progress, QueueFindings
 from rmqctl.ext.tiered.verify.keys import MessageKeys
 from rmqctl.ext.tiered.verify.units import SeenOffsets, TierUnits, UnitColumns
@@ -169,7 +169,7 @@ class QueueCheck:
                  progress: Progress | None = None) -> None:
         self.queue, self.place = queue, place
         self.units = TierUnits(queue)
-        self._slots = Slots(queue.commit_log, queue.name)
+        self._slots = SegmentSlots(queue.commit_log, queue.name)
         self.seen = SeenOffsets()
         self.without_unit = SeenOffsets()
         self.times = SegmentTimes(queue)
@@ -288,7 +288,7 @@ class QueueCheck:
             yield self._note("tiered-body-crc", batch, number, "body CRC mismatch")
         self._seals(batch, matched)
         # The unit's tags code, compared with the tag.
-        properties = text.Properties(batch)
+        properties = text.PropertySegments(batch)
         numbers = self._topics.encode(topic)
         codes, tagged, tags = self._tags.codes(properties, numbers,
                                                batch.column("store_timestamp"))

@@ -33,11 +33,11 @@ from rmqctl.ext.tiered.verify.context import (
     QUEUE,
     STRUCTURES,
     TIER,
-    Coverage,
     QueueFindings,
+    TierCoverage,
 )
 from rmqctl.ext.tiered.verify.items import Items
-from rmqctl.ext.tiered.verify.keys import MessageKeys, Spool
+from rmqctl.ext.tiered.verify.keys import KeySpool, MessageKeys
 from rmqctl.ext.tiered.verify.leftover import Leftovers
 from rmqctl.ext.tiered.verify.local import compare_queues, count_others
 from rmqctl.ext.tiered.verify.queue import QueueCheck, SegmentTimes
@@ -72,7 +72,7 @@ class Options:
 
 
 @dataclass(slots=True)
-class Verification:
+class TierVerification:
     """A verification run. ``coverage`` and ``checked`` are complete when `findings` has ended.
 
     ``local``: the store to compare with, message by message. ``beside``: the store whose log may
@@ -83,7 +83,7 @@ class Verification:
     options: Options = field(default_factory=Options)
     local: Store | None = None
     progress: Callable[[int], None] | None = None
-    coverage: Coverage = field(default_factory=Coverage)
+    coverage: TierCoverage = field(default_factory=TierCoverage)
     checked: list[dict[str, Any]] = field(default_factory=list)
     ok: bool = True
     beside: Store | None = None
@@ -298,11 +298,11 @@ class _Result:
     """Results of a thread that checks a queue."""
 
     findings: list[Finding]
-    coverage: Coverage
+    coverage: TierCoverage
     times: SegmentTimes
 
 
-def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: Spool | None, *,
+def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: KeySpool | None, *,
                empty_too: bool, local_index: str | None = None,
                local_from: Callable[[FlatQueue], int | None] = lambda _queue: None) -> Iterator[
                    tuple[FlatQueue, _Result]]:
@@ -343,8 +343,8 @@ def _checked(root: str, given: FlatQueue, keys: MessageKeys | None, local_index:
         reader.close()
 
 
-def verdict(run: Verification, most: int,
-            baseline: IsKnown | None = None) -> VerifyResult[Coverage]:
+def verdict(run: TierVerification, most: int,
+            baseline: IsKnown | None = None) -> VerifyResult[TierCoverage]:
     """Run a verification to its end and keep the first ``most`` findings. With a ``baseline``, the
     verdict is ok if the baseline contains all findings.
     """

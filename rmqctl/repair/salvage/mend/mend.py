@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any
 
-from rmqctl.damage.evidence import Evidence, FoundRow, Gatherer, holes_with
+from rmqctl.damage.evidence import FoundRow, Gatherer, HoleEntries, holes_with
 from rmqctl.damage.records import (
     MAX_BODY,
     Records,
@@ -69,11 +69,11 @@ from rmqctl.repair.salvage.mend.headers import mend_headers
 from rmqctl.repair.salvage.mend.moved import is_indexed, swapped_pages
 from rmqctl.repair.salvage.mend.properties import NO_ROOM, mend_properties
 from rmqctl.repair.salvage.mend.sealed import field_of_seal
-from rmqctl.repair.salvage.mend.topics import Topics, is_impossible, mend_topics
+from rmqctl.repair.salvage.mend.topics import TopicEvidence, is_impossible, mend_topics
 from rmqctl.repair.salvage.twins import Twins
 from rmqctl.repair.salvage.witnesses import Witnesses
 from rmqctl.repair.targets import part_target
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import is_placed
 from rmqctl.scan.source import Source
 from rmqctl.store.store import Store
@@ -97,7 +97,7 @@ class Mending:
     physical offset.
     """
 
-    pieces: dict[int, tuple[Piece, ...]] = field(default_factory=dict)
+    pieces: dict[int, tuple[OverlayPiece, ...]] = field(default_factory=dict)
     messages: int = 0
     actions: list[Action] = field(default_factory=list)
     rejected: set[int] = field(default_factory=set)
@@ -114,7 +114,7 @@ class Mending:
 
 
 def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-         evidence: Evidence, rejected: Collection[int] = (),
+         evidence: HoleEntries, rejected: Collection[int] = (),
          correct: Correct = "bit", chances: Chances | None = None,
          undecided: Collection[int] = ()) -> Mending:
     """Run one round that restores records at their present positions. Raises: StoreIOError.
@@ -136,7 +136,7 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
     return mending
 
 
-def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: Evidence) -> Mending:
+def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: HoleEntries) -> Mending:
     """Correct or mark intact messages with damaged properties. Raises: StoreIOError."""
     mended = mend_properties(store, parts, survey, evidence)
     mending = _made(store, parts, mended.records.pieces, len(mended.corrections), "keep damaged",
@@ -146,7 +146,7 @@ def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: Evide
 
 
 def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gatherer,
-         evidence: Evidence, generation: int, earlier: Container[int], *,
+         evidence: HoleEntries, generation: int, earlier: Container[int], *,
          bodies: bool) -> Mending:
     """Keep damaged messages that can be delivered as they are (see `keep`), except records from an
     ``earlier`` use of the file. ``bodies``: also messages with damaged bodies. Raises:
@@ -168,12 +168,12 @@ def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
     return mending
 
 
-def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]], count: int,
+def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[OverlayPiece]], count: int,
           verb: str, why: str, reasons: Mapping[int, str] | None = None,
           corrections: Mapping[int, Correction] | None = None) -> Mending:
     mending, witnesses = Mending(messages=count), Witnesses(store, parts)
     for number, some in pieces.items():
-        ordered: list[Piece] = []
+        ordered: list[OverlayPiece] = []
         for piece in some:  # what was found first is the surer
             index = bisect_left(ordered, piece.at, key=lambda piece: piece.at)
             if (not index or ordered[index - 1].end <= piece.at) and (
@@ -196,7 +196,7 @@ def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[Piece]]
     return mending
 
 
-def _reasoned(witnesses: Witnesses, place: int, piece: Piece, why: str,
+def _reasoned(witnesses: Witnesses, place: int, piece: OverlayPiece, why: str,
               reason: str | None) -> tuple[str, Mapping[str, Any]]:
     """Return (why a piece is written, the evidence as data). ``reason``: the known reason, if
     any.
@@ -213,7 +213,7 @@ def _reasoned(witnesses: Witnesses, place: int, piece: Piece, why: str,
 
 class _Round:
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
-                 gatherer: Gatherer, evidence: Evidence, rejected: Collection[int],
+                 gatherer: Gatherer, evidence: HoleEntries, rejected: Collection[int],
                  correct: Correct, chances: Chances, undecided: Collection[int]) -> None:
         self._store, self._parts, self._survey = store, parts, survey
         self._gatherer, self._evidence = gatherer, evidence
@@ -227,7 +227,7 @@ class _Round:
         self._corrected: set[int] = set()
         self._not_corrected: dict[int, str] = {}
         self._by_byte: set[int] = set()
-        self._topics = Topics(store, parts, survey, gatherer, evidence)
+        self._topics = TopicEvidence(store, parts, survey, gatherer, evidence)
         self._flags = Flags(parts, survey, gatherer, self._records, self._chances)
 
     def run(self) -> Mending:

@@ -30,7 +30,7 @@ from rmqctl.formats.local.message import (
 from rmqctl.repair.salvage.log_files import laid_over
 from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.frames import BLANK, ZERO
-from rmqctl.scan.overlay import LogPart, Piece
+from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import used_windows
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk
@@ -46,7 +46,8 @@ Stretch = tuple[int, int, int]
 """Number of a file, and a physical range ``[start, end)`` in it."""
 
 
-def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int, list[Piece]]:
+def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int,
+                                                                               list[OverlayPiece]]:
     """Return the pieces to write, by part number; all are in damaged regions. Raises:
     StoreIOError.
     """
@@ -107,14 +108,14 @@ def _candidates(parts: Sequence[LogPart], stretches: Sequence[Stretch]) -> list[
     return chosen
 
 
-def _pieces(parts: Sequence[LogPart], swaps: Sequence[Swap]) -> dict[int, list[Piece]]:
-    pieces: dict[int, list[Piece]] = {}
+def _pieces(parts: Sequence[LogPart], swaps: Sequence[Swap]) -> dict[int, list[OverlayPiece]]:
+    pieces: dict[int, list[OverlayPiece]] = {}
     for low, high, size in swaps:
         for to, came_from in ((low, high), (high, low)):
             number, origin = _part_of(parts, to), _part_of(parts, came_from)
             with parts[origin].open() as source:
                 data = source.read(came_from - parts[origin].base, size)
-            pieces.setdefault(number, []).append(Piece.of(to - parts[number].base, data))
+            pieces.setdefault(number, []).append(OverlayPiece.of(to - parts[number].base, data))
     return pieces
 
 
@@ -123,7 +124,7 @@ def _part_of(parts: Sequence[LogPart], place: int) -> int:
 
 
 def _fitting(parts: Sequence[LogPart], stretches: Sequence[Stretch], swaps: Sequence[Swap],
-             pieces: dict[int, list[Piece]]) -> list[Swap]:
+             pieces: dict[int, list[OverlayPiece]]) -> list[Swap]:
     """Return the swaps after which, with all swaps applied, every byte of both pages belongs to an
     intact record or a blank, or is after the end of the log.
     """

@@ -17,14 +17,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.damage.evidence import Evidence, FoundRow
+from rmqctl.damage.evidence import FoundRow, HoleEntries
 from rmqctl.damage.records import Records, batch_range_of, dispatched
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.message import Record
-from rmqctl.repair.rebuild.kept import EntryPlace, StoreEntries
+from rmqctl.repair.rebuild.kept import EntryKey, StoreEntries
 from rmqctl.repair.salvage.correct import Correction
 from rmqctl.repair.salvage.filler import REQUIRED
 from rmqctl.repair.salvage.keep import marked
@@ -57,7 +57,7 @@ class Mended:
 
 
 def mend_properties(store: Store, parts: Sequence[LogPart], survey: Survey,
-                    evidence: Evidence) -> Mended:
+                    evidence: HoleEntries) -> Mended:
     """Correct or mark all messages with damaged properties. Raises: StoreIOError."""
     mended = Mended(Records(parts))
     places = survey.unsound
@@ -221,9 +221,9 @@ def candidates(raw: bytes) -> Iterator[tuple[int, Sequence[int]]]:
         start += len(part) + 1
 
 
-def _entry(record: Record) -> EntryPlace:
-    return EntryPlace(os.fsdecode(record.topic), record.queue_id, record.queue_offset,
-                      record.physical_offset, record.total_size)
+def _entry(record: Record) -> EntryKey:
+    return EntryKey(os.fsdecode(record.topic), record.queue_id, record.queue_offset,
+                    record.physical_offset, record.total_size)
 
 
 def _code(record: Record) -> int | None:

@@ -29,7 +29,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from rmqctl.checks.verify.context import known_topics
-from rmqctl.damage.evidence import ENDLESS, Evidence, FoundRow, Gatherer, Hole, holes_with
+from rmqctl.damage.evidence import ENDLESS, FoundRow, Gatherer, Hole, HoleEntries, holes_with
 from rmqctl.damage.records import Records, unless_crc_differs
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.engine.put.admission import folder_fault
@@ -72,13 +72,13 @@ def is_impossible(topic: bytes) -> bool:
     return folder_fault(name) is not None or not name.isprintable()
 
 
-class Topics:
+class TopicEvidence:
     """Evidence of a log for the topics of its messages. ``evidence``: entries of missing
     messages.
     """
 
     def __init__(self, store: Store, parts: Sequence[LogPart], survey: Survey,
-                 gatherer: Gatherer, evidence: Evidence) -> None:
+                 gatherer: Gatherer, evidence: HoleEntries) -> None:
         self._store, self._survey, self._gatherer = store, survey, gatherer
         self._witness, self._from_zero = parts[0].witness, parts[0].base == 0
         self._lost = {(row.key, row.queue_offset) for row in evidence.rows}
@@ -313,7 +313,7 @@ def _turned(topic: bytes) -> Iterator[bytes]:
                 yield turned
 
 
-def mend_topics(topics: Topics, records: Records,
+def mend_topics(topics: TopicEvidence, records: Records,
                 rows: Mapping[int, Sequence[FoundRow]]) -> dict[int, str]:
     """Correct topics of intact messages in ``records``; return why others are kept, by physical
     offset.
