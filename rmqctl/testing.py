@@ -38,7 +38,7 @@ _END_S = 10.0
 _TOPIC_S = 0.02
 _NOT_AVAILABLE = 14
 """A response code on which producers retry."""
-_FOUND = 0
+_OK = 0
 _READ_AND_WRITE = 6
 _NOT_OURS = "RMQCTL_"
 """Environment variables with option defaults; they must not affect a test's server."""
@@ -301,7 +301,7 @@ class RocketMQ:
     def _ask(self, request: str, body: bytes = b"", **ext: object) -> Command:
         with self._client() as client:
             answer = client.ask(request, body, **ext)
-        if answer.code != _FOUND:
+        if answer.code != _OK:
             raise RmqctlError(f"{request}: code {answer.code}, {answer.remark}")
         return answer
 
@@ -323,7 +323,7 @@ class RocketMQ:
         topics = set(self._ask("QUERY_TOPICS_BY_CONSUMER", group=group).json()["topicList"])
         with self._client() as client:
             response = client.ask("GET_CONSUMER_CONNECTION_LIST", consumerGroup=group)
-        if response.code == _FOUND:
+        if response.code == _OK:
             topics |= response.json()["subscriptionTable"].keys()
         groups = self._ask("GET_ALL_SUBSCRIPTIONGROUP_CONFIG").json()["subscriptionGroupTable"]
         if not topics and group not in groups:
@@ -336,7 +336,7 @@ class RocketMQ:
         with self._client() as client:
             for queue_id, first in sorted(offsets.items()):
                 offset = first
-                while (pulled := client.pull(topic, queue_id, offset)).code == _FOUND:
+                while (pulled := client.pull(topic, queue_id, offset)).code == _OK:
                     messages += [Message(
                         topic, queue_id, record.queue_offset,
                         plain_body(record.sys_flag, record.body)[0],

@@ -93,7 +93,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
             now = clock()
             view, end = moment.fix(store, before[-1].log_end if before else 0)
             with view:
-                copied_end = _known(view, backup, before, end) if before or not begun else (
+                copied_end = _copied_end(view, backup, before, end) if before or not begun else (
                     _reached(view, backup, begun, end))
                 points.begin(backup, root)
                 point = _grown(store, view, copied_end, end, backup, before, now, version, pace,
@@ -284,7 +284,7 @@ def _remove_logs(view: Store, copies: Copies, copied_end: int) -> None:
             copies.remove(os.path.join(LOG, name))
 
 
-def _known(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
+def _copied_end(view: Store, backup: str, before: Sequence[Point], end: int) -> int:
     """Return the physical offset up to which the backup has the log: the end of the last complete
     record, because an incomplete last record may have been rewritten. Raises: RefusedError if the
     backup belongs to another store, or if the store's log was truncated.

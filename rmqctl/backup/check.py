@@ -31,16 +31,16 @@ class ChangedRange:
         return asdict(self)
 
 
-def check(backup: str, known: list[Point],
+def check(backup: str, points: list[Point],
           pace: Pace = lambda _bytes: None) -> Iterator[ChangedRange]:
     """Yield a fault for each part of the log and each small file that does not match its
     SHA-256.
     """
-    newest = max((number for number, point in enumerate(known) if point.summed_again), default=0)
-    for number, point in enumerate(known):
+    newest = max((number for number, point in enumerate(points) if point.summed_again), default=0)
+    for number, point in enumerate(points):
         for part in point.parts if number >= newest else ():
             path = os.path.join(backup, part.file)
-            if _is_expired(path, known[0]):
+            if _is_expired(path, points[0]):
                 continue
             reason = ""
             try:

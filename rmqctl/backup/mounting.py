@@ -123,7 +123,7 @@ def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str,
     """Return (size, spans) of each consume queue file, by its path. Raises: FormatError,
     StoreIOError.
     """
-    found: dict[str, dict[str, tuple[int, list[ObjectSpan]]]] = {}
+    by_folder: dict[str, dict[str, tuple[int, list[ObjectSpan]]]] = {}
     for name in sorted(filter(is_of_queues, note.others)):
         if not name.removeprefix(FOLDER).isdigit():
             continue
@@ -144,11 +144,11 @@ def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str,
                                   file=objects.where(name))
             folder = path.rpartition("/")[0]
             if is_new:  # a topic that was created again
-                found.pop(folder, None)
-            _, spans = found.setdefault(folder, {}).setdefault(path, (size, []))
+                by_folder.pop(folder, None)
+            _, spans = by_folder.setdefault(folder, {}).setdefault(path, (size, []))
             _lay(spans, [*reader.parts(name, at, length)], position - at)
             at += length
-    return {path: file for files in found.values() for path, file in files.items()}
+    return {path: file for files in by_folder.values() for path, file in files.items()}
 
 
 def _lay(spans: list[ObjectSpan], added: Iterable[ObjectSpan], moved: int) -> None:
@@ -250,17 +250,17 @@ class _Reader:
         """Return the bytes at each (position, length), requested concurrently. Raises:
         StoreIOError.
         """
-        found = [bytearray(max(min(length, self._sizes[path] - position), 0))
+        results = [bytearray(max(min(length, self._sizes[path] - position), 0))
                  for position, length in places]
         wanted: dict[str, list[tuple[int, int, int, int]]] = {}
         for number, (position, _) in enumerate(places):
-            for start, end, name, at in self.parts(path, position, len(found[number])):
+            for start, end, name, at in self.parts(path, position, len(results[number])):
                 wanted.setdefault(name, []).append((number, start - position, at, end - start))
         for name, parts in wanted.items():
             answers = self._ranges.gather(name, [(at, size) for _, _, at, size in parts])
             for (number, start, _, size), answer in zip(parts, answers, strict=True):
-                found[number][start:start + size] = answer
-        return [bytes(data) for data in found]
+                results[number][start:start + size] = answer
+        return [bytes(data) for data in results]
 
     def next_data(self, path: str, position: int) -> int:
         """Return the first position from ``position`` on that is in a span and not known to be
@@ -270,10 +270,10 @@ class _Reader:
         number = max(bisect.bisect_right(spans, position, key=lambda span: span.start) - 1, 0)
         for start, end, name, at in spans[number:]:
             if (first := max(start, position)) < end:
-                found = first + self._ranges.next_data(name, at + first - start) - (
+                data_at = first + self._ranges.next_data(name, at + first - start) - (
                     at + first - start)
-                if found < end:
-                    return found
+                if data_at < end:
+                    return data_at
         return max(self._sizes[path], position)
 
     def end_of(self, path: str) -> int | None:

@@ -201,27 +201,27 @@ class Objects(RemoteFiles):
         no point can be read.
         """
         paths = [f"{POINTS}/{name}.json" for name in names]
-        found: list[Note] = []
+        notes: list[Note] = []
         wrong: list[RmqctlError] = []
         for name, data in zip(names, self.read_all(paths), strict=True):
             try:
-                found.append(self._parsed(name, data))
+                notes.append(self._parsed(name, data))
             except FormatError as error:
                 wrong.append(error)
-        if wrong and (bad is None or not found):
+        if wrong and (bad is None or not notes):
             raise wrong[0]
         if bad is not None:
             bad += wrong
-        return found
+        return notes
 
     def require_notes(self, bad: list[RmqctlError] | None = None) -> list[Note]:
         """Return all points, as `notes` does. Raises: NotAStoreError if no point exists."""
-        found = self.notes(self.point_names(), bad)
-        if not found:
+        notes = self.notes(self.point_names(), bad)
+        if not notes:
             why = (f"no restore point in {self.where(POINTS)}" if self.list("") else
                    "the bucket or folder does not exist or is empty")
             raise NotAStoreError(f"{self.where('')}: not a backup ({why})")
-        return found
+        return notes
 
     def _parsed(self, name: str, data: bytes) -> Note:
         path = self.where(f"{POINTS}/{name}.json")
@@ -258,8 +258,8 @@ class Objects(RemoteFiles):
             self.remove(path)
             raise
 
-    def _refuse_others(self, known: set[str]) -> None:
-        if others := set(self.point_names()) - known:
+    def _refuse_others(self, expected: set[str]) -> None:
+        if others := set(self.point_names()) - expected:
             raise StoreHeldError(f"{self.where('')}: another run created restore point "
                                  f"{max(others)} at the same time, so this run created none. "
                                  "Only one run at a time may write to a backup")
@@ -302,11 +302,11 @@ class Objects(RemoteFiles):
             for piece in self.pieces_of(held):
                 yield object_of(folder, path, piece), piece.end - piece.start
 
-    def faults(self, known: Sequence[Note], pace: Pace) -> Iterator[ChangedRange]:
+    def faults(self, notes: Sequence[Note], pace: Pace) -> Iterator[ChangedRange]:
         """Yield a fault for each object named by a point that does not match its SHA-256."""
         seen: set[str] = set()
-        for note in known:
-            for folder, path, held in note.files_of(known[0].point):
+        for note in notes:
+            for folder, path, held in note.files_of(notes[0].point):
                 try:
                     pieces = self.pieces_of(held)
                 except (StoreIOError, FormatError) as error:
@@ -327,12 +327,12 @@ def _pieces(value: Any, size: int) -> tuple[Piece, ...]:
     """Return the pieces of a file from JSON. Raises: ValueError, TypeError."""
     if not isinstance(value, list) or len(value) > _MOST_PIECES:
         raise ValueError("pieces are not a list, or are too many")
-    found = tuple(Piece(*piece) for piece in value)
-    for start, end, digest in found:
+    pieces = tuple(Piece(*piece) for piece in value)
+    for start, end, digest in pieces:
         if type(start) is not int or type(end) is not int or not (
                 0 <= start < end <= min(start + _LARGEST, size)) or not _SHA.fullmatch(digest):
             raise ValueError("not a piece")
-    return found
+    return pieces
 
 
 def _files(value: Any) -> dict[str, Held]:
@@ -342,9 +342,9 @@ def _files(value: Any) -> dict[str, Held]:
 
 def _settings(value: Any) -> dict[str, Any]:
     """Return settings from JSON. Raises: ValueError, TypeError."""
-    for name, one in value.items():
+    for name, setting in value.items():
         kind = SETTINGS[name]
-        if type(one) is not kind or (isinstance(one, int) and not 0 <= one < 1 << 40):
+        if type(setting) is not kind or (isinstance(setting, int) and not 0 <= setting < 1 << 40):
             raise ValueError(f"{name} has a wrong value")
     if not all(isinstance(topic, str) for topic in value.get("batch_topics", [])):
         raise TypeError("batch_topics is not a list of names")
@@ -374,14 +374,14 @@ def require_points(backup: str, bad: list[RmqctlError] | None = None) -> list[Po
     if no point exists.
     """
     with Objects(backup) as objects:
-        found = objects.require_notes(bad)
+        notes = objects.require_notes(bad)
     # The oldest has the damage that those removed before it had noted.
-    return [replace(found[0].point, damaged=found[0].holes), *(note.point for note in found[1:])]
+    return [replace(notes[0].point, damaged=notes[0].holes), *(note.point for note in notes[1:])]
 
 
-def check(backup: str, known: list[Point],
+def check(backup: str, points: list[Point],
           pace: Pace = lambda _bytes: None) -> Iterator[ChangedRange]:
     """Yield a fault for each object of a backup that does not match its SHA-256."""
     with Objects(backup) as objects:
-        names = [point.id for point in known]
+        names = [point.id for point in points]
         yield from objects.faults(objects.notes(names), pace)

@@ -212,7 +212,7 @@ def back_up(source: BackupSource, backup: str, clock: Callable[[], int], version
         now = clock()
         view, end = moment.fix(store, last.point.log_end if last else 0)
         with view, tempfile.TemporaryDirectory(prefix="rmqctl-backup-") as empty:
-            stored_end = _known(view, objects, last, end)
+            stored_end = _stored_end(view, objects, last, end)
             whole_end = max(min(find_end(view).offset, end), stored_end)
             with closing(_Uploads(empty, pace, objects, last, whole_end)) as uploads:
                 note = _grown(view, uploads, stored_end, end, now, version)
@@ -294,7 +294,7 @@ def _repairs(view: Store) -> tuple[str, ...]:
     return tuple(listing(view.path(".rmqctl", "repairs")).folders)
 
 
-def _known(view: Store, objects: Objects, last: Note | None, end: int) -> int:
+def _stored_end(view: Store, objects: Objects, last: Note | None, end: int) -> int:
     """Return the physical offset up to which the backup has the log: the end of the last complete
     record. Raises: RefusedError if the backup belongs to another store, or if the store's log was
     truncated.

@@ -24,7 +24,7 @@ _FILES = {
     "carved.jsonl": "all other records found in the bytes, one per line",
     "damage/": "the bytes of every place that a finding names, and index.jsonl",
 }
-_FOUND = {
+_RESULTS = {
     "not-served": "intact and at its own offset, but not a message of the log: from an earlier use "
                   "of the file, from another structure such as the compaction log, or not "
                   "confirmed by anything (see `finding`)",
@@ -93,7 +93,7 @@ def _lines(summary: Mapping[str, Any], runs: Sequence[Mapping[str, Any]],
     if summary["carved"]:
         yield from ("", "HOW A RECORD WAS FOUND (`found` in carved.jsonl)",
                     "------------------------------------------------", "")
-    for name, meaning in _FOUND.items():
+    for name, meaning in _RESULTS.items():
         if name in summary["carved"]:
             yield from _folded(f"{name:<20}{meaning}", 20)
     # The commands.

@@ -42,7 +42,7 @@ def stale_records(parts: Sequence[LogPart], survey: Survey) -> tuple[set[int], s
                     continue  # as nearly always: entries point to both borders
                 stale = beside(source, start - part.base, end - part.base, before=before,
                                taken=taken)
-                places.update(record.physical_offset for record in stale.found)
+                places.update(record.physical_offset for record in stale.stale_records)
                 unclear.update(record.physical_offset for record in stale.unclear)
     return places, unclear - places
 
@@ -84,8 +84,8 @@ def beside_at(source: Source, places: Iterable[int],
         if not damage or (start <= source.base and end >= source.base + source.size):
             continue
         stale = beside(source, max(0, start - source.base), min(source.size, end - source.base))
-        if stale.found:
-            yield sorted(stale.found, key=lambda record: record.physical_offset)
+        if stale.stale_records:
+            yield sorted(stale.stale_records, key=lambda record: record.physical_offset)
 
 
 def contradicted_places(parts: Sequence[LogPart], survey: Survey) -> set[int]:

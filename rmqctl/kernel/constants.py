@@ -58,7 +58,7 @@ def values() -> dict[str, int]:
         **{f"{name}_SECONDS": getattr(rules, name) // 1000
            for name in ("EARLIEST", "YEARS", "HALF_A_YEAR")},
         "KIND_BITS": rules.KIND, "KIND_MOST": rules.MAX_KIND, "COMPRESSED": sysflag.COMPRESSED,
-        "KNOWN_FLAGS": sysflag.KNOWN, "TRANSACTION_MASK": sysflag.TRANSACTION_MASK,
+        "KNOWN_FLAGS": sysflag.KNOWN_BITS, "TRANSACTION_MASK": sysflag.TRANSACTION_MASK,
         "TRANSACTION_PREPARED": sysflag.TRANSACTION_PREPARED,
         "TRANSACTION_ROLLBACK": sysflag.TRANSACTION_ROLLBACK,
     }

@@ -28,7 +28,7 @@ _START = 20
 _BLANK = re.compile("(?<=[\u3001-\u9fff\uff01-\uff5e]) (?=[\u3001-\u9fff\uff01-\uff5e])")
 """A blank between East Asian characters, which remains if one of the two was an English word."""
 _PROSE = re.compile(r"(?<![\w/.-])[a-z]{2,}(?: [a-z]{2,}){2,}(?![\w/.-])")
-_ONE = re.compile(r"1 ([a-z ]+[a-z])")
+_SINGULAR = re.compile(r"1 ([a-z ]+[a-z])")
 _CACHED = 4096
 _MAX_JOINTS = 40
 """Maximum number of separators in a text that is translated in parts."""
@@ -65,13 +65,13 @@ class TextCatalog(Catalog):
         """
         if " " not in text or (not text.isprintable() and "\n" not in text):
             return text
-        return self._found(text) or text
+        return self._search(text) or text
 
     def tidy(self, text: str) -> str:
         return text if text.isascii() else _BLANK.sub("", text)
 
     @cached_property
-    def _found(self) -> Callable[[str], str | None]:
+    def _search(self) -> Callable[[str], str | None]:
         return lru_cache(_CACHED)(self._find)
 
     def _find(self, text: str) -> str | None:
@@ -89,7 +89,7 @@ class TextCatalog(Catalog):
 
     def _single(self, text: str) -> str | None:
         """Translate ``1 entry``, for which the catalog contains only ``{count:,} entries``."""
-        match = _ONE.fullmatch(text)
+        match = _SINGULAR.fullmatch(text)
         if match is None:
             return None
         noun = match[1]

@@ -8,8 +8,8 @@ from rmqctl.damage.verdicts import OF_ACTION, Evidence, LogRange, Remedy, Verdic
 from rmqctl.errors import FormatError, UsageError
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.plan import Plan
-from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.damage.leads import Leads
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.frames import BLANK, ZERO, Span
 from rmqctl.scan.source import Source
 from rmqctl.scan.walk import Walk, start_of

@@ -46,7 +46,7 @@ from rmqctl.store.store import Store
 
 _APPEND = "append"
 _PLAIN, _BATCH, _EXT, _INDEX = ("consumequeue", "batchconsumequeue", "consumequeue_ext", "index")
-_MADE = "rocksdb-put"
+_SCRATCH = "rocksdb-put"
 _BLANK = layout.reader(Blank)
 _PAGE, _BLOCK = 1 << 12, 1 << 20
 
@@ -167,7 +167,7 @@ class Puts(Changes):
 
     def _rocksdb(self, derived: Sequence[Derived], why: str) -> None:
         present = self.store.rocksdb
-        writer = rocksdb.DatabaseWriter(self.scratch.path(_MADE), lambda _key: False)
+        writer = rocksdb.DatabaseWriter(self.scratch.path(_SCRATCH), lambda _key: False)
         try:
             if present is not None:
                 for damage in present.damage:

@@ -106,7 +106,7 @@ class _Messages:
 
     def column(self, name: str) -> pa.Array:
         kind = MESSAGE_COLUMNS[name].type
-        computed = _MADE.get(name)
+        computed = _COMPUTED.get(name)
         if computed is not None:
             return computed(self)
         values = self.batch.column(name)
@@ -133,7 +133,7 @@ def _body(messages: _Messages) -> pa.BinaryArray:
     return binary(Texts(batch.data, batch.column("body_start"), batch.column("body_length")))
 
 
-_MADE: dict[str, Callable[[_Messages], pa.Array]] = {
+_COMPUTED: dict[str, Callable[[_Messages], pa.Array]] = {
     "physical_offset": lambda messages: pa.array(messages.batch.offset),
     "magic": _magic,
     "crc_ok": lambda messages: pa.array(messages.batch.crc_ok()),

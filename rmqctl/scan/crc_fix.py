@@ -28,7 +28,7 @@ ORDER = (1 << 32) - 1
 """The order of x; larger than the bits of any body."""
 MASKED = 1 << 31
 """The bit of a CRC that records do not store."""
-_ONE, _X = 1 << 31, 1 << 30
+_UNIT, _X = 1 << 31, 1 << 30
 _BEYOND = tuple(reduce(lambda value, _: value >> 1 ^ (POLYNOMIAL if value & 1 else 0), range(4),
                        low) for low in range(16))
 """The reductions of the four highest powers, each multiplied by x four more times."""
@@ -130,7 +130,7 @@ def _doubled(value: int) -> int:
 
 
 def _raised(base: int, exponent: int) -> int:
-    result = _ONE
+    result = _UNIT
     while exponent:
         if exponent & 1:
             result = _times(result, base)
@@ -214,7 +214,7 @@ def _subgroup(prime: int) -> tuple[dict[int, int], tuple[list[int], ...]]:
     """
     generator = _power_of_x(ORDER // prime)
     steps: dict[int, int] = {}
-    value = _ONE
+    value = _UNIT
     for number in range(min(prime, _BABY_STEPS)):
         steps[value] = number
         value = _times(value, generator)

@@ -29,7 +29,7 @@ _WORST = 6
 LONG = 1 << 20
 """Length above which a text is left to the caller: its worst case would need too much space."""
 _SPARE = 1 << 20
-_KNOWN = 1 << 12
+_MAX_FORMS = 1 << 12
 """Maximum number of recurring texts whose form is kept from page to page."""
 _FEW = 64
 
@@ -189,7 +189,7 @@ class Forms:
 
     def choose(self, cells: Cells, texts: Texts) -> None:
         """Add the form of each text as a column."""
-        if len(self._forms) > _KNOWN:
+        if len(self._forms) > _MAX_FORMS:
             self._dictionary, self._forms = Dictionary(), []
         which = self._dictionary.encode(texts)
         self._forms += map(self._form, self._dictionary.texts[len(self._forms):])

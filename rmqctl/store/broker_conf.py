@@ -173,7 +173,7 @@ class _Reading:
         self._repeated: dict[str, list[int]] = {}
         for entry in entries:
             before = self._texts.get(entry.key)
-            if entry.key in _KNOWN and before is not None and before != entry.value:
+            if entry.key in _ALL_KEYS and before is not None and before != entry.value:
                 self._notes.append(f"{entry.key} is set twice: line {entry.line} ({entry.value!r}) "
                                    f"counts, not {before!r}")
             if before is not None:
@@ -312,7 +312,7 @@ _RUNTIME: dict[str, _Read] = {
 }
 """Setting in the file -> how Java reads the value."""
 
-_KNOWN = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | frozenset(_RUNTIME) | {
+_ALL_KEYS = frozenset(_SETTINGS) | frozenset(_TIER_SETTINGS) | frozenset(_RUNTIME) | {
     "tieredStoreFilePath", "tieredStoreFilepath",
     "storePathRootDir", "storePathCommitLog", "readOnlyCommitLogStorePaths", "storeType",
     "rocksdbCQDoubleWriteEnable", "configManagerVersion", "enableDLegerCommitLog", "dLegerSelfId",

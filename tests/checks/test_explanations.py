@@ -19,7 +19,7 @@ from tests.support.source import nodes, together, trees
 _WORDS = {spec.name: spec for spec in REGISTRY}
 
 
-_TAKES = {"Action": 0, "act": 1, "_made": 4}
+_TAKES = {"Action": 0, "act": 1, "_mending": 4}
 """Which argument of these is the verb of an action."""
 
 

@@ -27,7 +27,7 @@ _PROPERTIES = frozenset({"property-damaged"})
 _BROKEN = frozenset({"record-damaged", "body-crc", "property-damaged"})
 _MAX_TOPICS = 3
 _WHY = Phrase("shows what the findings mean and what to do")
-KNOWN = "known"
+IN_BASELINE = "known"
 """Severity of a finding that is in the baseline."""
 IsKnown = Callable[[Finding], bool]
 DAMAGE = frozenset({"record-damaged", "body-crc", "property-crc", "property-damaged",
@@ -79,13 +79,13 @@ class VerifyResult(Generic[C]):
     @property
     def in_baseline(self) -> int:
         """Return the number of findings that are in the baseline."""
-        return sum(count for (_, severity), count in self.counts.items() if severity == KNOWN)
+        return sum(count for (_, severity), count in self.counts.items() if severity == IN_BASELINE)
 
     @property
     def troubles(self) -> int:
         """Return the number of findings that are new and more severe than info."""
         return sum(count for (_, severity), count in self.counts.items()
-                   if severity not in (INFO, KNOWN))
+                   if severity not in (INFO, IN_BASELINE))
 
     def fails(self, severity: str) -> bool:
         """Return whether there is a new finding of this severity or worse (``error``,
@@ -247,7 +247,7 @@ def first_findings(findings: Iterable[Finding], most: int,
     counts: Counter[tuple[str, str]] = Counter()
     for finding in findings:
         if is_known is not None and finding.is_trouble and is_known(finding):
-            counts[finding.category, KNOWN] += 1
+            counts[finding.category, IN_BASELINE] += 1
             continue
         counts[finding.category, finding.severity] += 1
         if len(first) < most:
@@ -257,7 +257,7 @@ def first_findings(findings: Iterable[Finding], most: int,
 
 def nothing_new(counts: Mapping[tuple[str, str], int]) -> bool:
     """Return whether all findings are known or informational."""
-    return all(severity in (INFO, KNOWN) for _, severity in counts)
+    return all(severity in (INFO, IN_BASELINE) for _, severity in counts)
 
 
 def verdict(run: Verification, most: int,

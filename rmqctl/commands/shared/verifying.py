@@ -240,7 +240,7 @@ def _reason(store: JudgedStore) -> str:
 
 
 def _show_table(page: Human, judged: Sequence[JudgedStore]) -> None:
-    from rmqctl.checks.verify.verdict import KNOWN
+    from rmqctl.checks.verify.verdict import IN_BASELINE
 
     # One store gets its full page; several stores share a table.
     if len(judged) == 1 and judged[0].verdict is not None:
@@ -269,7 +269,7 @@ def _show_table(page: Human, judged: Sequence[JudgedStore]) -> None:
             "messages": count_text(cover.messages), "commitlog": size_text(cover.bytes_total),
             "damaged": size_text(cover.bytes_damaged),
             "detail": ", ".join(verdict.not_judged) if is_partial else ", ".join(
-                f"{count} {name}" for (name, severity), count in top if severity != KNOWN)})
+                f"{count} {name}" for (name, severity), count in top if severity != IN_BASELINE)})
     page.table(rows, ("store", "verdict", "messages", "commitlog", "damaged", "detail"),
                styles={"verdict": _style})
     # Suggest a separate look at each damaged store.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _COLUMNS = ("file", "status", "timestamp", "items", "base_offset", "bytes", "segment",
             "chains_sound", "kept")
 _BRIEF = _COLUMNS[1:6]
-_ONE = "One file"
+_PANEL = "One file"
 _TIER = "Tier layout"
 
 
@@ -53,10 +53,10 @@ def command(
     index_max: TieredIndexMax = None,
     broker_conf: TieredConf = None,
     file: Annotated[str | None, typer.Option(
-        "--file", metavar="FILE", rich_help_panel=_ONE,
+        "--file", metavar="FILE", rich_help_panel=_PANEL,
         help="Only rearrange this open index file; no tier is needed or changed.")] = None,
     to: Annotated[str | None, typer.Option(
-        "--out", metavar="FILE", rich_help_panel=_ONE,
+        "--out", metavar="FILE", rich_help_panel=_PANEL,
         help="New file for the rearranged form, with --file.")] = None,
     tz: Zone = UTC,
     out: Out,

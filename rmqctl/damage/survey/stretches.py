@@ -54,7 +54,7 @@ class Stretch:
     reach: int
     before: SurveyState
     behind: SurveyState
-    found: Survey
+    survey: Survey
     rows: Array
     first: int | None
     waiting: int
@@ -67,7 +67,7 @@ class Stretches:
         self._parts: Sequence[LogPart] = ()
         self._rejected: set[int] = set()
         self._confirmed: set[tuple[int, int]] = set()
-        self._known: dict[int, list[Stretch]] = {}
+        self._by_file: dict[int, list[Stretch]] = {}
         self._new: dict[int, list[Stretch]] = {}
         self._room = _MAX_ROWS
         self.length = MIN_LENGTH
@@ -87,7 +87,7 @@ class Stretches:
         changed.sort()
         starts, ends = [start for start, _ in changed], [*accumulate((
             end for _, end in changed), max, initial=-1)]
-        self._known = {number: [
+        self._by_file = {number: [
             stretch for stretch in self._new.get(number, ()) if ends[bisect_left(
                 starts, parts[number].base + stretch.reach)] <= parts[number].base + stretch.start]
             for number in same}
@@ -95,11 +95,11 @@ class Stretches:
         self._confirmed, self._new, self._room = {*confirmed.items()}, {}, _MAX_ROWS
         self.length = max(MIN_LENGTH, sum(part.size for part in parts) // STRETCHES)
 
-    def known(self, number: int, position: int, at: SurveyState) -> Stretch | None:
+    def cached(self, number: int, position: int, at: SurveyState) -> Stretch | None:
         """Return the cached stretch of file ``number`` that begins at this position in this
         state.
         """
-        stretches = self._known.get(number, [])
+        stretches = self._by_file.get(number, [])
         index = bisect_left(stretches, position, key=lambda stretch: stretch.start)
         stretch = stretches[index] if index < len(stretches) else None
         if stretch is not None and (stretch.start, stretch.before) == (position, at):
@@ -108,7 +108,7 @@ class Stretches:
 
     def border(self, number: int, position: int) -> int | None:
         """Return the start of the next cached stretch after a position."""
-        stretches = self._known.get(number, [])
+        stretches = self._by_file.get(number, [])
         index = bisect_right(stretches, position, key=lambda stretch: stretch.start)
         return stretches[index].start if index < len(stretches) else None
 

@@ -69,7 +69,7 @@ class Surveyor:
         self._names = text.Dictionary()
         self._batched = {os.fsencode(topic) for topic in batch_topics}
         self._progress = progress or (lambda _bytes: None)
-        self._told = 0
+        self._reported = 0
         self._topics = text.Dictionary()
         self._queues: dict[QueueKey, int] = {}
         self._table = QueueTable(self._topics, self._number)
@@ -96,7 +96,7 @@ class Surveyor:
         self._waiting: list[Region] = []
         self._passed = SurveyState()
         for number, part in enumerate(parts):
-            self._told = 0
+            self._reported = 0
             self._file(number, part)
             self._tell(part.size)
         self._progress = lambda _bytes: None  # a further pass over the log is none of its bytes
@@ -112,9 +112,9 @@ class Surveyor:
         """Report progress up to this position of the file, except for positions already
         reported.
         """
-        if position > self._told:
-            self._progress(position - self._told)
-            self._told = position
+        if position > self._reported:
+            self._progress(position - self._reported)
+            self._reported = position
 
     def _file(self, number: int, part: LogPart) -> None:
         with part.open() as opened:
@@ -128,7 +128,7 @@ class Surveyor:
                 # A stretch that is known from an earlier survey is not walked again.
                 if not self._goes_on(number, part.base + position):
                     self._end(number, source, position)
-                    stretch = self._stretches.known(number, position, self._passed)
+                    stretch = self._stretches.cached(number, position, self._passed)
                     if stretch is not None:
                         position = stretch.end
                         self._take(number, stretch)
@@ -181,7 +181,7 @@ class Surveyor:
             # It does not say where it belongs: it may be that of another file.
             self._damage(Region(number, first.offset, first.end, dirty=True))
         else:
-            self._found.closed.add(number)
+            self._result.closed.add(number)
 
     # -- stretches --------------------------------------------------------------------------------
 
@@ -190,7 +190,7 @@ class Surveyor:
         source.reach = self._start = position
         self._before = self._passed
         self._first: int | None = None
-        self._found = Survey([], self._survey.runs, self._generation)
+        self._result = Survey([], self._survey.runs, self._generation)
         self._rows = np.zeros((5, 0), np.int64)
         self._pending: list[Array] = []
 
@@ -198,7 +198,7 @@ class Surveyor:
         """End the stretch at this position, at which no damaged region continues."""
         if end == self._start:
             return
-        survey, first = self._found, self._first
+        survey, first = self._result, self._first
         self._join()
         self._add(survey, self._rows)
         self._stretches.keep(number, Stretch(
@@ -208,7 +208,7 @@ class Surveyor:
 
     def _take(self, number: int, stretch: Stretch) -> None:
         """Reuse the results of a stretch; regions at its end still wait for their next message."""
-        survey = stretch.found
+        survey = stretch.survey
         if stretch.first is not None:
             self._settle(stretch.first)
         at = len(survey.regions) - stretch.waiting
@@ -251,7 +251,7 @@ class Surveyor:
 
     def _goes_on(self, number: int, position: int) -> bool:
         """Return whether the last damaged region ends at this position of the file."""
-        last = self._found.regions[-1] if self._found.regions else None
+        last = self._result.regions[-1] if self._result.regions else None
         return last is not None and last.file == number and last.end == position
 
     def _damage(self, region: Region) -> None:
@@ -259,14 +259,14 @@ class Surveyor:
         if self._passed.last[1] == region.start:
             region.previous = self._passed.last[0]
         if self._goes_on(region.file, region.start):
-            last = self._found.regions[-1]
+            last = self._result.regions[-1]
             last.end, last.dirty = region.end, last.dirty or region.dirty
             last.extents += region.extents
             last.starts.append(region.start)
             last.doubtful += region.doubtful
             return
         region.starts.append(region.start)
-        self._found.regions.append(region)
+        self._result.regions.append(region)
         self._waiting.append(region)
 
     # -- one batch --------------------------------------------------------------------------------
@@ -279,7 +279,7 @@ class Surveyor:
                 tell()
             return
         # Damaged bodies, rejected records and wrong appended CRCs are damage, in the log's order.
-        survey = self._found
+        survey = self._result
         bad = ~batch.crc_ok() & (batch.column("body_length") > 0)
         if len(self._rejected):
             bad |= np.isin(batch.offset, self._rejected)
@@ -304,7 +304,7 @@ class Surveyor:
         self._queue_offsets(batch, properties)
 
     def _appended_crcs(self, batch: Batch, bad: Array) -> None:
-        survey, offset = self._found, batch.offset
+        survey, offset = self._result, batch.offset
         with_crc, wrong = appended_crcs(batch)
         good = with_crc & ~wrong
         unsound = ~good & ~bad & unsound_texts(text.properties(batch))
@@ -363,7 +363,7 @@ class Surveyor:
             some = batch.select(near)
             queue = self._table.encode(self._topics.encode(text.topics(some)),
                                        some.column("queue_id"))
-            self._found.borders.append(np.stack([
+            self._result.borders.append(np.stack([
                 queue, some.column("queue_offset"), some.offset, some.column("total_size")]))
 
     def _pass(self, first: int, time: int, place: int, size: int) -> None:
@@ -381,7 +381,7 @@ class Surveyor:
         self._waiting.clear()
 
     def _oddities(self, batch: Batch, good: Array) -> None:
-        survey, offset = self._found, batch.offset
+        survey, offset = self._result, batch.offset
         for which, offsets in (
                 (batch.column("magic") == MAGIC_V2, survey.newer),
                 (batch.column("store_timestamp") == 0, survey.undated),
@@ -390,8 +390,8 @@ class Surveyor:
             if which[good].any() and len(offsets) < MAX_ODD:
                 offsets.extend(offset[good][which[good]].tolist())
         flags = batch.column("sys_flag")[good]
-        survey.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN == 0]).tolist()})
-        odd = flags[flags & ~sysflag.KNOWN != 0] & ~sysflag.KNOWN
+        survey.flags.update({*np.unique(flags[flags & ~sysflag.KNOWN_BITS == 0]).tolist()})
+        odd = flags[flags & ~sysflag.KNOWN_BITS != 0] & ~sysflag.KNOWN_BITS
         if len(odd):
             survey.count_unknown_bits(Counter(odd.tolist()))
         if survey.host is None:
@@ -406,7 +406,7 @@ class Surveyor:
         batch.
         """
         when = np.clip(when, -_FAR, _FAR)
-        survey, last = self._found, self._passed.times
+        survey, last = self._result, self._passed.times
         is_start = len(last) < 2
         offset = np.concatenate([np.array([physical for physical, _ in last], np.int64), offset])
         when = np.concatenate([np.array([stamp for _, stamp in last], np.int64), when])
@@ -438,7 +438,7 @@ class Surveyor:
             ranges = batch_ranges(properties, first)
             # Without a word from topics.json or a folder: the flag, and both numbers fit.
             inner &= (ranges[0] == first) & (ranges[1] > 1)
-            self._found.inner_batch_topics.update(
+            self._result.inner_batch_topics.update(
                 os.fsdecode(self._topics.texts[number]) for number in np.unique(topic[inner]))
             if self._generation >= 5:
                 first = np.where(batched, ranges[0], first)
@@ -485,7 +485,7 @@ class Surveyor:
         left_out = np.array([raw.startswith(NOT_DISPATCHED) for raw in self._topics.texts], bool)
         for _, names, _ in (skipped_rows(properties, rowed),
                             dispatched_rows(properties, rowed & left_out[topic])):
-            self._found.skipping.update(os.fsdecode(raw) for raw in set(names.tolist()))
+            self._result.skipping.update(os.fsdecode(raw) for raw in set(names.tolist()))
 
 
 def _nothing() -> None:

@@ -85,29 +85,29 @@ class _Whole(_Stored, gc=False):
 
 
 _Fields = TypeVar("_Fields", bound=_Message)
-_Made = TypeVar("_Made")
+_Outcome = TypeVar("_Outcome")
 
 
-class _Way(Generic[_Fields, _Made]):
+class _Way(Generic[_Fields, _Outcome]):
     """A form of message objects."""
 
     def __init__(self, fields: type[_Fields]) -> None:
         typed = Typed(fields)
         self._read, self._check, self._read_many = typed.line, typed.object, typed.lines
 
-    def line(self, line: Line) -> _Made:
+    def line(self, line: Line) -> _Outcome:
         """Return the message of a JSON line. Raises: InputError with the reason."""
         return self._make(self._read(line))
 
-    def lines(self, lines: Sequence[Line]) -> Sequence[_Made]:
+    def lines(self, lines: Sequence[Line]) -> Sequence[_Outcome]:
         """Return the messages of many lines. Raises: InputError if one is invalid."""
         return [self._make(fields) for fields in self._read_many(lines)]
 
-    def object(self, fields: Mapping[str, Any]) -> _Made:
+    def object(self, fields: Mapping[str, Any]) -> _Outcome:
         """Return the message of a parsed object, which is not changed."""
         return self._make(self._check(fields))
 
-    def _make(self, fields: _Fields) -> _Made:
+    def _make(self, fields: _Fields) -> _Outcome:
         raise NotImplementedError
 
 

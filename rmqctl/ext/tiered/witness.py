@@ -23,7 +23,7 @@ from rmqctl.ext.tiered.verify.units import TierUnits
 from rmqctl.formats.local import message
 from rmqctl.formats.local.message import Record
 from rmqctl.formats.tiered.units import CODA_SIZE, GUESSED, is_coda
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.damage.slots import queues, records_in
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import provable

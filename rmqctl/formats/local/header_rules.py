@@ -61,7 +61,7 @@ def alone(values: Mapping[str, Any]) -> dict[str, Any]:
         RECONSUME: (times < 0) | (times > MAX_RECONSUME_TIMES),
         PREPARED: (prepared < 0) | (prepared > values["physical_offset"]),
         QUEUE_ID: values["queue_id"] < 0,
-        FLAG_BITS: (values["sys_flag"] & ~sysflag.KNOWN) != 0,
+        FLAG_BITS: (values["sys_flag"] & ~sysflag.KNOWN_BITS) != 0,
         # For prepared and rolled back messages, which have no consume queue entry.
         QUEUE_OFFSET: (values["queue_offset"] != 0) & (
             (values["sys_flag"] & sysflag.TRANSACTION_PREPARED) != 0),

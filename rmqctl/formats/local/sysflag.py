@@ -17,7 +17,7 @@ INNER_BATCH = 0x80
 COMPRESSION_MASK = 0x700
 COMPRESSION_SHIFT = 8
 MULTI_TAGS = 0x2
-KNOWN = 0x7FF
+KNOWN_BITS = 0x7FF
 """All bits that any release uses. Brokers store the flags of a client unchanged, but no client
 sends other bits.
 """

@@ -31,7 +31,7 @@ from rmqctl.repair.carve.pieces import Pieces
 from rmqctl.repair.carve.spool import Majority, Spool
 from rmqctl.repair.carve.window import AsLog, Candidates, Window
 from rmqctl.scan.damage.extents import claimed_end, judge, own_extent
-from rmqctl.scan.damage.known import Known
+from rmqctl.scan.damage.references import References
 from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.frames import Array, Batch, records_from
 from rmqctl.scan.resync import MAX_RECORD, extent
@@ -253,7 +253,7 @@ class Scan:
         if log.witness is not None:
             verdict = judge(log, self._at, self._at + 1, EarlierMessages())
             return self.size if verdict.resume is None else verdict.resume
-        own = own_extent(log, self._at, Known(log))
+        own = own_extent(log, self._at, References(log))
         return self._judge.own_end(self._at, shift) if own is None else own.end
 
     def _is_confirmed(self, position: int, end: int, shift: int) -> bool:
@@ -263,7 +263,7 @@ class Scan:
         if self._of_store(shift):
             return True
         log = AsLog(self._window, shift, None)
-        own = own_extent(log, position, Known(log))
+        own = own_extent(log, position, References(log))
         total = total_size_at(log.read(position, START_SIZE))
         return (own is not None and own.proven and own.end == end) or (
             position + total == end == claimed_end(log, position, strict=True))
@@ -273,7 +273,7 @@ class Scan:
         unknown.
         """
         log = AsLog(self._window, shift, None)
-        own = own_extent(log, position, Known(log))
+        own = own_extent(log, position, References(log))
         if own is None or not own.proven:
             return None
         sizes = (total_size_at(log.read(position, START_SIZE)), extent(log, position))
@@ -286,7 +286,7 @@ class Scan:
         claimed size belongs to a message of the same log. None without a header.
         """
         log = AsLog(self._window, shift, None)
-        own = own_extent(log, position, Known(log))
+        own = own_extent(log, position, References(log))
         claimed = claimed_end(log, position, strict=True) if own is None else own.end
         end = min(claimed, position + LAST_RECORD)
         if end <= position:

@@ -44,7 +44,7 @@ from rmqctl.formats.local.filler import is_filler
 from rmqctl.formats.local.index_file import ENTRY, entry_time
 from rmqctl.formats.local.message import Record
 from rmqctl.repair.rebuild.rebuild import CONSUMEQUEUE, INDEX, Rebuilt
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart

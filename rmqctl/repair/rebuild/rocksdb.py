@@ -51,7 +51,7 @@ from rmqctl.store.rocksdb.queues import RocksQueue, RocksQueues
 from rmqctl.store.store import Store
 
 FOLDER = "consumequeue"
-_MADE = "rocksdb"
+_SCRATCH = "rocksdb"
 _PAGE = 1 << 15
 _OFFSET = struct.Struct(">q")
 
@@ -92,7 +92,7 @@ def make(parts: Sequence[LogPart], root: str, settings: Settings, scratch: Scrat
         with closing(queue):
             return begun_at(queue, log)
 
-    writer = DatabaseWriter(scratch.path(_MADE), wants, begun)
+    writer = DatabaseWriter(scratch.path(_SCRATCH), wants, begun)
     kept = KeptEntries.of(root, settings)
     try:
         work = partial(derive, settings, True, log_end, kept)

@@ -26,7 +26,7 @@ from rmqctl.store.rocksdb.database import Database
 from rmqctl.store.rocksdb.queues import RocksQueues
 from rmqctl.store.store import Store
 
-_MADE = "rocksdb-start"
+_SCRATCH = "rocksdb-start"
 
 
 def start_steps(store: Store, predicted: Prediction, rules: BrokerVersion, settings: Settings,
@@ -51,7 +51,7 @@ def _built(store: Store, present: RocksQueues | None, predicted: Prediction, rul
            settings: Settings, scratch: Scratch) -> BuiltDatabase:
     noted = predicted.noted
     assert noted is not None
-    writer = DatabaseWriter(scratch.path(_MADE), lambda _key: False)
+    writer = DatabaseWriter(scratch.path(_SCRATCH), lambda _key: False)
     try:
         # All present entries stay.
         if present is not None:

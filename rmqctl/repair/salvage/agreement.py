@@ -24,7 +24,7 @@ from rmqctl.formats.local.message import MIN_SIZE, decode
 from rmqctl.repair.salvage.mend.moved import misplaced
 from rmqctl.repair.sources.opening import LogSource
 from rmqctl.scan.damage.entries import whole_entry
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.overlay import LogPart
 from rmqctl.scan.source import Source as AnySource

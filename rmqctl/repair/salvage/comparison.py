@@ -26,9 +26,9 @@ from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.salvage.keep import kept_from
 from rmqctl.repair.salvage.mend.topics import is_impossible
 from rmqctl.repair.sources.opening import LogSource
-from rmqctl.scan.damage.known import key_hashes
 from rmqctl.scan.damage.leads import Leads
 from rmqctl.scan.damage.properties import appended_crcs
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.damage.stale import MAX_PAGE_RECORDS, records_between
 from rmqctl.scan.fillers import fillers, kept_damaged
 from rmqctl.scan.frames import BLANK, Array, Batch
@@ -186,7 +186,7 @@ class _Pass(PhysicalPass):
             raw = batch.bytes_at(int(rows[index]))
             their_raw = their_batch.bytes_at(int(other[index]))
             self._comparison.verdicts[place] = (
-                self._known(theirs) - self._known(ours) + self._timed(ours, theirs)
+                self._knowledge(theirs) - self._knowledge(ours) + self._timed(ours, theirs)
                 + is_impossible(ours.topic) - is_impossible(theirs.topic)
                 + _TORN * (_is_torn(raw, their_raw) - _is_torn(their_raw, raw))
                 + _TORN * (props.are_sound(theirs.properties) - props.are_sound(ours.properties)))
@@ -210,7 +210,7 @@ class _Pass(PhysicalPass):
                 place = ours.physical_offset
                 self._comparison.fillers.append(np.array([[place, place + ours.total_size]]))
 
-    def _known(self, record: Record) -> int:
+    def _knowledge(self, record: Record) -> int:
         return knowledge(self.a.store, self._witness, record)
 
     def _timed(self, ours: Record, theirs: Record) -> int:

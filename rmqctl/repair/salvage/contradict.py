@@ -30,7 +30,7 @@ from rmqctl.damage.survey.survey import Run
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, build, decode
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.store.store import Store
 

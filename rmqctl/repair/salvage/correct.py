@@ -145,7 +145,7 @@ def corrected(raw: bytes, record: Record, how: Correct, sealed: bool,
 
 
 def _correction(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
-    correction = _one(raw, record, how, sealed)
+    correction = _single_change(raw, record, how, sealed)
     if sealed and not isinstance(correction, Correction):
         correction = _name(raw, record) or _field(raw, record) or correction
     if how == "byte" and not isinstance(correction, Correction):
@@ -206,18 +206,20 @@ def _name(raw: bytes, record: Record) -> Correction | None:
     at = len(raw) - append_crc.SIZE
     if raw[at:].startswith(_CRC_NAME):
         return None
-    return _known(raw, record, at, _CRC_NAME, "the name of an appended CRC")
+    return _only_candidate(raw, record, at, _CRC_NAME, "the name of an appended CRC")
 
 
 def _field(raw: bytes, record: Record) -> Correction | None:
     """Return the body CRC computed from the body, if the record's own CRC matches then."""
     if record.crc_ok:
         return None
-    return _known(raw, record, body_crc_at(), (zlib.crc32(record.body) & CRC_MASK).to_bytes(
-        4, "big"), "the right field of the body's CRC")
+    return _only_candidate(raw, record, body_crc_at(),
+                           (zlib.crc32(record.body) & CRC_MASK).to_bytes(4, "big"),
+                           "the right field of the body's CRC")
 
 
-def _known(raw: bytes, record: Record, at: int, after: bytes, what: str) -> Correction | None:
+def _only_candidate(raw: bytes, record: Record, at: int, after: bytes,
+                    what: str) -> Correction | None:
     """Return the only candidate for the bytes at ``at``, if the record's own CRC matches then."""
     result = _whole(raw, at, after, record, sealed=True)
     if result is None or unpacks(result) is False:
@@ -229,7 +231,8 @@ def _known(raw: bytes, record: Record, at: int, after: bytes, what: str) -> Corr
 # -- one bit, one byte ----------------------------------------------------------------------------
 
 
-def _one(raw: bytes, record: Record, how: Correct, sealed: bool) -> Correction | str | None:
+def _single_change(raw: bytes, record: Record, how: Correct,
+                   sealed: bool) -> Correction | str | None:
     size = len(record.body) if not record.crc_ok else (
         len(raw) - append_crc.SIZE - len(record.body))
     matches = []

@@ -351,7 +351,7 @@ class _Job:
             if waiting:
                 waiting = filling.place(waiting)
             fillings.append((region, filling))
-        return self._made(parts, survey, fillings, losses, evidence, restored)
+        return self._result(parts, survey, fillings, losses, evidence, restored)
 
     def _oddities(self, survey: Survey, evidence: HoleEntries) -> list[str]:
         """Return notes about intact messages that some brokers reject, and unusable entries."""
@@ -459,7 +459,7 @@ class _Job:
         """
         return self.missing_file == "blank" and mode == "blank" and not region.dirty
 
-    def _made(self, parts: Sequence[LogPart], survey: Survey,
+    def _result(self, parts: Sequence[LogPart], survey: Survey,
               fillings: Sequence[tuple[Region, Filling]], losses: KnownLosses,
               evidence: HoleEntries,
               restored: int) -> Salvage:

@@ -18,7 +18,7 @@ from rmqctl.damage.records import Records, dispatched, field_of
 from rmqctl.errors import FormatError, StoreIOError
 from rmqctl.formats.local import append_crc, sysflag
 from rmqctl.formats.local.message import MIN_SIZE, Record, decode
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 

@@ -22,7 +22,7 @@ from rmqctl.formats.local.consume_queue import tags_code
 from rmqctl.formats.local.consume_queue_ext import is_address
 from rmqctl.formats.local.message import Record, decode
 from rmqctl.repair.sources.encode import encoded
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.source import Closing
 from rmqctl.store.index.files import IndexFile, select, time_matched
 from rmqctl.store.objects import text

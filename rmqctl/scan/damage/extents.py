@@ -43,7 +43,7 @@ from rmqctl.formats.local.message import (
 )
 from rmqctl.scan.damage import entries
 from rmqctl.scan.damage.ends import MIN_HEAD, resumed
-from rmqctl.scan.damage.known import Known
+from rmqctl.scan.damage.references import References
 from rmqctl.scan.damage.slots import EarlierMessages
 from rmqctl.scan.damage.tails import MAX_TAIL, ends_record, tails_of
 from rmqctl.scan.frames import Doubtful, used_length
@@ -100,7 +100,7 @@ def judge(source: Source, at: int, search: int, passed: EarlierMessages) -> Resu
 
     No record begins before ``search``; ``passed``: the preceding messages. StoreIOError.
     """
-    references = Known(source)
+    references = References(source)
     own = own_extent(source, at, references)
     if own is None:
         return _searched(source, at, search, source.size, references, passed)
@@ -147,7 +147,7 @@ def _says_less(source: Source, at: int, end: int) -> int | None:
     return max(place, end)
 
 
-def _behind_rows(source: Source, at: int, own: Extent, references: Known,
+def _behind_rows(source: Source, at: int, own: Extent, references: References,
                  passed: EarlierMessages) -> Resumption:
     """Return the verdict on a record that a consume queue entry points to, and on following records
     for which only such entries are left.
@@ -173,7 +173,7 @@ def _behind_rows(source: Source, at: int, own: Extent, references: Known,
     return _searched(source, at, end, source.size, references, passed)
 
 
-def _searched(source: Source, at: int, search: int, limit: int, references: Known,
+def _searched(source: Source, at: int, search: int, limit: int, references: References,
               passed: EarlierMessages) -> Resumption:
     """Return a verdict with the first record of the log in positions ``[search, limit)``, and the
     undecided frames before it.
@@ -312,7 +312,7 @@ def _summed(source: Source, at: int, version: int, bits: int) -> int | None:
         source, at + shape.head_size + length, version) else None
 
 
-def _proven_end(source: Source, at: int, references: Known) -> int | None:
+def _proven_end(source: Source, at: int, references: References) -> int | None:
     own = own_extent(source, at, references)
     return own.end if own is not None and own.proven else None
 
@@ -320,7 +320,7 @@ def _proven_end(source: Source, at: int, references: Known) -> int | None:
 # -- the damaged record's own extent --------------------------------------------------------------
 
 
-def own_extent(source: Source, at: int, references: Known) -> Extent | None:
+def own_extent(source: Source, at: int, references: References) -> Extent | None:
     """Return the end of the damaged record at a position, if its fields or its consume queue entry
     prove it. StoreIOError.
     """
@@ -329,7 +329,7 @@ def own_extent(source: Source, at: int, references: Known) -> Extent | None:
         source, at, own.end, references) else own
 
 
-def _is_overrun(source: Source, at: int, end: int, references: Known) -> bool:
+def _is_overrun(source: Source, at: int, end: int, references: References) -> bool:
     """Return whether nothing begins at the supposed end of a record, and a record inside extends
     over that end.
     """
@@ -342,7 +342,7 @@ def _is_overrun(source: Source, at: int, end: int, references: Known) -> bool:
     return False
 
 
-def _told_extent(source: Source, at: int, references: Known) -> Extent | None:
+def _told_extent(source: Source, at: int, references: References) -> Extent | None:
     if source.head:
         return _entry_extent(source, at, references)
     room = source.size - at
@@ -408,7 +408,7 @@ def _told_extent(source: Source, at: int, references: Known) -> Extent | None:
     return Extent(at + max(landed), firm=False, proven=False) if landed else None
 
 
-def _entry_extent(source: Source, at: int, references: Known) -> Extent | None:
+def _entry_extent(source: Source, at: int, references: References) -> Extent | None:
     """Return the end of a damaged DLedger entry, proven by its header, by two agreeing fields of
     the entry and its record, by its DLedger index unit or consume queue entry, or by one field that
     points to another entry.
@@ -503,7 +503,7 @@ def _crc(body: bytes) -> int:
     return crc32(body) & CRC_MASK
 
 
-def _landing(source: Source, at: int, sizes: set[int], references: Known) -> set[int]:
+def _landing(source: Source, at: int, sizes: set[int], references: References) -> set[int]:
     """Return the sizes after which a record or a blank begins; if there are none, those before
     unused space.
     """
@@ -511,6 +511,6 @@ def _landing(source: Source, at: int, sizes: set[int], references: Known) -> set
         size for size in sizes if not any(source.read(at + size, START_SIZE))}
 
 
-def _is_begun(source: Source, at: int, references: Known) -> bool:
+def _is_begun(source: Source, at: int, references: References) -> bool:
     """Return whether a record or a blank begins at a position."""
     return provable(source, at) or is_placed(source, at) or bool(references.sizes(at))

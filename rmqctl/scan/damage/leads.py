@@ -13,7 +13,7 @@ from functools import cached_property
 
 from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.frames import Array
 from rmqctl.scan.resync import is_blank
 from rmqctl.scan.source import Source, Witness

@@ -48,24 +48,24 @@ REASON = "stale records: consume queues and index contain other messages here"
 class Stale:
     """Records beside damage: ``found`` are stale, ``unclear`` are undecided."""
 
-    found: list[Record] = field(default_factory=list)
+    stale_records: list[Record] = field(default_factory=list)
     unclear: list[Record] = field(default_factory=list)
 
     def add(self, more: Stale) -> None:
-        self.found += more.found
+        self.stale_records += more.stale_records
         self.unclear += more.unclear
 
     @property
     def places(self) -> set[int]:
         """The physical offsets of all these records."""
-        return {record.physical_offset for record in (*self.found, *self.unclear)}
+        return {record.physical_offset for record in (*self.stale_records, *self.unclear)}
 
     def spans(self) -> Iterator[Span]:
         """Yield the records as damaged spans, with adjacent records merged."""
         unclear = {record.physical_offset for record in self.unclear}
         run: list[tuple[int, int]] = []
         for place, size in [*sorted((record.physical_offset, record.total_size)
-                                    for record in (*self.found, *self.unclear)), (-1, 0)]:
+                                    for record in (*self.stale_records, *self.unclear)), (-1, 0)]:
             if run and place != sum(run[-1]):
                 yield Span(DAMAGED, run[0][0], sum(run[-1]) - run[0][0], REASON,
                            doubtful=tuple(frame for frame in run if frame[0] in unclear))
@@ -128,7 +128,7 @@ def _judge(leads: Leads, some: Sequence[Record], stale: Stale, before: int | Non
         stale.unclear += some
     else:
         for record in some:
-            (stale.found if any(leads.against(record)) else stale.unclear).append(record)
+            (stale.stale_records if any(leads.against(record)) else stale.unclear).append(record)
 
 
 def _ends_of(source: Source, start: int, end: int) -> Sequence[Record]:
@@ -342,7 +342,7 @@ class _Records(Sequence[Record]):
 
     def __init__(self, source: Source, places: Sequence[tuple[int, int]]) -> None:
         self._source, self._places = source, places
-        self._known: dict[int, Record] = {}
+        self._decoded: dict[int, Record] = {}
 
     def __len__(self) -> int:
         return len(self._places)
@@ -355,9 +355,9 @@ class _Records(Sequence[Record]):
         if isinstance(wanted, slice):
             return [self[number] for number in range(*wanted.indices(len(self)))]
         number = range(len(self))[wanted]
-        record = self._known.get(number)
+        record = self._decoded.get(number)
         if record is None:
-            record = self._known[number] = decode(self._source.read(*self._places[number]))
+            record = self._decoded[number] = decode(self._source.read(*self._places[number]))
         return record
 
 

@@ -12,7 +12,7 @@ from rmqctl.broker.get_message import FOUND, MAX_BYTES, MAX_COUNT, NO_MATCH, out
 from rmqctl.ext.serve.reading import Accept, Pulled
 from rmqctl.formats.local.message import CRC_MASK, HOST_BITS, Record, build, magic_for, size_of
 
-EACH = 512
+OVERHEAD = 512
 """Bytes of memory that a message takes besides its record."""
 BASE = 1 << 61
 """The physical offset of the first record in memory; no broker's log is that long."""
@@ -58,7 +58,7 @@ class Memory:
     _places: dict[int, bytes] = field(default_factory=dict)
 
     def has_room(self, record: Record) -> bool:
-        return self.size + 2 * (len(record.body) + EACH) + len(record.properties) <= self.limit
+        return self.size + 2 * (len(record.body) + OVERHEAD) + len(record.properties) <= self.limit
 
     def append(self, record: Record, topic: str, queue_id: int, tags: int) -> bytes:
         """Append a copy of a record to a queue. Return the copy's bytes."""
@@ -75,7 +75,7 @@ class Memory:
         queue.tags.append(tags)
         self._places[self._next] = raw
         self._next += len(raw)
-        self.size += len(raw) + EACH
+        self.size += len(raw) + OVERHEAD
         return raw
 
     def raw_at(self, physical: int) -> bytes | None:

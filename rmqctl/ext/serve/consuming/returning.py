@@ -14,7 +14,7 @@ from rmqctl.engine.put.admission import MAX_PROPERTIES
 from rmqctl.engine.put.message import Outgoing, PutResult
 from rmqctl.engine.put.rewrite import WAIT, is_blank
 from rmqctl.ext.serve.broker import Broker, Call, Response, Table
-from rmqctl.ext.serve.consuming.memory import EACH
+from rmqctl.ext.serve.consuming.memory import OVERHEAD
 from rmqctl.ext.serve.producing.writing import Writer
 from rmqctl.ext.serve.remoting.codes import Failed, Status
 from rmqctl.ext.serve.source import READ, WRITE
@@ -73,7 +73,7 @@ def send_back(broker: Broker, call: Call) -> Response | None:
         _append(broker, returned, topic, tags)
         return Response({})
     delay = DEFAULT_LEVELS[min(max(level, 1), max(DEFAULT_LEVELS))]
-    broker.memory.size += len(returned.body) + EACH
+    broker.memory.size += len(returned.body) + OVERHEAD
     broker.later(delay / 1000, lambda: _due(broker, returned, topic, tags))
     return Response({})
 
@@ -116,7 +116,7 @@ def _put(writer: Writer, call: Call, record: Record, topic: str, queues: int) ->
 
 
 def _due(broker: Broker, record: Record, topic: str, tags: int) -> None:
-    broker.memory.size -= len(record.body) + EACH
+    broker.memory.size -= len(record.body) + OVERHEAD
     _append(broker, record, topic, tags)
 
 

@@ -134,7 +134,8 @@ class Refused(Exception):  # noqa: N818 - it ends a request with a status, not a
 _Field = descriptor_pb2.FieldDescriptorProto
 _KINDS = {"text": _Field.TYPE_STRING, "bytes": _Field.TYPE_BYTES, "int": _Field.TYPE_INT32,
           "long": _Field.TYPE_INT64, "bool": _Field.TYPE_BOOL, "float": _Field.TYPE_FLOAT}
-_KNOWN = {"duration": ".google.protobuf.Duration", "timestamp": ".google.protobuf.Timestamp"}
+_PROTOBUF_TYPES = {"duration": ".google.protobuf.Duration",
+                   "timestamp": ".google.protobuf.Timestamp"}
 
 
 def _add_field(message: Any, text: str) -> None:
@@ -159,7 +160,7 @@ def _add_field(message: Any, text: str) -> None:
         field.type = _KINDS[kind]
     else:
         field.type = _Field.TYPE_MESSAGE
-        field.type_name = _KNOWN.get(kind, f".{PACKAGE}.{kind}")
+        field.type_name = _PROTOBUF_TYPES.get(kind, f".{PACKAGE}.{kind}")
 
 
 def _classes() -> dict[str, Any]:

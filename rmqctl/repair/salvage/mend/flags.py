@@ -44,7 +44,7 @@ from rmqctl.formats.local.message import HOST_BITS, Record, decode, fixed_field
 from rmqctl.repair.salvage.contents import odd_bytes
 from rmqctl.repair.salvage.correct import Chances
 from rmqctl.repair.salvage.mend.sealed import Times, matching
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.overlay import LogPart
 
 _HOSTS = (0, sysflag.BORN_HOST_V6, sysflag.STORE_HOST_V6, HOST_BITS)
@@ -80,7 +80,7 @@ class CorrectedFlags(NamedTuple):
 
 def are_odd(sys_flag: int) -> bool:
     """Return whether the flags contain bits or a codec that no release writes."""
-    return bool(sys_flag & ~sysflag.KNOWN) or (
+    return bool(sys_flag & ~sysflag.KNOWN_BITS) or (
         bool(sys_flag & sysflag.COMPRESSED) and _kind(sys_flag) not in CODECS)
 
 
@@ -101,7 +101,7 @@ class Flags:
         stored = field_of(raw, "sys_flag")
         if self._survey.has_crcs and append_crc.stored(raw) is not None:
             return self._by_seal(raw, place, stored)
-        if self._survey.unknown_bits[stored & ~sysflag.KNOWN] >= _ALIKE:
+        if self._survey.unknown_bits[stored & ~sysflag.KNOWN_BITS] >= _ALIKE:
             return None
         is_odd = are_odd(stored)
         # The two widths exchanged: the lengths add up all the same.
@@ -114,7 +114,7 @@ class Flags:
             return None if (shaped.sys_flag ^ stored) & HOST_BITS != HOST_BITS else _rebuilt(
                 raw, stored ^ HOST_BITS, f"system flags {stored:#x} swap IPv4 and IPv6 of the "
                 "hosts: ports and store time fit the other way", whole=True)
-        if not stored & ~sysflag.KNOWN and odd_bytes(shaped.body) is not None:
+        if not stored & ~sysflag.KNOWN_BITS and odd_bytes(shaped.body) is not None:
             return None  # a codec that is not known here may have made the body
         hosts = shaped.sys_flag & HOST_BITS
         transactions = self._transactions(shaped, rows)
@@ -127,9 +127,9 @@ class Flags:
             flags = hosts | transaction | packed.pop() | style.pop()
             return _rebuilt(raw, flags, f"{damage}: only {flags:#x} fits hosts, transaction, body "
                             "and the other messages", whole=True)
-        flags = stored & ~sysflag.KNOWN | hosts | transaction | _nearest(
+        flags = stored & ~sysflag.KNOWN_BITS | hosts | transaction | _nearest(
             stored & _PACKED, packed) | _nearest(stored & _STYLE, style)
-        if not flags & ~sysflag.KNOWN or flags == stored:
+        if not flags & ~sysflag.KNOWN_BITS or flags == stored:
             return None
         return _rebuilt(raw, flags, f"{damage}: hosts and transaction restored, the others are "
                      "unknown and stay damaged", whole=False)

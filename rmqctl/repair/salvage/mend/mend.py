@@ -130,7 +130,7 @@ def mend(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
 
 def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
     """Put swapped pages in damaged regions back. Raises: StoreIOError."""
-    mending = _made(store, parts, swapped_pages(parts, survey.regions), 0, "put back",
+    mending = _mending(store, parts, swapped_pages(parts, survey.regions), 0, "put back",
                     "was at another place")
     mending.moved = True
     return mending
@@ -139,7 +139,7 @@ def put_back(store: Store, parts: Sequence[LogPart], survey: Survey) -> Mending:
 def mark(store: Store, parts: Sequence[LogPart], survey: Survey, evidence: HoleEntries) -> Mending:
     """Correct or mark intact messages with damaged properties. Raises: StoreIOError."""
     mended = mend_properties(store, parts, survey, evidence)
-    mending = _made(store, parts, mended.records.pieces, len(mended.corrections), "keep damaged",
+    mending = _mending(store, parts, mended.records.pieces, len(mended.corrections), "keep damaged",
                     "", mended.records.reasons, mended.corrections)
     mending.marked, mending.unmarked = mended.marked, mended.left
     return mending
@@ -162,15 +162,15 @@ def keep(store: Store, parts: Sequence[LogPart], survey: Survey, gatherer: Gathe
         records.reasons[record.physical] = (
             "body kept as it is, CRC recomputed, marked RMQCTL=damaged; space for the mark from "
             f"{record.how}")
-    mending = _made(store, parts, records.pieces, 0, "keep damaged", "", records.reasons)
+    mending = _mending(store, parts, records.pieces, 0, "keep damaged", "", records.reasons)
     mending.corrected = {record.physical for record in kept}
     mending.unmarked = {place: NO_ROOM for place in full if place not in earlier}
     return mending
 
 
-def _made(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[OverlayPiece]], count: int,
-          verb: str, why: str, reasons: Mapping[int, str] | None = None,
-          corrections: Mapping[int, Correction] | None = None) -> Mending:
+def _mending(store: Store, parts: Sequence[LogPart], pieces: dict[int, list[OverlayPiece]],
+             count: int, verb: str, why: str, reasons: Mapping[int, str] | None = None,
+             corrections: Mapping[int, Correction] | None = None) -> Mending:
     mending, witnesses = Mending(messages=count), Witnesses(store, parts)
     for number, some in pieces.items():
         ordered: list[OverlayPiece] = []
@@ -258,7 +258,7 @@ class _Round:
         topics_left = mend_topics(self._topics, self._records, contradictions.by_place)
         contradictions.of_places(topics_left, self._undecided)
         mend_headers(self._store, self._survey, self._records)
-        mending = _made(self._store, self._parts, self._records.pieces, self._records.count,
+        mending = _mending(self._store, self._parts, self._records.pieces, self._records.count,
                         "mend record", "", self._records.reasons, self._corrections)
         mending.rejected, mending.confirmed = self._records.rejected, self._confirmed
         mending.corrected, mending.refused = self._corrected, self._not_corrected

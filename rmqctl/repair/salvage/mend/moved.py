@@ -28,7 +28,7 @@ from rmqctl.formats.local.message import (
     decode,
 )
 from rmqctl.repair.salvage.log_files import laid_over
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.frames import BLANK, ZERO
 from rmqctl.scan.overlay import LogPart, OverlayPiece
 from rmqctl.scan.resync import used_windows

@@ -28,7 +28,7 @@ from rmqctl.repair.rebuild.kept import EntryKey, StoreEntries
 from rmqctl.repair.salvage.correct import Correction
 from rmqctl.repair.salvage.filler import REQUIRED
 from rmqctl.repair.salvage.keep import marked
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store
 

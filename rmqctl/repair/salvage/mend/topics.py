@@ -36,7 +36,7 @@ from rmqctl.engine.put.admission import folder_fault
 from rmqctl.formats.local import append_crc
 from rmqctl.formats.local import properties as props
 from rmqctl.formats.local.message import MIN_SIZE, Record, build
-from rmqctl.scan.damage.known import key_hashes
+from rmqctl.scan.damage.references import key_hashes
 from rmqctl.scan.derived import QueueKey
 from rmqctl.scan.overlay import LogPart
 from rmqctl.store.store import Store

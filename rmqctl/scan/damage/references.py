@@ -16,7 +16,7 @@ _WINDOW = 16 << 20
 _FIRST_STEP = 16 << 10
 
 
-class Known:
+class References:
     """Consume queue and index entries for the log that a source is part of, by position in the
     source.
     """
