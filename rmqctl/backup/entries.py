@@ -70,8 +70,9 @@ class Entries:
         self._ends = _read_ends(objects, last)
         self._buffer = bytearray()
 
-    def add_all(self, view: Store, copies: Copies, *, again: bool) -> tuple[bool,
-                                                                            list[DamagedRange]]:
+    def add_all(
+            self, view: Store, copies: Copies, *, again: bool
+    ) -> tuple[bool, list[DamagedRange]]:
         """Store the new entries of all consume queues; with ``again``, after a repair, all entries.
         Return (whether a queue was replaced by another queue since the last run, stored entries
         that the store has lost).

@@ -118,8 +118,9 @@ def _pieces_of(objects: Objects, folder: str, path: str, held: Held) -> Callable
 # -- consume queues -------------------------------------------------------------------------------
 
 
-def _queues(reader: _Reader, objects: Objects, note: Note) -> dict[str,
-                                                                   tuple[int, list[ObjectSpan]]]:
+def _queues(
+        reader: _Reader, objects: Objects, note: Note
+) -> dict[str, tuple[int, list[ObjectSpan]]]:
     """Return (size, spans) of each consume queue file, by its path. Raises: FormatError,
     StoreIOError.
     """

@@ -81,7 +81,7 @@ class Ranges:
 
 
 @dataclass(slots=True)
-class LostRange:
+class EmptyRange:
     """Physical bytes ``[start, end)``, between two records, in which the repaired log has nothing
     intact.
 
@@ -113,19 +113,19 @@ class LostRange:
         self.agreed_end = max(self.agreed_end, end)
 
 
-def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[LostRange]:
+def stretches(regions: Iterable[Region], log_start: int, log_end: int) -> list[EmptyRange]:
     """Return the stretches for the damaged regions of a log, including those before and after the
     log.
     """
-    ranges = [LostRange(0, log_start)] if log_start > 0 else []
+    ranges = [EmptyRange(0, log_start)] if log_start > 0 else []
     for region in regions:
         if ranges and ranges[-1].end == region.start:
             ranges[-1].end = region.end
         else:
-            ranges.append(LostRange(region.start, region.end))
+            ranges.append(EmptyRange(region.start, region.end))
         ranges[-1].doubtful += region.doubtful
     if ranges and ranges[-1].end == log_end:
         ranges[-1].end = ENDLESS
     else:
-        ranges.append(LostRange(log_end, ENDLESS))
+        ranges.append(EmptyRange(log_end, ENDLESS))
     return ranges

@@ -257,8 +257,9 @@ def dispatched_rows(properties: text.PropertySegments, which: Array, *, skipped:
     return _paired(properties, which, np.greater_equal if skipped else np.equal)
 
 
-def skipped_rows(properties: text.PropertySegments, which: Array) -> tuple[Array, text.Texts,
-                                                                           Array]:
+def skipped_rows(
+        properties: text.PropertySegments, which: Array
+) -> tuple[Array, text.Texts, Array]:
     """Return the further entries that records lack because their lists differ in length, although
     queue offsets were assigned.
 

@@ -122,9 +122,9 @@ def _unconsumed(out: Output, view: View, wanted: Selection, group: str,
     """Return the selection of the queues that a group reads, starting at the group's offsets;
     report problems.
     """
-    from rmqctl.store.groups.unread import GroupOffsets, unread
+    from rmqctl.store.groups.unread import StoredOffsets, unread
 
-    groups = GroupOffsets.of(view.store)
+    groups = StoredOffsets.of(view.store)
     for note in groups.notes:
         out.warn(note)
     problem = groups.nothing(group)

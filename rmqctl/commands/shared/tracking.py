@@ -47,10 +47,10 @@ def show_found(out: Output, store: OpenedStore, records: Sequence[Record], proje
             _show_entries(out, entries)
         return
     from rmqctl.store.groups.track import Tracker
-    from rmqctl.store.groups.unread import GroupOffsets
+    from rmqctl.store.groups.unread import StoredOffsets
 
     # Judge each message by the consumer offsets of its groups.
-    groups = GroupOffsets.of(store)
+    groups = StoredOffsets.of(store)
     for note in groups.notes:
         out.warn(note)
     tracker = Tracker(store, groups, faults.report)

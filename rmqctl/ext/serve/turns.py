@@ -243,7 +243,7 @@ class Turns:
             worker.in_line(waits=False)
 
 
-class FrameReader(Protocol):
+class FrameReceiver(Protocol):
     """A connection that receives a frame. ``missing``: number of bytes still to arrive."""
 
     host: str
@@ -262,11 +262,11 @@ class Intake:
 
     def __init__(self, soon: Callable[[Callable[[], None]], Any]) -> None:
         self._soon = soon
-        self._waiting = Hosts[FrameReader]()
+        self._waiting = Hosts[FrameReceiver]()
         self._came = 0
         self._begins_soon = False
 
-    def came(self, reader: FrameReader, size: int) -> None:
+    def came(self, reader: FrameReceiver, size: int) -> None:
         """Count received bytes that end within a frame."""
         self._waiting.spent(reader.host, size)
         self._came += size

@@ -17,7 +17,7 @@ import numpy as np
 from rmqctl.checks.diff.differences import Differences, Name, Side, differences_of
 from rmqctl.checks.diff.physical import PhysicalPass
 from rmqctl.damage.index_keys import keys_of_places
-from rmqctl.damage.ranges import LostRange, Range, Ranges
+from rmqctl.damage.ranges import EmptyRange, Range, Ranges
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.errors import RefusedError, StoreIOError
 from rmqctl.formats.local import properties as props
@@ -72,7 +72,7 @@ class Comparison:
     equal: Ranges
     offered: Ranges
     conflicts: Ranges
-    stretches: Sequence[LostRange]
+    stretches: Sequence[EmptyRange]
     end: int
     topics: list[tuple[int, str]] = field(default_factory=list)
     fields: dict[int, tuple[str, ...]] = field(default_factory=dict)
@@ -258,7 +258,7 @@ class _Pass(PhysicalPass):
 
     # -- check against our consume queues and index -----------------------------------------------
 
-    def _weigh(self, stretch: LostRange, batch: Batch, rows: Array) -> None:
+    def _weigh(self, stretch: EmptyRange, batch: Batch, rows: Array) -> None:
         if self._witness is None or stretch.filled:
             return
         # Consume queue entries in the stretch: some point to a record, others contradict one.
@@ -300,7 +300,7 @@ class _Pass(PhysicalPass):
         stretch.keys += keys
 
 
-    def _confirmed(self, stretch: LostRange, batch: Batch, row: int) -> bool:
+    def _confirmed(self, stretch: EmptyRange, batch: Batch, row: int) -> bool:
         if len(stretch.against) > _MAX_AGAINST:
             return False
         assert self._witness is not None
@@ -335,7 +335,7 @@ def _is_torn(raw: bytes, other: bytes) -> bool:
     return length < len(raw) and raw[:length] == other[:length] and any(other[length:])
 
 
-def _ask_doubtful(gone: LostRange, log: _PartsLog, theirs: _Side, comparison: Comparison) -> None:
+def _ask_doubtful(gone: EmptyRange, log: _PartsLog, theirs: _Side, comparison: Comparison) -> None:
     """Count which doubtful records of ours the source confirms and which it contradicts. Records
     where the source has no message are not counted.
     """
@@ -369,7 +369,8 @@ def _unknown(log: _PartsLog, comparison: Comparison, blank: Range) -> list[int]:
 
 
 def compare(ours: Store, parts: Sequence[LogPart], source: LogSource, survey: Survey,
-            gone: Sequence[LostRange], progress: Callable[[int], None] | None = None) -> Comparison:
+            gone: Sequence[EmptyRange],
+            progress: Callable[[int], None] | None = None) -> Comparison:
     """Compare both logs. ``parts``: our log; ``gone``: stretches without intact records in
     ``survey``.
 

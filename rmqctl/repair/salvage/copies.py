@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.damage.ranges import ENDLESS, LostRange, Range, stretches
+from rmqctl.damage.ranges import ENDLESS, EmptyRange, Range, stretches
 from rmqctl.damage.survey.survey import Survey
 from rmqctl.formats.local.message import START_SIZE, total_size_at
 from rmqctl.repair.plan import Action, FileContent
@@ -130,7 +130,7 @@ class Copier:
         return result, survey
 
     def _compared(self, result: CopyResult, source: LogSource, survey: Survey) -> tuple[
-            list[LostRange], Comparison]:
+            list[EmptyRange], Comparison]:
         gone = stretches(survey.regions, result.parts[0].base, result.parts[-1].end)
         for place in self._fillers:
             gone[bisect_right(gone, place, key=lambda stretch: stretch.start) - 1].filled = True
@@ -188,8 +188,9 @@ class Copier:
                 f"--prefer {source.name} to copy its messages instead")
         return list(spans)
 
-    def _other_way(self, result: CopyResult, source: LogSource, stretch: LostRange) -> tuple[int,
-                                                                                             int]:
+    def _other_way(
+            self, result: CopyResult, source: LogSource, stretch: EmptyRange
+    ) -> tuple[int, int]:
         """Report the rest of the log after a stretch where the logs diverge; return its span."""
         start, end = stretch.end, result.parts[-1].end
         part = next(part for part in result.parts if part.base <= start < part.end)
@@ -216,7 +217,7 @@ class Copier:
     # -- one stretch ------------------------------------------------------------------------------
 
     def _stretch(self, result: CopyResult, source: LogSource, comparison: Comparison,
-                 stretch: LostRange) -> None:
+                 stretch: EmptyRange) -> None:
         # How much of the stretch is proven, or that the source is preferred.
         proven = proven_part(result.parts, source, comparison, stretch)
         is_head = stretch.start < result.parts[0].base  # what expired stays away all the same
@@ -305,7 +306,7 @@ class Copier:
     # -- the bytes --------------------------------------------------------------------------------
 
     def _copy(self, result: CopyResult, source: LogSource, number: int, ranges: Sequence[Range],
-              proven: Proven, stretch: LostRange) -> None:
+              proven: Proven, stretch: EmptyRange) -> None:
         part = result.parts[number]
         self._bytes.copy(result.parts, result.files, source, number, ranges)
         for item in ranges:
@@ -316,7 +317,7 @@ class Copier:
                 f"from {source.name}: {proven.words}", "message", item.start,
                 item.end - item.start, self._proof(source, proven, stretch)))
 
-    def _proof(self, source: LogSource, proven: Proven, stretch: LostRange) -> dict[str, Any]:
+    def _proof(self, source: LogSource, proven: Proven, stretch: EmptyRange) -> dict[str, Any]:
         return {"source": source.name, "neighbours": {"before": proven.before,
                                                       "after": proven.after},
                 "crc": "right of every message", "rows_agreeing": stretch.rows,
@@ -339,7 +340,7 @@ def _clipped(source: LogSource, item: Range, start: int, end: int) -> Range | No
     return Range(low, high, messages)
 
 
-def _without(source: LogSource, ranges: Sequence[Range], stretch: LostRange) -> list[Range]:
+def _without(source: LogSource, ranges: Sequence[Range], stretch: EmptyRange) -> list[Range]:
     """Return the ranges without our doubtful records that differ from the source's: the bytes
     copied around these records may prove ours.
     """

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from rmqctl.checks.verify.common import plural
-from rmqctl.damage.ranges import ENDLESS, LostRange
+from rmqctl.damage.ranges import ENDLESS, EmptyRange
 from rmqctl.damage.survey.survey import Runs
 from rmqctl.errors import FormatError
 from rmqctl.formats.local import sysflag
@@ -46,7 +46,7 @@ class Proven:
 
 
 def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
-                stretch: LostRange) -> Proven | str:
+                stretch: EmptyRange) -> Proven | str:
     """Return the proven part of a stretch, or why nothing is proven."""
     # What is equal right before it and right after it, with nothing that differs between.
     left = comparison.equal.before(stretch.start) if stretch.start else None
@@ -101,7 +101,7 @@ def proven_part(parts: Sequence[LogPart], source: LogSource, comparison: Compari
     return "no equal message before or after it"
 
 
-def has_parted(source: LogSource, comparison: Comparison, stretch: LostRange, runs: Runs) -> bool:
+def has_parted(source: LogSource, comparison: Comparison, stretch: EmptyRange, runs: Runs) -> bool:
     """Return whether our log diverges from the source's after a stretch.
 
     It does if no equal message follows and the queue offsets of the source's messages in the
@@ -125,7 +125,7 @@ def has_parted(source: LogSource, comparison: Comparison, stretch: LostRange, ru
 
 
 def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
-         stretch: LostRange, equal_end: int) -> int:
+         stretch: EmptyRange, equal_end: int) -> int:
     """Return the end of the source's log that is proven to be ours, from the start of a stretch on.
 
     If the stretch reaches the end of our log and no entry shows a loss after it, the source is
@@ -147,7 +147,7 @@ def _far(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
 
 
 def _begun(parts: Sequence[LogPart], source: LogSource, comparison: Comparison,
-           stretch: LostRange) -> None:
+           stretch: EmptyRange) -> None:
     """Count the evidence in the headers of torn or damaged records of ours."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         with parts[number].open() as opened:
@@ -199,7 +199,7 @@ def _same_message(ours: bytes, theirs: bytes) -> bool | None:
     return False if len(others) > 1 else None
 
 
-def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: LostRange) -> None:
+def _displaced(parts: Sequence[LogPart], source: LogSource, stretch: EmptyRange) -> None:
     """Count the evidence in records of ours that are at a wrong position (pages)."""
     for number, low, high in by_part(parts, stretch.start, stretch.end):
         part = parts[number]
@@ -272,7 +272,7 @@ def by_part(parts: Sequence[LogPart], start: int, end: int) -> Iterator[tuple[in
             yield number, low, high
 
 
-def _agreement(stretch: LostRange) -> str:
+def _agreement(stretch: EmptyRange) -> str:
     """Return text: how many of our entries, keys and records agree."""
     counts = [plural(count, *names) for count, *names in (
         (stretch.rows, "entry", "entries"), (stretch.keys, "key"),

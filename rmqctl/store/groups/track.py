@@ -18,7 +18,7 @@ from rmqctl.formats.local import sysflag
 from rmqctl.formats.local.message import Record, parse_message_id
 from rmqctl.scan.derived import batch_range
 from rmqctl.store.config.offsets import DELAY_GROUP
-from rmqctl.store.groups.unread import GroupOffsets
+from rmqctl.store.groups.unread import StoredOffsets
 from rmqctl.store.objects import text
 from rmqctl.store.problems import Report
 from rmqctl.store.query.lookup import by_unique_key
@@ -84,7 +84,7 @@ class Tracked:
 class Tracker:
     """Tracks messages of one store."""
 
-    def __init__(self, store: Store, groups: GroupOffsets, report: Report) -> None:
+    def __init__(self, store: Store, groups: StoredOffsets, report: Report) -> None:
         self._store, self._groups, self._report = store, groups, report
         self._copies = [topic for topic in topics_on_disk(store)
                         if topic.startswith(_COPIES) or topic in _DELAYED]
@@ -256,7 +256,7 @@ def _role(record: Record) -> tuple[Role, str | None]:
 
 
 def _sent_back(record: Record, chain: Sequence[MessageCopy], group: str,
-               groups: GroupOffsets) -> Iterator[str]:
+               groups: StoredOffsets) -> Iterator[str]:
     """Yield what became of the copies of a message that a group sent back."""
     copies = [copy for copy in chain if copy.group == group
               and copy.record.physical_offset > record.physical_offset]

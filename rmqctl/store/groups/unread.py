@@ -25,7 +25,7 @@ _FILES = ("consumerOffset.json", "lmqConsumerOffset.json")
 
 
 @dataclass(frozen=True, slots=True)
-class GroupOffsets:
+class StoredOffsets:
     """All groups. ``positions`` by group, topic and queue id: the next queue offset to be read.
 
     ``others``: groups without consumer offsets that are configured, or have messages that they sent
@@ -41,7 +41,7 @@ class GroupOffsets:
     positions_known: bool = True
 
     @classmethod
-    def of(cls, store: Store) -> GroupOffsets:
+    def of(cls, store: Store) -> StoredOffsets:
         """Return the groups by ``config/`` and the folders of queues.
 
         Raises: UnsupportedError.
@@ -98,7 +98,7 @@ class UnreadCounts:
     notes: tuple[str, ...] = ()
 
 
-def unread(view: View, groups: GroupOffsets, group: str, report: Report, topic: str | None = None,
+def unread(view: View, groups: StoredOffsets, group: str, report: Report, topic: str | None = None,
            queue_id: int | None = None) -> UnreadCounts:
     """Return the messages that a group has not consumed, in all topics in which it committed
     offsets and in its retry topic; narrowed to a topic and a queue.

@@ -22,7 +22,7 @@ from rmqctl.store.log.end import used_size
 RANGE_SIZE = 64 << 20
 
 
-class LogFile(Protocol):
+class LogFileRange(Protocol):
     """``size`` bytes of a log from physical offset ``base`` on, as they are or as a repair would
     leave them.
     """
@@ -36,7 +36,7 @@ class LogFile(Protocol):
     def open(self) -> AbstractContextManager[Source]: ...
 
 
-F = TypeVar("F", bound=LogFile)
+F = TypeVar("F", bound=LogFileRange)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ _MARKED = Pulled(FOUND, 1_234_567_891, 1_234_567_892, 1_234_567_893)
 _MARKED_OPAQUE = 1_234_567_894
 
 
-class Client(Protocol):
+class ConsumerConnection(Protocol):
     """A consumer's connection."""
 
     peer: str
@@ -66,7 +66,7 @@ class PlainPulls:
         self._pulls: dict[bytes, _PlainPull] = {}
         self._form = _form()
 
-    def take_all(self, client: Client, frames: FrameReader, late: float) -> bool:
+    def take_all(self, client: ConsumerConnection, frames: FrameReader, late: float) -> bool:
         """Answer plain pulls in ``frames`` until another request follows, or until ``late``
         (monotonic seconds). Return whether any pull was answered.
         """
@@ -115,8 +115,8 @@ class PlainPulls:
         self._pulls[words] = pull = _PlainPull(command.code, fields, says, accept)
         return pull
 
-    def _answer(self, client: Client, pull: _PlainPull, opaque: int, offset: int, commit: int | None
-                ) -> bool:
+    def _answer(self, client: ConsumerConnection, pull: _PlainPull, opaque: int, offset: int,
+                commit: int | None) -> bool:
         """Answer a plain pull. Return False, without a response, if it needs
         `pulling.pull_message`.
         """

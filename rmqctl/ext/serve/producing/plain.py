@@ -41,7 +41,7 @@ _OFFSET_DIGITS = 16
 """Number of digits of the physical offset in a message id."""
 
 
-class Client(Protocol):
+class ProducerConnection(Protocol):
     """A producer's connection."""
 
     peer: str
@@ -64,7 +64,7 @@ class PlainSends:
         self._kernel, self._fields = active(), _fields()
         self._answers = _ResponseParts(says_key=self._writer.settings.profile.generation >= 5)
 
-    def take_all(self, client: Client, frames: FrameReader) -> bool:
+    def take_all(self, client: ProducerConnection, frames: FrameReader) -> bool:
         """Store plain messages in ``frames`` until another request follows. Return whether any were
         stored.
         """
@@ -88,7 +88,8 @@ class PlainSends:
         self._broker.requests[_NAME] += many
         return True
 
-    def _put_many(self, client: Client, host: Host, sends: list[tuple[Any, ...]]) -> bool:
+    def _put_many(self, client: ProducerConnection, host: Host,
+                  sends: list[tuple[Any, ...]]) -> bool:
         """Store several messages by column, like `_put`. Return False, without a change, if any
         message is not plain.
         """
@@ -117,7 +118,7 @@ class PlainSends:
         """Return whether a topic accepts messages for a queue, without special handling."""
         return not topic.startswith(_OTHER_WAYS) and self._writer.allows(topic, queue_id)
 
-    def _take(self, client: Client, frames: FrameReader, frame: Frame) -> bool:
+    def _take(self, client: ProducerConnection, frames: FrameReader, frame: Frame) -> bool:
         """Store the next message, with its header decoded by a library. Return False, without a
         change, if it is not plain.
         """
@@ -139,9 +140,9 @@ class PlainSends:
         self._broker.requests[_NAME] += 1
         return True
 
-    def _put(self, client: Client, host: Host, opaque: int, flag: int, topic: str, queue_id: int,
-             message_flag: int, sys_flag: int, born: int, again: int, given: str, body: bytes
-             ) -> bool:
+    def _put(self, client: ProducerConnection, host: Host, opaque: int, flag: int, topic: str,
+             queue_id: int, message_flag: int, sys_flag: int, born: int, again: int, given: str,
+             body: bytes) -> bool:
         """Store a plain message. Return False, without a change, if it is not plain."""
         writer = self._writer
         if sys_flag & _OTHER_FLAGS or not self._is_ordinary(topic, queue_id):
@@ -179,7 +180,7 @@ class _Sent(msgspec.Struct, gc=False):
     """Callback that answers the producer; called with the result of storing its message."""
 
     answers: _ResponseParts
-    client: Client
+    client: ProducerConnection
     opaque: int
     flag: int
     queue_id: int

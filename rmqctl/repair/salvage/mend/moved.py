@@ -46,8 +46,9 @@ Stretch = tuple[int, int, int]
 """Number of a file, and a physical range ``[start, end)`` in it."""
 
 
-def swapped_pages(parts: Sequence[LogPart], regions: Sequence[Region]) -> dict[int,
-                                                                               list[OverlayPiece]]:
+def swapped_pages(
+        parts: Sequence[LogPart], regions: Sequence[Region]
+) -> dict[int, list[OverlayPiece]]:
     """Return the pieces to write, by part number; all are in damaged regions. Raises:
     StoreIOError.
     """
