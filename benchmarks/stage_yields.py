@@ -137,7 +137,7 @@ def of_damage(kind: str, count: int, folder: Path) -> Yield:
     """Return the yield of one of `DAMAGES` in generated stores."""
     damaged = back = 0
     for seed in range(count):
-        name = stores.MADE[seed % len(stores.MADE)]
+        name = stores.GENERATED[seed % len(stores.GENERATED)]
         base = stores.make(folder / "made", name, seed % 40)
         case = trial.Case(seed, kind, trial.NONE, "whole", "byte", False, name, seed % 40)
         root = base.copy(folder / "store")

@@ -203,7 +203,8 @@ def measure(where: Path, count: int, size: int, rounds: int) -> dict[str, dict[s
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.writing", "--one", name, "--dir", str(folder),
+                [sys.executable, "-m", "benchmarks.writing", "--measurement", name,
+                 "--dir", str(folder),
                  "--count", str(count), "--size", str(size)],
                 check=True, stdout=subprocess.PIPE)
             result = json.loads(done.stdout)
@@ -240,11 +241,11 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=400_000)
     parser.add_argument("--size", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--one", choices=sorted(MEASUREMENTS))
+    parser.add_argument("--measurement", choices=sorted(MEASUREMENTS))
     parser.add_argument("--write-results", action="store_true")
     given = parser.parse_args()
-    if given.one:
-        run_measurement(given.one, given.dir, given.count, given.size)
+    if given.measurement:
+        run_measurement(given.measurement, given.dir, given.count, given.size)
         return
     about = ("Made by `python -m benchmarks.writing --dir DIR --write-results`: "
              f"{given.count:,} messages, {TOPICS} topics of {QUEUES} queues, UNIQ_KEY, one key "

@@ -85,26 +85,26 @@ def command_pages() -> dict[str, str]:
     """Return a page for each command; the commands of a group share a page."""
     loaded = {spec: load(spec) for spec in REGISTRY}
     common = _common(loaded.values())
-    made: dict[str, list[str]] = {}
+    page_parts: dict[str, list[str]] = {}
     for spec, command in loaded.items():
         name = spec.name[0]
-        if name not in made:
-            made[name] = [f"# `rmqctl {name}`\n"]
+        if name not in page_parts:
+            page_parts[name] = [f"# `rmqctl {name}`\n"]
         heading, *parts = map(_with_links, _command(spec, command, common))
-        made[name] += [heading.replace("#", "", 1), *parts] if len(spec.name) > 1 else parts
+        page_parts[name] += [heading.replace("#", "", 1), *parts] if len(spec.name) > 1 else parts
     index = ["# Commands\n", _contents(lambda spec: f"{spec.name[0]}.md" + (
         f"#rmqctl-{'-'.join(spec.name)}" if len(spec.name) > 1 else ""))]
     index += _shared(loaded.values(), common)
-    return {"README": _page(index), **{name: _page(parts) for name, parts in made.items()}}
+    return {"README": _page(index), **{name: _page(parts) for name, parts in page_parts.items()}}
 
 
 def _with_links(part: str) -> str:
     """Link the names of shared options to their table on the index page."""
-    found = re.match(r"([A-Z][^:`\n]*): (`[^\n]*`\.\n)", part)
-    if not found:
+    match = re.match(r"([A-Z][^:`\n]*): (`[^\n]*`\.\n)", part)
+    if not match:
         return part
-    anchor = re.sub(r"[^\w-]", "", f"{_SHARED}{found[1]}".lower().replace(" ", "-"))
-    return f"[{found[1]}](README.md#{anchor}): {found[2]}"
+    anchor = re.sub(r"[^\w-]", "", f"{_SHARED}{match[1]}".lower().replace(" ", "-"))
+    return f"[{match[1]}](README.md#{anchor}): {match[2]}"
 
 
 def _contents(link: Any = lambda spec: f"#rmqctl-{'-'.join(spec.name)}") -> str:
@@ -230,26 +230,27 @@ def finding_pages() -> dict[str, str]:
     """Return a page for each finding, and one for the actions of a plan."""
     from rmqctl.checks.explanations import FINDING, explanations
 
-    known = explanations().values()
-    made = {each.name: _page(_finding(each)) for each in known if each.kind == FINDING}
-    rows = [(f"[`{name}`]({name}.md)" if name in made else f"`{name}`", severity, meaning)
+    explained = explanations().values()
+    finding_texts = {entry.name: _page(_finding(entry)) for entry in explained
+                     if entry.kind == FINDING}
+    rows = [(f"[`{name}`]({name}.md)" if name in finding_texts else f"`{name}`", severity, meaning)
             for name, (severity, meaning, _) in CATEGORIES.items()]
     about = ("Names and severities never change; `rmqctl explain NAME` prints the same page. What "
              "a plan does about a finding: [actions](actions.md).\n")
     index = ["# Findings\n", about, _table(("finding", "severity", "meaning"), rows)]
-    actions = [(f"`{each.name}`", each.cause) for each in known if each.kind != FINDING]
-    made["actions"] = _page(["# Actions of a plan\n", _table(("action", "does"), actions)])
-    return {"README": _page(index), **made}
+    actions = [(f"`{entry.name}`", entry.cause) for entry in explained if entry.kind != FINDING]
+    finding_texts["actions"] = _page(["# Actions of a plan\n", _table(("action", "does"), actions)])
+    return {"README": _page(index), **finding_texts}
 
 
-def _finding(found: Any) -> Iterator[str]:
-    yield f"# `{found.name}`\n"
-    yield f"Severity: **{found.severity}**. Meaning: {found.meaning}.\n"
-    for title, text in (("Cause", found.cause), ("What brokers do", found.brokers),
-                        ("What to do", found.advice)):
+def _finding(finding: Any) -> Iterator[str]:
+    yield f"# `{finding.name}`\n"
+    yield f"Severity: **{finding.severity}**. Meaning: {finding.meaning}.\n"
+    for title, text in (("Cause", finding.cause), ("What brokers do", finding.brokers),
+                        ("What to do", finding.advice)):
         if text:
             yield f"## {title}\n\n{text}\n"
-    yield f"Group: {found.group}. [All findings](README.md)\n"
+    yield f"Group: {finding.group}. [All findings](README.md)\n"
 
 
 # -- formats --------------------------------------------------------------------------------------
@@ -258,13 +259,15 @@ def _finding(found: Any) -> Iterator[str]:
 def format_pages() -> dict[str, str]:
     """Return a page for each format of docs/formats.toml."""
     described = tomllib.loads(FORMATS.read_text(encoding="utf-8"))
-    rows = [(f"[`{name}`]({file_of(name)}.md)", each["place"].replace("NNNNNNNNNNNNNNNNNNNN", "N"))
-            for name, each in described.items()]
+    rows = [(f"[`{name}`]({file_of(name)}.md)",
+             description["place"].replace("NNNNNNNNNNNNNNNNNNNN", "N"))
+            for name, description in described.items()]
     about = ("Each page lists the fields of a file. All numbers are big-endian. `rmqctl dump FILE` "
              "prints a file record by record.\n")
     index = ["# On-disk formats\n", about, _table(("format", "place"), rows)]
     return {"README": _page(index),
-            **{file_of(name): _page(_format(name, each)) for name, each in described.items()}}
+            **{file_of(name): _page(_format(name, description))
+               for name, description in described.items()}}
 
 
 def file_of(name: str) -> str:
@@ -320,7 +323,7 @@ def _width(part: Any) -> tuple[set[int], str]:
         then, otherwise = _width(part.thensubcon), _width(part.elsesubcon)
         return then[0] | otherwise[0], " or ".join(sorted({then[1], otherwise[1]}, key=_bits))
     if isinstance(part, Struct):
-        inner = [_width(each) for each in part.subcons]
+        inner = [_width(inner_part) for inner_part in part.subcons]
         return {sum(sum(widths) for widths, _ in inner)}, ", ".join(kind for _, kind in inner)
     if isinstance(part, FormatField):
         sign = "int" if part.fmtstr[1].islower() else "uint"
@@ -391,9 +394,9 @@ def schema_page() -> str:
     head = _table(("Arrow, Parquet", "DuckDB (`rmqctl sql`)", "Spark"),
                   ([f"`{name}`" for name in (arrow, *others)] for arrow, others in types.items()))
     parts = [_SCHEMA_HEAD.format(version=tables.VERSION, types=head)]
-    known = TABLES | COLUMNS
+    all_tables = TABLES | COLUMNS
     for name, about in _TABLES.items():
-        columns = known[name].values()
+        columns = all_tables[name].values()
         if name == "tiered_messages":
             columns = (tables.PLACE | tables.OWNER).values()
         rows = []
@@ -404,8 +407,8 @@ def schema_page() -> str:
             rows.append((f"`{column.name}`", f"`{kind}`", null, comment))
         parts.append(f"## `{name}`\n\n{about}\n\n" + _table(
             ("column", "type", "null", "meaning"), rows))
-    rows = ((f"`{one.name}`", f"`{one.type}`", tables.comment_of(one))
-            for one in tables.PROVENANCE.values())
+    rows = ((f"`{added.name}`", f"`{added.type}`", tables.comment_of(added))
+            for added in tables.PROVENANCE.values())
     parts.append("## `export --provenance`\n\n" + _table(("column", "type", "meaning"), rows))
     return "\n".join(parts)
 
@@ -421,10 +424,10 @@ def main(arguments: list[str]) -> int:
     for name in GENERATED:
         shutil.rmtree(FOLDER / name, ignore_errors=True)
         (FOLDER / name).mkdir()
-    made = pages()
-    for path, text in made.items():
+    written = pages()
+    for path, text in written.items():
         (FOLDER / path).write_text(text, encoding="utf-8")
-    print(f"wrote docs/reference: schema.md and {len(made)} pages in {', '.join(GENERATED)}")
+    print(f"wrote docs/reference: schema.md and {len(written)} pages in {', '.join(GENERATED)}")
     return 0
 
 

@@ -38,27 +38,27 @@ class Section(NamedTuple):
 
 def reference() -> str:
     """Return the text that docs/generate_reference.py makes of all commands."""
-    found = spec_from_file_location("generate_reference", GENERATOR)
-    assert found is not None
-    assert found.loader is not None
-    generator = module_from_spec(found)
-    found.loader.exec_module(generator)
+    spec = spec_from_file_location("generate_reference", GENERATOR)
+    assert spec is not None
+    assert spec.loader is not None
+    generator = module_from_spec(spec)
+    spec.loader.exec_module(generator)
     return str(generator.reference())
 
 
 def pages(reference: str, version: str) -> dict[str, str]:
     """The manual pages by file name (``rmqctl-query-key.1``). ValueError: no reference."""
     sections = list(_sections(reference))
-    shared = {each.title.removeprefix(_SHARED): _table(each) for each in sections
-              if each.title.startswith(_SHARED)}
-    commands = {found[1]: each for each in sections if (found := _COMMAND.fullmatch(each.title))}
+    shared = {part.title.removeprefix(_SHARED): _table(part) for part in sections
+              if part.title.startswith(_SHARED)}
+    commands = {match[1]: part for part in sections if (match := _COMMAND.fullmatch(part.title))}
     if not commands:
         raise ValueError("the reference has no command")
     helps = _helps(sections[0])
-    made = {"rmqctl.1": _overview(sections, helps, version)}
+    manpages = {"rmqctl.1": _overview(sections, helps, version)}
     for name, section in commands.items():
-        made[f"{_page(name)}.1"] = _command(name, section, helps[name], shared, version)
-    return made
+        manpages[f"{_page(name)}.1"] = _command(name, section, helps[name], shared, version)
+    return manpages
 
 
 def _page(name: str) -> str:
@@ -112,7 +112,7 @@ def _cells(line: str) -> tuple[str, ...]:
 
 
 def _overview(sections: list[Section], helps: dict[str, str], version: str) -> str:
-    named = {each.title: each for each in sections}
+    named = {listed.title: listed for listed in sections}
     lines = [*_head("rmqctl", version),
              _escaped("rmqctl - inspect, verify, repair and serve Apache RocketMQ store "
                       "directories without a broker"),
@@ -122,8 +122,8 @@ def _overview(sections: list[Section], helps: dict[str, str], version: str) -> s
         if section.level == 2 and section.title not in _RESERVED | {"Conventions"} \
                 and not section.title.startswith(_SHARED):
             lines += [".SH", _escaped(section.title).upper()]
-        elif found := _COMMAND.fullmatch(section.title):
-            lines += [".TP", rf"\fB{_escaped(_page(found[1]))}\fR(1)", _inline(helps[found[1]])]
+        elif match := _COMMAND.fullmatch(section.title):
+            lines += [".TP", rf"\fB{_escaped(_page(match[1]))}\fR(1)", _inline(helps[match[1]])]
     lines += [".SH EXIT STATUS", *_definitions(_table(named[_EXIT])),
               ".SH ENVIRONMENT", *_definitions(_table(named[_ENVIRONMENT]))]
     return "\n".join(lines) + "\n"
@@ -176,9 +176,9 @@ def _inline(text: str) -> str:
     """Text with its code spans in bold and its links as their words, safe at a line's start."""
     text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", text)
     parts = re.split(r"`([^`]*)`|\*\*([^*]+)\*\*", text)
-    said = "".join(rf"\fB{_escaped(part)}\fR" if at % 3 else _escaped(part)
+    text_parts = "".join(rf"\fB{_escaped(part)}\fR" if at % 3 else _escaped(part)
                    for at, part in enumerate(parts) if part is not None)
-    return rf"\&{said}" if said.startswith((".", "'")) else said
+    return rf"\&{text_parts}" if text_parts.startswith((".", "'")) else text_parts
 
 
 def _escaped(text: str) -> str:

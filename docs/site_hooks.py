@@ -30,20 +30,20 @@ def on_config(config: Any) -> Any:
 
 def extended(nav: list[Any]) -> list[Any]:
     """Return the navigation with every generated page after its index. ValueError: no pages."""
-    made: list[Any] = []
+    result: list[Any] = []
     for entry in nav:
         if isinstance(entry, dict):
-            made.append({title: extended(inner) if isinstance(inner, list) else inner
+            result.append({title: extended(inner) if isinstance(inner, list) else inner
                          for title, inner in entry.items()})
             continue
-        made.append(entry)
+        result.append(entry)
         if entry in GENERATED:
             index = DOCS / entry
             if not index.exists():
                 raise ValueError(f"docs/{entry} does not exist; run docs/generate_reference.py")
-            made += sorted(f"{Path(entry).parent}/{page.name}" for page in index.parent.glob("*.md")
-                           if page != index)
-    return made
+            result += sorted(f"{Path(entry).parent}/{page.name}"
+                             for page in index.parent.glob("*.md") if page != index)
+    return result
 
 
 def on_files(files: Files, config: Any) -> Files:

@@ -6,8 +6,10 @@ A new option of a kind that is named here takes one of its words, or has a reaso
 from __future__ import annotations
 
 import json
+import re
 from collections import defaultdict
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -153,3 +155,42 @@ def test_forbidden_words_are_found():
     assert len(text.faults()) == 2
     assert "again" in text.faults()[0]
     assert Text(MESSAGE, "a.py", 1, "None of the groups is affected").faults() == []
+
+
+#: Names that say nothing about what they name. FOUND is a code of the protocol.
+EMPTY = re.compile(
+    r"\b_*(?!(?-i:FOUND)\b)(?:one|each|known|told|said|found|made)_*\b", re.IGNORECASE)
+TEXT = re.compile(r'''(""").*?"""|"(?:\\.|[^"\\\n])*"|'(?:\\.|[^'\\\n])*'|#[^\n]*''', re.DOTALL)
+ROOT = Path(__file__).parents[1]
+#: Classes with one name that are the same thing: an interface and its implementation, or the
+#: records of a format, which are always named with their module.
+SAME = {"Decoding", "HeaderRecord", "Message", "RocketMQ", "SlotRecord", "Store", "UnitRecord"}
+
+
+def modules(*folders):
+    """(path, its source without texts and comments)."""
+    for folder in folders:
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield (str(path.relative_to(ROOT)),
+                   TEXT.sub("", path.read_text(encoding="utf-8")))
+
+
+def test_a_name_says_what_it_names():
+    bad = {path: names for path, code in modules("rmqctl", "docs", "benchmarks", "examples")
+           if (names := {*EMPTY.findall(code)})}
+    assert not bad, f"name the thing instead: {bad}"
+
+
+def test_a_class_has_a_name_of_its_own():
+    places = defaultdict(list)
+    for path, code in modules("rmqctl"):
+        for name in re.findall(r"^class ([A-Z]\w*)", code, re.MULTILINE):
+            places[name].append(path)
+    shared = {name: paths for name, paths in places.items() if len(paths) > 1}
+    assert shared.keys() <= SAME, {name: shared[name] for name in shared.keys() - SAME}
+
+
+def test_the_gate_on_names_finds_them():
+    code = TEXT.sub("", 'def _known(a="one"):  # made\n    one = a.found\n'
+                        '    """each"""\n    return FOUND, one\nKNOWN = 1')
+    assert EMPTY.findall(code) == ["_known", "one", "found", "one", "KNOWN"]

@@ -165,7 +165,7 @@ for topic, colour in zip(shown, COLOURS, strict=False):
     heights = [counts.get((topic, start), 0) for start in times]
     axes.bar([clock(start) for start in times], heights, width=step / 86_400_000, align="edge",
              bottom=below, color=colour, edgecolor="white", linewidth=0.6, label=topic)
-    below = [one + other for one, other in zip(below, heights, strict=True)]
+    below = [low + height for low, height in zip(below, heights, strict=True)]
 
 ticks = dates.AutoDateLocator(tz=UTC, minticks=4, maxticks=8)
 hours_shown = (end - begin) / 3_600_000

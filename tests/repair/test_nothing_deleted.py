@@ -45,8 +45,8 @@ ALLOWED = {
     ("engine/small_files.py", "CheckpointFile.flush", "ftruncate"): "only ever longer",
     ("ext/serve/grpc/front.py", "Front.connect", "unlink"): "its own socket in a temporary folder",
     ("ext/serve/grpc/front.py", "Front.close", "rmtree"): "that temporary folder",
-    ("ext/serve/producing/timer_files.py", "TimerFiles._open", "ftruncate"): "a new wheel",
-    ("ext/serve/producing/timer_files.py", "TimerFiles._room", "ftruncate"): "a new file",
+    ("ext/serve/producing/timer_files.py", "OpenTimerFiles._open", "ftruncate"): "a new wheel",
+    ("ext/serve/producing/timer_files.py", "OpenTimerFiles._room", "ftruncate"): "a new file",
     ("engine/config/create.py", "_unmark", "unlink"): "the mark of an init that is not finished",
     ("engine/log/log_files.py", "_remove_unused", "unlink"):
         "a log file made ahead, never written to",

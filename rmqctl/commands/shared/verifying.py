@@ -119,8 +119,8 @@ def _headline(verdict: VerifyResult[C]) -> Phrase:
     findings = counted(verdict.troubles if not verdict.ok else verdict.in_baseline, "finding")
     if not verdict.ok:
         return findings if not verdict.in_baseline else Phrase(
-            "{findings}, and {known:,} in the baseline", findings=findings,
-            known=verdict.in_baseline)
+            "{findings}, and {listed:,} in the baseline", findings=findings,
+            listed=verdict.in_baseline)
     if verdict.not_judged:
         return Phrase("no damage found; not checked: {names}",
                       names=Joined(", ", verdict.not_judged))
@@ -260,8 +260,8 @@ def _show_table(page: Human, judged: Sequence[JudgedStore]) -> None:
         top = verdict.counts.most_common(3)
         text = Phrase("no damage") if verdict.ok else counted(verdict.troubles, "finding")
         if verdict.in_baseline:
-            text = Phrase("{what} ({known:,} in the baseline)", what=text,
-                          known=verdict.in_baseline)
+            text = Phrase("{what} ({listed:,} in the baseline)", what=text,
+                          listed=verdict.in_baseline)
         is_partial = verdict.ok and verdict.not_judged
         rows.append({
             "store": store.root,

@@ -29,7 +29,7 @@ Rows = dict[tuple[str, int], dict[int, tuple[int, int]]]
 
 GOLDEN = ("4.9.3/basic", "5.3.3/basic", "5.3.3/appendcrc", "5.3.3/multipath", "4.9.3/transaction",
           "5.3.3/ipv6", "5.3.3/lmq", "4.9.3/batch", "4.9.3/delay", "4.9.3/cqext")
-MADE = ("made", "made", "made", "made of 4.9", "sealed")
+GENERATED = ("made", "made", "made", "made of 4.9", "sealed")
 """Kinds of stores that are made, the frequent ones more than once."""
 LOG_FILE, UNITS, SLOTS = 8 << 10, 20, 16
 ENTRIES, MOST_ENTRIES = 100, 512

@@ -90,12 +90,12 @@ def case(seed: int, kind: str | None = None, source: str | None = None) -> Case:
     made = source in SPLITS or luck.random() < 0.7
     return Case(seed, kind or by_luck[0], source, luck.choice(damages.STATES),
                 luck.choice(CORRECT), luck.random() < 0.2,
-                luck.choice(stores.MADE if made else stores.GOLDEN), luck.randrange(_MADE))
+                luck.choice(stores.GENERATED if made else stores.GOLDEN), luck.randrange(_MADE))
 
 
 def base_of(case: Case, folder: Path, unpacked: Callable[[str], Path]) -> Base:
     """The store of a case; ``unpacked`` gives the folder of a golden set."""
-    if case.store in stores.MADE:
+    if case.store in stores.GENERATED:
         return stores.make(folder, case.store, case.number)
     return stores.engine_made(unpacked(case.store), case.store)
 
