@@ -26,13 +26,16 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Mark = tuple[int | None, int | None]
-"""Store times (ms) around damage; None for an open end."""
+"""Store times (ms) of the last message before damage and the first message after it; None if that
+message is missing.
+"""
 Say = Callable[..., str]
-"""Returns a sentence in the language of the report, with its values."""
+"""A function that returns a sentence in the language of the report, with its values filled in."""
 _BARS = 150
 _MAX_TITLES = 300
 _CROWD = 0.995
-"""Part of the messages to which the chart is limited if the others are far away."""
+"""Share of the messages that a chart must show; the rest are left out if they are far away in time.
+"""
 _FAR = 12
 _TIMES = ["%Y", "%Y-%m", "%m-%d", "%H:%M", "%H:%M", "%S.%f"]
 """Formats of tick labels for years, months, days, hours, minutes and seconds."""
@@ -63,13 +66,13 @@ class ChartShape(NamedTuple):
 
 WIDE = ChartShape("wide", 9.6, 3.3, 8.5, 9, 128)
 NARROW = ChartShape("narrow", 4.2, 3.6, 10.5, 4, 40)
-"""The shapes for a desktop or paper, and for a phone."""
+"""The layouts of a chart on a desktop screen or paper, and on a phone."""
 
 
 @dataclass(frozen=True, slots=True)
 class Bars:
-    """Messages and bytes in steps of ``step`` ms from ``start`` on. ``outside``: number of messages
-    far before or after this range.
+    """Number of messages and their bytes in each bar. A bar covers ``step`` ms, and the first bar
+    starts at ``start`` (ms). ``outside``: number of messages far before or after all bars.
     """
 
     start: int
@@ -84,8 +87,9 @@ class Bars:
 
 
 def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
-    """Return the steps of a timeline, joined to at most `_BARS`; None without messages. ``lost``:
-    store times (ms) of lost messages, which the bars include unless they are far away.
+    """Return a timeline as at most `_BARS` bars; None if it has no messages and ``lost`` is empty.
+    ``lost``: store times (ms) of lost messages. The bars cover these times unless they are far
+    away.
     """
     steps = sorted(times.steps.items())
     also = sorted(time // times.step for time in lost)
@@ -115,7 +119,9 @@ def bars(times: Timeline, lost: Iterable[int] = ()) -> Bars | None:
 
 
 def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
-    """Return the first and the last step after a few messages are removed from both ends."""
+    """Return the numbers of the first and the last step that the chart must show: the share
+    `_CROWD` of the messages is between them.
+    """
     spare = int(total * (1 - _CROWD) / 2)
 
     def end(some: Iterable[tuple[int, int]]) -> int:
@@ -131,8 +137,8 @@ def _crowd(steps: Sequence[tuple[int, int]], total: int) -> tuple[int, int]:
 
 def timeline(drawn: Bars, marks: Sequence[Mark], lost: Sequence[Mark], tz: tzinfo, say: Say,
              shape: ChartShape) -> str:
-    """Draw two rows of bars over one time axis. Damage, and a period of lost messages, is drawn as
-    a band over both rows with a marker above.
+    """Return an SVG chart with two rows of bars over one time axis. Damage and periods of lost
+    messages appear as bands over both rows, with a marker above each band.
     """
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter, date2num
     from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -231,9 +237,9 @@ def _short_count(value: float) -> str:
 
 
 def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
-    """Return the contents of each cell of the log as a word of `KINDS`: damage if any byte of the
-    cell is damaged, else the kind of most of its bytes; None if no file exists. ``reach``: the end
-    of the last missing file.
+    """Return a word of `KINDS` for each cell of the log: damage if any byte of the cell is damaged,
+    else the kind of most of its bytes; None if no file covers the cell. ``reach``: the physical
+    offset at which the last missing file ends.
     """
     sums = profile.cells
     kinds: list[str | None] = [KINDS[number] for number in sums.argmax(axis=0).tolist()]
@@ -251,8 +257,8 @@ def cells(profile: LogProfile, reach: int = 0) -> list[str | None]:
 
 def log_map(profile: LogProfile, reach: int, borders: Iterable[int], say: Say,
             shape: ChartShape) -> str:
-    """Return the map of the log: rows of cells, from its first byte on. ``borders``: physical
-    offsets at which files begin.
+    """Return the map of the log as SVG: rows of cells, which begin at the first byte of the log.
+    ``borders``: physical offsets at which files begin.
     """
     from matplotlib.patches import PathPatch, Rectangle
     from matplotlib.path import Path

@@ -1,9 +1,9 @@
-"""Facts of a report, gathered as plain values; most come from the diagnosis, without reading again.
+"""Gather the facts of a report as plain values, most of them from the diagnosis.
 
-The diagnosis (`rmqctl.checks.doctor`) contains findings, prediction and the profile of the log,
-from one scan of the log and the prediction's replay of startup. Queues and groups are looked up
-(`rmqctl.store.config.offsets`), some messages around damage are read, and all files are hashed. All
-lists are bounded; omitted entries are counted.
+The diagnosis (`rmqctl.checks.doctor`) scans the log once and replays a broker's startup. It
+contains the findings, the prediction and the profile of the log. In addition, this module looks up
+queues and groups (`rmqctl.store.config.offsets`), reads some messages around damage, and hashes all
+files. All lists are bounded; omitted entries are counted.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ if TYPE_CHECKING:
 MAX_PLACES = 200
 """Maximum number of damaged places whose store times are looked up."""
 MAX_SHOWN_PLACES = 10
-"""Maximum number of damaged places whose neighbouring messages are shown."""
+"""Maximum number of damaged places for which a report shows the messages before and after them."""
 _EXCERPT = 160
 _NEAR = 64 << 10
-"""Number of bytes before a missing file that are searched first for the last record."""
+"""Number of bytes before a missing file in which the last record is searched for first."""
 _BY_TOPIC = frozenset({"consumequeue", "consumequeue_ext", "batchconsumequeue", "compactionLog",
                        "compactionCq"})
 """Folders that contain one folder for each topic."""
@@ -54,9 +54,10 @@ Watch = Callable[[str, int], Any]
 
 
 class QueueRow(NamedTuple):
-    """A queue: number of intact ``messages`` in the log, and their ``size`` in bytes; ``first``,
-    ``last``: store times (ms); ``least``, ``most``: queue offsets, None without a consume queue;
-    ``lost``: messages already lost; ``cut``: messages lost at startup.
+    """A queue: number of its intact ``messages`` in the log, and their ``size`` in bytes;
+    ``first``, ``last``: their store times (ms); ``least``, ``most``: minimum and maximum offset of
+    the queue, None without a consume queue; ``lost``: number of messages already lost; ``cut``:
+    number of messages that startup would lose.
     """
 
     topic: str
@@ -72,7 +73,7 @@ class QueueRow(NamedTuple):
 
 
 class TopicRow(NamedTuple):
-    """The sums of a topic; ``queues`` are sorted by id."""
+    """The totals of a topic, and its ``queues`` sorted by id."""
 
     topic: str
     messages: int
@@ -85,10 +86,11 @@ class TopicRow(NamedTuple):
 
 
 class GroupRow(NamedTuple):
-    """A group in a topic. ``lag``: messages not consumed, as a broker counts them; ``since``: store
-    time (ms) of the last consumed message in the queue with the largest lag; ``lost``: messages
-    lost before they were consumed; ``at_risk``: intact, not consumed, and lost at startup;
-    ``beyond``: how far its consumer offsets exceed the ends of queues; ``twice``: messages
+    """A consumer group's figures for one topic. ``lag``: number of messages not consumed, as a
+    broker counts them; ``since``: store time (ms) of the last consumed message in the queue with
+    the largest lag; ``lost``: number of messages lost before the group consumed them; ``at_risk``:
+    number of intact messages not consumed that startup would lose; ``beyond``: number of messages
+    by which consumer offsets exceed the ends of their queues; ``twice``: number of messages
     delivered again.
     """
 
@@ -104,8 +106,8 @@ class GroupRow(NamedTuple):
 
 
 class Neighbours(NamedTuple):
-    """The messages before and after a damaged place (message objects or None). ``is_missing``:
-    whether the file is missing.
+    """The messages before and after a damaged place, as message objects (None if missing).
+    ``is_missing``: whether the damaged place is a missing file.
     """
 
     offset: int
@@ -116,7 +118,9 @@ class Neighbours(NamedTuple):
 
 
 class MissingFile(NamedTuple):
-    """A missing log file, proven by its neighbours, entries or index."""
+    """A missing log file. Neighbouring files, consume queue entries or the index prove that it
+    existed.
+    """
 
     name: str
     offset: int
@@ -125,12 +129,13 @@ class MissingFile(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """The facts of a report. ``marks``: store times (ms) around damage, None for an open end;
-    ``marks_left``: number of damaged places without marks; ``lost``: marks of missing files, and of
-    lost messages after the end of the log; ``proven``: the latest proven store time. ``missing``:
-    the first missing files; ``missing_bytes``: the size of all missing files. ``files``: digests,
-    None if files were not hashed. ``notes``: what could not be read. ``further``: topics and groups
-    that only paths or configuration entries name, for `Mask`.
+    """The facts of a report. ``marks``: for each damaged place, the store times (ms) of the
+    messages before and after it, None if unknown; ``marks_left``: number of damaged places without
+    marks; ``lost``: the same store times for missing files, and for messages lost after the end of
+    the log; ``proven``: the latest store time (ms) that the index or the checkpoint proves.
+    ``missing``: the first missing files; ``missing_bytes``: the size of all missing files.
+    ``files``: digests, None if files were not hashed. ``notes``: what could not be read.
+    ``further``: topics and groups that only paths or configuration entries name, for `Mask`.
     """
 
     root: str
@@ -161,7 +166,7 @@ class Facts:
 
     @property
     def group_sums(self) -> list[GroupRow]:
-        """A row for each group, without a topic."""
+        """One row for each group, summed over its topics; ``topic`` is empty."""
         return _joined(self.groups, lambda row: (row.group, ""))
 
     @property
@@ -193,8 +198,8 @@ class Facts:
 
 def gather(store: Store, broker_version: str | None, jobs: int, watch: Watch, *,
            hashes: bool = True) -> Facts:
-    """Return all facts of a store. ``watch``: maps (label, bytes) to a context manager with a
-    function that receives progress.
+    """Return all facts of a store. ``watch``: a function that receives a label and a number of
+    bytes. It returns a context manager that yields a function for progress.
     Raises: StoreIOError.
     """
     items, troubles = inventory(store)
@@ -251,8 +256,8 @@ def _lags(store: Store) -> Iterator[dict[str, Any]]:
 
 
 def _sums(store: Store, profile: LogProfile | None, jobs: int) -> Aggregate | None:
-    """Return the sums by topic and queue; read the log again for the largest ones if there are too
-    many queues.
+    """Return the sums by topic and queue. If there are too many queues for the profile, read the
+    log again for the largest queues.
     """
     if profile is None:
         return None
@@ -295,7 +300,7 @@ def _key(key: Any) -> tuple[str, int]:
 
 
 def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupRow]:
-    """Return a row for each group and topic: rows with lost messages first, then by lag."""
+    """Return one row for each group and topic, sorted by lost messages, then by lag."""
     rows = [GroupRow(row["group"], row["topic"], 1, row["diff"] or 0,
                      row["last_store_timestamp"] if (row["diff"] or 0) > 0 else None, 0, 0, 0, 0)
             for row in lags if row["group"] is not None]
@@ -308,7 +313,9 @@ def _groups(diagnosis: Diagnosis, lags: Iterable[dict[str, Any]]) -> list[GroupR
 
 def _joined(rows: Iterable[GroupRow],
             key: Callable[[GroupRow], tuple[str, str]]) -> list[GroupRow]:
-    """Return the sums of rows with the same group and topic, which ``key`` selects."""
+    """Add up the rows for which ``key`` returns the same group and topic, and return one row for
+    each.
+    """
     sums: dict[tuple[str, str], GroupRow] = {}
     for row in rows:
         name = key(row)
@@ -325,7 +332,9 @@ def _joined(rows: Iterable[GroupRow],
 
 
 def _places(findings: Iterable[Finding]) -> list[tuple[int, int]]:
-    """Return (physical offset, length) of damage in the log, with adjacent ranges joined."""
+    """Return the (physical offset, length in bytes) of each damaged range in the log. Adjacent
+    ranges are joined.
+    """
     spans = sorted((finding.offset, finding.length or 0) for finding in findings
                    if finding.is_trouble and finding.category in DAMAGE
                    and finding.offset is not None)
@@ -349,8 +358,8 @@ def _neighbours(store: Store, offset: int, length: int, *, is_missing: bool) -> 
 
 
 def _last_before(log: CommitLog, end: int) -> Record | None:
-    """Return the last record of the file that ends at a physical offset, ignoring a blank record at
-    its end.
+    """Return the last record of the log file that ends at physical offset ``end``, ignoring a blank
+    record at the end of the file; None if the file contains no record.
     """
     base = next((file.base for file in log.files if file.end == end), end)
     span = _NEAR
@@ -373,8 +382,9 @@ def _marks(neighbours: Iterable[Neighbours], *, is_missing: bool) -> list[
 
 def _missing(store: Store, start: Prediction,
              gaps: Iterable[tuple[int, int]]) -> tuple[list[MissingFile], int]:
-    """Return the first missing files (between other files, or after the last file if entries or the
-    index point there), and the total bytes of all missing files.
+    """Return the first missing files, and the total bytes of all missing files. A file is missing
+    if it should be between two existing files, or if entries or the index point to it after the
+    last file.
     """
     log, places = store.log, start.already_lost_places
     spans = list(gaps)
@@ -394,8 +404,8 @@ def _missing(store: Store, start: Prediction,
 
 def _after_the_end(store: Store, start: Prediction) -> tuple[
         tuple[int | None, int | None] | None, int | None]:
-    """Return the store times (ms) of lost messages after the end of the log (None if there are
-    none), and the latest store time that the index or the checkpoint proves.
+    """Return the first and last store time (ms) of messages lost after the end of the log (None if
+    no such message is known), and the latest store time that the index or the checkpoint proves.
     """
     end, places = View(store).disk_end, start.already_lost_places
     if not start.lost_at_end and (places is None or places[1] < end.offset):
@@ -411,7 +421,7 @@ def _after_the_end(store: Store, start: Prediction) -> tuple[
 
 
 def _shortened(message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message with only the beginning of its body, since many are kept."""
+    """Shorten the body of a message object and remove its properties, to save memory."""
     body: str = message["body"]
     message["body"] = body if len(body) <= _EXCERPT else body[:_EXCERPT] + "…"
     for name in ("properties", "properties_raw"):

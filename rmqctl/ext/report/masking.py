@@ -1,7 +1,8 @@
 """Mask parts of a report on request: the file does not contain a masked value in any form.
 
 Texts of a store may contain a masked value anywhere (for example, a path that contains a topic), so
-all texts go through `Mask.text`; topics, groups and bodies have methods of their own.
+all texts go through `Mask.text`. Findings' details, bodies, properties and addresses have separate
+methods.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ KINDS = ("bodies", "properties", "addresses", "topics", "groups", "paths")
 HIDDEN = "▒▒▒▒"
 _WORD = re.compile(r"[\w%|.@-]+")
 _KEYS = re.compile(r"(\$\.\w+\.).*")
-"""A path in a configuration file (``$.topicConfigTable.orders.perm``), and its continuation: keys
-are names with any characters, and may occur in no other text.
+"""The path of a value in a configuration file (``$.topicConfigTable.orders.perm``). All that
+follows the first name is masked: it may contain a topic or group that occurs in no other text.
 """
 _OF_GROUPS = (RETRY_PREFIX, DLQ_PREFIX)
 
@@ -42,7 +43,7 @@ def parse_kinds(text: str | None) -> frozenset[str]:
 
 class Mask:
     """Masks the given kinds of `KINDS`. ``topics``, ``groups``: all names that may occur in the
-    report; each gets one pseudonym. ``roots``: paths of the store, as typed and in full;
+    report; each name gets one pseudonym. ``roots``: the path of the store, as typed and in full;
     ``others``: further paths that the report may name.
     """
 
@@ -104,7 +105,9 @@ class Mask:
         return self._shown[bare] + word[len(bare):] if bare in self._shown else word
 
     def detail(self, text: str, category: str) -> str:
-        """Return a finding's masked detail; ``property-number`` findings quote a property."""
+        """Return the detail of a finding, masked. A ``property-number`` finding quotes a property,
+        which is masked as well.
+        """
         if "properties" in self.kinds and category == "property-number":
             text = QUOTED.sub(HIDDEN, text)
         return self.text(text)
@@ -121,14 +124,14 @@ class Mask:
 
 
 def _spellings(path: str) -> tuple[str, ...]:
-    """Return the forms of a path: unchanged, and quoted for a command line, alone and after
+    """Return the forms in which a path may occur: unchanged, quoted for a shell, and quoted after
     ``--option=``.
     """
     return path, shlex.quote(path), path.replace("'", "'\"'\"'")
 
 
 def _as_path(path: str) -> str:
-    """Return a pattern for a path. A path without a separator may be part of an ordinary word, so
-    the pattern matches it only as a separate word.
+    """Return a regular expression for a path. A path without a separator may be part of an ordinary
+    word, so the expression matches it only as a separate word.
     """
     return re.escape(path) if os.sep in path else rf"(?<![\w./-]){re.escape(path)}(?![\w.-])"

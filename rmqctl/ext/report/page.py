@@ -1,7 +1,8 @@
-"""The page: facts, sentences and charts in a template that escapes everything.
+"""The HTML page of a report: facts, sentences and charts in a template that escapes everything.
 
 The template (``report.html``) has no script, and a browser applies only its own style sheet
-(``report.css``): the content security policy in its head forbids all else, and every connection.
+(``report.css``). The content security policy in its head forbids all other content and every
+connection.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ class Speech:
     mask: Mask
 
     def say(self, singular: str, many: str = "", /, **values: Any) -> MaskedText:
-        """Return a sentence of the report in its language, by the rules of
+        """Return a sentence in the language of the page. The parameters are those of
         `rmqctl.phrases.Phrase`.
         """
         masked = {name: self.shown(value) for name, value in values.items()}
@@ -68,12 +69,12 @@ class Speech:
         return MaskedText(template.format(**masked) if masked else template)
 
     def tell(self, text: str) -> MaskedText:
-        """Return a sentence that comes from another module, which may be a `Phrase`."""
+        """Translate and mask a sentence from another module, which may be a `Phrase`."""
         shown = self.language.say(text) if isinstance(text, Phrase) else self.language.caption(text)
         return MaskedText(self.mask.text(shown))
 
     def shown(self, value: Any) -> Any:
-        """Return a value in the form for the template."""
+        """Return a value as the template shows it: None as an empty text, and texts masked."""
         if value is None:
             return ""
         if isinstance(value, MaskedText) or hasattr(value, "__html__"):
@@ -83,7 +84,7 @@ class Speech:
 
 @dataclass(frozen=True, slots=True)
 class CategorySummary:
-    """The findings of one category: the first findings, and the total number."""
+    """The findings of one category and severity: the first findings, and their total number."""
 
     category: str
     severity: str
@@ -93,15 +94,16 @@ class CategorySummary:
 
     @property
     def columns(self) -> dict[str, bool]:
-        """Return for each optional column whether any row has a value."""
+        """Optional columns by name, and whether any finding has a value in that column."""
         return {name: any(getattr(row, name) is not None for row in self.rows)
                 for name in ("offset", "length", "topic", "queue_id", "queue_offset")}
 
 
 @dataclass(frozen=True, slots=True)
 class PageRequest:
-    """Inputs of the page. ``created_at``: ms. ``commands``: shell command lines, by what they
-    print. ``log``: files of the log.
+    """Inputs of the page. ``created_at``: time of the report (ms). ``commands``: for each part of
+    the page, a shell command that prints the same. ``log``: the log, None if its layout is not
+    supported.
     """
 
     language: Language
@@ -195,7 +197,7 @@ def _scale(facts: Facts) -> str:
 
 
 def _kinds(facts: Facts, lang: str) -> list[CategorySummary]:
-    """Return findings by category, the worst first; findings of severity info come last."""
+    """Return the findings by category and severity: errors first, infos last."""
     meanings = explanations(lang)
     verdict = facts.diagnosis.findings
     kinds = {(category, severity): CategorySummary(category, severity, count,
@@ -217,7 +219,7 @@ def _checksums(facts: Facts, mask: Mask) -> list[MaskedText]:
 
 
 def _relative(path: str | None, root: str) -> str:
-    """Return a path of the store without its root."""
+    """Return a path in the store relative to ``root``; any other path is unchanged."""
     if path is None:
         return ""
     return path[len(root):].lstrip("/") if path.startswith(root.rstrip("/") + "/") else path
@@ -251,7 +253,7 @@ def _largest(rows: Iterable[Any], name: str) -> int:
 
 
 def _bar(part: float, total: float, kind: str = "messages") -> Any:
-    """Return a bar for a table cell, as long as the share."""
+    """Return a bar for a table cell. Its width is the share of ``part`` in ``total``."""
     width = 100 * max(0, part) / total if total > 0 else 0
     return _safe(f'<svg class="bar" viewBox="0 0 100 6" preserveAspectRatio="none" '
                  f'aria-hidden="true"><rect class="f-{kind}" width="{width:.2f}" height="6"/>'

@@ -21,12 +21,13 @@ _SVG = "http://www.w3.org/2000/svg"
 _HREF = "{http://www.w3.org/1999/xlink}href"
 _KEPT = frozenset({"fill", "fill-opacity", "fill-rule", "opacity", "stroke", "stroke-linecap",
                    "stroke-linejoin", "stroke-opacity", "stroke-width", "text-anchor"})
-"""Style properties that become attributes."""
+"""CSS properties of an element that are kept, as attributes."""
 
 
 def embedded(drawn: str, titles: Mapping[str, str], name: str, shape: str) -> str:
     """Return the ``<svg>`` element for a page. ``titles``: tooltips of elements, by ``gid``;
-    ``name``: the prefix of all ids, which must be unique in a page; ``shape``: a further class.
+    ``name``: the prefix of all ids, which must be unique in a page; ``shape``: an additional CSS
+    class.
     """
     ElementTree.register_namespace("", _SVG)
     root = ElementTree.fromstring(drawn)  # noqa: S314 - drawn here, of numbers
