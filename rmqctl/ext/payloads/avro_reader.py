@@ -1,8 +1,8 @@
-"""Read one Avro datum within bounds, by fastavro's reader in Python.
+"""Read one Avro datum within bounds, with fastavro's reader in Python.
 
 fastavro's compiled reader does not limit depth: with a recursive schema, a body could crash the
-process. The sizes that a body declares are checked during the read: integers and decimals of
-unlimited length take quadratic time.
+process. The sizes that a body declares are checked during the read, because integers and decimals
+of unlimited length take quadratic time.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ _MAX_VARINT = 10
 
 
 def reader(schema: Any, named: dict[str, Any]) -> Callable[[bytes], Any]:
-    """Return a reader for bodies that consist of one datum of a parsed schema. ``named``: the
-    schema's named types.
+    """Return a function that reads a body as one datum of a parsed schema. ``named``: the schema's
+    named types.
     """
     from fastavro._read_py import read_data
 
@@ -114,7 +114,9 @@ class _Decoder:
 
 
 def _bound_decimals(schema: Any) -> Any:
-    """Return the schema with another type name for decimals, which `_decimal` reads."""
+    """Return a copy of the schema in which decimals have a type name that makes `_decimal` read
+    them.
+    """
     if isinstance(schema, dict):
         return {name: _BOUNDED if name == "logicalType" and part == _DECIMAL
                 else _bound_decimals(part) for name, part in schema.items()}

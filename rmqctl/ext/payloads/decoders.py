@@ -108,7 +108,9 @@ def _structure(body: bytes) -> Plain:
 
 
 def _auto(body: bytes, message: MessageInfo, depth: int = 0) -> tuple[Any, str]:
-    """Decode by evidence only: the magic of gzip, or valid JSON. Raises: NotRecognized."""
+    """Decode a body only if its format is certain: it has the magic of gzip, or is a JSON object or
+    list. Raises: NotRecognized.
+    """
     if body.startswith(_GZIP) and depth < _MAX_GZIP:
         content = _gunzip(body)
         try:
@@ -123,7 +125,7 @@ def _auto(body: bytes, message: MessageInfo, depth: int = 0) -> tuple[Any, str]:
 
 
 def _gunzip(body: bytes) -> bytes:
-    """Return the content of all gzip members. Raises: ValueError."""
+    """Return the decompressed content of all gzip members. Raises: ValueError."""
     try:
         return members(body, lambda: zlib.decompressobj(wbits=31), MAX_BYTES, "gzip member")
     except zlib.error as error:
@@ -145,7 +147,7 @@ def _unpacking(inner: Decoder) -> Decoder:
 
 
 def _gbk(body: bytes, _message: MessageInfo) -> tuple[Any, str]:
-    """Return the body as GBK text; if the text is a JSON object or list, its value."""
+    """Return the body as GBK text, or as a JSON value if the text is a JSON object or list."""
     text = body.decode("gbk")
     try:
         return _structure(text.encode()), "gbk+json"

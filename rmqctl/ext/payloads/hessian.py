@@ -105,7 +105,9 @@ class _Reader:
         return compound(self, depth)
 
     def _simple(self, code: int) -> Any:
-        """Return a scalar value; `_NONE` for the code of any other value."""
+        """Return the scalar value that starts with ``code``, or `_NONE` if another kind of value
+        starts with it.
+        """
         if code <= 0x1F or 0x30 <= code <= 0x33 or code in (0x52, 0x53):
             return self._text(code)
         if 0x20 <= code <= 0x2F or 0x34 <= code <= 0x37 or code in (0x41, 0x42):
@@ -127,7 +129,7 @@ class _Reader:
         return _NONE
 
     def _compact(self, code: int) -> int:
-        """Return an integer of one to three bytes."""
+        """Return a compact integer, which takes one to three bytes. ``code``: its first byte."""
         if code <= 0xBF:
             return code - 0x90
         if code <= 0xCF:
@@ -252,7 +254,7 @@ class _Reader:
         return fields
 
     def _list(self, count: int | None, depth: int) -> list[Any]:
-        """Read a list; ``count`` is None for one that ends with Z."""
+        """Return a list of ``count`` values. Without a count, the list ends with the byte ``Z``."""
         values: list[Any] = []
         reference = self._register(values)
         while len(values) != count:

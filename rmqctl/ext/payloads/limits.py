@@ -33,8 +33,8 @@ _LOOK, _IDLE = 1.0, 5
 
 
 class MessageInfo(NamedTuple):
-    """Information on the message of a body: its topic (the original topic if the message waits or
-    is retried) and all properties.
+    """Information on the message of a body: its topic (the original topic if the message is delayed
+    or retried) and all properties.
     """
 
     topic: str
@@ -42,7 +42,9 @@ class MessageInfo(NamedTuple):
 
 
 class Plain(NamedTuple):
-    """A value that is already plain and within the limits, such as most JSON."""
+    """A decoded value that needs no conversion and is within the limits. Most JSON values are of
+    this kind.
+    """
 
     value: Any
 
@@ -51,7 +53,9 @@ Decoder = Callable[[bytes, MessageInfo], tuple[Any, str]]
 
 
 class TooLongError(BaseException):
-    """Raised in a thread that decodes too long. Not an Exception, which a plug-in could catch."""
+    """Raised in a thread that decodes for too long. It is not an `Exception`, so that ``except
+    Exception`` in a plug-in does not catch it.
+    """
 
 
 def bounded(decode: Decoder, body: bytes, message: MessageInfo) -> tuple[Any, str]:
@@ -90,8 +94,8 @@ class _Watch:
                 threading.Thread(target=self._run, name="rmqctl-decoding", daemon=True).start()
 
     def leave(self) -> None:
-        """Stop watching this thread. No `TooLongError` is raised after this returns; a pending one
-        may be raised in it.
+        """Stop watching this thread. A pending `TooLongError` may be raised during this call, but
+        no `TooLongError` is raised after this call returns.
         """
         thread = threading.get_ident()
         with self._lock:
@@ -101,7 +105,7 @@ class _Watch:
                 _raise_in(thread, None)
 
     def look(self) -> None:
-        """Interrupt threads that decode too long, once for each body."""
+        """Interrupt each thread that decodes for too long, once for each body."""
         with self._lock:
             for thread, since in self._started.items():
                 if thread not in self._ended and _time_of(thread) - since > MAX_SECONDS:

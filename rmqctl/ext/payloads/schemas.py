@@ -31,8 +31,8 @@ def _content(path: str, problem: str) -> bytes:
 
 
 def avro(path: str) -> Reader:
-    """Return a reader for bodies that consist of one Avro datum, without a file header; ``path``:
-    the schema file.
+    """Return a function that reads a body as one Avro datum without a file header. ``path``: the
+    schema file.
     Raises: UsageError for an invalid schema, StoreIOError, MissingExtraError.
     """
     content = _content(path, "avro needs a schema file: avro:order.avsc")
@@ -72,7 +72,7 @@ def _items(schema: Any) -> Iterator[Any]:
 
 
 def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] = ()) -> bool:
-    """Return whether a datum of a parsed schema has no bytes."""
+    """Return whether all values of a parsed schema are encoded in zero bytes."""
     if isinstance(schema, str):
         if schema in within or schema not in named:
             return schema == "null"
@@ -92,8 +92,9 @@ def _takes_no_bytes(schema: Any, named: dict[str, Any], within: tuple[str, ...] 
 
 
 def protobuf(argument: str) -> Reader:
-    """Return a reader for ``DESC#TYPE``: bodies are messages of TYPE, with descriptors written by
-    ``protoc --descriptor_set_out=DESC --include_imports``.
+    """Return a function that reads a body as a Protobuf message. ``argument``: ``DESC#TYPE``, the
+    type of the message and a file with descriptors written by ``protoc --descriptor_set_out=DESC
+    --include_imports``.
     Raises: UsageError, StoreIOError, MissingExtraError.
     """
     # Read the descriptors of the user's file.
@@ -140,7 +141,9 @@ class _Values:
         self._budget = Budget()
 
     def message(self, message: Any) -> dict[str, Any]:
-        """Return the set fields by their names in the .proto file, with enums by name."""
+        """Return the fields of a message that are set, by their names in the .proto file; enum
+        values are names.
+        """
         return {field.full_name if field.is_extension else field.name: self._field(field, value)
                 for field, value in message.ListFields()}
 

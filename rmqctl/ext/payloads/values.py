@@ -13,7 +13,9 @@ from uuid import UUID
 from rmqctl.formats.budget import Budget
 
 _MAX_BITS = 12_000
-"""Maximum bits of an integer: writing takes quadratic time, and Python rejects larger integers."""
+"""Maximum bits of an integer: larger integers take quadratic time to write, and Python rejects
+them.
+"""
 
 
 def plain(value: Any) -> Any:
