@@ -1,5 +1,6 @@
-"""Export of messages from many stores to files by topic and day: plan, tasks on any pool, staging,
-manifest.
+"""Export messages from many stores to files by topic and day.
+
+The package contains the plan, the tasks that any pool can run, the staging folder and the manifest.
 """
 
 import os

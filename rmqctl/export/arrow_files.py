@@ -70,7 +70,9 @@ def _leaves(schema: pa.Schema) -> list[str]:
 
 
 class ArrowFile:
-    """A file in Arrow's own format (Feather): record batches as in memory."""
+    """A file in Arrow's own format (Feather), which contains record batches in their in-memory
+    form.
+    """
 
     def __init__(self, spec: Export, target: IO[bytes]) -> None:
         way = None if spec.compression == "none" else spec.compression
@@ -114,7 +116,9 @@ class AvroFile:
 
 
 def _whole_numbers(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return times as epoch ms, which can also represent times that no calendar can."""
+    """Return a column of times as epoch ms, because these can also represent times outside the
+    calendar.
+    """
     return column.cast(pa.int64()) if pa.types.is_timestamp(column.type) else column
 
 
@@ -140,8 +144,8 @@ def _avro_type(kind: pa.DataType) -> Any:
 
 
 def _avro_names(names: Sequence[str]) -> list[str]:
-    """Return the column names in Avro's form, without duplicates: letters, digits and ``_``
-    (``property.X-1``).
+    """Return the column names with each character that Avro does not allow replaced by ``_``
+    (``property.X-1`` becomes ``property_X_1``). A duplicate name gets further ``_`` at its end.
     """
     taken: dict[str, None] = {}
     for name in names:

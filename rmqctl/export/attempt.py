@@ -24,16 +24,17 @@ _FOLDER_NAME = 32
 
 
 class WriteError(StoreIOError):
-    """Raised if the export cannot be written; then nothing is published."""
+    """Raised if the export cannot be written. In this case no file is published."""
 
 
 @dataclass(frozen=True, slots=True)
 class WrittenFile:
-    """A written file: its name in the attempt's folder, the number of its partition, its rows and
-    bytes.
+    """A written file: its name in the attempt's folder, the number of its partition, and its size
+    in rows and bytes.
 
-    ``at`` and ``flush``: the number of the range with the file's first message, and of the buffer
-    within that range. Sorted by these numbers, the files of a partition are in log order.
+    ``at`` and ``flush``: number of the range that contains the file's first message, and number of
+    the buffer within that range. Sorted by these numbers, the files of a partition are in log
+    order.
     """
 
     name: str
@@ -94,7 +95,7 @@ class Attempt:
         return open(os.path.join(self.folder, name), "xb")
 
     def close(self, file: OpenFile) -> WrittenFile:
-        """Close a file and flush it to disk; if there are many, `finish` flushes them."""
+        """Close a file and flush it to disk. After `MANY` files, leave the flush to `finish`."""
         with self.writing(file.name):
             try:
                 file.file.close()
@@ -110,7 +111,7 @@ class Attempt:
         return WrittenFile(file.name, file.partition, file.at, file.flush, file.rows, size)
 
     def finish(self) -> None:
-        """Flush all closed files to disk. Raises: WriteError."""
+        """Flush the closed files to disk that `close` has not flushed. Raises: WriteError."""
         late, self._closed = self._closed[MANY:], []
         with self.writing(""):
             sync_many(late, self.folder)
@@ -121,7 +122,7 @@ class Attempt:
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[None]:
-        """A context manager that converts errors of the system to WriteError."""
+        """Return a context manager that converts errors of the operating system to WriteError."""
         try:
             yield
         except OSError as error:
@@ -135,7 +136,7 @@ class Attempt:
 
 
 def drop(target: IO[bytes], file: ExportFile | None = None) -> None:
-    """Close a file that is no longer used, whatever its state."""
+    """Close a file that will not be completed, whatever its state."""
     if file is not None:
         file.abandon()
     with contextlib.suppress(OSError):  # pending data cannot be written now either

@@ -55,8 +55,8 @@ class Chunks:
         return map(self.chunk, range(len(self)))
 
     def table(self, numbers: Sequence[int]) -> tuple[pa.Table, list[int]]:
-        """Return (the chunks in ascending order of their numbers, as one table; the number of rows
-        of each).
+        """Return the chunks with the given numbers as one table, and the number of rows of each
+        chunk. ``numbers`` must be ascending.
         """
         import pyarrow as pa
 
@@ -79,10 +79,9 @@ class Chunks:
 
 
 class Buffer(Protocol):
-    """A buffer of messages; `take` removes all messages and returns them by partition.
-
-    ``rank``: the position of each partition among the chunks; None: partitions are ordered by
-    number.
+    """A buffer of messages; `take` removes all messages and returns them as one chunk per
+    partition. ``rank``: for each partition, its position in the order of the chunks; None: chunks
+    are in the order of the partition numbers.
     """
 
     size: int

@@ -24,8 +24,8 @@ from rmqctl.store.redaction import CHECKED, KEPT
 LINES = pa.schema([pa.field("lines", pa.large_binary())])
 """Schema of spilled texts: all lines of a chunk in one value."""
 _MAX_SPLIT = 16
-"""Number of partitions above which a batch is not sorted alone if it also has fewer messages per
-partition than this.
+"""Limit for collecting batches. A batch with more partitions than this, and with fewer messages per
+partition than this, is sorted later together with others.
 """
 
 
@@ -33,8 +33,8 @@ class ColumnBuffer:
     """Messages as Arrow columns, in physical order within each partition.
 
     Batches with few partitions are sorted one by one, which is several times as fast as sorting all
-    at once. If nearly every message is in a different partition, this would produce too many
-    pieces.
+    batches together. If nearly every message of a batch is in a different partition, sorting it
+    alone would produce too many pieces.
     """
 
     def __init__(self, spec: Export, origin: Origin) -> None:
@@ -124,7 +124,7 @@ def _text_of(value: Any) -> str | None:
 
 
 def _split(rows: pa.RecordBatch, codes: Array) -> Iterator[tuple[int, pa.RecordBatch]]:
-    """Yield (code, rows) in ascending order of the codes; the rows of a code keep their order."""
+    """Yield (code, rows) by ascending code; rows with equal codes keep their order."""
     first = int(codes[0])
     if (codes == first).all():
         yield first, rows
@@ -136,15 +136,15 @@ def _split(rows: pa.RecordBatch, codes: Array) -> Iterator[tuple[int, pa.RecordB
 
 
 def _sorted(rows: pa.Table, codes: Array, rank: Array | None) -> Chunks:
-    """Return the rows sorted by the rank of their codes; the rows of a code keep their order."""
+    """Return the rows sorted by the rank of their codes; rows with equal codes keep their order."""
     order, borders = _order(codes if rank is None else rank[codes])
     return Chunks(codes[order[borders[:-1]]].tolist(), [b - a for a, b in pairwise(borders)],
                   rows.take(pa.array(order)))
 
 
 def _order(keys: Array) -> tuple[Array, list[int]]:
-    """Return (the stable sort order of the keys; the positions in that order where each key begins,
-    plus the end).
+    """Return the indexes that sort the keys, and the borders of equal keys in the sorted order: the
+    position of each key's first occurrence, and the end. Equal keys keep their order.
     """
     # Use the smallest type: numpy sorts types of one or two bytes by counting.
     order = np.argsort(keys.astype(np.min_scalar_type(int(keys.max()))), kind="stable")

@@ -76,7 +76,7 @@ def export(plans: Sequence[StorePlan], spec: Export, out: str, pool: Pool,
 
 def _keep(staging: ExportStaging, manifest: Manifest, spec: Export,
           written: ExportedRange | Gathered, store: str) -> set[str]:
-    """Move a task's files to their final folders; return the folders."""
+    """Move a task's files to their final folders, and return these folders."""
     folders = set()
     for file in written.files:
         values = written.values[file.partition]

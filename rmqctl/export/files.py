@@ -1,7 +1,7 @@
 """Files of an export, which write rows to an opened binary file; this module has the text formats.
 
-A file never flushes or closes its binary file: `rmqctl.export.attempt` does, and flushes it to
-disk.
+These classes never flush or close the binary file: `rmqctl.export.attempt` flushes it to disk and
+closes it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class ExportFile(Protocol):
     def close(self) -> None: ...
 
     def abandon(self) -> None:
-        """Release the file without writing anything, instead of `close`."""
+        """Release the file without writing the rest. Called instead of `close`."""
 
 
 class TextFile:

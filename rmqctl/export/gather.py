@@ -28,15 +28,17 @@ from rmqctl.export.task import ExportedRange
 MAX_FILE_BYTES = 512 << 20
 """Size in bytes at which a new file is begun."""
 Place = tuple[int, int]
-"""(number of a range, number of a buffer within that range)."""
+"""Position of messages in log order: the number of a range, and the number of a buffer in that
+range.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Gather:
     """The task that writes a bucket of store number ``store``, of about ``weight`` bytes.
 
-    ``spilled``: the ranges that spilled messages, and their attempts. ``breaks``: the places at
-    which ranges have their own files, by partition.
+    ``spilled``: (range number, name of the attempt) for each range that spilled messages.
+    ``breaks``: for each partition, the positions at which ranges have their own files.
     """
 
     store: int
@@ -48,8 +50,8 @@ class Gather:
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The written files of a bucket, in the folder ``attempt``; ``values`` are the values of their
-    partitions.
+    """The written files of a bucket, in the folder ``attempt``. ``values``: the values of their
+    partitions, by partition number.
     """
 
     store: int
@@ -116,7 +118,7 @@ def gather(spec: Export, folder: str, task: Gather) -> Gathered:
 
 
 class _BucketWriter:
-    """Writes one file after the other, in pieces of bounded size."""
+    """Writes the files of a bucket, one after the other, and each in pieces of bounded size."""
 
     def __init__(self, spec: Export, attempt: Attempt) -> None:
         self._spec, self.attempt = spec, attempt
@@ -126,7 +128,7 @@ class _BucketWriter:
         self._size = 0
 
     def add(self, partition: int, aside: SpilledChunk, rows: pa.RecordBatch, *, anew: bool) -> None:
-        """Add messages of a partition; on request, begin a new file."""
+        """Add messages of a partition. ``anew``: begin a new file."""
         if anew or (self._open is not None and self._open.size >= MAX_FILE_BYTES):
             self.close()
         if self._open is None:

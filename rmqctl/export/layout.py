@@ -32,7 +32,7 @@ _DAY = 86_400_000
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _FIRST, _LAST = ((day - date(1970, 1, 1)).days for day in (date.min, date.max))
 _NO_DAY = _FIRST - 1
-"""The day for times outside of the calendar, which damage can cause."""
+"""The day number of all times outside of the calendar, which damage can cause."""
 _DAYS = 1 << 23
 _MARK = 16
 
@@ -63,8 +63,8 @@ def folder(name: str, value: Value) -> str:
 
 
 def is_cut(name: str, value: str) -> bool:
-    """Return whether a folder name cannot contain the value: the value is too long, or is Hive's
-    name for no value.
+    """Return whether a folder name cannot contain the value: the value is too long, or is the same
+    as Hive's name for a missing value.
     """
     return value == NOTHING or len(f"{name}={escape(value)}".encode()) > MAX_NAME_BYTES
 
@@ -82,8 +82,8 @@ def bucket(names: Sequence[str], values: Values, count: int) -> int:
 
 
 def days(times: Array, zone: tzinfo) -> Array:
-    """Return the day (counted from 1970-01-01) in a time zone of each epoch ms; `_NO_DAY` outside
-    of the calendar.
+    """Return, for each time in epoch ms, its day in a time zone (counted from 1970-01-01), or
+    `_NO_DAY` outside of the calendar.
     """
     if zone is UTC:
         day_numbers = times // _DAY
@@ -104,8 +104,8 @@ def _day(moment: int, zone: tzinfo) -> int:
 
 
 class Partitions:
-    """Small numbers for the partitions of a store; ``values`` has the values of each partition, by
-    number.
+    """Assigns numbers, from 0 on, to the partitions of a store. ``values``: the values of each
+    partition, by its number.
     """
 
     def __init__(self, names: Sequence[str], store: str, zone: tzinfo) -> None:

@@ -60,9 +60,7 @@ class Manifest:
             raise StoreIOError.from_oserror(error, self._spool_path, "write") from None
 
     def folder(self, path: str, values: Values) -> None:
-        """Add a folder with files; partition values that were too long for its name are
-        recorded.
-        """
+        """Add a folder with files. Partition values that are too long for its name are recorded."""
         if path == self._last:
             return
         self._last = path

@@ -32,16 +32,16 @@ from rmqctl.store.store import Sizes, Store
 MIN_SIZE, MAX_SIZE = 64 << 20, 512 << 20
 """Minimum and maximum bytes of a range, unless the number of ranges is given."""
 BUCKET, MIN_BUCKET, MAX_BUCKETS = 256 << 20, 4 << 20, 1024
-"""Bytes of log per bucket of spilled messages; the smaller size that is used if workers are idle;
-maximum number of buckets.
+"""``BUCKET``: bytes of log per bucket of spilled messages; ``MIN_BUCKET``: the bytes per bucket if
+workers would otherwise be idle; ``MAX_BUCKETS``: maximum number of buckets.
 """
 _SAMPLES, _SAMPLE = 8, 4 << 20
 
 
 @dataclass(slots=True)
 class StorePlan:
-    """Plan for a store: ``pieces`` of its log, and the ranges that are known to be missing before
-    reading.
+    """Plan for a store. ``pieces``: ranges of its log to export; ``missing``: ranges that are known
+    to be missing before the log is read.
     """
 
     name: str
@@ -147,8 +147,8 @@ def _planned(store: Store, number: int, name: str, wanted: Selection, jobs: int,
 
 
 def _ends(files: Sequence[StoreFile]) -> list[int]:
-    """Return the position where reading of each file stops: zeros after the end of the log are not
-    read.
+    """Return, for each file, the position at which reading stops. Zeros after the end of the log
+    are not read.
 
     Zeros at the end of an earlier file are read, because they are damage. A file that cannot be
     opened is reported later, by the export itself.
@@ -173,7 +173,7 @@ class Estimate:
 
 
 def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
-    """Estimate the output: export a few MiB of each of a few ranges into memory."""
+    """Estimate the size of an export by exporting a few MiB of some ranges into memory."""
     pieces = [piece for store_plan in plans for piece in store_plan.pieces]
     total = sum(piece.end - piece.start for piece in pieces)
     step = max(1, len(pieces) // _SAMPLES)
@@ -186,7 +186,7 @@ def estimate(spec: Export, plans: Sequence[StorePlan]) -> Estimate:
 
 
 def _sampled(spec: Export, part: ExportRange) -> tuple[int, int]:
-    """Return (bytes of a range of the log, bytes of a file with the messages of that range)"""
+    """Return the size in bytes of a range of the log, and of an export file with its messages."""
     reading = RangeWalk(part, ExportTally())
     target, rows = io.BytesIO(), buffer(spec, part.origin)
     partitions = Partitions((), part.name, spec.zone)

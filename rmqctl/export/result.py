@@ -15,7 +15,7 @@ from rmqctl.scan.frames import DAMAGED, Span
 
 @dataclass(slots=True)
 class StoreResult(ExportTally):
-    """Result of one store."""
+    """Result of an export for one store."""
 
     plan: StorePlan = field(kw_only=True)
     files: int = 0
@@ -32,8 +32,8 @@ class StoreResult(ExportTally):
 
     @property
     def undecided(self) -> int:
-        """Return the number of records that may be messages: records in the log, and records that a
-        repair discarded.
+        """Return the number of records that may or may not be messages, in the log and among those
+        that a repair discarded.
         """
         return self.damage.undecided + self.lost.discarded
 
@@ -54,8 +54,8 @@ class StoreResult(ExportTally):
         self.bytes += sum(file.bytes for file in files)
 
     def finish(self) -> None:
-        """Determine what the end of the log is: zeros after the last message are not damage, nor is
-        a record that a broker is still writing.
+        """Classify the spans after the last message: the zeros of the log's unused end are not
+        damage, and a record that a broker is still writing is not damage either.
         """
         damaged = [span for span in self.tail if span.kind == DAMAGED]
         if damaged and self.plan.held:
@@ -68,7 +68,7 @@ class StoreResult(ExportTally):
 
 @dataclass(slots=True)
 class ExportResult:
-    """Result of an export. ``out`` is its path; ``partitions`` counts the folders."""
+    """Result of an export. ``out``: path of the export; ``partitions``: number of its folders."""
 
     out: str
     stores: list[StoreResult]

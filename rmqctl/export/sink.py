@@ -1,10 +1,11 @@
 """Writer of the messages of a range by partition, in bounded memory.
 
 A buffer collects messages up to `FLUSH` bytes, then is written to the files of its partitions as
-one row group each. A partition gets a file if this range has enough of its messages
+one row group for each file. A partition gets a file if this range has enough of its messages
 (`MIN_FILE_BYTES`), or if the range is the only range of its store and few files are open. All other
 messages are spilled to one file of the range, from which `gather` writes the files of all ranges.
-So the number of files depends on partitions and bytes, not on ranges and buffers.
+So the number of files depends on the partitions and their sizes, not on the number of ranges and
+buffers.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ MAX_OPEN = 64
 
 
 class RangeSink:
-    """The files of an attempt at a range. `close` returns them; `abandon` removes them.
+    """Writes the files of one attempt to export a range. `close` returns the files; `abandon`
+    removes them.
 
     ``at``, ``alone``, ``buckets``: see `ExportRange`.
     """
@@ -57,7 +59,7 @@ class RangeSink:
         return {file.partition: self.partitions.values[file.partition] for file in self._written}
 
     def add(self, batch: Batch) -> None:
-        """Add messages of the walk, which may continue afterwards. Raises: WriteError."""
+        """Add messages of a range. More batches of the range may follow. Raises: WriteError."""
         self._buffer.add(batch, self.partitions.codes(batch))
         if self._buffer.size >= FLUSH:
             self._flush()
@@ -100,7 +102,9 @@ class RangeSink:
         pa.default_memory_pool().release_unused()
 
     def _kept(self, code: int, chunks: Chunks, number: int, share: float) -> bool:
-        """Write a chunk to its partition's file, if the partition has or needs one."""
+        """Write a chunk to its partition's file if the partition has a file or is large enough for
+        one. Return whether the chunk was written.
+        """
         count = chunks.counts[number]
         if not (code in self._open or count * share >= MIN_FILE_BYTES
                 or (self._alone and len(self._open) < MAX_OPEN)):
@@ -119,8 +123,8 @@ class RangeSink:
                         lengths, [chunks.counts[number] for number in numbers])
 
     def _rank(self) -> Array | None:
-        """Return the position of each partition in a buffer: by bucket, so that each bucket is
-        contiguous.
+        """Return, for each partition, its position in a buffer. The partitions of a bucket are next
+        to each other.
         """
         names = self._spec.partition_by
         self._bucket_of += [bucket(names, values, self._buckets)

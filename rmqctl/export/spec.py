@@ -42,7 +42,9 @@ _ENDINGS = {"gzip": ".gz", "zstd": ".zst"}
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The specification; `of` creates and checks it. ``fields`` are the fields of the files."""
+    """The specification of an export, which `of` creates and checks. ``fields``: the fields of the
+    files.
+    """
 
     format: str = "parquet"
     fields: tuple[str, ...] = ()
@@ -63,9 +65,10 @@ class Export:
            csv_text: Callable[[str], str] | None = None,
            decoding: Decoding | None = None, decoded: bool = False,
            redaction: Redaction | None = None) -> Export:
-        """Create a specification. ``stores``: number of stores; ``provenance``: with the fields of
-        `PROVENANCE`; ``csv_text``: conversion of texts in CSV; ``decoding``: decoder of bodies;
-        ``decoded``: with the fields of `DECODED`; ``redaction``: replaces texts written by people.
+        """Create a specification. ``stores``: number of stores; ``provenance``: whether to add the
+        fields of `PROVENANCE`; ``csv_text``: conversion of texts in CSV; ``decoding``: decoder of
+        bodies; ``decoded``: whether to add the fields of `DECODED`; ``redaction``: replaces user
+        data by digests.
         Raises: UsageError for options that contradict each other.
         """
         # Refuse unknown names before any default is applied to them.

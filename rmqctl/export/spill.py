@@ -1,11 +1,10 @@
-"""Messages that a range of a log spills to a file, because their partitions have few messages in
-the range.
+"""Spill messages of a range of a log to a file, if their partitions have few messages in the range.
 
 A range has at most one such file. It contains Arrow record batches, one for each buffer, with rows
 sorted by bucket and partition. A second file is its index: one record batch for each bucket, with
-the places of each partition's messages. Both files exist only during one run, in the folder of the
-attempt that created them. They are read through memory maps: in each buffer, a bucket's rows are
-contiguous.
+the positions of each partition's messages. Both files exist only during one run, in the folder of
+the attempt that created them. They are read through memory maps: in each buffer, a bucket's rows
+are contiguous.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ _PLACES = ("flush", "batch", "start", "length", "rows")
 
 @dataclass(frozen=True, slots=True)
 class Spilled:
-    """Messages that range number ``at`` spilled, in the folder ``attempt``; bytes of
+    """Messages that range number ``at`` spilled, in the folder ``attempt``. ``weights``: bytes of
     each bucket.
     """
 
@@ -70,8 +69,8 @@ class Spill:
 
     def add(self, flush: int, table: pa.Table, codes: Sequence[int], lengths: Sequence[int],
             rows: Sequence[int]) -> None:
-        """Add consecutive chunks of a table: for each chunk its partition, its rows in the table,
-        and its messages.
+        """Add consecutive chunks of a table. ``codes``: the partition of each chunk; ``lengths``:
+        the number of its rows in the table; ``rows``: the number of its messages.
         """
         with self._attempt.writing(_ROWS):
             batches = table.combine_chunks().to_batches()
@@ -121,7 +120,8 @@ class Spill:
 
 def _placed(lengths: Sequence[int], rows: Sequence[int], batches: Sequence[int]) -> tuple[
         Array, Array]:
-    """Return (chunk number, its place) for each piece of the chunks in ``batches``.
+    """Return the chunk number and the `_PLACES` of each piece of the chunks. ``batches``: number of
+    rows in each record batch of their table.
 
     Arrow divides a table if a column is too large, so a chunk may be in two batches.
     """
@@ -145,8 +145,8 @@ def _index_schema(names: Sequence[str]) -> pa.Schema:
 
 
 class SpillReader:
-    """Reader of the messages that ranges of a store spilled. ``spilled``: the numbers of the
-    ranges, and their attempts.
+    """Reader of the messages that ranges of a store spilled. ``spilled``: (range number, name of
+    the attempt) for each of these ranges.
 
     A context manager. Methods raise StoreIOError.
     """
@@ -165,8 +165,8 @@ class SpillReader:
             self._open.popitem()[1][0].close()
 
     def places(self, number: int) -> list[SpilledChunk]:
-        """Return the chunks of a bucket by partition; the chunks of a partition are in
-        log order.
+        """Return the chunks of a bucket, sorted by partition; the chunks of a partition are in log
+        order.
         """
         asides = []
         for at, folder in self._paths.items():

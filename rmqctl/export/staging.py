@@ -1,11 +1,11 @@
-"""The staging folder of an export, or of the files of a query, which is published as OUT complete
+"""The staging folder of an export or of the files of a query. It is published as OUT when complete,
 or not at all.
 
 ``OUT.rmqctl-export-ID`` is beside OUT. Workers write below ``attempts``, each attempt into a
-separate folder; successful files are moved below ``export``, which becomes OUT by one rename. Files
-of failed attempts are removed with the folder. A worker never creates a folder that the driver
-should have created: if such a folder is missing, worker and driver do not share a file system
-(`refuse_unseen`).
+separate folder. Successful files are moved below ``export``, which becomes OUT by one rename. Files
+of failed attempts are removed with the staging folder. A worker never creates a folder that the
+driver should have created: if such a folder is missing, worker and driver do not share a file
+system (`refuse_unseen`).
 """
 
 from __future__ import annotations

@@ -15,12 +15,14 @@ MAX_NAMED = 200
 counted.
 """
 UNREADABLE, GAP = "unreadable", "gap"
-"""Kinds of missing spans: unreadable, or not in any file."""
+"""Kinds of missing spans: a span that is unreadable, and a span that no file contains."""
 
 
 @dataclass(slots=True)
 class CountedSpans(Damage):
-    """Ranges of the log without a message, in order: all are counted, the first ones are listed."""
+    """Ranges of the log without a message, in order. All are counted, and the first ones are
+    listed.
+    """
 
     most: ClassVar[int] = MAX_NAMED
 
@@ -30,8 +32,8 @@ class ExportTally:
     """Counts of a part of a log and of the messages exported from it. Times are store times in ms,
     offsets are physical.
 
-    ``tail`` are the spans after the last message. Only later messages show whether they are damage
-    or the unused end of the log.
+    ``tail``: the spans after the last message. If a message follows in a later part, they are
+    damage; otherwise they may be the unused end of the log.
     """
 
     messages: int = 0
@@ -49,7 +51,7 @@ class ExportTally:
     last_offset: int | None = None
 
     def passed(self, batch: Batch) -> None:
-        """Add a batch of the walk; its spans come after its messages."""
+        """Add the next batch of the log. The spans of a batch come after its messages."""
         if len(batch):
             self.messages += len(batch)
             self.replaced += int(replaced(batch).sum())

@@ -33,8 +33,9 @@ class ExportRange(FileRange[StoreFile]):
     """Range number ``at`` of the log of store number ``store``.
 
     ``name`` is the store as the user named it, ``relative`` the file's name in the store.
-    ``alone``: the store has no other range. ``buckets``: number of buckets for messages set aside.
-    ``served``: (root of the store, topic, queue id) if the file belongs to a compaction log.
+    ``alone``: whether the store has no other range. ``buckets``: number of buckets for spilled
+    messages. ``served``: (root of the store, topic, queue id) if the file belongs to a compaction
+    log.
     """
 
     store: int
@@ -53,10 +54,11 @@ class ExportRange(FileRange[StoreFile]):
 
 @dataclass(slots=True)
 class ExportedRange:
-    """The result of a range, which covered the frames at positions ``[first, position)``.
+    """The result of exporting a range, in which the frames at positions ``[first, position)`` were
+    read.
 
     ``files`` are in the folder ``attempt``; ``values`` are the values of their partitions.
-    ``spilled`` are the messages that are not in a file yet. ``store`` and ``at``: see
+    ``spilled`` are the messages that are not in an export file yet. ``store`` and ``at``: see
     `ExportRange`.
     """
 

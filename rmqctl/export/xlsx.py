@@ -80,8 +80,8 @@ class XlsxFile:
             sheet.write_string(row, column, text)
 
     def _local(self, value: int) -> datetime | None:
-        """Return the local time in a time zone, without the zone, which a cell cannot store; None
-        if Excel has no date for it.
+        """Return a time in the workbook's time zone, without the zone, which a cell cannot store;
+        None if Excel has no date for it.
         """
         if not _FIRST <= value <= _LAST - 86_400_000:
             return None
