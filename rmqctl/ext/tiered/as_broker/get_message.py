@@ -1,8 +1,8 @@
 """Answer pulls from a tier as a broker's message fetcher does (tiered.md §9.2, §9.3).
 
-Statuses, next offsets and limits are the same as in 5.3.3, except for two defects of 5.3.3: here a
-message that cannot be split out of a read-ahead neither shifts the following ones nor blocks a
-consumer forever, and a failed read returns OFFSET_FOUND_NULL also if the cache is enabled.
+Statuses, next offsets and limits are the same as in 5.3.3, but two defects of 5.3.3 are not copied.
+A message that cannot be split out of a read-ahead does not shift the following messages, and never
+blocks a consumer forever. A failed read returns OFFSET_FOUND_NULL also if the cache is enabled.
 """
 
 from __future__ import annotations
@@ -42,8 +42,9 @@ ALL = "*"
 
 @dataclass(frozen=True, slots=True)
 class GetResult:
-    """Answer to a pull. ``min`` and ``max``: the queue's bounds. ``next_offset``: where a consumer
-    continues. ``trouble``: the reason, in words, why nothing could be read.
+    """Answer to a pull. ``min`` and ``max``: the queue's bounds. ``next_offset``: the queue offset
+    at which a consumer continues. ``trouble``: the reason why the tier could not be read, else
+    None.
     """
 
     status: str
@@ -57,7 +58,7 @@ class GetResult:
 class Matching:
     """A consumer's tag expression: ``A || B``, or ``*`` for any.
 
-    A broker compares hash codes only and leaves the tags to the client; here both are compared.
+    A broker compares only hash codes and lets the client compare tags; this class compares both.
     Raises: UsageError for an empty expression.
     """
 
@@ -66,7 +67,7 @@ class Matching:
         self._codes = {javahash.tags_code(tag) & _CODE_BITS for tag in self.tags}
 
     def by_code(self, tags_code: int) -> bool:
-        """Return whether the lower half of a tags code matches, as a broker compares it."""
+        """Return whether a tags code matches. Like a broker, compare only its lower half."""
         return ALL in self.tags or tags_code & _CODE_BITS in self._codes
 
     def by_message(self, data: bytes) -> bool:
@@ -81,9 +82,9 @@ class Matching:
 
 @dataclass(frozen=True, slots=True)
 class PullLimits:
-    """A broker's settings: maximum units and bytes of a read (``readAheadMessageCountThreshold``
+    """Settings of a broker: maximum units and bytes of a read (``readAheadMessageCountThreshold``
     and ``…SizeThreshold``), maximum bytes of an answer (``maxTransferBytesOnMessageInMemory``), and
-    units to read ahead if a single message is requested (pop).
+    the number of units to read ahead if a single message is requested (pop).
     """
 
     count: int = 4096
@@ -97,7 +98,7 @@ DEFAULT_LIMITS = PullLimits()
 
 def get(queue: FlatQueue | None, offset: int, count: int, *, matching: Matching | None = None,
         cache: ReadAhead | None = None, limits: PullLimits = DEFAULT_LIMITS) -> GetResult:
-    """Answer a pull of up to ``count`` messages. Damage never raises."""
+    """Answer a pull of up to ``count`` messages. Damage is reported in the answer, not raised."""
     if queue is None:
         return GetResult(NO_QUEUE, offset)
     try:
@@ -135,8 +136,8 @@ class Fetched(NamedTuple):
 
 
 class ReadAhead:
-    """Messages of the last read, by queue offset; None for a message that cannot be split out of
-    the bytes read.
+    """The messages of the last read, by queue offset; None for a message that cannot be split out
+    of the bytes read.
 
     A broker keeps the results of many reads for 15 s, but a client that pulls each queue from start
     to end never requests an earlier result.
@@ -148,14 +149,14 @@ class ReadAhead:
         self._places: list[Fetched | None] = []
 
     def look(self, queue: QueueName, offset: int) -> tuple[bool, Fetched | None]:
-        """Return (whether the queue offset is cached, its message)."""
+        """Return whether the queue offset is cached, and its message."""
         number = offset - self._first
         if queue != self._queue or not 0 <= number < len(self._places):
             return False, None
         return True, self._places[number]
 
     def put(self, queue: QueueName, first: int, places: list[Fetched | None]) -> None:
-        """Keep the units and messages of the queue offsets from ``first`` on."""
+        """Keep the messages of consecutive queue offsets, of which ``first`` is the first."""
         self._queue, self._first, self._places = queue, first, places
 
 
@@ -176,7 +177,9 @@ def _cached(queue: FlatQueue, offset: int, count: int, matching: Matching | None
 
 def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
           cache: ReadAhead, limits: PullLimits) -> GetResult:
-    """Return the cached messages from an offset on, up to the first offset that is not cached."""
+    """Return the cached messages from ``offset`` on, up to the first queue offset that is not
+    cached.
+    """
     messages: list[Fetched] = []
     size, after = 0, offset
     for queue_offset in range(offset, offset + limits.count):
@@ -199,8 +202,8 @@ def _walk(queue: FlatQueue, offset: int, count: int, matching: Matching | None,
 
 def _read(queue: FlatQueue, offset: int, count: int,
           limits: PullLimits) -> tuple[GetResult, list[Fetched | None]]:
-    """Read units, then the range of the commit log that they cover; return (the answer, messages by
-    queue offset).
+    """Read units, then the range of the commit log that they cover. Return the answer, and the
+    message of each queue offset from ``offset`` on; None for a message that cannot be split out.
     """
     least, most = queue.min_offset, queue.commit_offset
     try:
@@ -225,7 +228,9 @@ def _units(queue: FlatQueue, offset: int, count: int) -> list[UnitRecord]:
 
 def _split(queue: FlatQueue, offset: int, units: Sequence[UnitRecord],
            limits: PullLimits) -> Iterator[Fetched | None]:
-    """Yield the message of each unit that the read covers; None if it cannot be split out."""
+    """Read as many units' messages as one read may contain, and yield the message of each of these
+    units; None if it cannot be split out of the bytes read.
+    """
     flat = queue.commit_log
     first = units[0].commit_log_offset
     if units[-1].commit_log_offset < first:
@@ -260,8 +265,8 @@ def _end(unit: UnitRecord) -> int:
 
 
 def _message(data: bytes, position: int, size: int) -> bytes | None:
-    """Return the message that a unit points to if it passes a broker's two tests, magic
-    and size.
+    """Return the message to which a unit points; None if its magic or size is invalid. A broker
+    tests only these two fields.
     """
     total, magic = _HEAD.unpack_from(data, position)
     if magic == CODA_MAGIC:

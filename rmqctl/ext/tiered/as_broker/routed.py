@@ -1,5 +1,7 @@
-"""Read a local store and its tier together: selected messages, pulled as a consumer does, or
-messages with a given key (tiered.md §11).
+"""Read a local store and its tier together (tiered.md §11).
+
+The result is either the selected messages, pulled as a consumer does, or the messages with a given
+key.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ _NAMED = 10
 
 
 def routed_queues(router: Router, topic: str) -> list[int]:
-    """Return the queues of a topic that the local store or the tier has."""
+    """Return the queues of a topic that are in the local store or in the tier."""
     store = router.local.view.store
     return sorted({*queue_ids(store, "consumequeue", topic),
                    *queue_ids(store, "batchconsumequeue", topic),
@@ -94,7 +96,7 @@ class _QueueReader:
                                  f"{whose}"))
 
     def _judge(self, offset: int, answer: RoutedGet) -> None:
-        """Report the fault of an answer, and record its source."""
+        """Report the fault of an answer, if any, and record the source of its messages."""
         if answer.trouble is not None:
             self._fault(f"the tier cannot answer from queue offset {offset} on: {answer.trouble}")
         elif answer.status == get_message.TOO_SMALL and answer.next_offset > answer.max:
@@ -117,7 +119,9 @@ class _QueueReader:
                 self._runs.append((answer.side, answer.records[0].queue_offset, last))
 
     def _gone(self, first: int, end: int) -> None:
-        """Report a range in neither store: expired at the queue's start, else a gap."""
+        """Report a range that is in neither store: as expired if it is at the queue's start, else
+        as a gap.
+        """
         if self._runs:
             self._report(Problem("gap", f"{self.name}: queue offsets {first} to {end - 1} are in "
                                  "neither store: the tier ends before the local store begins"))

@@ -33,7 +33,9 @@ Side = Literal["local", "tier"]
 
 
 class Strategy(IntEnum):
-    """``tieredStorageLevel``: a level includes the tests of the lower levels."""
+    """Values of ``tieredStorageLevel``. A broker that uses a level also makes the tests of all
+    lower levels.
+    """
 
     DISABLE = 0
     NOT_IN_DISK = 1
@@ -54,9 +56,9 @@ class Strategy(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class RoutedGet:
-    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages, of
-    which the first ``expired`` messages are expired in the local log. ``trouble``: why the tier
-    could not be read.
+    """A pull's answer and its source. ``passed_over``: number of missing or damaged messages.
+    ``expired``: number of messages at the start of this range that have expired in the local log.
+    ``trouble``: why the tier could not be read.
     """
 
     side: Side
@@ -72,7 +74,7 @@ class RoutedGet:
 
 @dataclass(frozen=True, slots=True)
 class RoutedTime:
-    """The queue offset found for a time, and the store that it was found in."""
+    """The queue offset found for a time, and the store that contains it."""
 
     side: Side
     queue_offset: int
@@ -134,8 +136,8 @@ class LocalSide:
         return (0 if unit is None else unit[0]) >= least
 
     def in_memory(self, topic: str, queue_id: int, offset: int, count: int) -> bool:
-        """Return whether ``[offset, offset + count]`` is in a single log file and in memory (a
-        broker's checkInMemByConsumeOffset).
+        """Return whether the messages at queue offsets ``[offset, offset + count]`` are in a single
+        log file and in memory (a broker's checkInMemByConsumeOffset).
         """
         first = self.unit(topic, queue_id, offset)
         if first is None or self.in_memory_from is None:
@@ -148,7 +150,9 @@ class LocalSide:
         return file is not None and start + size <= file.end and start >= self.in_memory_from
 
     def earliest_time(self) -> int:
-        """Return the store time of the first record, -1 without one: getEarliestMessageTime."""
+        """Return the first record's store time, or -1 without a record (a broker's
+        getEarliestMessageTime).
+        """
         if self._earliest is None:
             log = self.view.store.log
             record = log.record_at(log.min_offset) if log.files else None
@@ -159,9 +163,9 @@ class LocalSide:
         return get_locally(self.view, topic, queue_id, offset, count)
 
     def rows(self, topic: str, queue_id: int, offset: int, answer: Answer) -> int:
-        """Return the number of messages expected in an answer: the number of queue offsets that it
-        covers, or, for a batch queue or a compacted topic (sparse offsets), the number of returned
-        entries.
+        """Return the number of messages that an answer should contain: the number of queue offsets
+        that it covers. A batch queue or a compacted topic has sparse offsets; for these, return the
+        number of returned entries.
         """
         if answer.status not in (FOUND, NO_MATCH, REMOVING):
             return 0
@@ -187,7 +191,7 @@ class LocalSide:
         return count
 
     def records(self, topic: str, queue_id: int, offsets: Iterable[int]) -> tuple[Record, ...]:
-        """Return the intact records at an answer's physical offsets."""
+        """Return the intact records at the physical offsets of an answer."""
         compacted = self._compacted(topic, queue_id)
         log = self.view.store.log if compacted is None else compacted.log
         records = tuple(record for record in map(log.record_at, offsets) if record is not None)
@@ -200,8 +204,8 @@ class LocalSide:
 
 
 class Router:
-    """Answers of a broker with the stores ``local`` and ``tier``. ``broker``: the broker's name, if
-    several brokers share the tier.
+    """Answers queries as a broker with the stores ``local`` and ``tier`` does. ``broker``: the
+    broker's name, if several brokers share the tier.
     """
 
     def __init__(self, local: LocalSide, tier: Tier, strategy: Strategy = Strategy.NOT_IN_DISK, *,
@@ -211,7 +215,9 @@ class Router:
         self._last: tuple[tuple[str, int], FlatQueue | None] | None = None
 
     def queue(self, topic: str, queue_id: int) -> FlatQueue | None:
-        """Return the tier's queue. Raises: UsageError if several brokers have it."""
+        """Return the tier's queue, None if it does not exist. Raises: UsageError if several brokers
+        have a queue of this name.
+        """
         key = topic, queue_id
         if self._last is None or self._last[0] != key:
             self._last = key, self.tier.queue(topic, queue_id, self.broker)
@@ -281,7 +287,9 @@ class Router:
                 queue_offset = max(answer.next_offset, queue_offset + 1)
 
     def _behind(self, topic: str, queue_id: int, queue_offset: int, end: int) -> int:
-        """Return the first offset after ``queue_offset`` with an answer, by bisection."""
+        """Return the first offset after ``queue_offset`` that either store can answer. Find it by
+        bisection.
+        """
         def is_answered(offset: int) -> bool:
             return self.get(topic, queue_id, offset, 1).status != get_message.FOUND_NULL
 
@@ -298,7 +306,7 @@ class Router:
         return low
 
     def min_offset(self, topic: str, queue_id: int) -> int:
-        """Return the queue's first offset: the smaller of the local store's and the tier's."""
+        """Return the queue's first offset: the minimum of both stores' first offsets."""
         queue = self.queue(topic, queue_id)
         least = self.local.min_offset(topic, queue_id)
         if queue is None or queue.min_offset < 0:
@@ -311,9 +319,8 @@ class Router:
                 as_broker: bool = False) -> RoutedTime | None:
         """Return the queue offset at a store time; None if the queue does not exist.
 
-        ``as_broker``: search as 5.3.3 does, which always searches the local store for the lower
-        boundary.
-        Raises: FormatError if a broker's search fails.
+        ``as_broker``: search exactly as 5.3.3 does. It searches the local store for the lower
+        boundary even if ``upper`` is set. Raises: FormatError if a broker's search fails.
         """
         queue = self.queue(topic, queue_id)
         forced = self.strategy is Strategy.FORCE

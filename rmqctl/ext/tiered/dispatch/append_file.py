@@ -1,7 +1,7 @@
 """Append to the last segment of a flat file; begin a new segment where a broker would (tiered.md
 §2).
 
-Appended data is written to the files at once, but is entered in the metadata only after the commit.
+Appended data is written to the files at once, but the metadata records it only after the commit.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from rmqctl.scan.frames import Array
 class AppendFile:
     """The end of a flat file. ``limit``: the maximum size of a segment (bytes).
 
-    ``entries``: the metadata entries of its segments; `changes` returns the changed ones, `dirty`
-    the paths appended to.
+    ``entries``: the metadata entries of its segments. `changes` returns the changed entries,
+    `dirty` the paths of the files appended to.
     """
 
     def __init__(self, writer: TierWriter, owner: QueueName, flat: FlatFile, limit: int,
@@ -76,15 +76,15 @@ class AppendFile:
         self.start(self.end)
 
     def is_old(self, interval: int, least: int, now: int) -> bool:
-        """Return whether a broker would roll the segment before a group commit because of its age
-        (§2).
+        """Return whether a broker would roll the segment because of its age before it begins a
+        group commit (§2).
         """
         return (self.begin != NEVER and self.begin + interval < now and self.size >= least
                 and self.size > 0)
 
     def append(self, data: Part, ends: Array, times: Array) -> None:
-        """Append the records in ``data``: ``ends`` are the positions after them, ``times`` their
-        store times. No record is larger than the limit.
+        """Append the records in ``data``. ``ends``: the position after each record; ``times``: the
+        store time of each record. No record may be larger than the limit.
         Raises: StoreIOError.
         """
         view = memoryview(data)
@@ -117,7 +117,7 @@ class AppendFile:
             end_timestamp=self.until)
 
     def changes(self) -> list[SegmentEntry]:
-        """Return the entries that changed since the last call."""
+        """Return the metadata entries that changed since the last call."""
         entries, self._changed = list(self._changed.values()), {}
         return entries
 

@@ -38,7 +38,7 @@ class Block:
     """Messages of one queue in the form in which they are uploaded, back to back in ``data``.
 
     ``offset``: the first message's queue offset. ``base``: the first message's tiered offset.
-    ``end``: the positions after the messages in ``data``.
+    ``end``: the position after each message in ``data``.
     """
 
     queue: LocalQueue
@@ -67,8 +67,8 @@ class Block:
 
     @property
     def times(self) -> Array:
-        """The real store times (ms) of the messages; a broker reads wrong times after IPv6 born
-        hosts.
+        """The correct store times (ms) of the messages. From a message with an IPv6 born host, a
+        broker reads a wrong time.
         """
         return self.batch.column("store_timestamp")
 
@@ -98,7 +98,9 @@ class WindowRows:
 
 @dataclass(slots=True)
 class WindowRecords:
-    """A window of the log, from ``start``, and a buffer for the records cut from it."""
+    """A window of the log that begins at physical offset ``start``, and a buffer into which records
+    are copied from it.
+    """
 
     log: memoryview
     start: int
@@ -106,7 +108,7 @@ class WindowRecords:
     used: int = 0
 
     def joined(self, rows: Array) -> tuple[Array, memoryview]:
-        """Return (sizes of the records that ``rows`` point to, the records back to back)."""
+        """Return the sizes of the records that ``rows`` point to, and the records back to back."""
         size = rows["size"].astype(np.int64)
         start = rows["physical_offset"].astype(np.int64) - self.start
         total = int(size.sum())
@@ -132,7 +134,9 @@ def blocks_of(taken: list[WindowRows], cut: WindowRecords,
 
 
 def _groups(taken: list[WindowRows]) -> Iterator[list[WindowRows]]:
-    """Yield groups of consecutive blocks to build together; a large block is a group of its own."""
+    """Yield groups of consecutive queues whose blocks are built together. A queue with much data
+    forms a group alone.
+    """
     group: list[WindowRows] = []
     size = 0
     for taken_rows in taken:
@@ -163,7 +167,7 @@ def _blocks(group: list[WindowRows], cut: WindowRecords,
     last = np.cumsum(counts)
     first = last - counts
     shift = np.repeat(np.array(bases) - begin[first], counts)
-    """Difference between the position in the data and the tiered offset."""
+    """Difference between each record's tiered offset and its position in ``data``."""
     # The physicalOffset of each record: the local one, then the tiered one.
     records = np.frombuffer(data, np.uint8)
     places = begin + _PHYSICAL.offset
@@ -206,7 +210,7 @@ def _tags(taken: WindowRows, batch: Batch) -> Array:
 
 def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
     """Return the records of a queue, up to the first record that does not match its consume queue
-    entry.
+    entry. Stop the queue there.
     """
     count = len(ok)
     good = count if ok.all() else int(ok.argmin())
@@ -224,8 +228,9 @@ def _proven(taken: WindowRows, batch: Batch, ok: Array) -> Batch:
 
 
 def _tests(taken: WindowRows, batch: Batch) -> list[tuple[str, Array]]:
-    """Return, for each test, (reason to refuse a record, records that pass). For a record that
-    fails several tests, the first test counts.
+    """Return the tests of records. Each test consists of a reason to refuse a record, and a boolean
+    array: whether each record passes. A record that fails several tests is refused for the first
+    reason.
     """
     queue, count = taken.queue, len(batch)
     topic = queue.topic.encode("utf-8", "surrogateescape")
@@ -354,7 +359,9 @@ class Sweep:
         yield from blocks_of(taken, cut, self._place)
 
     def _read(self, source: FileSource, start: int, rows: Array) -> None:
-        """Fill the buffer with the records, at their offsets minus ``start``."""
+        """Copy the records into the buffer. A record's position there is its physical offset minus
+        ``start``.
+        """
         physical = rows["physical_offset"].astype(np.int64)
         order = np.argsort(physical, kind="stable")
         physical = physical[order]

@@ -14,7 +14,7 @@ _ROUND = 1 << 20
 
 
 class WindowBuffers:
-    """A pool of buffers. A buffer returns when its last view is dropped, in any thread."""
+    """A pool of buffers. A buffer returns to the pool when its last view is deleted."""
 
     def __init__(self) -> None:
         self._free: list[mmap.mmap] = []

@@ -1,9 +1,9 @@
 """Dispatch: upload the messages that a broker would upload, from a store on which no broker runs
 (§7).
 
-`Dispatch.prepare` examines every queue and completes the uploads of an interrupted run, `run`
-uploads. The local log is read once, in windows: the next one is read while another is appended and
-committed (`Stages`). The local store is only read.
+`Dispatch.prepare` examines every queue and completes the uploads of an interrupted run;
+`Dispatch.run` uploads messages. The local log is read once, in windows: while one window is
+appended and committed, the next window is read (`Stages`). The local store is never changed.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from rmqctl.store.store import Store
 
 @dataclass(frozen=True, slots=True)
 class DispatchOptions:
-    """The user's choices. ``topics`` empty: all topics."""
+    """Options of a dispatch. An empty ``topics`` selects all topics."""
 
     cluster: str
     broker: str
@@ -70,8 +70,8 @@ class Dispatch:
     commit logs and once for consume queues.
 
     ``broker_root``: the folder in which metadata is staged. ``clock`` returns ms. ``advance`` is
-    called with the processed bytes. ``stopping`` is called between windows; if it returns True, the
-    run ends.
+    called with the number of processed bytes. ``stopping`` is called between windows; if it returns
+    True, the run ends.
     """
 
     def __init__(self, store: Store, tier: Tier, open_writer: Callable[[], TierWriter],
@@ -90,15 +90,16 @@ class Dispatch:
         self._log_writer, self._rows_writer = open_writer(), open_writer()
 
     def close(self) -> None:
-        """Close the files."""
+        """Close the writers."""
         self._log_writer.close()
         self._rows_writer.close()
 
     # -- what there is to do ----------------------------------------------------------------------
 
     def prepare(self) -> None:
-        """Decide which queues are uploaded; complete and create files; save the metadata.
-        Raises: StoreIOError; RefusedError for metadata that cannot be saved without a loss.
+        """Decide which queues are uploaded, complete the files of an interrupted run, create
+        missing files, and save the metadata.
+        Raises: StoreIOError; RefusedError if saving the metadata would lose a part of it.
         """
         self._refuse_metadata()
         remember(self._rows_writer, self.settings)
@@ -242,7 +243,7 @@ class Dispatch:
             self._end(upload)
 
     def _to_upload(self, by_local: dict[int, Upload], window: Iterator[Block]) -> Blocks:
-        """Return the part of a window to upload."""
+        """Return the part of each block of a window that is to be uploaded."""
         blocks = []
         for full_block in window:
             upload = by_local[id(full_block.queue)]
@@ -253,7 +254,7 @@ class Dispatch:
         return blocks
 
     def _append_all(self, blocks: Blocks) -> AppendedWindow:
-        """Append a window to the commit logs."""
+        """Append the blocks of a window to the commit logs."""
         window = AppendedWindow(blocks)
         paths: list[str] = []
         for upload, block in blocks:
@@ -264,7 +265,7 @@ class Dispatch:
         return window
 
     def _cut(self, upload: Upload, block: Block) -> Block:
-        """Return the part of a block to upload; record where its group commits start."""
+        """Return the part of a block to upload, and record in it where group commits start."""
         queue, count = upload.local, len(block)
         # Stop before a message that is larger than a segment.
         long = block.size > self.settings.commit_log_max
@@ -288,7 +289,9 @@ class Dispatch:
         return block if count == len(block) else block.head(count)
 
     def _append(self, upload: Upload, block: Block) -> None:
-        """Append a block to the commit log; roll old segments before a group as a broker does."""
+        """Append a block to the commit log. Like a broker, roll an old segment before a group
+        begins.
+        """
         log, times, view = upload.log, block.times, memoryview(block.data)
         pieces = sorted({0, *block.group_starts})
         for first, last in zip(pieces, [*pieces[1:], len(block)], strict=True):
@@ -324,8 +327,8 @@ class AppendedWindow:
 class Stages:
     """Three steps, each in its own thread: append, commit, index. A context manager.
 
-    Windows pass through them in order. If a step fails, no later step begins; `submit` or the end
-    of the context raises the error.
+    Windows pass through the steps in order. If a step fails, no later step begins; `submit` or the
+    end of the context raises the error.
     """
 
     _AT_ONCE = 1
@@ -374,7 +377,9 @@ class Stages:
 
 
 class Committer:
-    """Commit of windows in order: commit log, consume queue, metadata."""
+    """Commits windows in order: first to the commit log, then to the consume queue and the
+    metadata.
+    """
 
     def __init__(self, metadata: Metadata, metadata_path: str, broker_root: str,
                  clock: Callable[[], int]) -> None:

@@ -1,4 +1,4 @@
-"""Index updates of a dispatch: keys of uploaded messages, the recorded progress, and index files to
+"""Index updates of a dispatch: keys of uploaded messages, the progress file, and index files to
 upload.
 """
 
@@ -29,15 +29,15 @@ from rmqctl.formats.tiered.metadata import Metadata
 from rmqctl.scan.frames import Array, Batch, examine
 
 _INDEX_BYTES = 1 << 30
-"""Bytes of commit log between two commits of the index; commits are rare because one may write all
-slots.
+"""Number of commit log bytes between two commits of the index. Commits are rare, because a commit
+may write all hash slots.
 """
 _PIECE = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class IndexFolder:
-    """The broker's index files that are not uploaded, and the target of their upload."""
+    """The broker's index files that are not uploaded, and the tier to which they are uploaded."""
 
     target: DispatchTarget
     settings: TierSettings
@@ -60,8 +60,8 @@ class IndexFolder:
         return TierIndexWriter(self.path, self.settings.shape, self.clock, newest, oldest)
 
     def finish_upload(self) -> int:
-        """Remove the newest file if a killed run has uploaded it; return the number of files that
-        were uploaded.
+        """Complete an interrupted upload of index files: if a killed run has uploaded the newest
+        file, upload all files. Return the number of uploaded files.
         Raises: StoreIOError.
         """
         present = [name for name in local_names(self.path) if name not in names.OLD_INDEX_NAMES]
@@ -79,7 +79,9 @@ class IndexFolder:
         return self.upload(paths)
 
     def upload(self, paths: Iterable[str]) -> int:
-        """Compact and upload files that no longer receive items; return their number."""
+        """Compact and upload files that no longer receive items; return the number of uploaded
+        files.
+        """
         broker_root = self.target.broker_root
 
         def save() -> None:
@@ -92,7 +94,7 @@ class IndexFolder:
 
 
 class IndexRun:
-    """Indexer of the keys of uploaded messages, which records its progress in a file. Call
+    """Adds the keys of uploaded messages to the index, and records its progress in a file. Call
     `catch_up` first and `commit` last.
     """
 
@@ -104,8 +106,7 @@ class IndexRun:
         self._noting = Lock()
 
     def catch_up(self, queues: Iterable[tuple[FlatQueue, int]]) -> list[str]:
-        """Index messages that an earlier run uploaded but did not index; return notes.
-
+        """Index messages that an earlier run uploaded but did not index; return notes for the user.
         ``queues``: the tier's queues with the ids of their topics.
         """
         by_key = {(queue.name.topic, queue.name.queue_id): (queue, topic_id)
@@ -142,7 +143,7 @@ class IndexRun:
         return notes
 
     def intend(self, blocks: Blocks) -> None:
-        """Record in the progress file which upload is about to begin."""
+        """Record in the progress file which blocks are about to be uploaded."""
         with self._noting:
             for upload, block in blocks:
                 key = upload.local.topic, upload.local.queue_id

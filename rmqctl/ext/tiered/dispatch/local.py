@@ -29,16 +29,16 @@ _PAGE = 1024
 
 @dataclass(frozen=True, slots=True)
 class QueueFault:
-    """The reason why a queue cannot be uploaded from a queue offset on."""
+    """The queue offset from which on a queue cannot be uploaded, and the reason."""
 
     queue_offset: int
     reason: str
 
 
 class LocalQueue:
-    """A local queue, read from the offset passed to `seek`, with queue offsets ``[first, end)``.
+    """A local queue with the queue offsets ``[first, end)``, read from the offset passed to `seek`.
 
-    ``fault``: why the queue stops before ``end``; set when the reader reaches that queue offset.
+    ``fault``: why the queue stops before ``end``, None until the reader reaches that queue offset.
     """
 
     def __init__(self, view: View, queue: ConsumeQueue) -> None:
@@ -88,7 +88,9 @@ class LocalQueue:
         return int(self._rows["physical_offset"][self._next_row]) if len(self._rows) else None
 
     def take(self, limit: int) -> tuple[int, Array]:
-        """Return (first queue offset, entries) of the messages that begin before ``limit``."""
+        """Return the next entries whose messages begin before physical offset ``limit``, after the
+        queue offset of the first of these entries.
+        """
         first = self._cursor
         parts: list[Array] = []
         while (physical := self.next_physical()) is not None and physical < limit:
@@ -130,8 +132,8 @@ class LocalQueue:
         return f"the consume queue entry points back in the log, to {unit.physical_offset}"
 
     def tags(self, rows: Array) -> tuple[Array, list[int]]:
-        """Return (tags codes of entries, numbers of the entries whose extension unit is
-        unreadable).
+        """Return the tags code of each entry, and the numbers of the entries whose extension unit
+        is unreadable.
         """
         codes = rows["tags_code"].astype(np.int64)
         lost: list[int] = []
@@ -156,7 +158,9 @@ class LocalQueue:
         return unit
 
     def raw(self, queue_offset: int) -> bytes | None:
-        """Return the record that an entry points to, read from the log, or None."""
+        """Return the record to which the entry at a queue offset points; None if the entry or the
+        record cannot be read.
+        """
         unit = self.row(queue_offset)
         if unit is None or not unit.is_valid or unit == FILLER:
             return None
@@ -165,7 +169,7 @@ class LocalQueue:
 
 
 def computed_tags(raw: bytes) -> int:
-    """Return the tags code a broker computes for a record. Raises: FormatError."""
+    """Return the tags code that a broker computes for a record. Raises: FormatError."""
     record = message.decode(raw)
     try:
         return layout.tags_code(record.topic.decode("utf-8", "replace"),
@@ -176,7 +180,9 @@ def computed_tags(raw: bytes) -> int:
 
 
 def _sound(rows: Array, behind: int) -> int:
-    """Return the number of leading entries with valid sizes and ascending targets."""
+    """Return the number of leading entries with valid sizes and ascending physical offsets.
+    ``behind``: the minimum physical offset of the first entry.
+    """
     if not len(rows):
         return 0
     physical, size = rows["physical_offset"].astype(np.int64), rows["size"].astype(np.int64)

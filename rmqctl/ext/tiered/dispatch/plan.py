@@ -38,8 +38,8 @@ STOPPED, REFUSED, SKIPPED = "stopped", "refused", "skipped"
 
 @dataclass(slots=True)
 class Outcome:
-    """Outcome of a queue. ``start`` and ``end`` are queue offsets, ``messages`` the number of
-    uploaded messages between them and ``bytes`` their size. ``completed``: number of units added
+    """Outcome of a queue. ``start`` and ``end``: queue offsets; ``messages`` and ``bytes``: number
+    and size of the messages uploaded between these offsets. ``completed``: number of units added
     for messages of an interrupted run.
     """
 
@@ -65,7 +65,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class Upload:
-    """A queue to upload: its local rows and the two flat files."""
+    """A queue to upload: its local entries, its commit log and its consume queue in the tier."""
 
     local: LocalQueue
     flat: FlatQueue
@@ -77,19 +77,19 @@ class Upload:
     first_base: int = 0
     """The tiered offset of the first message of this run."""
     next_base: int = 0
-    """The tiered offset of the next message, whether or not the messages before it are appended
-    yet.
+    """The tiered offset that the next message gets. Earlier messages may still be waiting to be
+    appended.
     """
 
 
 Blocks = list[tuple[Upload, Block]]
-"""The uploaded part of a window."""
+"""The blocks of a window that are uploaded, each with the queue to which it belongs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The start of the upload of a queue that is not yet in the tier: the first local message, or a
-    time.
+    """Where the upload of a queue starts that is not yet in the tier: at its first local message,
+    or at ``time`` (ms).
     """
 
     time: int | None = None
@@ -104,8 +104,8 @@ class Start:
 
 
 def broker_of(tier: Tier, store: Store, cluster: str | None, broker: str | None) -> tuple[str, str]:
-    """Return (cluster, broker) as given, else the only cluster and broker in the tier or its
-    metadata.
+    """Return the cluster and the broker as given, else the only cluster and broker in the tier or
+    its metadata.
     Raises: UsageError if the broker is unknown.
     """
     owners = tier.contents.owners
@@ -141,8 +141,8 @@ def flat_queue(reader: TierReader, name: QueueName) -> FlatQueue:
 
 
 def same_message(local: LocalQueue) -> TagsOf:
-    """Return a function that returns the tags code of a tiered record if it equals the local
-    record.
+    """Return a function that compares a tiered record with the local record at the same queue
+    offset. It returns the tags code if the records are the same message, else None.
     """
     place = slice(_PHYSICAL.offset, _PHYSICAL.offset + _PHYSICAL.size)
 
@@ -160,7 +160,7 @@ def same_message(local: LocalQueue) -> TagsOf:
 
 @dataclass(slots=True)
 class LocalQueues:
-    """(topic, queue id) of the local queues to upload; ``batch``: queues with a batch consumequeue,
+    """The local queues to upload as (topic, queue id). ``batch``: queues with a batch consumequeue,
     which are not uploaded.
     """
 
@@ -169,7 +169,7 @@ class LocalQueues:
 
 
 def queues_to_upload(store: Store, cluster: str, broker: str, topics: list[str]) -> LocalQueues:
-    """Return the local queues of topics that a broker tiers.
+    """Return the local queues of all topics that a broker tiers, or of the given ``topics``.
     Raises: UsageError for a missing topic.
     """
     wanted = set(topics)
