@@ -22,9 +22,7 @@ _WINDOW = 4 << 20
 
 @dataclass(frozen=True, slots=True)
 class Shifted:
-    """A message at ``position`` whose field physicalOffset contains ``says`` (both are logical
-    offsets).
-    """
+    """A message at ``position`` whose physicalOffset is ``says`` (both are logical offsets)."""
 
     position: int
     says: int
@@ -38,12 +36,12 @@ def find_shifted(source: Source, start: int, length: int, name: QueueName,
                  last: int, *, most: int | None = None) -> list[Shifted]:
     """Return the messages of a queue in a damaged range (positions in ``source``), in order.
 
-    A message counts if its lengths, body CRC, topic, queue and queue offset are valid: the first
-    message's queue offset follows ``last`` or repeats an earlier offset (or the message begins the
-    file); each further message has the next queue offset. A sender can put a record with all these
-    values into a message body. So a message must also start at the start of the range or at the end
-    of the previous message, or repeat the bytes before it, which must begin before the damage.
-    ``most``: the number of candidates to try.
+    A message is accepted if its lengths, body CRC, topic, queue and queue offset are valid. The
+    queue offset of the first message must follow ``last`` or repeat an earlier offset, unless the
+    message begins the file; each further message must have the next queue offset. A sender can put
+    a record with all these values into a message body. So a message must also start at the start of
+    the range or at the end of the previous message, or repeat the bytes before it, which must begin
+    before the damage. ``most``: maximum number of candidates to try.
     """
     shifted: list[Shifted] = []
     done, end = start, start + length
@@ -78,8 +76,8 @@ def _candidates(source: Source, start: int, end: int) -> Iterator[int]:
 
 
 def _repeats(source: Source, start: int, position: int) -> bool:
-    """Return whether the bytes ``[start, position)`` are repeated at ``position``: a block was
-    written again after a part of itself.
+    """Return whether the bytes ``[start, position)`` are repeated at ``position``. This happens if
+    a broker writes a part of a block, and then the complete block.
     """
     length = position - start
     return 0 <= start < position and all(
@@ -89,7 +87,9 @@ def _repeats(source: Source, start: int, position: int) -> bool:
 
 
 def _shifted_at(source: Source, position: int, end: int, name: QueueName) -> Shifted | None:
-    """Return the message of a queue at a position, whatever its physicalOffset, or None."""
+    """Return the message of a queue at a position, even if its physicalOffset is wrong; None if the
+    position has no intact message of the queue.
+    """
     head = source.read(position, _HEAD.size)
     if len(head) < _HEAD.size:
         return None

@@ -31,7 +31,7 @@ _AHEAD = 24 * HOUR
 
 @dataclass(frozen=True, slots=True)
 class QueueExpired:
-    """A queue that loses files: its first queue offset before and after."""
+    """A queue that loses files, with its first queue offset before and after the expiry."""
 
     topic: str
     queue_id: int
@@ -45,8 +45,8 @@ class QueueExpired:
 
 @dataclass(slots=True)
 class TierExpiry:
-    """A plan and the queues that lose files. ``bytes``: total size of the removed files; ``files``:
-    their number by kind.
+    """A plan, and the queues that lose files. ``bytes``: total size of the removed files;
+    ``files``: number of removed files by kind.
     """
 
     plan: Plan
@@ -66,9 +66,9 @@ class TierExpiry:
 
 def expire(tier: Tier, scope: Scope, now: int, older_than: int,
            topic: str | None = None) -> TierExpiry:
-    """Plan the removal of a broker's expired files. ``now`` in epoch ms, ``older_than`` in ms: the
-    age of expired messages, unless a topic has its own reserve time. With ``topic`` only files of
-    that topic, and no index files.
+    """Plan the removal of a broker's expired files. ``now``: epoch ms. ``older_than``: age in ms at
+    which messages expire, unless a topic has its own reserve time. With ``topic``, remove only
+    files of that topic, and no index files.
     Raises: RefusedError if metadata is unreadable; StoreIOError.
     """
     return _Expiring(tier, scope, now, older_than, topic).run()
@@ -131,7 +131,9 @@ class _Expiring:
     # -- queues -----------------------------------------------------------------------------------
 
     def _limit(self, topic: str) -> tuple[int, str]:
-        """Return (the time before which messages of a topic expire, the reason)."""
+        """Return the time (ms) before which messages of a topic expire, and the reason for this
+        time.
+        """
         entry = self._metadata.topics.get(topic) if self._metadata is not None else None
         if entry is not None and entry.reserve_time > 0:
             return (self._now - entry.reserve_time * HOUR,
@@ -184,8 +186,8 @@ class _Expiring:
 
     def _is_old(self, queue: FlatQueue, segment: Segment, entry: meta.SegmentEntry | None,
                 limit: int) -> bool:
-        """Return whether all messages of a segment are older than ``limit``. The metadata can show
-        that a message is newer; to show that none is, the messages themselves are read.
+        """Return whether all messages of a segment are older than ``limit``. If the metadata has a
+        newer message, the answer is no; otherwise the messages themselves are read.
         """
         if not segment.usable:
             return True
@@ -201,8 +203,8 @@ class _Expiring:
 
     @staticmethod
     def _leads_before(queue: FlatQueue, segment: Segment, start: int) -> bool:
-        """Return whether the last unit of a file points before the start of the log, now or after
-        the expiry.
+        """Return whether the last unit of a segment points before ``start``, where the commit log
+        begins after the expiry.
         """
         complete = segment.usable // UNIT_SIZE
         if not complete:
@@ -234,7 +236,7 @@ class _Expiring:
 
 
 def _newest(queue: FlatQueue, segment: Segment) -> int | None:
-    """Return the largest store time of a segment's messages; None without a message."""
+    """Return the largest store time of a segment's messages; None if the segment has no message."""
     newest: int | None = None
     for batch in queue.commit_log.batches(segment):
         if len(batch):

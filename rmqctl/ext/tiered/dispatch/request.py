@@ -33,10 +33,10 @@ _FOLDERS_OF_A_STORE = ("commitlog", "consumequeue", "batchconsumequeue", "index"
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Request for a dispatch. ``given``: settings, with the field names of `TierSettings`; None:
-    not given.
+    """Request for a dispatch. ``given``: values of settings that the user passed, by the field
+    names of `TierSettings`; None for a setting that was not passed.
 
-    ``outside``: folders that links in the tier may point to.
+    ``outside``: folders to which links in the tier may point.
     """
 
     store: str
@@ -130,11 +130,11 @@ class DispatchTarget:
 
 
 def locate(request: Request) -> tuple[Request, DispatchTarget, list[str]]:
-    """Return (the request with the broker's name if the metadata contains it, the target, notes).
+    """Find the target of a dispatch. Return the request, the target, and notes for the user. If the
+    metadata contains the broker's name, the returned request contains it, too.
 
     The metadata is the given file, else the file of a tier outside the store, else the store's
-    file.
-    Raises: RefusedError for a tier in the store's own folders; UsageError if the tier belongs
+    file. Raises: RefusedError for a tier in the store's own folders; UsageError if the tier belongs
     to other metadata.
     """
     # If the root is the store itself, its tier is in a folder of the store.
@@ -186,12 +186,12 @@ def _refuse_inside_store(tier: str, request: Request) -> None:
 
 
 def _own_metadata(tier: str, store: str, opened: Tier) -> str | None:
-    """Return the metadata in ``config/`` of a tier outside the store if this metadata belongs to
-    the tier, or None.
+    """Return the path of the metadata in ``config/`` of a tier outside the store; None if this
+    metadata does not belong to the tier.
 
-    The metadata belongs to the tier if a dispatch created it there, or if the store's own metadata
-    (``opened``) is needed by another tier: a tier in the store, or, if ``tier`` is still empty, a
-    tier elsewhere.
+    The metadata belongs to the tier if a dispatch created its folder, or if another tier needs the
+    store's own metadata (``opened``): a tier in the store, or, if ``tier`` is still empty, a tier
+    elsewhere.
     """
     folder = os.path.join(tier, "config")
     path = os.path.join(folder, names.METADATA_NAME)
@@ -222,10 +222,12 @@ findings.
 
 @dataclass(slots=True)
 class ReadBack:
-    """Result of the check. ``messages``: number of messages that are equal in tier and store.
+    """Result of reading uploaded messages back. ``messages``: number of messages that are equal in
+    tier and store.
 
-    ``problems``: differences, in words. ``findings``: findings of `verify` about the broker's part
-    of the tier, including older damage. ``is_damaged``: a finding is worse than a warning.
+    ``problems``: descriptions of the differences. ``findings``: findings of `verify` about the
+    broker's part of the tier, including older damage. ``is_damaged``: whether a finding is an
+    error.
     """
 
     messages: int = 0
@@ -236,7 +238,9 @@ class ReadBack:
 
 def read_back(store: Store, reader: TierReader, uploads: Sequence[Upload],
               advance: Callable[[int], None] = lambda _: None) -> ReadBack:
-    """Compare the messages of a run and their units with the local ones. Raises: StoreIOError."""
+    """Compare the uploaded messages of a run, and their units, with the local store. Raises:
+    StoreIOError.
+    """
     view, checked = View(store), ReadBack()
     # Only queues with uploaded messages are compared, in the range of this run.
     bases: dict[int, int] = {}
@@ -272,7 +276,7 @@ def read_back(store: Store, reader: TierReader, uploads: Sequence[Upload],
 
 
 def _difference(queue: FlatQueue, block: Block) -> str | None:
-    """Return the difference, in words, between a block and its copy in the tier, or None."""
+    """Describe how the tier's copy of a block differs from the block; None if they are equal."""
     last = block.offset + len(block) - 1
     rows, _ = unit_rows(block.begin, block.size, block.tags)
     if queue.consume_queue.read(block.offset * UNIT_SIZE, len(rows)) != rows:
@@ -284,7 +288,7 @@ def _difference(queue: FlatQueue, block: Block) -> str | None:
 
 def verify_all(checked: ReadBack, tier: Tier, broker: str, settings: TierSettings,
                advance: Callable[[int], None] = lambda _: None) -> None:
-    """Add the findings of `verify` about a broker's part of a tier."""
+    """Verify a broker's part of a tier, and add the findings to ``checked``."""
     from rmqctl.ext.tiered.verify.verify import Options, TierVerification, verdict
 
     result = verdict(TierVerification(tier, Options(

@@ -2,9 +2,9 @@
 does this for all queues of a tier, without its local store.
 
 A torn unit is truncated. Units are added for the intact messages that continue the queue after the
-last message with a unit, so no message is uploaded twice and no offset changes; a torn message at
-the end is truncated. Truncated bytes are copied to another file first. Then the files are flushed,
-and the metadata is updated to match.
+last message with a unit, so no message is uploaded twice and no offset changes. A torn message at
+the end is truncated. Truncated bytes are first copied to another file. Then the files are flushed,
+and the metadata is updated to match the files.
 """
 
 from __future__ import annotations
@@ -37,14 +37,16 @@ from rmqctl.store.problems import ambiguity
 from rmqctl.store.queue.search import LAST, first_from
 
 TagsOf = Callable[[int, bytes], int | None]
-"""(queue offset, tiered record) -> tags code; None if the record is not this queue's message."""
+"""A function that receives a queue offset and a record of the tier. It returns the record's tags
+code, or None if the record is not the queue's message with this offset.
+"""
 
 
 @dataclass(slots=True)
 class QueueCompletion:
-    """Changes of a queue. ``units``: number of added units. ``cut``: (file, truncated bytes, path
-    of their copy). ``fault``: why the queue cannot be continued. ``entries``: changed metadata
-    entries.
+    """Changes of a queue. ``units``: number of added units. ``cut``: for each truncation, (file,
+    number of truncated bytes, path of their copy). ``fault``: why the queue cannot be continued.
+    ``entries``: number of changed metadata entries.
     """
 
     units: int = 0
@@ -59,10 +61,10 @@ class QueueCompletion:
 
 @dataclass(slots=True)
 class _Tail:
-    """The commit log after the last message with a unit. ``rows``: `ROW`s of the messages that
-    continue the queue. ``next``: queue offset after them (-1 if unknown). ``whole_to``: end of the
-    last intact frame (logical offset). ``doubtful``: (position, size) of intact records that may be
-    messages or part of a message body.
+    """The part of the commit log after the last message with a unit. ``rows``: `ROW`s of the
+    messages that continue the queue. ``next``: the queue offset after these messages (-1 if
+    unknown). ``whole_to``: the logical offset at which the last intact frame ends. ``doubtful``:
+    (position, size) of intact records that may be messages or part of a message body.
     """
 
     next: int
@@ -109,8 +111,8 @@ def resume(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
 
 def plan_resume(queue: FlatQueue, metadata: Metadata,
                 tags_of: TagsOf | None = None) -> QueueCompletion:
-    """Return what `resume` would add and truncate; change only the segments of ``queue`` in memory,
-    no file.
+    """Return what `resume` would add and truncate. No file is changed; only ``queue`` is changed in
+    memory.
     """
     loose = _unconfirmed(queue, metadata)
     resumed, _ = _examined(queue, tags_of)
@@ -120,7 +122,8 @@ def plan_resume(queue: FlatQueue, metadata: Metadata,
 
 
 def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
-    """Remove segments after a gap from the queue in memory if metadata does not confirm them.
+    """Remove segments after a gap from ``queue`` (in memory only) if the metadata does not confirm
+    them. Return the removed segments.
 
     After a power failure a segment may be on disk although the end of the previous segment is not.
     Nothing in such a segment was ever committed.
@@ -143,7 +146,9 @@ def _unconfirmed(queue: FlatQueue, metadata: Metadata) -> list[Segment]:
 
 
 def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[QueueCompletion, _Tail]:
-    """Return (additions and truncations, or why the queue cannot be continued; the data to add)."""
+    """Return the planned changes of a queue, or the reason why the queue cannot be continued; and
+    the messages that need units.
+    """
     resumed = QueueCompletion(fault=_damage_inside(queue))
     last: tuple[int, int] | None = None
     if resumed.fault is None:
@@ -165,7 +170,9 @@ def _examined(queue: FlatQueue, tags_of: TagsOf | None) -> tuple[QueueCompletion
 
 
 def _damage_inside(queue: FlatQueue) -> str | None:
-    """Return, in words, a gap between segments or a segment with an impossible base, or None."""
+    """Describe a gap between segments, or a segment that starts inside a unit; None if the queue
+    has no such damage.
+    """
     for segment, other in queue.consume_queue.gaps():
         return f"units are missing between {segment.name} and {other.name}"
     for segment, other in queue.commit_log.gaps():
@@ -176,8 +183,8 @@ def _damage_inside(queue: FlatQueue) -> str | None:
 
 
 def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]:
-    """Return (position and end of the last message with a unit, or None; why that message is
-    invalid).
+    """Return two values. The first is the position and end of the last message with a unit; None
+    if no message has a unit or the unit is invalid. The second is why the unit is invalid, or None.
     """
     log = queue.commit_log
     unit = queue.unit(queue.commit_offset - 1) if queue.commit_offset > queue.cq_start else None
@@ -197,8 +204,9 @@ def _last_message(queue: FlatQueue) -> tuple[tuple[int, int] | None, str | None]
 
 
 def _tail(queue: FlatQueue, last: tuple[int, int] | None, tags_of: TagsOf) -> _Tail:
-    """Return the messages of the commit log after ``last`` (position and end of a message; None:
-    from the start) that continue the queue, and the end of the last intact frame.
+    """Return the messages of the commit log that continue the queue after the message ``last``, and
+    the end of the last intact frame. ``last``: position and end of a message; None: begin at the
+    start of the log.
     """
     has_units = bool(queue.consume_queue.segments)
     log, messages = queue.commit_log, MessageRows(queue.name)
@@ -253,7 +261,7 @@ def _computed(_: int, raw: bytes) -> int | None:
 
 def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: int,
                now: Callable[[], int], tail: _Tail) -> None:
-    """Append units for messages without units."""
+    """Append units for the messages of ``tail``."""
     flat = FlatFile.open(writer, queue.consume_queue.folder)
     entries = metadata.segments[names.CONSUME_QUEUE].get(queue.name.path, {})
     file = AppendFile(writer, queue.name, flat, limit, entries, now)
@@ -266,7 +274,7 @@ def _add_units(writer: TierWriter, queue: FlatQueue, metadata: Metadata, limit: 
 
 
 def unit_rows(offsets: Any, sizes: Any, tags: Any) -> tuple[bytes, Array]:
-    """Return (bytes of units, the position after each)."""
+    """Return consume queue units as bytes, and the position after each unit."""
     rows = np.empty(len(offsets), UNIT.dtype())
     rows["commit_log_offset"], rows["size"], rows["tags_code"] = offsets, sizes, tags
     return rows.tobytes(), np.arange(1, len(rows) + 1, dtype=np.int64) * UNIT_SIZE
@@ -315,9 +323,9 @@ def enter_segments(queue: FlatQueue, metadata: Metadata, now: int) -> int:
 
 
 def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None:
-    """Return a topic that has messages but no metadata entry, or None. Entries are saved before
-    messages are uploaded, so such metadata is lost or outdated. The topic's id is in the index, so
-    the topic must not be given a new id.
+    """Return a topic that has messages but no metadata entry, or None. A dispatch saves the entries
+    before it uploads messages, so metadata without the topic is lost or outdated. The index
+    contains the topic's id, so the topic must not get a new id.
     """
     for queue in queues:
         if queue.name.topic not in metadata.topics and any(
@@ -327,7 +335,7 @@ def unknown_topic(queues: Iterable[FlatQueue], metadata: Metadata) -> str | None
 
 
 def _times(queue: FlatQueue, kind: str, segment: Segment) -> tuple[int, int]:
-    """Return the store times of a segment's first and last message with a unit."""
+    """Return the store times of the first and the last message that has a unit in a segment."""
     if kind == names.CONSUME_QUEUE:
         first, end = segment.base // UNIT_SIZE, segment.end // UNIT_SIZE
     else:

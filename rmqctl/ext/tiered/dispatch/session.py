@@ -119,8 +119,8 @@ def _locked(request: Request, target: DispatchTarget) -> Iterator[None]:
 
 
 def _settings(tier: Tier, request: Request) -> tuple[TierSettings, list[str]]:
-    """Return (settings, notes). Each setting is the given value, else the value noted in the tier,
-    else the value in existing index files, else a broker's default.
+    """Return the settings, and notes for the user. Each setting is the given value, else the value
+    noted in the tier, else the value in existing index files, else a broker's default.
     """
     given = dict(request.given)
     recorded, _ = recall(tier.reader)
@@ -159,7 +159,9 @@ def _run_with_index(request: Request, run: Dispatch, tier: Tier, folder: IndexFo
 
 
 def _oldest(run: Dispatch) -> int | None:
-    """Return the store time of the oldest message to upload, else of the store's first message."""
+    """Return the store time of the oldest message to upload. If no such message can be read, return
+    the store time of the first message in the store.
+    """
     log = run.store.log
     rows = [upload.local.row(upload.outcome.start) for upload in run.uploads]
     records = [log.record_at(row.physical_offset, row.size) for row in rows if row is not None]
@@ -179,7 +181,7 @@ def _queues_with_ids(run: Dispatch, tier: Tier) -> Iterator[tuple[FlatQueue, int
 # -- reading back ---------------------------------------------------------------------------------
 
 class _StoppedError(Exception):
-    """Raised for a request to stop that came after all data was written."""
+    """Raised if the user requests a stop after all data has been written."""
 
 
 def _check(target: DispatchTarget, store: Store, run: Dispatch, settings: TierSettings,
@@ -210,7 +212,8 @@ def dry_run(request: Request, clock: Callable[[], int]) -> Result:
     """Return what a dispatch would upload, computed from the consume queue entries alone. Nothing
     is written or locked.
 
-    With ``only_due`` all messages of a due queue count. Raises the same errors as `dispatch`.
+    With ``only_due``, all messages of a queue are counted if its next group is due. Raises the same
+    errors as `dispatch`.
     """
     with Store.open(request.store, request.commitlog_dirs, request.sizes) as store:
         request, target, notes = locate(request)

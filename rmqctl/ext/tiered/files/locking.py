@@ -17,8 +17,9 @@ from rmqctl.parse_values import is_url
 
 def refuse_noted(root: str, metadata_path: str, metadata: str | None,
                  outside: Sequence[str]) -> None:
-    """Raise RefusedError if the metadata or the index files beside it are outside the tier and the
-    folder that contains it, unless ``metadata`` or one of the folders ``outside`` names them.
+    """Raise RefusedError if the metadata, or the index files beside it, are outside the tier and
+    its parent folder. Files that the user named with ``metadata``, or that are in a folder of
+    ``outside``, are allowed.
     """
     broker_root = broker_root_of(metadata_path) or ""
     around = [] if is_url(root) and metadata is None else writable_around(root, metadata)
@@ -33,11 +34,11 @@ def locked(root: str, metadata_path: str, source: str | None = None, *,
            metadata: str | None = None, outside: Sequence[str] = ()) -> Iterator[None]:
     """Hold the locks that protect a writing run from brokers and other rmqctl processes.
 
-    These are the broker's lock in the root of ``metadata_path`` (``metadata``: as the user named
-    it), rmqctl's lock in the tier's ``root`` (unless it is a URL), the locks of other stores that
-    contain one of the folders ``outside``, and the lock of the store ``source``, which is only
-    read, if it has a lock file (on a read-only disk, only check that no other process holds that
-    lock).
+    These are the broker's lock in the broker root of ``metadata_path``, rmqctl's lock in the tier's
+    ``root`` (unless it is a URL), and the locks of other stores that contain a folder of
+    ``outside``. The store ``source``, which is only read, is also locked if it has a lock file; on
+    a read-only disk, only check that no other process holds that lock. ``metadata``: the metadata
+    path that the user named.
 
     Raises: StoreHeldError; RefusedError for a link, or a note in the tier, that points outside the
     tier, its metadata, the broker's index files and the folders ``outside``; StoreIOError. Nothing

@@ -58,9 +58,9 @@ def tier_root(root: str) -> str:
 
 
 def find_metadata(root: str) -> str | None:
-    """Return the path of a tier's metadata: in ``config/`` of the root or of the root's parent
-    folder, or in the root itself, else the path in the note. The path is relative to the working
-    folder if ``root`` is.
+    """Return the path of a tier's metadata; None if it is not found. The file is in ``config/`` of
+    the root or of the root's parent folder, in the root itself, or at the path in the note. The
+    returned path is relative to the working folder if ``root`` is.
     """
     remote = behind_url(root)
     relative = not vfs.is_remote(root) and not os.path.isabs(root)
@@ -80,7 +80,7 @@ def find_metadata(root: str) -> str | None:
 
 
 def expected_path(root: str) -> str | None:
-    """Return the path of a tier's metadata, whether or not that file exists; None if unknown."""
+    """Return the path of a tier's metadata, even if that file does not exist; None if unknown."""
     path = find_metadata(root)
     if path is not None:
         return path.removesuffix(".bak")
@@ -108,10 +108,10 @@ def broker_root_of(metadata_path: str | None) -> str | None:
 
 
 def writable_around(root: str, metadata: str | None) -> list[str]:
-    """Return paths outside a tier that may be written: metadata, its backup, the local index.
+    """Return the paths outside a tier that may be written: metadata, its backup, the local index.
 
-    The paths are derived from the tier's path, or from ``metadata`` that the user named, never from
-    the content of a file.
+    The paths are derived from the tier's path, or from ``metadata`` if the user named it. They are
+    never derived from the content of a file.
     """
     path = metadata or os.path.join(os.path.dirname(os.path.realpath(root)), "config",
                                     names.METADATA_NAME)
@@ -136,7 +136,7 @@ def exists(path: str) -> bool:
 # -- the note in the tier -------------------------------------------------------------------------
 
 def noted_path(root: str) -> str | None:
-    """Return the path in a tier's note, whether or not the metadata file exists. Return None
+    """Return the path in a tier's note, even if the metadata file does not exist. Return None
     without a note, for a note written in another folder, and for an invalid note.
     """
     try:
@@ -192,10 +192,11 @@ def load(path: str) -> meta.Metadata | None:
 
 
 def save(path: str, metadata: meta.Metadata, broker_root: str) -> bool:
-    """Publish metadata at ``path`` and keep the old file as ``.bak``; False if nothing changed.
+    """Publish metadata at ``path`` and keep the old file as ``.bak``. Return whether the file
+    changed.
 
-    The new file is staged in ``broker_root``.
-    Raises: StoreIOError; RefusedError for metadata at a URL.
+    The new file is staged in ``broker_root``. Raises: StoreIOError; RefusedError for metadata at a
+    URL.
     """
     if is_url(path):
         raise RefusedError(f"{path}: cannot write metadata to a URL; copy it to this machine and "

@@ -30,13 +30,15 @@ class TierReader(Protocol):
         """Return a path to show in messages, starting with the root as the user named it."""
 
     def list(self, folder: str) -> list[FileOrFolder]:
-        """Return the entries of a folder by name; empty if the folder does not exist."""
+        """Return the entries of a folder, sorted by name; empty if the folder does not exist."""
 
     def size(self, path: str) -> int | None:
         """Return the size of a file; None if the file does not exist."""
 
     def read(self, path: str, position: int, length: int) -> bytes:
-        """Return bytes ``[position, position + length)``; fewer only at the end of the file."""
+        """Return the bytes ``[position, position + length)``; fewer bytes only at the end of the
+        file.
+        """
 
     def source(self, path: str, base: int = 0) -> Source:
         """Return the file as a `Source` with its first byte at logical offset ``base``.

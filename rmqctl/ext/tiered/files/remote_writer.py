@@ -28,7 +28,9 @@ if TYPE_CHECKING:
     from rmqctl.files.durable import Part
 
 _IN_MEMORY = 8 << 20
-"""Maximum appended bytes of a file kept in memory; more are moved to a temporary file."""
+"""Maximum appended bytes of a file that are kept in memory; if there are more, all are moved to a
+temporary file.
+"""
 _IN_MEMORY_OF_ALL = 64 << 20
 APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", "webhdfs", "s3",
                        "s3a"})
@@ -36,14 +38,14 @@ APPENDING = frozenset({"file", "local", "memory", "sftp", "ssh", "smb", "hdfs", 
 
 
 class _Pending:
-    """Data appended to a file but not committed. ``base``: size of the file without the data."""
+    """Data appended to a file but not committed. ``base``: size of the file before this data."""
 
     def __init__(self, base: int) -> None:
         self.base, self.length = base, 0
         self._spool: IO[bytes] = tempfile.SpooledTemporaryFile(_IN_MEMORY)  # noqa: SIM115
 
     def add(self, parts: Sequence[Part]) -> int:
-        """Append all parts; after an error, none of the parts. Raises: OSError."""
+        """Append all parts; if an error occurs, append none of them. Raises: OSError."""
         self._spool.seek(self.length)
         try:
             added = sum(map(self._spool.write, parts))
@@ -168,7 +170,7 @@ class RemoteWriter(RemoteFiles):
                             "another process is writing to this tier")
 
     def _add(self, path: str, pending: _Pending) -> None:
-        """Add the pending data to the file; after a failure undo the write."""
+        """Add the pending data to the file. Undo the write if it fails."""
         self._torn.add(path)  # until the size of the file was checked
         try:
             if self._appends:
@@ -198,7 +200,7 @@ class RemoteWriter(RemoteFiles):
             yield data
 
     def _shorten(self, path: str, size: int) -> None:
-        """Truncate a file to ``size`` if it is longer."""
+        """Truncate a file to ``size`` bytes if it is longer."""
         present = super().size(path)
         if present is not None and present > size:
             self._staged(path, self._committed(path, size))

@@ -52,7 +52,7 @@ class TierSettings:
 
     @property
     def consume_queue_limit(self) -> int:
-        """Maximum size of a consume queue segment, rounded down to complete units."""
+        """Maximum size (bytes) of a consume queue segment, rounded down to complete units."""
         return self.consume_queue_max - self.consume_queue_max % UNIT_SIZE
 
 
@@ -60,12 +60,12 @@ _MIN_VALUES = {
     "commit_log_max": 1, "consume_queue_max": UNIT_SIZE, "index_slots": 1, "index_max": 2,
     "group_commit_count": 1, "group_commit_size": 1}
 _REMEMBERED = ("commit_log_max", "consume_queue_max", "index_slots", "index_max")
-"""Settings that must stay the same in later runs; the others may differ from run to run."""
+"""Settings that must stay the same in later runs; all other settings may differ from run to run."""
 
 
 def resolve(reader: TierReader, given: dict[str, int | None]) -> tuple[TierSettings, list[str]]:
-    """Return (settings, notes): each setting is the given value, else the saved value, else a
-    broker's default.
+    """Return the settings, and notes for the user. Each setting is the given value, else the saved
+    value, else a broker's default.
     """
     recorded, notes = recall(reader)
     values = {**recorded, **{name: value for name, value in given.items() if value is not None}}
@@ -77,8 +77,8 @@ def resolve(reader: TierReader, given: dict[str, int | None]) -> tuple[TierSetti
 
 
 def recall(reader: TierReader) -> tuple[dict[str, int], list[str]]:
-    """Return (saved settings, problems). Invalid content is reported as a problem; no error is
-    raised.
+    """Return the saved settings, and descriptions of invalid content. Invalid content raises no
+    error.
     """
     size = reader.size(PLACE)
     if size is None:

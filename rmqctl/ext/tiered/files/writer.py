@@ -19,7 +19,7 @@ from rmqctl.files.remote.reader import failed
 from rmqctl.scan.source import FileSource
 
 _SYNCS = 4
-"""Threads that flush files to disk."""
+"""Number of threads that flush files to disk."""
 _PIECE = 4 << 20
 
 
@@ -33,18 +33,16 @@ class TierWriter(TierReader, Protocol):
         """Create an empty file and its folders; do nothing if it exists."""
 
     def append(self, path: str, parts: Sequence[Part], position: int) -> int:
-        """Append bytes at ``position``, which must be the end of the file, and return their number.
-
-        After a StoreIOError the file has its old length.
+        """Append bytes at ``position``, which must be the end of the file. Return the number of
+        bytes. After a StoreIOError the file has its old length.
         """
 
     def commit(self, path: str) -> None:
         """Flush the appended data of a file, and its directory entry, to disk."""
 
     def commit_later(self, paths: Sequence[str]) -> Callable[[], None]:
-        """Return a function that commits many files; call it once, from any thread.
-
-        The function does not commit data appended later. It raises StoreIOError.
+        """Return a function that commits the data appended to these files so far. Call it once,
+        from any thread; it raises StoreIOError. Data appended later is not committed.
         """
 
     def settle(self, path: str) -> None:
