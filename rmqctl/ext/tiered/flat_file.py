@@ -1,6 +1,7 @@
-"""Flat files and queues of a tier. A flat file consists of the segments of one queue and kind, read
-as a contiguous byte range (tiered.md §2). A queue has two flat files: its consume queue and its
-commit log (§3, §4).
+"""Flat files and queues of a tier (tiered.md §2, §3, §4).
+
+A flat file consists of the segments of one queue and kind, read as a contiguous byte range. A queue
+has two flat files: its consume queue and its commit log.
 
 Bounds follow a broker's rules: the consume queue defines the queue's end, and the first message of
 the commit log defines which offsets are expired. All data is read by position; only the bounds are
@@ -32,13 +33,13 @@ if TYPE_CHECKING:
 
 _QUEUE_OFFSET = layout.field(message.Message, "queue_offset")
 BLOCK_UNITS = 1 << 16
-"""Number of units that a loop over a complete queue reads at a time."""
+"""Number of units that are read at a time when a complete queue is scanned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
     """A segment file of ``size`` bytes, of which ``usable`` are before the start of the next
-    segment. ``name_ok``: whether the hash in the file name is right.
+    segment. ``name_ok``: whether the hash in the file name is correct.
     """
 
     path: str
@@ -60,10 +61,11 @@ class Segment:
 
 @dataclass(slots=True)
 class FlatFile:
-    """Segments in the order of their base offsets. ``folder`` is relative to the tier root.
+    """The segments of a flat file, in the order of their base offsets. ``folder`` is relative to
+    the tier root.
 
-    ``strange``: names in the folder that are not segment names. ``witness`` returns independent
-    evidence of the messages' offsets (`rmqctl.ext.tiered.tier.with_witness`).
+    ``strange``: names in the folder that are not segment names. ``witness``: a function that
+    returns independent evidence of the messages' offsets (`rmqctl.ext.tiered.tier.with_witness`).
     """
 
     reader: TierReader
@@ -121,8 +123,8 @@ class FlatFile:
         return None
 
     def read(self, offset: int, length: int) -> bytes:
-        """Return up to ``length`` bytes at a logical offset, across segments; fewer at a gap or the
-        end.
+        """Return up to ``length`` bytes at a logical offset, across segments. Return fewer bytes if
+        a gap or the end of the flat file comes first.
         Raises: StoreIOError.
         """
         parts = []
@@ -140,10 +142,11 @@ class FlatFile:
         return parts[0] if len(parts) == 1 else b"".join(parts)
 
     def read_as_broker(self, offset: int, length: int, further: int = 0) -> bytes:
-        """Read a range as a broker does: from the segment that contains its start, and the next.
+        """Read a range as a broker does: from the segment that contains its start, and from the
+        next segment.
 
-        Read up to ``further`` bytes more if they exist.
-        Raises: FormatError if there is nothing to read; StoreIOError.
+        Read up to ``further`` bytes after the range if they exist. Raises: FormatError if there is
+        nothing to read; StoreIOError.
         """
         number = next((n for n in range(len(self.segments) - 1, -1, -1)
                        if self.segments[n].base <= offset), None)
@@ -162,10 +165,10 @@ class FlatFile:
         return data
 
     def record_at(self, offset: int, size: int | None = None) -> message.Record | None:
-        """Return the record at a logical offset, whatever its physicalOffset, or None.
+        """Return the record at a logical offset, even if its physicalOffset is wrong; None if no
+        valid record starts there.
 
-        With ``size``, return only a record of that size.
-        Raises: StoreIOError.
+        With ``size``, return only a record of that size. Raises: StoreIOError.
         """
         from rmqctl.scan.resync import MAX_RECORD
 
@@ -207,7 +210,8 @@ class FlatFile:
             yield Walk(source, start, segment.usable)
 
     def batches(self, segment: Segment, start: int = 0) -> Iterator[Batch]:
-        """Yield the messages of a segment from position ``start``, and spans of other bytes.
+        """Yield the batches of a segment from position ``start``: messages, and the spans of other
+        bytes.
         Raises: StoreIOError.
         """
         with self.walk(segment, start) as walk:
@@ -271,20 +275,22 @@ class FlatQueue:
         return self._first
 
     def unit(self, queue_offset: int) -> UnitRecord | None:
-        """Return the unit of a queue offset, or None."""
+        """Return the unit of a queue offset; None if it is missing."""
         data = self.consume_queue.read(queue_offset * UNIT_SIZE, UNIT_SIZE)
         return UNIT.decode(data) if len(data) == UNIT_SIZE else None
 
     def units(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """Return up to ``count`` units from a queue offset, as a structured array (fields of
-        `rmqctl.formats.tiered.units.Unit`); fewer at a gap or the end.
+        """Return up to ``count`` units from queue offset ``start`` on, as a structured array
+        (fields of `rmqctl.formats.tiered.units.Unit`). Return fewer units if a gap or the end of
+        the queue comes first.
         """
         data = self.consume_queue.read(start * UNIT_SIZE, count * UNIT_SIZE)
         return UNIT.array(data)
 
     def raw(self, unit: UnitRecord) -> bytes:
-        """Return the bytes that a unit points to; like a broker, skip a coda record before them.
-        Raises: FormatError if they are missing or the unit is invalid.
+        """Return the bytes to which a unit points. If a coda record is in front of the message,
+        skip it, as a broker does.
+        Raises: FormatError if bytes are missing or the unit is invalid.
         """
         if unit.size < message.MIN_SIZE or unit.commit_log_offset < 0:
             raise FormatError("the unit does not point to a message",
@@ -300,10 +306,10 @@ class FlatQueue:
         return data[:unit.size]
 
     def record(self, queue_offset: int) -> message.Record:
-        """Return the message of a queue offset after a check of its size and queue offset.
+        """Return the message of a queue offset, after a check of its size and queue offset.
 
-        Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`.
-        Raises: FormatError (with the offset) if the message is missing or different.
+        Topic and queue id are not compared: see `rmqctl.ext.tiered.verify.verify`. Raises:
+        FormatError (with the offset) if the message is missing or does not match its unit.
         """
         unit = self.unit(queue_offset)
         if unit is None:

@@ -203,7 +203,7 @@ class PosixWriter(PosixReader):
         return fd
 
     def _forget(self, path: str) -> None:
-        """Close a file, after flushing appended data."""
+        """Flush the appended data of a file, then close the file."""
         fd = self._writing.get(path)
         if fd is not None:
             self.commit(path)

@@ -27,8 +27,8 @@ from rmqctl.scan.frames import Array
 from rmqctl.scan.source import FileSource
 
 PART_ITEMS = 2_700_000
-"""Number of items of a part of the result, which is kept in memory (72 MiB); the file is read once
-for each part.
+"""Number of items in one part of the result. A part is kept in memory (72 MiB), and the file is
+read once for each part.
 """
 _ITEM_SIZE = fmt.COMPACTED_ITEM.size
 _ITEM_BYTES = np.dtype(f"V{_ITEM_SIZE}")
@@ -40,8 +40,8 @@ AT_ONCE = 1 << 17
 class Compacted:
     """The compacted form of a file, not yet written; `parts` yields its bytes.
 
-    ``size`` in bytes; ``items``: their number; ``sound``: whether the chains of the file contain
-    exactly all items.
+    ``size``: size in bytes; ``items``: number of items; ``sound``: whether the chains of the file
+    contain all items exactly once.
     """
 
     file: TierIndexFile
@@ -51,7 +51,8 @@ class Compacted:
     _counts: Array
 
     def parts(self) -> Iterator[memoryview]:
-        """Yield the bytes in parts; a part is valid until the next part is requested.
+        """Yield the bytes of the compacted file in parts. A part is valid until the next part is
+        requested.
         Raises: FormatError, StoreIOError.
         """
         if not self.size:
@@ -115,8 +116,8 @@ def write(compacted: Compacted, path: str) -> None:
 # -- the bytes ------------------------------------------------------------------------------------
 
 def slot_table(counts: Array, shape: fmt.TieredIndexShape) -> Iterator[memoryview]:
-    """Yield the bytes of all slots, computed from their numbers of items. An empty slot contains
-    the position of the next slot's items (5.1.x: 0).
+    """Yield the bytes of all slots. ``counts``: the number of items of each slot. An empty slot
+    contains the position of the next slot's items (5.1.x: 0).
     """
     position = shape.items_at
     for first in range(0, shape.slots, AT_ONCE):
@@ -147,9 +148,9 @@ def _counted_items(file: TierIndexFile, counts: Array, items: int) -> Iterator[m
 
 
 def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array) -> None:
-    """Put the items of a block with slots in ``[low, high)`` into ``part``, which begins at the
-    position ``start``. Each item is put before the position in ``ends`` of its slot, which is then
-    decreased, so the newest item comes first.
+    """Copy the items of a block whose slots are in ``[low, high)`` to ``part``, which begins at
+    item number ``start`` of the result. ``ends`` contains a position for each slot. Each item is
+    put before its slot's position, which is then decreased by one, so the newest item comes first.
     """
     kernel = active()
     if kernel is not None:
@@ -166,7 +167,7 @@ def _put(block: Array, ends: Array, low: int, high: int, start: int, part: Array
 
 
 def _shortened(items: Array) -> Array:
-    """Return the first 28 bytes of each item, as single values."""
+    """Return the first 28 bytes of each item, as one array element for each item."""
     view = items.view(np.dtype({"names": ["kept"], "formats": [_ITEM_BYTES], "offsets": [0],
                                 "itemsize": fmt.ITEM.size}))
     shortened: Array = view["kept"]
@@ -176,8 +177,8 @@ def _shortened(items: Array) -> Array:
 # -- chains: what points where, proven for all items at once (§5.2, §5.3) -------------------------
 
 def _heads(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
-    """Yield (first slot, numbers of the newest items of this and the following slots); 0 for an
-    empty slot.
+    """Yield (first slot, numbers) for blocks of consecutive slots. ``numbers``: the number of the
+    newest item of each slot in the block; 0 for an empty slot.
     """
     shape = file.shape
     for first in range(0, shape.slots, AT_ONCE):
@@ -190,7 +191,9 @@ def _heads(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def blocks_of(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
-    """Yield all items in blocks. Raises: FormatError if items are missing."""
+    """Yield all items in blocks, as (number of the first item, items). Raises: FormatError if items
+    are missing.
+    """
     expected = 1
     for number, items in file.blocks():
         yield number, items
@@ -201,9 +204,9 @@ def blocks_of(file: TierIndexFile) -> Iterator[tuple[int, Array]]:
 
 
 def counted(file: TierIndexFile) -> tuple[Array, bool]:
-    """Return (number of items with a hash of each slot (int32); whether the chains are sound). In
-    sound chains each item links to the previous item of its slot, and each slot points to its
-    newest item.
+    """Return the number of items of each slot (int32), and whether the chains are sound. In sound
+    chains each item links to the previous item of its slot, and each slot points to its newest
+    item.
     """
     slots = file.shape.slots
     cells: Array = np.zeros((slots, 2), np.int32)

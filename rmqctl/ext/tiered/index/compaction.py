@@ -34,8 +34,8 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan import malloc_tuning
 
 Status = Literal["uploaded", "completed", "known", "empty"]
-"""Outcome of an upload. ``completed``: the segment already existed, but was not in the metadata.
-``known``: the segment was already in the metadata.
+"""Status of a file after an upload. ``completed``: the segment already existed, but was not in the
+metadata. ``known``: the segment was already in the metadata.
 """
 
 Opening = Callable[[str], AbstractContextManager[TierIndexFile]]
@@ -65,8 +65,8 @@ class Uploaded:
 
 @dataclass(frozen=True, slots=True)
 class _SegmentPlace:
-    """Position and path of a segment. ``there``: size of the file that already has this path, or
-    None.
+    """Position and path of a new segment. ``there``: size of the file that already has this path;
+    None if no file has it.
     """
 
     path: str
@@ -107,8 +107,8 @@ def upload(reader: TierReader, metadata: Metadata, cluster: str, broker: str, fi
 
 def _write(writer: TierWriter, place: _SegmentPlace, compacted: Compacted, *,
            is_there: bool) -> str | None:
-    """Write and flush a segment; return the new path of an older file that had the
-    segment's path.
+    """Write and flush a segment. If an older file had the segment's path, move it aside and return
+    its new path.
     """
     if is_there:
         writer.settle(place.path)  # its writer may have been killed before the flush
@@ -121,9 +121,9 @@ def _write(writer: TierWriter, place: _SegmentPlace, compacted: Compacted, *,
 
 def is_uploaded(reader: TierReader, metadata: Metadata, cluster: str, broker: str,
                 file: TierIndexFile) -> bool:
-    """Return whether a file's segment is complete in the tier, because a run was killed before it
-    removed the local file. The existing items of such a file would be uploaded twice if further
-    items were added.
+    """Return whether a file's segment is complete in the tier. This happens if a run was killed
+    before it removed the local file. If further items were added to this file, its existing items
+    would be uploaded twice.
     Raises: RefusedError, StoreIOError.
     """
     if not file.items:
@@ -139,7 +139,7 @@ def is_uploaded(reader: TierReader, metadata: Metadata, cluster: str, broker: st
 def upload_files(writer: TierWriter, metadata: Metadata, cluster: str, broker: str,
                  paths: Iterable[str], opening: Opening, broker_root: str,
                  now: Callable[[], int], save: Callable[[], object]) -> Iterator[Uploaded]:
-    """Upload local files, oldest first, and move each below ``broker_root``/.rmqctl/aside.
+    """Upload local files, oldest first, and move each file below ``broker_root``/.rmqctl/aside.
 
     ``opening`` opens a file (`opened_as` for a known shape), ``save`` saves ``metadata``. Files
     without items are moved aside, too. A run can be stopped between two files.
@@ -172,8 +172,8 @@ def _segment_path(cluster: str, broker: str, base: int) -> str:
 
 def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
                     file: TierIndexFile) -> Uploaded | None:
-    """Return the file's segment if it is in the metadata, because a run was killed before it
-    removed the file.
+    """Return the outcome of an earlier upload of the file; None if the file is not in the metadata.
+    A file can be in the metadata if a run was killed before it removed the file.
     """
     for entry in _entries(metadata, broker).values():
         if entry.begin_timestamp == file.timestamp and entry.size:
@@ -190,7 +190,8 @@ def _earlier_upload(writer: TierReader, metadata: Metadata, cluster: str, broker
 
 def _next_place(writer: TierReader, metadata: Metadata, cluster: str, broker: str,
                 ahead: Collection[int] = ()) -> _SegmentPlace:
-    """Return the position after the last segment, whose size must match the metadata.
+    """Return the path and the base of the next segment. The size of the last segment must match the
+    metadata.
 
     An entry with size 0, which a killed broker leaves, is ignored. ``ahead``: bases of planned
     segments.
@@ -227,7 +228,7 @@ def _is_there(writer: TierReader, place: _SegmentPlace, compacted: Compacted) ->
 
 
 def _refuse_foreign(writer: TierReader, place: _SegmentPlace, file: TierIndexFile) -> None:
-    """Raise RefusedError if the segment at this position was made from another index file."""
+    """Raise RefusedError if the segment at this position was written from another index file."""
     raw = writer.read(place.path, 0, fmt.HEADER.size)
     if len(raw) < fmt.HEADER.size:
         return
@@ -261,7 +262,7 @@ def _enter(metadata: Metadata, broker: str, place: _SegmentPlace, compacted: Com
 
 @dataclass(slots=True)
 class LocalFiles:
-    """Request and files of a run. ``notes``: a text for each skipped file."""
+    """The request of a run, and the local index files. ``notes``: a text for each skipped file."""
 
     metadata_path: str
     cluster: str
@@ -278,11 +279,11 @@ class LocalFiles:
 
 @dataclass(frozen=True, slots=True)
 class CompactRequest:
-    """Request for a run. ``everything``: upload the newest file, too, as a broker does at a clean
-    shutdown.
+    """Request for a run. ``everything``: whether to upload the newest file, too, as a broker does
+    at a clean shutdown.
 
     ``slots`` and ``max_items`` override the values noted in the tier or found in uploaded files.
-    ``cluster`` and ``broker`` are required if the tier has several or is empty.
+    ``cluster`` and ``broker`` are required if the tier has several brokers or is empty.
     """
 
     root: str
@@ -293,7 +294,7 @@ class CompactRequest:
     slots: int | None = None
     max_items: int | None = None
     outside: tuple[str, ...] = ()
-    """Folders that links in the tier may point to."""
+    """Folders to which links in the tier may point."""
 
 
 def upload_local(request: CompactRequest, now: Callable[[], int],
@@ -381,7 +382,9 @@ def _files(tier: Tier, request: CompactRequest) -> LocalFiles:
 
 def _waiting_for_dispatch(tier: Tier, broker_root: str, owner: tuple[str, str],
                           present: list[str]) -> list[str]:
-    """Return the files that an interrupted dispatch must complete; ``owner``: (cluster, broker)."""
+    """Return the names of the files that an interrupted dispatch must complete. ``owner``:
+    (cluster, broker).
+    """
     progress = IndexProgress(broker_root, "/".join(owner))
     progress.load()
     ends = {(name.topic, name.queue_id): queue.commit_offset

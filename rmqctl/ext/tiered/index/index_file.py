@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import numpy as np
 
 ReadAt = Callable[[int, int], bytes]
-"""(position, length) -> bytes, fewer at the end of the file."""
+"""A function that returns ``length`` bytes from a position, fewer at the end of the file."""
 
 Status = Literal["UNSEALED", "UPLOADED"]
 EMPTY, OPEN, COMPACTED = "empty", "open", "compacted"
@@ -49,7 +49,7 @@ class TierIndexFile:
 
     @property
     def timestamp(self) -> int:
-        """The file's key in a broker's table of index files: its creation time (ms)."""
+        """Creation time of the file (ms). A broker finds index files by this time."""
         return self.header.begin_timestamp
 
     @property
@@ -67,8 +67,8 @@ class TierIndexFile:
     def chain(self, key_hash: int, most: int | None = None) -> Iterator[fmt.CompactedItemRecord]:
         """Yield the items with a hash, newest first; examine at most ``most`` items of the slot.
 
-        The compacted form needs two reads.
-        Raises: FormatError for a slot or link that points outside.
+        In a compacted file this takes two reads. Raises: FormatError for a slot or link that points
+        outside the file.
         """
         slot = self.slot_of(key_hash)
         if self.form == EMPTY or slot < 0:
@@ -123,9 +123,9 @@ class TierIndexFile:
             number, left = item.previous, left - 1
 
     def blocks(self) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
-        """Yield (number of the first item, items) for all items, in the order of the file, as
-        structured arrays: `Item` (`rmqctl.formats.tiered.index`) for an open file, `CompactedItem`
-        for a compacted one.
+        """Yield all items in the order of the file, in blocks: (number of the first item, items).
+        The items are structured arrays: `Item` (`rmqctl.formats.tiered.index`) for an open file,
+        `CompactedItem` for a compacted file.
         """
         first = self._first_number
         for start in range(0, self.items if self.form != EMPTY else 0, BLOCK_ITEMS):
@@ -142,7 +142,7 @@ class TierIndexFile:
         return 1 if self.form == OPEN and not self.shape.old else 0
 
     def block(self, start: int, count: int) -> np.ndarray[Any, Any]:
-        """Skip ``start`` items and return up to ``count`` items, as an array like those of
+        """Return up to ``count`` items after the first ``start`` items, as an array like those of
         `blocks`.
         """
         unit = fmt.COMPACTED_ITEM if self.form == COMPACTED else fmt.ITEM
@@ -166,9 +166,9 @@ def examine(read: ReadAt, size: int, where: str, *, status: Status, base: int = 
             slots: int | None = None, max_items: int | None = None) -> TierIndexFile:
     """Open an index file and detect its form.
 
-    ``slots`` and ``max_items``: the configured numbers; for an open file without items one of the
-    two is required unless they have the default ratio. An uploaded file of 0 bytes, or with only a
-    header, is empty. Raises: FormatError (with the file) for another file.
+    ``slots`` and ``max_items``: the configured numbers. For an open file without items, one of
+    these numbers is required unless they have the default ratio. An uploaded file of 0 bytes, or
+    with only a header, is empty. Raises: FormatError (with the file) if this is not an index file.
     """
     if size == 0:
         return TierIndexFile(where, 0, status, EMPTY, _EMPTY_HEADER, fmt.DEFAULT_SHAPE, read, base)
@@ -210,8 +210,7 @@ def uploaded(flat: FlatFile) -> Iterator[TierIndexFile | FormatError | StoreIOEr
 
 
 class LocalIndex(Closing):
-    """The index files of a broker that are not uploaded, opened together. Context manager.
-
+    """The index files of a broker that are not uploaded, opened together. A context manager.
     ``files``: the readable files, oldest first. ``errors``: errors of the other files.
     """
 
@@ -233,8 +232,9 @@ class LocalIndex(Closing):
 def local_files(folder: str | None, sources: ExitStack, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[
                     tuple[str, TierIndexFile | FormatError | StoreIOError]]:
-    """Yield (path, file or error) of the index files in a broker's local folder, oldest first. The
-    files stay open until ``sources`` is closed.
+    """Yield (path, open file) for each index file in a broker's local folder, oldest first; for an
+    invalid or unreadable file, yield (path, error). The files stay open until ``sources`` is
+    closed.
     Raises: StoreIOError for the folder.
     """
     for name in local_names(folder):
@@ -248,8 +248,8 @@ def local_files(folder: str | None, sources: ExitStack, slots: int | None = None
 
 
 def local_names(folder: str | None) -> list[str]:
-    """Return the names of index files in a broker's local folder, oldest first: numbers that a
-    broker accepts, and the fixed names of 5.1.x.
+    """Return the names of index files in a broker's local folder, oldest first. These are numbers
+    that a broker accepts, and the fixed names of 5.1.x.
     Raises: StoreIOError.
     """
     if folder is None:

@@ -1,5 +1,5 @@
-"""Return the keys under which a tier's index contains messages, in the order in which a broker adds
-their items (tiered.md §5.4).
+"""The keys under which a tier's index contains messages, in the order in which a broker adds their
+items (tiered.md §5.4).
 
 Brokers since 5.3.0 put the unique key and then the parts of ``KEYS`` into a ``HashSet`` and iterate
 over this set. For columns of many messages, a sort by hash bucket gives the same order. Unusual
@@ -65,12 +65,12 @@ def key_set(unique: str | None, keys: str | None) -> list[str]:
 
 
 def keys_of(batch: Batch, topic: str) -> BatchKeys:
-    """Return the keys of a batch's messages, all of one topic."""
+    """Return the keys of a batch of messages that all have the same topic."""
     return _keys(text.PropertySegments(batch), np.full(len(batch), topic_hash(topic), np.int64))
 
 
 def keys_of_all(batches: Sequence[Batch], topics: Sequence[str]) -> BatchKeys:
-    """Return the keys of several batches together, which is much faster if they are small."""
+    """Return the keys of several batches. For small batches this is much faster than `keys_of`."""
     sharp = np.repeat([topic_hash(topic) for topic in topics], [len(batch) for batch in batches])
     packed = text.joined([text.properties(batch).packed() for batch in batches])
     return _keys(text.PropertySegments(packed), sharp)
@@ -116,8 +116,8 @@ def topic_hash(topic: str) -> int:
 
 def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Array, Array, Array],
          count: int) -> Array:
-    """Return a boolean array: whether each message may have a blank value or a space after its
-    keys.
+    """Return a boolean array: whether each message may have a key that is blank or ends with a
+    space.
     """
     odd: Array = np.zeros(count, bool)
     for row, start, _ in (unique, key_places):
@@ -129,8 +129,8 @@ def _odd(data: Array, unique: tuple[Array, Array, Array], key_places: tuple[Arra
 
 
 def _in_buckets(row: Array, own: Array) -> Array:
-    """Return the order in which Java iterates over the sets: by message, then by bucket, then by
-    insertion.
+    """Return the order in which Java iterates over each message's set of keys: by message, then by
+    bucket, then by insertion.
     """
     code = own.astype(np.uint32)
     bucket = (code ^ code >> np.uint32(16)) & np.uint32(_CAPACITY - 1)
@@ -139,8 +139,8 @@ def _in_buckets(row: Array, own: Array) -> Array:
 
 
 def _repeated(row: Array, own: Array) -> Array:
-    """Return a boolean array: whether each key has the hash of another key in its bucket, so both
-    may be equal.
+    """Return a boolean array: whether each key has the same hash as another key of its message, so
+    that the two keys may be equal.
 
     Equal keys need not be adjacent in their bucket, so all keys of a bucket are compared.
     """

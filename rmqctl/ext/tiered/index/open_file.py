@@ -5,9 +5,9 @@ with the number of items, then the slots that point to the items, and flushes ea
 next. If the process is killed in between, at most links to the last items are missing; opening the
 file repairs them.
 
-Every item points to the previous item of its slot. In a block (`link`) this is the item before it
-after a stable sort by slot; the first item of a slot in the block points to the item that the slot
-pointed to.
+Every item points to the previous item of its slot. `link` finds it by a stable sort of a block of
+items by slot: it is the item before in the sorted block. The first item of a slot in the block
+points to the item to which the slot pointed.
 """
 
 from __future__ import annotations
@@ -30,11 +30,13 @@ _HALF = 16
 BLOCK = 1 << 17
 """Number of items read at a time."""
 MAX_PENDING = 1 << 20
-"""Maximum number of items in a commit, and number of last items that are checked when a file is
-opened.
+"""Maximum number of items in a commit. When a file is opened, this number of items at its end is
+checked.
 """
 _KEPT = 1 << 17
-"""Maximum number of items kept in memory (4 MiB); more items are written before the next commit."""
+"""Maximum number of items kept in memory (4 MiB). If there are more, they are written before the
+next commit.
+"""
 _PAGE = 512
 """Number of slots of a page (4 KiB), which is written as a unit."""
 _BRIDGED = 8
@@ -112,9 +114,7 @@ class OpenIndexFile:
         self._changed = header.magic == 0 or self.used != header.slot_count
 
     def _is_sound(self, source: FileSource) -> bool:
-        """Return whether slots and chains contain all of the items that the last commit may have
-        written.
-        """
+        """Return whether slots and chains contain all items that the last commit may have added."""
         newest = int(self._heads.max(initial=0))
         if newest != self.items:
             return False
@@ -172,10 +172,10 @@ class OpenIndexFile:
         return self.shape.max_items - 1 - self.items
 
     def put(self, rows: Array, latest: int) -> None:
-        """Add items (`rmqctl.formats.tiered.index.Item`, in order); ``previous`` is set here.
+        """Add items (`rmqctl.formats.tiered.index.Item`, in order), and set their ``previous``.
 
-        ``latest``: the largest store time among them.
-        Raises: StoreIOError from an automatic commit.
+        ``latest``: the largest store time of their messages. Raises: StoreIOError from an automatic
+        commit.
         """
         for start in range(0, len(rows), MAX_PENDING):
             part = rows[start:start + MAX_PENDING]
@@ -213,7 +213,7 @@ class OpenIndexFile:
         self._dirty[:] = False
 
     def _write_items(self) -> None:
-        """Write items after the committed items; the header does not count the new items yet."""
+        """Write the pending items after the committed items. The header does not count them yet."""
         while self._pending:
             number, rows = self._pending[0]
             durable.write_all(self._fd, raw(rows), self.shape.item_position(number), self.path)
@@ -237,11 +237,10 @@ class OpenIndexFile:
                                   self.shape.slot_position(first), self.path)
 
     def rewind(self, items: int) -> None:
-        """Remove all items after number ``items``, at once and durably.
+        """Remove all items after item number ``items``, immediately and durably.
 
         The new end time is the latest time that matches the remaining items, whose times are in
-        seconds.
-        Raises: StoreIOError; ValueError if fewer items are committed.
+        seconds. Raises: StoreIOError; ValueError if fewer items are committed.
         """
         if not 0 <= items <= self.items:
             raise ValueError(f"{items} of {self.items} items cannot be kept")
@@ -288,12 +287,12 @@ def _whole(source: FileSource, position: int, length: int) -> bytes:
 # -- chains, a block of items at a time -----------------------------------------------------------
 
 class Links(NamedTuple):
-    """The chains of a block.
+    """The chains of a block of items.
 
     ``order``: positions of the items in the block, sorted by slot, then by arrival. ``slot``: the
     items' slots in this order. ``first``: index in ``order`` of the first item of each slot.
-    ``touched``: the slots, ascending. ``fresh``: the number of slots that were empty. ``previous``
-    (int32): the item before each item, in the order of the block.
+    ``touched``: the slots of the block, ascending. ``fresh``: number of slots that were empty.
+    ``previous`` (int32): for each item of the block, the previous item of its slot.
     """
 
     order: Array
@@ -316,7 +315,8 @@ def has_slot(slots: int) -> bool:
 
 
 def link(slot: Array, heads: Array, number: int) -> Links:
-    """Link items ``number``, ``number + 1``, … of these slots (int32) after the ``heads``.
+    """Link new items to the previous items of their slots. ``slot`` (int32): the slot of each new
+    item; ``number``: the number of the first new item.
 
     ``heads`` (int32, 0: empty) contains the newest item of each slot of the file, and is updated.
     """
@@ -339,8 +339,8 @@ def link(slot: Array, heads: Array, number: int) -> Links:
 
 
 def _order(slot: Array) -> Array:
-    """Return the order of a stable sort by slot, sorted by the low and then the high 16 bits, since
-    numpy uses a fast radix sort for 16-bit numbers.
+    """Return the order of a stable sort by slot. The low and then the high 16 bits are sorted,
+    because numpy has a fast radix sort for 16-bit numbers.
     """
     order: Array = np.argsort((slot & 0xFFFF).astype(np.uint16), kind="stable")
     high = (slot >> _HALF).astype(np.uint16)

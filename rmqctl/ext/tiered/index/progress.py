@@ -1,9 +1,10 @@
 """Save the progress of a tier's index, so that a run can complete the index of a killed dispatch.
 
 A broker saves no progress, so messages that it had not indexed when it was killed stay unindexed
-(tiered.md §8.3). The progress file contains, for each queue, the offset up to which the queue is
-indexed and the offset up to which rmqctl may have uploaded messages, and the end of the index
-files. If a queue is longer, another program has uploaded messages; then nothing is undone.
+(tiered.md §8.3). The progress file contains the end of the index files. For each queue it contains
+the offset up to which the queue is indexed, and the offset up to which rmqctl may have uploaded
+messages. If a queue is longer than that, another program has uploaded messages, and rmqctl then
+does not complete the index.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NAME = "tiered-index.json"
 _FORMAT = 1
 Key = tuple[str, int]
 Position = tuple[int, int]
-"""(timestamp of the newest index file, items in it)."""
+"""Timestamp of the newest index file, and number of items in this file."""
 
 
 class IndexProgress:
@@ -37,10 +38,10 @@ class IndexProgress:
         self.target: dict[Key, int] = {}
         self.position: Position | None = None
         self.is_valid = False
-        """True if a progress file exists that belongs to this tier."""
+        """Whether a progress file exists that belongs to this tier."""
 
     def load(self) -> list[str]:
-        """Read the progress file; return why the file cannot be used (empty if it can)."""
+        """Read the progress file. Return why the file cannot be used, or an empty list."""
         try:
             with open(self.path, "rb") as file:
                 data = file.read()
@@ -64,12 +65,14 @@ class IndexProgress:
         return []
 
     def is_ours(self, ends: Mapping[Key, int]) -> bool:
-        """Return whether no queue is longer than rmqctl's own uploads can explain."""
+        """Return whether each queue ends at or before the last message that rmqctl may have
+        uploaded.
+        """
         return all(end <= self.target.get(key, -1) for key, end in ends.items())
 
     def is_unfinished(self, ends: Mapping[Key, int]) -> bool:
         """Return whether rmqctl was interrupted before it had indexed its uploads, and no other
-        program has uploaded since: its next run completes the index.
+        program has uploaded messages since. If so, rmqctl's next run completes the index.
         """
         return (self.is_valid and self.is_ours(ends)
                 and any(aim > self.upto.get(key, 0) for key, aim in self.target.items()))

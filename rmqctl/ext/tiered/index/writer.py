@@ -27,22 +27,23 @@ _SECOND = 1000
 class TierIndexWriter(Closing):
     """Writer to the folder ``tiered_index_file`` of a broker's local root. A context manager.
 
-    ``shape``: as configured. ``clock`` returns the time (ms) after which a new file is named; names
-    are larger than ``after`` and the names of all existing files. Without any file the first file
-    is created at once, as at a broker's startup. Data is durable after `commit`; files also commit
-    by themselves about once per million items and when they are full. A commit may write all slots
-    (8 bytes each), so it should cover many messages.
+    ``shape``: number of slots and items, as configured. ``clock`` returns the time (ms) after which
+    a new file is named; names are larger than ``after`` and the names of all existing files. If no
+    file exists, the first file is created at once, as at a broker's startup. Data is durable after
+    `commit`. In addition, a file is committed about once per million items and when it is full. A
+    commit may write all slots (8 bytes each), so it should cover many messages.
 
-    With ``oldest`` (ms) files are named after store times, not the clock: the first file after
-    ``oldest``, each further file after its oldest message. A broker searches a key only in files
-    whose names are in the requested time window. For expired messages this window ends at the first
-    message of the local store (§11), so a broker would never search a file named after the time of
-    a late dispatch.
+    With ``oldest`` (ms) files are named after store times, not after the clock: the first file
+    after ``oldest``, each further file after its oldest message. A broker searches a key only in
+    files whose names are in the requested time window. For expired messages this window ends at the
+    first message of the local store (§11), so a broker would never search a file named after the
+    time of a late dispatch.
 
     ``dropped``: number of keys without an item. These are keys with the hash -2^31, unless the
     number of slots divides 2^31 (a broker also drops the following keys of the message), and the
     keys of messages with more keys than fit into a file. Files of 5.1.x (``0000``, ``1111``) are
     ignored.
+
     Raises: RefusedError if the newest file is not an index file of this shape; StoreIOError.
     """
 
