@@ -21,9 +21,9 @@ _MAX_DOUBTFUL = 10_000
 
 
 class SegmentSlots:
-    """Decides about the records after damage, for scans of the segments of a queue's commit log in
-    order, each from the segment's start. The first scan may begin after a record, ``last``
-    (position, end).
+    """Decides which records after damage are messages. `batches` is called for each segment of a
+    queue's commit log, in order, and each scan starts at the segment's start. Only the first scan
+    may start later: after the record ``last`` (position, end).
     """
 
     def __init__(self, log: FlatFile, name: QueueName,
@@ -36,9 +36,9 @@ class SegmentSlots:
         """Position and end of the last record."""
 
     def batches(self, walk: Walk) -> Iterator[Batch]:
-        """Yield the batches of a scan. A doubtful record in a damaged range stays doubtful if queue
-        offsets do not show what it is; if they prove that it is a message, it is yielded in a
-        separate batch.
+        """Yield the batches of a scan. If queue offsets prove that a doubtful record in a damaged
+        range is a message, it is yielded in a separate batch. If they do not show what it is, it
+        stays doubtful.
         Raises: StoreIOError.
         """
         for batch in walk:
@@ -63,8 +63,8 @@ class SegmentSlots:
             self._last = place, place + int(batch.column("total_size")[-1])
 
     def _settle(self, batch: Batch) -> list[tuple[int, int]]:
-        """Return (position, size) of the doubtful records that are messages; records that are not
-        messages are no longer doubtful.
+        """Return (position, size) of each doubtful record that is a message. Records that are
+        proven to be no messages are no longer marked as doubtful.
         """
         start, end = batch.spans[0].offset, batch.spans[-1].end
         doubtful = [frame for span in batch.spans for frame in span.doubtful]
@@ -83,7 +83,9 @@ class SegmentSlots:
         return doubtful if whole and damaged.are_messages(self._least) else []
 
     def _before(self, start: int) -> Record | None:
-        """Return the message that ends where a range starts; a coda may be between the two."""
+        """Return the message that ends at the start of a range, or before a coda that ends there;
+        else None.
+        """
         if self._last is None:
             return None
         place, end = self._last
@@ -93,7 +95,7 @@ class SegmentSlots:
         return self._record(place, end - place)
 
     def _record(self, place: int, size: int | None = None) -> Record | None:
-        """Return the queue's message at a position, or None."""
+        """Return the queue's message at a position; None if no such message is there."""
         record = self._log.record_at(place, size)
         if record is None or record.physical_offset != place:
             return None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class TierContents:
-    """The files found in the folders of a tier."""
+    """The queues and index files found in the folders of a tier, and problems with the folders."""
 
     queues: dict[QueueName, FlatQueue] = field(default_factory=dict)
     indexes: dict[tuple[str, str], FlatFile] = field(default_factory=dict)
@@ -47,16 +47,16 @@ class TierContents:
 
     @property
     def owners(self) -> set[tuple[str, str]]:
-        """(cluster, broker) of all queues and index files."""
+        """The owners of all queues and index files, as (cluster, broker)."""
         return {(name.cluster, name.broker) for name in self.queues} | set(self.indexes)
 
 
 class Tier(Closing):
-    """A tier root. Use as a context manager.
+    """A tier root. A context manager.
 
-    ``metadata_path``: the metadata file, or None if it does not exist. ``metadata``: its
-    content, empty if it cannot be read (``metadata_error`` is the reason). ``broker_root``: the
-    broker's local root, with ``config/`` and ``tiered_index_file/``; None if it is unknown.
+    ``metadata_path``: the metadata file, or None if it does not exist. ``metadata``: its content,
+    empty if it cannot be read (``metadata_error`` is the reason). ``broker_root``: the broker's
+    local root, with ``config/`` and ``tiered_index_file/``; None if it is unknown.
     """
 
     def __init__(self, reader: TierReader, metadata_path: str | None,
@@ -109,7 +109,7 @@ class Tier(Closing):
 
     @property
     def contents(self) -> TierContents:
-        """Queues and index files of all folders, which are listed only once."""
+        """Queues and index files of all folders. The folders are listed only once."""
         if self._contents is None:
             self._contents = _look(self.reader)
             for name, queue in self._contents.queues.items():
@@ -129,7 +129,7 @@ class Tier(Closing):
 
     def queues(self, topic: str | None = None, queue_id: int | None = None,
                broker: str | None = None) -> Iterator[FlatQueue]:
-        """Yield the queues, by cluster, broker, topic and number."""
+        """Yield the matching queues, sorted by cluster, broker, topic and number."""
         for name, queue in sorted(self.contents.queues.items(), key=lambda item: (
                 item[0].cluster, item[0].broker, item[0].topic, item[0].queue_id)):
             if (topic in (None, name.topic) and queue_id in (None, name.queue_id)
@@ -137,9 +137,9 @@ class Tier(Closing):
                 yield queue
 
     def queue(self, topic: str, queue_id: int, broker: str | None = None) -> FlatQueue | None:
-        """Return a queue, or None.
-        Raises: UsageError if several brokers have it; StoreIOError if a folder that may
-        contain it cannot be read.
+        """Return a queue; None if it does not exist.
+        Raises: UsageError if several brokers have a queue of this name; StoreIOError if a folder
+        that may contain the queue cannot be read.
         """
         queues = list(self.queues(topic, queue_id, broker))
         for problem in () if queues else self.problems:
@@ -154,7 +154,7 @@ class Tier(Closing):
         return queues[0] if queues else None
 
     def indexes(self, broker: str | None = None) -> Iterator[tuple[str, FlatFile]]:
-        """Yield (broker, uploaded index files)."""
+        """Yield (broker, flat file of its uploaded index files) for each broker."""
         for (_, owner), flat in sorted(self.contents.indexes.items()):
             if broker in (None, owner):
                 yield owner, flat
@@ -170,8 +170,8 @@ class Tier(Closing):
         return folder if vfs.isdir(folder) else None
 
     def known_slots(self, broker: str | None = None) -> int | None:
-        """Return the number of hash slots of the uploaded files, for files that do not contain that
-        number.
+        """Return the number of hash slots of the uploaded files, None if unknown. Use it for files
+        that do not contain this number.
         """
         for _, flat in self.indexes(broker):
             for file in uploaded(flat):
@@ -201,8 +201,8 @@ def index_folder(cluster: str, broker: str) -> str:
 
 def with_witness(queue: FlatQueue,
                  items: Callable[[], KnownItems] | None = None) -> FlatQueue:
-    """Use the units and the broker's index items as evidence of a queue's message offsets (its
-    witness); return the queue.
+    """Give a queue a witness: its units and its broker's index items are evidence of the offsets of
+    its messages. Return the queue.
     """
     def witness() -> Witness:
         from rmqctl.ext.tiered.witness import QueueWitness

@@ -33,7 +33,7 @@ from rmqctl.store.log.leads import NOTHING, Pages, Pair
 
 _PAGE = 1 << 15
 _MAX_CODAS = 100
-"""Maximum number of units of a page whose targets are checked for a coda."""
+"""Maximum number of units per page for which a coda before the message is searched."""
 _SIGN = 1 << 31
 _MAX_READ = 16 << 20
 """Largest record (bytes) that is read as evidence."""
@@ -42,10 +42,10 @@ _NEAR = 64
 
 
 class KnownItems:
-    """The index items of a broker, uploaded or not, by queue id; read on demand.
+    """The index items of a broker, uploaded or not, by queue id. Items are read on demand.
 
-    ``folder``: folder of the uploaded files, in the tier. ``local_folder``: local folder of the
-    other files.
+    ``folder``: folder of the uploaded files, in the tier. ``local_folder``: folder of the files
+    that are not uploaded.
     """
 
     def __init__(self, reader: TierReader, folder: str, local_folder: str | None) -> None:
@@ -57,7 +57,9 @@ class KnownItems:
         """
 
     def of(self, queue_id: int) -> Pages:
-        """Return (offset in the commit log, key hash) of a queue id's items, of all topics."""
+        """Return (offset in the commit log, key hash) of all items with a queue id, whatever their
+        topic.
+        """
         pages = Pages()
         for _, read in self._of(queue_id):
             pages.add(partial(_items, read, queue_id))
@@ -65,10 +67,10 @@ class KnownItems:
 
     def times(self, queue_id: int, places: Array, stored: Array) -> Iterator[
             tuple[int, int, IndexedKey]]:
-        """Yield (offset in the commit log, size, key) of the items of a queue id, of all topics,
-        that point to one of ``places`` (ascending). ``stored``: the store times (ms) of the
-        messages at ``places``; if an item's time was computed from this store time, the store time
-        is yielded.
+        """Yield (offset in the commit log, size, key) for each item with a queue id that points to
+        one of ``places`` (ascending), whatever its topic. ``stored``: the store times (ms) of the
+        messages at ``places``. If an item's time was computed from the message's store time, the
+        yielded key contains the exact store time.
         """
         for file, read in self._of(queue_id):
             items, begin, old = read(), file.timestamp, file.shape.old
@@ -86,8 +88,8 @@ class KnownItems:
                     is_begin=not diff and begin - time < LONG_AGO * 1000)
 
     def within(self, queue_id: int, start: int, end: int) -> Iterator[tuple[int, int, int, int]]:
-        """Yield (topic id, key hash, offset in the commit log, size) of the items with a queue id
-        that point into ``[start, end)``.
+        """Yield (topic id, key hash, offset in the commit log, size) for each item with a queue id
+        that points into ``[start, end)``.
         """
         for _, read in self._of(queue_id):
             items = read()
@@ -143,7 +145,9 @@ def _items(read: Callable[[], Array], queue_id: int) -> Pair:
 
 
 class QueueWitness:
-    """The `rmqctl.scan.source.Witness` of a queue's commit log; offsets are the tier's."""
+    """The `rmqctl.scan.source.Witness` of a queue's commit log. Its offsets are offsets in the
+    tier.
+    """
 
     largest_record = LARGEST_RECORD
 
@@ -156,8 +160,8 @@ class QueueWitness:
         self._kept: dict[int, int] = {}
 
     def keep(self, frames: Iterable[tuple[int, int]]) -> bool:
-        """Count undecided frames (position, size) as messages; return whether any of the frames is
-        new.
+        """Count undecided frames (position, size) as messages. Return whether any of these frames
+        was not counted before.
         """
         before = len(self._kept)
         self._kept.update(frames)
@@ -184,7 +188,9 @@ class QueueWitness:
         return self._keys.within(start, end)
 
     def times(self, records: Mapping[int, Record]) -> dict[int, list[IndexedKey]]:
-        """Return the keys and times of the index items that point to ``records``, by offset."""
+        """Return the keys and times of the index items that point to ``records``, by commit log
+        offset.
+        """
         by_place: dict[int, list[IndexedKey]] = {}
         if self._items is None or not records:
             return by_place
@@ -200,7 +206,7 @@ class QueueWitness:
     def extents(self, start: int, end: int, beside: Iterable[Record]) -> list[tuple[int, int]]:
         """Return (position, size) of the messages in ``[start, end)`` of the log that have index
         items, in order. The queue's topic id is determined from the items of the messages
-        ``beside``; without a topic id the result is empty.
+        ``beside`` the range. Without a topic id the result is empty.
         """
         hashes = {record.physical_offset: (record.total_size, key_hashes(record))
                   for record in beside}
@@ -218,8 +224,9 @@ class QueueWitness:
         return sorted(places.get(topics.pop(), ())) if len(topics) == 1 else []
 
     def confirms(self, record: Record) -> bool | None:
-        """Return False for a message of another queue: a commit log contains only its own queue's
-        messages.
+        """Return whether the unit of the record's queue offset points to the record; None if the
+        unit is unknown. Return False for a record of another queue, since a commit log contains
+        only one queue.
         """
         if record.topic != self._topic or record.queue_id != self._queue.name.queue_id:
             return False
@@ -315,9 +322,9 @@ class QueueWitness:
             return NOTHING
 
     def _valid(self, units: Array) -> Pair:
-        """Return (position, size) from the units that may point to a message. If a unit points to a
-        coda before the message, the position is after the coda. Units that `tiered recover` guessed
-        are ignored.
+        """Return the positions and the sizes of the messages to which units point, ignoring invalid
+        units and units that `tiered recover` guessed. If a unit points to a coda before the
+        message, the position is after the coda.
         """
         place = units["commit_log_offset"].astype(np.int64)
         size = units["size"].astype(np.int64)

@@ -1,9 +1,9 @@
 """Find messages of a tier by key: all messages with the key, or a broker's answer (tiered.md §11).
 
 An index item contains only a hash, an offset and an imprecise time; key and exact time are in the
-message. `by_key` searches every file under both hash rules and returns messages that really have
-the key. `as_broker` follows 5.3.3 step by step: it misses the same files and messages and returns
-the same wrong ones.
+message. `by_key` searches every file under both hash rules and returns only messages that have the
+key. `as_broker` follows 5.3.3 step by step: it misses the same files and messages, and returns the
+same wrong messages.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ _NAMED = 100
 
 @dataclass(frozen=True, slots=True)
 class Keyed:
-    """An index file with its key in the broker's table of index files: the creation time that a
-    broker uses.
+    """An index file, its broker (``owner``), and its key in the broker's table of index files. This
+    key is the creation time as the broker knows it.
     """
 
     key: int
@@ -60,9 +60,9 @@ class Keyed:
 
 @dataclass(slots=True)
 class IndexFiles(Closing):
-    """The readable index files of a tier, by ascending key. Context manager.
+    """The readable index files of a tier, by ascending key. A context manager.
 
-    ``errors``: errors of the other files.
+    ``errors``: errors of the unreadable files.
     """
 
     files: list[Keyed] = field(default_factory=list)
@@ -117,8 +117,9 @@ class IndexFiles(Closing):
         return reversed(self.files)
 
     def table_newest_first(self) -> Iterator[Keyed]:
-        """Yield the files in a broker's table, one for each key: the last uploaded file if one
-        exists, since a broker deletes the local file with the same key at startup.
+        """Yield the files in a broker's table, newest first, one file for each key. If several
+        files have the same key, yield the last uploaded file: at startup, a broker deletes the
+        local file.
         """
         last: int | None = None
         for keyed in self.newest_first():
@@ -143,8 +144,8 @@ def _local_owner(tier: Tier) -> str:
 # -- what really has the key ----------------------------------------------------------------------
 
 class Dangling(NamedTuple):
-    """An index item that does not point to a message: its queue, its offset in the queue's log, the
-    reason.
+    """An index item that does not point to a message: its queue, its offset in the queue's commit
+    log, and the reason.
     """
 
     queue_id: int
@@ -154,9 +155,9 @@ class Dangling(NamedTuple):
 
 @dataclass(slots=True)
 class TierKeyAnswer:
-    """Answer: ``records`` in order. ``false_hits``: number of messages without the key.
-    ``unreadable``: number of items that do not point to a message; ``dangling``: the first such
-    items.
+    """Answer to a query by key. ``records``: the messages, in order. ``false_hits``: number of
+    messages that have another key. ``unreadable``: number of items that do not point to a message;
+    ``dangling``: the first such items.
     """
 
     records: list[Record] = field(default_factory=list)
@@ -172,8 +173,8 @@ class TierKeyAnswer:
 
 def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
     """Return whether brokers index a message under a key: its unique key, or a part of KEYS between
-    single spaces (also an empty part between two spaces). ``kind``: compare with only one of the
-    two.
+    single spaces (also an empty part between two spaces). ``kind``: compare only with the unique
+    key, or only with KEYS.
     """
     properties = props.parse(java_text(record.properties))
     if kind != "key" and key and properties.get(props.UNIQUE_KEY) == key:
@@ -185,7 +186,9 @@ def has_key(record: Record, key: str, kind: KeyType | None = None) -> bool:
 
 
 class _Queues:
-    """The queues of a topic by broker and number; several if clusters share the tier."""
+    """The queues of a topic by broker and number. There may be several queues if clusters share the
+    tier.
+    """
 
     def __init__(self, tier: Tier, topic: str, broker: str | None) -> None:
         self._queues: dict[tuple[str, int], list[FlatQueue]] = {}
@@ -198,7 +201,9 @@ class _Queues:
         return self._queues.get((owner, queue_id), [])
 
     def record(self, owner: str, item: CompactedItemRecord) -> tuple[FlatQueue, Record]:
-        """Return (queue, message) of an item, checked. Raises: FormatError, StoreIOError."""
+        """Return the queue and the message of an item, after a check. Raises: FormatError,
+        StoreIOError.
+        """
         last: FormatError | None = None
         for queue in self.of(owner, item.queue_id):
             try:
@@ -246,8 +251,8 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
            kind: KeyType | None = None, report: Report = lambda _problem: None) -> TierKeyAnswer:
     """Return the messages of a topic with a key, stored in ``[begin, end]`` (ms), by store time.
 
-    Return the newest ``most`` messages if there are more. ``raw``: keep messages whose key only has
-    the same hash. Damage of index files is reported, and the search continues.
+    Return the newest ``most`` messages if there are more. ``raw``: also return messages whose key
+    differs but has the same hash. Damage of index files is reported, and the search continues.
     """
     _errors(files, report)
     answer = TierKeyAnswer()
@@ -292,7 +297,9 @@ def by_key(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int = 
 
 def _all_items(files: IndexFiles, topic: str, key: str,
                report: Report) -> Iterator[tuple[str, CompactedItemRecord]]:
-    """Yield (broker, item) of all files under each possible hash of a key, newest file first."""
+    """Yield (broker, item) for all items with one of the possible hashes of a key, newest file
+    first.
+    """
     for keyed in files.newest_first():
         for wanted in fmt.both_hashes(topic, key):
             for item in _chain(keyed, wanted, report):
@@ -316,7 +323,8 @@ def items_as_broker(files: IndexFiles, topic: str, key: str, most: int, begin: i
     """Return the items that a 5.3.3 broker's index service returns, in the order of the broker's
     hash map.
 
-    Only files created in ``[begin, end]`` are searched, whatever their messages' times.
+    Only files created in ``[begin, end]`` are searched, even if other files contain messages of
+    that time.
     """
     table: dict[str, CompactedItemRecord] = {}
     if begin > end:
@@ -352,9 +360,8 @@ def as_broker(tier: Tier, files: IndexFiles, topic: str, key: str, *, begin: int
     """Return the messages that a 5.3.3 broker's tier returns for a key, including messages with
     other keys.
 
-    A broker also returns bytes that are not messages; here such items are ``dangling``, as are
-    items that make its whole query fail.
-    Raises: UsageError for index files of several brokers.
+    A broker also returns bytes that are not messages, or fails because of an item. Here such items
+    are ``dangling``. Raises: UsageError for index files of several brokers.
     """
     if len({keyed.owner for keyed in files.files}) > 1:
         raise UsageError("the tier has index files of several brokers, and a broker reads only its "

@@ -22,8 +22,8 @@ from rmqctl.formats.tiered.units import NEVER, UNIT_SIZE
 from rmqctl.store.queue.search import first_stored
 
 Rule = Literal["5.3.3", "5.2.0"]
-"""Rule for the upper boundary of a time between the store times of two messages: the later message
-(5.3.3), or the earlier message (5.2.0 and the local store). For other times the rules agree.
+"""Rule for the upper boundary if no message was stored at the given time: take the next later
+message (5.3.3), or the previous message (5.2.0 and the local store).
 """
 
 _STORED = layout.field(message.Message, "store_timestamp", sys_flag=0)
@@ -33,7 +33,7 @@ _MAX_SKIPPED = 1024
 
 @dataclass(frozen=True, slots=True)
 class TieredTime:
-    """The queue offset found for a time. ``record``: the message at this offset, if it is
+    """The queue offset found for a time. ``record``: the message at this offset, None if it is not
     readable.
     """
 
@@ -45,9 +45,9 @@ class TieredTime:
 
 def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
             rule: Rule = "5.3.3") -> TieredTime:
-    """Return the first message stored at ``when`` (ms) or later, or the queue's end if all are
-    older. With ``upper``, return the last message stored at that time; if there is none, ``rule``
-    decides. Unreadable messages are skipped.
+    """Return the first message stored at ``when`` (ms) or later, or the queue's end if all messages
+    are older. With ``upper``, return the last message stored at ``when``; if no message was stored
+    then, ``rule`` decides. Unreadable messages are skipped.
     Raises: StoreIOError.
     """
     low, end = min(held_from(queue), queue.commit_offset), queue.commit_offset
@@ -67,8 +67,8 @@ def at_time(queue: FlatQueue, when: int, *, upper: bool = False,
 
 
 def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | None]:
-    """Return the first readable offset from ``start`` to ``end``; ``start`` if none is found
-    nearby.
+    """Return the first queue offset from ``start`` to ``end`` whose message is readable, and this
+    message. Return ``start`` and None if the next `_MAX_SKIPPED` messages are unreadable.
     """
     step = 1 if end > start else -1
     for offset in range(start, max(min(end, start + _MAX_SKIPPED), start - _MAX_SKIPPED), step):
@@ -79,7 +79,9 @@ def _readable(queue: FlatQueue, start: int, end: int) -> tuple[int, Record | Non
 
 
 def at_offset(queue: FlatQueue, offset: int) -> TieredTime:
-    """Return the message at a queue offset and a broker's bounds. Raises: StoreIOError."""
+    """Return the message at a queue offset, and the queue's bounds as a broker computes them.
+    Raises: StoreIOError.
+    """
     low, end = queue.min_offset, queue.commit_offset
     return TieredTime(offset, low, end, _record(queue, offset) if low <= offset < end else None)
 
@@ -100,9 +102,8 @@ def as_broker(queue: FlatQueue, metadata: Metadata, when: int, *, upper: bool = 
     """Return the queue offset that a 5.3.3 broker's tier returns for a store time.
 
     Segment times come from metadata, or from the first and last message if the segment has no
-    entry.
-    Raises: FormatError where a broker fails, at a message that no longer exists or a time after
-    all segments.
+    entry. Raises: FormatError if the broker fails, because a message no longer exists or because
+    the time is after all segments.
     """
     low, high = queue.min_offset, queue.commit_offset - 1
     if high == -1 or high < low:
@@ -149,8 +150,8 @@ def _in_segment(queue: FlatQueue, segment: Segment, when: int) -> int:
 
 
 def broker_time(queue: FlatQueue, offset: int) -> int:
-    """Return the store time of a queue offset as a broker reads it.
-    Raises: FormatError where a broker fails.
+    """Return the store time of the message at a queue offset as a broker reads it.
+    Raises: FormatError if a broker fails.
     """
     unit = queue.unit(offset)
     flat = queue.commit_log
@@ -167,7 +168,7 @@ def broker_time(queue: FlatQueue, offset: int) -> int:
 
 
 def segment_times(queue: FlatQueue, metadata: Metadata, segment: Segment) -> tuple[int, int]:
-    """Return the (begin, end) times of a consume queue segment as a broker knows them; see
+    """Return the begin and end time of a consume queue segment as a broker knows them. See
     `as_broker`.
     """
     entry = metadata.segments[CONSUME_QUEUE].get(queue.name.path, {}).get(segment.base)

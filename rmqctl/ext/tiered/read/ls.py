@@ -31,7 +31,7 @@ OK, EMPTY_FILE, STALE, SHORT, NO_METADATA, NO_FILE, GAP, OVERLAP, BAD_NAME = (
     "ok", "empty", "stale-metadata", "short", "no-metadata", "no-file", "gap", "overlap",
     "bad-name")
 STATES = (OK, EMPTY_FILE, STALE, NO_METADATA, OVERLAP, NO_FILE, SHORT, GAP, BAD_NAME)
-"""States of a segment, harmless ones first."""
+"""States of a segment, from the most harmless to the most serious state."""
 
 QUEUE_COLUMNS = ("cluster", "broker", "topic", "queue_id", "min_offset", "commit_offset",
                  "cq_start", "commit_log_start", "commit_log_end", "commit_log_segments",
@@ -44,7 +44,7 @@ INDEX_COLUMNS = ("broker", "status", "form", "begin_timestamp", "end_timestamp",
 
 
 def queues(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """Yield a row per queue, with None for unreadable values."""
+    """Yield a row per queue; unreadable values are None."""
     for queue in tier.queues(topic, broker=broker):
         name = queue.name
         segments = [*segments_of(tier, name, queue.commit_log),
@@ -72,7 +72,9 @@ def _min_offset(queue: FlatQueue) -> int | None:
 
 
 def segments(tier: Tier, broker: str | None = None, topic: str | None = None) -> Iterator[Row]:
-    """Yield a row per segment, in files or only in the metadata; index segments last."""
+    """Yield a row per segment. A segment may be a file, a metadata entry, or both. Index segments
+    come last.
+    """
     seen: set[tuple[str, str]] = set()
     for queue in tier.queues():
         for flat in (queue.commit_log, queue.consume_queue):
@@ -152,7 +154,9 @@ def _time(value: int) -> int | None:
 
 def index_files(tier: Tier, broker: str | None = None, slots: int | None = None,
                 max_items: int | None = None) -> Iterator[Row]:
-    """Yield a row per index file: uploaded files by base offset, then the others, oldest first."""
+    """Yield a row per index file: first the uploaded files by base offset, then the local files,
+    oldest first.
+    """
     for owner, flat in tier.indexes(broker):
         for number, file in enumerate(uploaded(flat)):
             yield _index_row(owner, file, flat.reader.where(flat.segments[number].path))
@@ -197,8 +201,9 @@ _HEAD = 4096
 
 
 def kind_of(path: str) -> str | None:
-    """Return the kind of a file by path and content; None if only `store.dump` can report damage.
-    Raises: NotAStoreError for a file that is not of a tier.
+    """Return the kind of a file by path and content. Return None if the file is unreadable, so that
+    `store.dump` reports the error.
+    Raises: NotAStoreError for a file that is not part of a tier.
     """
     from rmqctl.scan.source import FileSource
 

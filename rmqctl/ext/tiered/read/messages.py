@@ -22,15 +22,16 @@ from rmqctl.store.queue.search import first_from
 UNITS = 4096
 """Number of units read at a time."""
 SPAN = 4 << 20
-"""Bytes of commit log read at a time, unless a message is larger."""
+"""Bytes of commit log read at a time, or more if a message is larger."""
 
 
 @dataclass(frozen=True, slots=True)
 class MessageFault:
-    """A run of ``count`` queue offsets from ``queue_offset`` whose units do not point to a message.
+    """``count`` consecutive queue offsets, from ``queue_offset`` on, whose units do not point to a
+    message.
 
     ``file``: path to show in messages. ``offset``: logical offset in the queue's commit log or
-    consume queue. ``unreadable``: a read failed, so the content is unknown.
+    consume queue. ``unreadable``: whether a read failed, so that the content is unknown.
     """
 
     queue_offset: int
@@ -66,7 +67,7 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
     """Yield the messages of the queue offsets ``[start, end)`` and the faults between them.
 
     Default ``start``: the first message that is not expired. Memory is bounded by `UNITS` and
-    ``span``. Damage never raises.
+    ``span``. Damage is yielded as a fault, not raised.
     """
     # Expired messages cannot be read, so they are not part of the range.
     stop = queue.commit_offset if end is None else min(end, queue.commit_offset)
@@ -102,7 +103,9 @@ def messages(queue: FlatQueue, start: int | None = None, end: int | None = None,
 
 
 def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
-    """Return the first queue offset from ``queue_offset`` with a complete unit, or the end."""
+    """Return the first queue offset, from ``queue_offset`` on, that has a complete unit; the
+    queue's end if no such unit follows.
+    """
     for segment in queue.consume_queue.segments:
         if segment.end > queue_offset * UNIT_SIZE and segment.usable:
             first = max(-(-segment.base // UNIT_SIZE), queue_offset)
@@ -118,8 +121,8 @@ def _next_unit(queue: FlatQueue, queue_offset: int) -> int:
 
 def _read_units(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
                 span: int, before: int | None) -> Iterator[Record | MessageFault]:
-    """Read the messages of ``units``, with one read for each contiguous run. ``before``: the end of
-    the previous unit's message.
+    """Read the messages of ``units``. Contiguous messages are read together. ``before``: the end of
+    the message of the unit before ``units``.
     """
     first_unit = 0
     while first_unit < len(units):
@@ -141,7 +144,7 @@ def _read_units(queue: FlatQueue, first: int, units: Sequence[UnitRecord],
 
 
 def _in_a_body(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> MessageFault | None:
-    """Return the fault of a unit that points to a frame in another message's body, or None."""
+    """Return the fault of a unit that points into another message's body; None for other units."""
     place = unit.commit_log_offset
     try:
         around = inside_of(queue, place, queue_offset)
@@ -208,7 +211,7 @@ def _quick(data: bytes, position: int, unit: UnitRecord, queue_offset: int) -> R
 
 
 def proven(queue: FlatQueue, queue_offset: int, unit: UnitRecord) -> Record | MessageFault:
-    """Return the message of a queue offset, or the fault of that queue offset."""
+    """Return the message of a queue offset, or a fault if it is missing or damaged."""
     flat = queue.commit_log
     offset = unit.commit_log_offset
     segment = flat.segment_of(offset) if offset >= 0 else None
@@ -254,8 +257,8 @@ def at_offset(queue: FlatQueue, offset: int) -> Record | str:
 
 
 def at_place(queue: FlatQueue, place: int, around: bool = False) -> Record | str:
-    """Return the message that starts at an offset of the commit log, or with ``around`` the message
-    that contains it; else the reason as text.
+    """Return the message that starts at an offset of the commit log, or, with ``around``, the
+    message that contains this offset. If no such message exists, return the reason as a text.
     Raises: StoreIOError.
     """
     flat = queue.commit_log

@@ -9,8 +9,8 @@ from rmqctl.repair.sources.records import Unused
 
 
 def records(root: str, unused: Unused) -> Iterator[tuple[str, bytes]]:
-    """Yield (location as a text, bytes) of each record. The record's physical offset is its offset
-    in the queue's commit log. ``unused`` is called with damage.
+    """Yield (location as a text, bytes) for each record. The record's physical offset is its offset
+    in the queue's commit log. Damaged parts and records are added to ``unused``.
     Raises: NotAStoreError, StoreIOError.
     """
     with Tier.open(root) as tier:

@@ -47,7 +47,7 @@ def unreadable(tier: Tier, topic: str | None, report: Report) -> None:
 
 
 def counted(unfiltered: Iterable[Page], wanted: Selection) -> Iterator[Page]:
-    """Yield the messages that meet the conditions, up to the count."""
+    """Yield the messages that meet the conditions, at most ``wanted.count`` messages."""
     conditions = wanted.conditions()
     yield from limited((filtered(page, conditions) for page in unfiltered), wanted.count)
 
@@ -65,7 +65,9 @@ def _queue_pages(queue: FlatQueue, wanted: Selection, report: Report,
 
 
 def _range(queue: FlatQueue, wanted: Selection) -> tuple[int | None, int | None]:
-    """Return the queue offsets to read, narrowed by the requested times; None: unlimited."""
+    """Return the first queue offset to read and the end, narrowed by the requested times. None: no
+    limit.
+    """
     start, end = wanted.from_offset, None
     if wanted.since is not None:
         start = max(start or 0, at_time(queue, wanted.since - CLOCK_SLACK).queue_offset)

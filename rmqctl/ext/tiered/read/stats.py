@@ -24,7 +24,9 @@ Progress = Callable[[int], None]
 
 @dataclass(frozen=True, slots=True)
 class TierQuery:
-    """Options of a count: ``by`` as in `groupings.GROUPINGS`; store times in ms, inclusive."""
+    """Options of a count. ``by``: a grouping in `groupings.GROUPINGS`. ``since``, ``until``: store
+    times in ms, inclusive.
+    """
 
     by: str = "topic"
     broker: str | None = None
@@ -39,9 +41,9 @@ class TierQuery:
 
 @dataclass(slots=True)
 class Figures:
-    """Sums of a tier, by broker in ``brokers``. ``orphans``: intact messages without a unit.
-    ``bytes_other``: codas and all other bytes outside of messages. ``is_whole``: everything was
-    readable.
+    """Sums of a tier; ``brokers``: sums by broker. ``orphans``: number of intact messages without a
+    unit. ``bytes_other``: bytes of codas and of everything else outside of messages. ``is_whole``:
+    whether everything was readable.
     """
 
     brokers: dict[str, Aggregate] = field(default_factory=dict)
@@ -57,11 +59,11 @@ class Figures:
 
 def collect(tier: Tier, query: TierQuery, *, apart: bool = False,
             progress: Progress | None = None) -> Figures:
-    """Count the messages. ``apart``: return a sum per broker; else a single sum, under the name
-    ``""``.
+    """Count the messages. ``apart``: return one sum per broker; otherwise return a single sum,
+    under the name ``""``.
 
-    Unreadable parts are reported as problems (texts); the rest is counted. With too many groups the
-    logs are read twice (`Aggregate`).
+    Unreadable parts are reported as problems (texts), and everything else is counted. If there are
+    too many groups, the logs are read twice (`Aggregate`).
     """
     figures = _pass(tier, query, {}, apart, progress)
     full = {name: aggregate.candidates
