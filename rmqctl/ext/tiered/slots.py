@@ -63,8 +63,8 @@ class SegmentSlots:
             self._last = place, place + int(batch.column("total_size")[-1])
 
     def _settle(self, batch: Batch) -> list[tuple[int, int]]:
-        """Return (position, size) of each doubtful record that is a message. Records that are
-        proven to be no messages are no longer marked as doubtful.
+        """Return (position, size) of each doubtful record that is a message. A record that is
+        proven not to be a message is no longer marked as doubtful.
         """
         start, end = batch.spans[0].offset, batch.spans[-1].end
         doubtful = [frame for span in batch.spans for frame in span.doubtful]

@@ -84,9 +84,8 @@ class TierIndexWriter(Closing):
 
     def put_keys(self, keys: BatchKeys, offset: Array, size: Array, store_timestamp: Array,
                  topic_id: Array | int, queue_id: Array | int) -> int:
-        """Add keys; all other arrays contain one value per message. Return the number of items.
-
-        Used for many small batches of different queues together.
+        """Add the keys of many messages, which may be of different queues. All arrays except
+        ``keys`` contain one value per message. Return the number of added items.
         """
         # Unless the slots divide 2^31, the lowest hash has no slot, and a broker drops the key.
         row, key_hash = keys.row, keys.key_hash
@@ -142,7 +141,9 @@ class TierIndexWriter(Closing):
     # -- where it stands --------------------------------------------------------------------------
 
     def position(self) -> tuple[int, int]:
-        """Return (the newest file's timestamp, its items), including uncommitted ones."""
+        """Return the newest file's timestamp, and the number of its items, including uncommitted
+        items.
+        """
         return self._file.timestamp, self._file.items
 
     def full_files(self) -> list[str]:

@@ -18,7 +18,7 @@ LOG, QUEUE, INDEX, METADATA, TIER, LOCAL = (
 TIERED = "tiered"
 """Name of a tier among the structures of the store that contains it."""
 STRUCTURES = (TIER, METADATA, LOG, QUEUE, INDEX, LOCAL)
-"""Parts that can be checked: the values of ``--only``, and structures of findings."""
+"""Names of the parts that can be checked: values of ``--only``, and structures of findings."""
 
 Progress = Callable[[int], None]
 
@@ -29,15 +29,16 @@ class TierCoverage:
     ``bytes_total``.
 
     ``bytes_orphaned``: bytes of intact messages without a unit. ``bytes_zero`` and
-    ``bytes_damaged``: bytes outside of messages. ``bytes_unverifiable``: as in ``verify``, of
-    messages with units. ``messages_undecided``: intact records that may be messages or part of a
-    message body. ``messages_replaced``: fillers, and messages that a repair kept damaged.
-    ``already_lost_by_topic``: messages with units that are missing or damaged in the tier and
-    missing in the log beside it, including ``messages_replaced``. ``messages_lost_in_repairs``:
-    messages that repairs of the tier dropped; ``nowhere_since``: dropped messages that the log does
+    ``bytes_damaged``: bytes outside of messages. ``bytes_unverifiable``: bytes of messages with
+    units that no checksum covers, as in ``verify``. ``messages_undecided``: number of intact
+    records that may be messages or part of a message body. ``messages_replaced``: number of
+    fillers, and of messages that a repair kept damaged. ``already_lost_by_topic``: number of
+    messages whose unit exists, but which are missing or damaged in the tier and missing in the log
+    beside it, including ``messages_replaced``. ``messages_lost_in_repairs``: number of messages
+    that repairs of the tier dropped; ``nowhere_since``: number of these messages that the log does
     not contain either. ``messages_already_lost``: total of lost and dropped messages.
-    ``property_crc_unverifiable``: copies whose ``__CRC32#`` covers their physical offset in the
-    local store, which is unknown.
+    ``property_crc_unverifiable``: number of messages whose ``__CRC32#`` covers their physical
+    offset in the local store, which is unknown.
     """
 
     queues: int = 0
@@ -90,7 +91,7 @@ class TierCoverage:
 
 @dataclass(slots=True)
 class QueueFindings:
-    """Builder of findings about a queue, with topic, queue id and paths for messages."""
+    """Builder of findings about a queue. It adds topic, queue id and file path to each finding."""
 
     queue: FlatQueue
     counted: TierCoverage = field(default_factory=TierCoverage)
@@ -116,7 +117,7 @@ class QueueFindings:
                        topic=name.topic, queue_id=name.queue_id, position=position, **more)
 
     def log(self, category: str, detail: str, offset: int | None = None, **more: Any) -> Finding:
-        """Return a finding about the commit log; ``offset`` is logical."""
+        """Return a finding about the commit log; ``offset``: logical offset in it."""
         return self._find(self.queue.commit_log, LOG, category, detail, offset, more)
 
     def rows(self, category: str, detail: str, offset: int | None = None, **more: Any) -> Finding:

@@ -43,7 +43,9 @@ def structure(tier: Tier, broker: str | None = None) -> Iterator[Finding]:
 
 
 def flat_files(tier: Tier) -> Iterator[tuple[QueueName, FlatFile]]:
-    """Yield all flat files; an index has the name of the pseudo topic."""
+    """Yield all flat files, each with the name of its queue. The files of an index have the name of
+    the pseudo topic.
+    """
     for queue in tier.queues():
         yield queue.name, queue.commit_log
         yield queue.name, queue.consume_queue

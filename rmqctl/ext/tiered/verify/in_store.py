@@ -1,4 +1,4 @@
-"""Verify a store together with the tier in it; return a verdict on both, and the messages that the
+"""Verify a store together with the tier in it: return a verdict on both, and the messages that the
 tier has lost.
 """
 
@@ -25,7 +25,9 @@ Progress = Callable[[int], None]
 
 
 def tier_in(root: str) -> Tier | None:
-    """Return the tier in the store at ``root``, or None. Raises: StoreIOError."""
+    """Return the tier in the store at ``root``; None if the store has no tier. Raises:
+    StoreIOError.
+    """
     try:
         return Tier.open(root)
     except NotAStoreError:
@@ -59,8 +61,8 @@ def joined(own: VerifyResult[Coverage], tier: Tier, store: Store, most: int,
 
 
 def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLosses:
-    """Return the messages that the tier has lost and the ``store`` does not contain; skip all other
-    checks.
+    """Return the messages that the tier has lost and that the ``store`` does not contain. No other
+    checks are made.
     """
     return TierLosses.of(verdict(TierVerification(
         tier, Options(frozenset({LOG, QUEUE})), beside=store, progress=progress),
@@ -68,7 +70,9 @@ def losses(tier: Tier, store: Store, progress: Progress | None = None) -> TierLo
 
 
 def without_empty_advice(tier: Tier, judged: VerifyResult[C]) -> VerifyResult[C]:
-    """Return a verdict without the advice to recover the tier if that would change nothing."""
+    """Return a verdict. If a recovery of the tier would change nothing, remove the advice to
+    recover it.
+    """
     if any(finding.is_trouble and is_of_a_tier(finding.next) for finding in judged.findings):
         from rmqctl.ext.tiered.recover.recover import changes_nothing
 

@@ -19,7 +19,9 @@ from rmqctl.parse_values import time_text
 from rmqctl.scan.frames import Array
 
 Take = Callable[[int, Array], None]
-"""Consumer of (number of the first item, items as a structured array)."""
+"""A function that receives a block of items: the number of the first item, and the items as a
+structured array.
+"""
 MAX_SLOTS = 1 << 28
 _BLOCK_SLOTS = 1 << 18
 _NEAR = 1 << 20
@@ -28,7 +30,7 @@ _YEAR_3000 = 32_503_680_000_000
 
 
 class ItemTimes:
-    """The least and greatest time difference of a file's items."""
+    """The least and greatest time difference of the items of a file."""
 
     def __init__(self) -> None:
         self.least, self.most = _I32.max, _I32.min
@@ -90,7 +92,7 @@ def _header(file: TierIndexFile) -> Iterator[Finding]:
 
 
 def _slots(file: TierIndexFile) -> Iterator[Finding]:
-    """Check the slots of the compacted form: their items must be contiguous."""
+    """Check the slots of the compacted form: the item ranges of the slots must be contiguous."""
     shape, unit = file.shape, fmt.COMPACTED_SLOT
     expected, used = shape.items_at, 0
     end = shape.items_at + file.items * fmt.COMPACTED_ITEM.size
@@ -180,7 +182,9 @@ def _lowest(hashed: Array, slots: int) -> Array:
 
 
 def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
-    """Return (positions, lengths) of slots; use a single read if the slots are near each other."""
+    """Return the positions and the lengths in bytes of the item ranges of slots. Use a single read
+    if the slots are near each other.
+    """
     unit = fmt.COMPACTED_SLOT
     least, most = int(own.min()), int(own.max())
     if most - least <= _NEAR:
@@ -196,8 +200,8 @@ def _slot_places(file: TierIndexFile, own: Array) -> tuple[Array, Array]:
 
 
 def _open(file: TierIndexFile, take: Take, times: ItemTimes) -> Iterator[Finding]:
-    """Check the open form: items must point to the previous item of their slot, slots to the newest
-    item.
+    """Check the open form: each item must point to the previous item of its slot, and each slot to
+    its newest item.
     """
     shape, header = file.shape, file.header
     none = -1 if shape.old else 0
@@ -273,8 +277,8 @@ def _heads(file: TierIndexFile, last: Array) -> Iterator[Finding]:
 
 
 def _end_time(file: TierIndexFile, times: ItemTimes) -> Iterator[Finding]:
-    """Compare the header's end time with the newest item; a broker that reopens a file loses the
-    end time.
+    """Compare the header's end time with the newest item. A broker that reopens a file loses the
+    header's end time.
     """
     if not times.items or times.items < file.items:
         return

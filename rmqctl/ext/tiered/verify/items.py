@@ -34,7 +34,7 @@ MAX_EXPLAINED = 10_000
 
 @dataclass(slots=True)
 class ItemTally:
-    """Counts of a file's items whose state is determined without reading messages."""
+    """Counts of items of a file whose state can be determined without reading messages."""
 
     expired: int = 0
     removed: int = 0
@@ -44,11 +44,11 @@ class ItemTally:
 
 
 class Items:
-    """Fingerprints of the items in all index files of a broker. Use as a context manager.
+    """Fingerprints of the items in all index files of a broker. A context manager.
 
-    ``queues``: the broker's queues; `MessageKeys` receives a queue's index in this list. `take` is
-    called by `tiered.verify.index.check`. ``has_empty``: whether an item has the empty key of its
-    topic.
+    ``queues``: the broker's queues; the ``number`` of a `MessageKeys` is an index in this list.
+    `take` is called by `tiered.verify.index.check`. ``has_empty``: whether an item has the empty
+    key of its topic.
     """
 
     def __init__(self, queues: Iterable[FlatQueue], metadata: Metadata,
@@ -79,12 +79,12 @@ class Items:
         self._empties = folded(np.array(empties, np.int64))
 
     def start(self, file: TierIndexFile) -> None:
-        """Begin a file: the items added next are items of this file."""
+        """Begin a file: all items that are added next belong to it."""
         self.files.append(file)
         self._tallies.append(ItemTally())
 
     def take(self, first: int, items: Array) -> None:
-        """Add a block of items; ``first``: the number of its first item."""
+        """Add a block of items. ``first``: the number of the first item in its file."""
         self.counted.index_items += len(items)
         tally = self._tallies[-1]
         if not len(self._codes):
@@ -188,7 +188,9 @@ class Items:
                            count=tally.wide)
 
     def _times(self, items: Array, keys: Array) -> Iterator[Finding]:
-        """Compare item times with the times that the broker versions compute from the messages."""
+        """Compare the times of items with the times that the broker versions compute from the
+        messages.
+        """
         for number in np.unique(items["file"]).tolist():
             rows = items["file"] == number
             file, ours, theirs = self.files[number], items[rows], keys[rows]
@@ -272,7 +274,9 @@ def _end_of_units(queue: FlatQueue) -> int:
 
 
 def _leads_as_unit(queue: FlatQueue, item: fmt.CompactedItemRecord) -> bool:
-    """Return whether a unit points to the same unreadable position as the index item."""
+    """Return whether a unit points to the same position as the index item, and the message there is
+    unreadable.
+    """
     try:
         unit = queue.unit(first_from(queue, queue.cq_start, queue.commit_offset,
                                      item.commit_log_offset))
@@ -292,7 +296,7 @@ def _low(topic_id: int) -> int:
 
 
 def code_of(topic_id: Array | int, queue_id: Array | int) -> Array:
-    """Return topic id and queue as a single number."""
+    """Return a topic id and a queue id as a single number."""
     codes: Array = np.asarray(topic_id, np.int64) * _I32 + (np.asarray(queue_id, np.int64) % _I32)
     return codes
 
@@ -303,8 +307,8 @@ def _wrapped(value: Array) -> Array:
 
 
 def time_difference(value: Array, old: bool) -> Array:
-    """Return time differences in the form used in items: seconds, rounded towards zero (5.1: ms),
-    32 bits.
+    """Return time differences (ms) in the form used in items: seconds, rounded towards zero (5.1:
+    ms), in 32 bits.
     """
     if old:
         return _wrapped(value)

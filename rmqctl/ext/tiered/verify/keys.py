@@ -30,18 +30,18 @@ should contain the key.
 """
 ITEM = np.dtype([("mark", np.uint64), ("file", np.uint32), ("number", np.uint32),
                  ("time_diff", np.int32)])
-"""An item; ``number``: its number in the file."""
+"""An index item; ``file``: the number of its file; ``number``: the item's number in the file."""
 _MIX = tuple(np.uint64(factor) for factor in (
     0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 BUCKETS = 64
 MEMORY = 64 << 20
 _FIRST = np.arange(BUCKETS, dtype=np.uint64) << np.uint64(58)
-"""The lowest mark of each bucket."""
+"""The smallest mark of each bucket."""
 
 
 def folded(key_hash: Array) -> Array:
-    """Return a number (int64) for each hash; it is the same for both hashes that brokers compute
-    for a key.
+    """Return a number (int64) for each hash. Brokers compute two different hashes for a key; the
+    number is the same for both hashes.
     """
     value = np.abs(key_hash.astype(np.int64))
     folded_value: Array = np.minimum(value, _HALF - value)
@@ -49,7 +49,7 @@ def folded(key_hash: Array) -> Array:
 
 
 def marks(*parts: Array) -> Array:
-    """Return fingerprints (uint64) of items: queue, offset, size, hash (`folded`)."""
+    """Return fingerprints (uint64) of items. ``parts``: queue, offset, size, hash (`folded`)."""
     value: Array = np.zeros(len(parts[0]), np.uint64)
     for part in parts:
         value = (value ^ part.astype(np.int64).view(np.uint64)) * _MIX[0]
@@ -71,9 +71,9 @@ class MessageKeys:
 
     def add(self, properties: text.PropertySegments, rows: Array, offset: Array, size: Array,
             queue_offset: Array, time: Array, true_time: Array) -> tuple[Array, Array]:
-        """Add the keys of the trusted messages ``rows`` (bool) of a batch.
+        """Add the keys of the messages of a batch for which ``rows`` (bool) is true.
 
-        Return the rows and lengths (bytes) of the keys.
+        Return the message number and the length (bytes) of each key in the batch.
         """
         unique, keys = properties.places(props.UNIQUE_KEY), properties.places(props.KEYS)
         of, start, length = text.split(properties.data, *keys[1:])
@@ -135,9 +135,8 @@ class KeySpool:
     def add(self, rows: Array) -> None:
         """Add rows, which must not be changed afterwards.
 
-        Threads may call this method concurrently: rows with the same mark are of a single queue and
-        thread.
-        Raises: StoreIOError.
+        Threads may call this method concurrently, because rows with the same mark are always of one
+        queue, and one thread handles a queue. Raises: StoreIOError.
         """
         if not len(rows):
             return
@@ -161,7 +160,7 @@ class KeySpool:
         return np.split(rows, np.searchsorted(rows["mark"], _FIRST[1:]))
 
     def _memory_rows(self) -> Array:
-        """Return the rows in memory, ordered by mark."""
+        """Return the rows that are in memory, ordered by mark."""
         if len(self._rows) != 1 or not self._ordered:
             rows = np.concatenate(self._rows) if self._rows else np.zeros(0, self._dtype)
             self._rows = [rows[np.argsort(rows["mark"], kind="stable")]]
@@ -189,9 +188,10 @@ class KeySpool:
 
 @dataclass(slots=True)
 class Matched:
-    """Result of comparing a bucket: items without a key, keys without an item, and matching pairs.
+    """Result of comparing a bucket. ``strange``: items without a key; ``missing``: keys without an
+    item; ``items`` and ``keys``: matching pairs.
 
-    ``wanted``: the number of keys that the index should have.
+    ``wanted``: number of keys that the index should contain.
     """
 
     strange: Array

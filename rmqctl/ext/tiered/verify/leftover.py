@@ -1,10 +1,10 @@
 """Explain what remains unmatched after the scan of a tiered queue: units without a message, and
 bytes without a unit.
 
-Bytes without a unit are normal (§8.3): a broker that was killed between the writes to commit log
-and consume queue writes the messages again. Units without a message are damage, except units of
-expired messages and units of a block whose write was cut off and then repeated after the part
-already written (§8.4, `Shifts`).
+Bytes without a unit are normal (§8.3): if a broker is killed after it writes to the commit log and
+before it writes to the consume queue, it writes the messages again. Units without a message are
+damage, except units of expired messages, and units of a block that was written twice: if a write
+was interrupted, a broker writes the complete block after the part already written (§8.4, `Shifts`).
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ MAX_EXPLAINED = 10_000
 only counted.
 """
 MAX_BEHIND = 10_000
-"""Maximum number of messages at the end whose units a broker may not have written yet (its group
-commit limit).
+"""Maximum number of messages at the end of a log whose units a broker may not have written yet (its
+group commit limit).
 """
 
 
 class Leftovers:
-    """Findings about units and bytes that `QueueCheck` could not match; use after all findings of
-    that check.
+    """Findings about units and bytes that `QueueCheck` could not match. Use it after all findings
+    of `QueueCheck`.
     """
 
     def __init__(self, check: QueueCheck) -> None:
@@ -140,7 +140,7 @@ class Leftovers:
 
     @cached_property
     def _end_now(self) -> int:
-        """Return the current end of the commit log."""
+        """The current end of the commit log, which may be later than in the scan."""
         return FlatFile.open(self.log.reader, self.log.folder).end
 
     def _explained_unit(self, unit: Unit) -> Iterator[Finding]:
@@ -182,7 +182,9 @@ class Leftovers:
             yield self._wrong(unit, f"points to offset {unit.offset}, where no message starts")
 
     def _at_frame(self, unit: Unit, size: int, queue_offset: int) -> Iterator[Finding]:
-        """Yield findings about a unit that points to an intact message that does not match it."""
+        """Yield findings about a unit that points to an intact message, but does not match this
+        message.
+        """
         if queue_offset != unit.queue_offset:
             other = self.check.units.at(np.array([queue_offset], np.int64))
             if bool(self.check.seen.has(queue_offset, 1)[0]) and other.exists[0] and int(

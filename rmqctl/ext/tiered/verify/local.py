@@ -29,7 +29,7 @@ _BLOCK = 1 << 12
 
 def compare_queues(tier: Tier, queue: FlatQueue, store: Store, counted: TierCoverage) -> Iterator[
         Finding]:
-    """Yield findings about a queue; add its counts to ``counted``."""
+    """Yield findings about a queue, and add the counts of its messages to ``counted``."""
     name = queue.name
     local = store.queue(name.topic, name.queue_id)
     where = tier.reader.where(queue.commit_log.folder)
@@ -89,7 +89,7 @@ def count_others(tier: Tier, store: Store, counted: TierCoverage) -> None:
 
 def _difference(queue: FlatQueue, store: Store, queue_offset: int, tier_unit: UnitRecord | None,
                 local: consume_queue.UnitRecord, where: str) -> Finding | None:
-    """Return the difference between the two copies of a message, or None."""
+    """Return a finding if the tier's copy of a message differs from the local copy, else None."""
     if tier_unit is None:
         return _differs(queue, queue_offset, "the tier has no unit for it", where, None)
     ours = store.log.raw_at(local.physical_offset, local.size)

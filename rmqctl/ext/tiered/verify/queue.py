@@ -46,8 +46,8 @@ _FAR = np.iinfo(np.int64)
 
 @dataclass(slots=True)
 class TimeSpan:
-    """Least and greatest store time of a segment's messages: as a broker reads the times, and the
-    real times.
+    """Least and greatest store time of a segment's messages. ``least`` and ``most``: times as a
+    broker reads them; ``true_least`` and ``true_most``: correct times.
     """
 
     least: int = _FAR.max
@@ -65,11 +65,11 @@ class TimeSpan:
 
 
 class SegmentTimes:
-    """Collector of the times of a queue, by segment of its two flat files.
+    """Collector of the store times of a queue's messages, by segment of its two flat files.
 
     A broker enters into the metadata the least and greatest value at byte 56 of the messages; 5.1
     and 5.2 enter the first and last value. After a crash the values may cover a part of the segment
-    or be unset, so only times outside the messages' range are wrong.
+    or be unset. So only times outside the range of the messages' times are wrong.
     """
 
     def __init__(self, queue: FlatQueue) -> None:
@@ -78,11 +78,13 @@ class SegmentTimes:
         bases = [segment.base for segment in queue.consume_queue.segments if segment.usable]
         self._bases = np.array(bases, np.int64)
         self.partial: set[int] = set()
-        """Bases of commit log segments with damaged bytes, which may have been messages."""
+        """Bases of commit log segments with damaged bytes, which may have contained messages."""
 
     def take(self, segment: Segment, queue_offset: Array, matched: Array, engine: Array,
              true: Array) -> None:
-        """Add messages of a commit log segment; ``matched``: those with a unit (bool)."""
+        """Add messages of a commit log segment. ``matched`` (bool): whether each message has a
+        unit; ``engine`` and ``true``: store times as a broker reads them, and correct store times.
+        """
         self._log.setdefault(segment.base, TimeSpan()).take(engine, true)
         if not len(self._bases) or not matched.any():
             return
@@ -94,8 +96,8 @@ class SegmentTimes:
                                                                                      true[rows])
 
     def findings(self, queue: FlatQueue, metadata: Metadata) -> Iterator[Finding]:
-        """Yield findings about the times in the metadata, for segments whose messages are all
-        known.
+        """Yield findings about segment times in the metadata. If some messages of a segment are
+        unknown, only check whether its times are possible.
         """
         yield from self._of(queue.name, queue.commit_log, self._log, metadata)
         yield from self._of(queue.name, queue.consume_queue, self._rows, metadata)
@@ -121,9 +123,9 @@ class SegmentTimes:
 
 
 def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None:
-    """Return (category, detail) if the times of a segment with bytes are wrong, else None.
+    """Return (category, detail) if the times of a segment with data are wrong, else None.
 
-    ``span`` None: some messages are unknown, so only the times themselves can be checked.
+    If ``span`` is None, some messages are unknown, so only check whether the times are possible.
     """
     if NEVER in (begin, end):
         return "tiered-oddity", ("times missing in the metadata after a broker crash: treated as "
@@ -147,7 +149,7 @@ def judge(begin: int, end: int, span: TimeSpan | None) -> tuple[str, str] | None
 
 @dataclass(slots=True)
 class Loose:
-    """Intact messages whose unit points elsewhere, in log order, as columns (int64)."""
+    """Intact messages without a unit that points to them, in log order, as columns (int64)."""
 
     offset: Array
     size: Array
@@ -158,7 +160,7 @@ class Loose:
 
 
 class QueueCheck:
-    """The scan of a queue. The other attributes are complete when `findings` has ended.
+    """The scan of a queue. The other attributes are complete after the last of the `findings`.
 
     `Leftovers` explains ``loose``, ``spans`` and ``seen``. ``without_unit``: queue offsets of
     intact messages without a unit. ``first``: (queue offset, logical offset) of the first message
@@ -185,7 +187,7 @@ class QueueCheck:
         self._tags = TagsCodes(self._topics)
 
     def findings(self) -> Iterator[Finding]:
-        """Yield the findings of the scan, which continues after an unreadable segment."""
+        """Yield the findings of the scan. The scan continues after an unreadable segment."""
         self.units.find_tears()
         self.place.counted.segments += len(self.queue.consume_queue.segments)
         for segment in self.queue.commit_log.segments:
@@ -208,7 +210,7 @@ class QueueCheck:
 
     @property
     def loose(self) -> Loose:
-        """All intact messages whose unit points elsewhere, in log order."""
+        """All intact messages without a unit that points to them, in log order."""
         if not self._loose:
             return Loose(*(np.zeros(0, kind) for kind in (
                 np.int64, np.int64, np.int64, bool, np.int64, np.int64)))
@@ -321,7 +323,7 @@ class QueueCheck:
                              f"queue offset {int(before[row])}")
 
     def _seals(self, batch: Batch, matched: Array) -> None:
-        """Count the messages with an appended CRC that cannot be checked: it covers the unknown
+        """Count the messages whose appended CRC cannot be checked, because it covers the unknown
         local offset.
         """
         size = batch.column("total_size")

@@ -33,18 +33,18 @@ class Unit(NamedTuple):
 class Shifts:
     """Distances by which messages of a segment are displaced, with the number of messages for each.
 
-    A write was cut off, then repeated after the part already written. Units and physical offsets of
-    the repeated block contain the offsets that its messages should have. Messages of later blocks
-    have the right physical offsets, but wrong units, up to the segment's end. A damaged unit looks
-    like such a wrong unit, so a distance only counts if a message of the repeated block, displaced
-    by this distance, matches its unit.
+    A broker's write was interrupted, and the broker then wrote the complete block after the part
+    already written. Units and physical offsets of this block contain the offsets that its messages
+    should have. Messages of later blocks have correct physical offsets, but wrong units, up to the
+    segment's end. A damaged unit looks like such a wrong unit, so a distance is only accepted if a
+    message of the repeated block, displaced by this distance, matches its unit.
     """
 
     def __init__(self, check: QueueCheck) -> None:
         self._check, self._log = check, check.queue.commit_log
         self._segments = [segment for segment in self._log.segments if segment.usable]
         self._shifts: dict[int, Counter[int]] = {}
-        """Numbers of messages by distance, by the segment's base."""
+        """Number of messages for each distance, by the base of the segment."""
         self._span_starts = [span.offset for span in check.spans]
         self._first: tuple[int, int] | None = None
         self._searched: set[int] = set()
@@ -55,12 +55,14 @@ class Shifts:
         return segment is not None and any(self._shifts.get(segment.base, {}).values())
 
     def span_of(self, offset: int) -> int | None:
-        """Return the number of the span that contains a logical offset, or None."""
+        """Return the number of the span that contains a logical offset; None if no span contains
+        it.
+        """
         number = bisect_right(self._span_starts, offset) - 1
         return number if number >= 0 and offset < self._check.spans[number].end else None
 
     def frames(self, loose: Loose, claimed: Array) -> None:
-        """Mark messages at a proven distance from their units' targets as ``claimed``."""
+        """Set ``claimed`` for each message whose distance from its unit's target is proven."""
         bases = np.array([segment.base for segment in self._segments], np.int64)
         distance = loose.offset - loose.unit_offset
         base = bases[np.searchsorted(bases, loose.offset, "right") - 1]
@@ -80,9 +82,9 @@ class Shifts:
                     self._check.seen.add(loose.queue_offset[row:row + 1])
 
     def explains(self, unit: Unit) -> bool:
-        """Return whether the message of a unit is at a proven distance from the unit's target: a
-        message of the repeated block, or a later message that the scan could not distinguish from
-        the body of a damaged record.
+        """Return whether the message of a unit is at a proven distance from the unit's target. It
+        may be a message of the repeated block, or a later message that the scan could not
+        distinguish from the body of a damaged record.
         """
         self._search(unit.queue_offset, unit.offset)
         segment = self._log.segment_of(unit.offset)
@@ -116,9 +118,9 @@ class Shifts:
             self._first = queue_offset, offset
 
     def _search(self, queue_offset: int, offset: int) -> None:
-        """Search the span that a unit points into, and the adjacent spans, for messages whose
-        physical offsets are before their real positions and match their units. Each span is
-        searched once.
+        """Search messages whose physical offsets are before their real positions and match their
+        units. The search covers the span that contains ``offset``, where a unit points, and the
+        adjacent spans. Each span is searched once.
         """
         number, segment = self.span_of(offset), self._log.segment_of(offset)
         if number is None or number in self._searched or segment is None:

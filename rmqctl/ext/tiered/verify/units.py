@@ -1,8 +1,8 @@
 """Look up the units of a tiered queue by queue offset, also after torn writes (tiered.md §8.4).
 
 If a file ends inside a unit, a broker appends after the partial unit, so every later unit is some
-bytes after its expected position. Such a tear is found by comparing units with messages. The units
-after it can still be compared, and only the tear itself is a finding.
+bytes after its expected position. Such a tear is found by comparing units with messages. The later
+units can still be compared with messages, and only the tear itself is a finding.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Tear:
 
 @dataclass(slots=True)
 class UnitColumns:
-    """Units as columns (int64). ``exists`` (bool): False for a missing unit."""
+    """Units as columns (int64). ``exists`` (bool): whether each unit exists."""
 
     exists: Array
     offset: Array
@@ -56,11 +56,11 @@ class TierUnits:
 
     @property
     def torn_bytes(self) -> int:
-        """Bytes of the flat file that are not part of an intact unit."""
+        """Number of bytes of the flat file that are not part of a complete unit."""
         return (self._file.end - self._file.start) % UNIT_SIZE
 
     def find_tears(self) -> None:
-        """Find ``tears``; search only if the file's length shows a torn write."""
+        """Find the ``tears``. Only search if the length of a file shows a torn write."""
         starts = [segment.base % UNIT_SIZE for segment in self._file.segments if segment.usable]
         if not self.torn_bytes and not any(starts):
             return
@@ -79,7 +79,9 @@ class TierUnits:
             self.end = (self._file.end - self.tears[-1].shift) // UNIT_SIZE
 
     def _break(self, low: int, shift: int) -> int | None:
-        """Return the first queue offset from ``low`` whose shifted unit points elsewhere."""
+        """Return the first queue offset, from ``low`` on, whose unit at distance ``shift`` from its
+        expected position does not point to its message.
+        """
         high = (self._file.end - shift) // UNIT_SIZE
         end = high
         while low < high:
@@ -100,7 +102,7 @@ class TierUnits:
         return self.leads_to(unit, queue_offset)
 
     def leads_to(self, unit: UnitRecord, queue_offset: int) -> bool:
-        """Return whether a unit points to the message of a queue offset."""
+        """Return whether a unit points to the message with a queue offset."""
         try:
             head = self._queue.commit_log.read(unit.commit_log_offset, message.START_SIZE)
             if len(head) < message.START_SIZE or unit.size < message.MIN_SIZE:
@@ -111,7 +113,7 @@ class TierUnits:
             return False
 
     def place(self, queue_offset: int) -> int:
-        """Return the logical byte offset of a unit."""
+        """Return the logical byte offset of the unit of a queue offset."""
         shift = 0
         for tear in self.tears:
             if tear.first <= queue_offset:
@@ -119,7 +121,9 @@ class TierUnits:
         return queue_offset * UNIT_SIZE + shift
 
     def block(self, first: int, count: int) -> Array:
-        """Return up to ``count`` units from a queue offset; fewer at a tear, a gap or the end."""
+        """Return up to ``count`` units from queue offset ``first`` on. Return fewer units if a
+        tear, a gap or the end comes first.
+        """
         count = min(count, self.end - first)
         for tear in self.tears:
             if first < tear.first:
@@ -146,7 +150,7 @@ class TierUnits:
             number = max(number + 1, -(-min(after) // UNIT_SIZE))
 
     def at(self, queue_offset: Array) -> UnitColumns:
-        """Return the units of queue offsets (int64), in any order."""
+        """Return the units of the given queue offsets (int64), which may be in any order."""
         count = len(queue_offset)
         is_there: Array = np.zeros(count, bool)
         columns = UnitColumns(is_there, *(np.full(count, -1, np.int64) for _ in range(3)))
@@ -162,7 +166,8 @@ class TierUnits:
         return columns
 
     def of(self, batch: Batch) -> tuple[UnitColumns, Array]:
-        """Return (units of a batch's queue offsets, whether they point to its messages (bool)).
+        """Return the units of a batch's queue offsets, and a boolean array: whether each unit
+        points to its message.
 
         A unit may point to the coda before its message (5.1, 5.2).
         """
@@ -207,8 +212,8 @@ class SeenOffsets:
                 self._blocks[block] = None
 
     def has(self, first: int, count: int) -> Array:
-        """Return a boolean array: whether each of ``count`` queue offsets from ``first``
-        was seen.
+        """Return a boolean array: whether each of ``count`` queue offsets, from ``first`` on, was
+        seen.
         """
         present: Array = np.zeros(count, bool)
         queue_offset = first

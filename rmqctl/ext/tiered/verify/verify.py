@@ -51,14 +51,14 @@ from rmqctl.store.repair_losses import repair_losses
 from rmqctl.store.store import Store
 
 _MAX_HANDED_OVER = 10_000
-"""Maximum number of findings per category and file that a thread returns."""
+"""Maximum number of findings of one category in one file that a thread returns."""
 
 
 @dataclass(slots=True)
 class Options:
     """Options of a run. ``only``: some of `STRUCTURES` (None: all; ``local`` needs a store).
-    ``index_slots`` and ``index_max``: for files that do not contain them, see `index_file.examine`.
-    ``jobs``: threads.
+    ``index_slots`` and ``index_max``: numbers of slots and items, for files that do not contain
+    them (see `index_file.examine`). ``jobs``: number of threads.
     """
 
     only: frozenset[str] | None = None
@@ -73,10 +73,11 @@ class Options:
 
 @dataclass(slots=True)
 class TierVerification:
-    """A verification run. ``coverage`` and ``checked`` are complete when `findings` has ended.
+    """A verification run. ``coverage`` and ``checked`` are complete after the last of the
+    `findings`.
 
     ``local``: the store to compare with, message by message. ``beside``: the store whose log may
-    still have messages that the tier has lost.
+    still contain messages that the tier has lost.
     """
 
     tier: Tier
@@ -160,7 +161,9 @@ class TierVerification:
             yield from check.times.findings(queue, self.tier.metadata)
 
     def _local_from(self, queue: FlatQueue) -> int | None:
-        """Return the first queue offset whose message is in the store's log, or None."""
+        """Return the queue's first queue offset whose message is in the store's log; None if
+        unknown.
+        """
         store = self.local or self.beside
         try:
             rows = None if store is None else store.queue(queue.name.topic, queue.name.queue_id)
@@ -172,8 +175,8 @@ class TierVerification:
             return None  # `verify` of the store reports it
 
     def _nowhere(self, lost: int) -> int:
-        """Return the number of messages that repairs dropped at the ends of queues and that no log
-        contains.
+        """Return the number of messages that repairs dropped at the ends of queues and that the
+        local log does not contain either.
         """
         between = [(self._local_from(queue), queue.commit_offset) for queue in self.tier.queues()]
         return lost if any(low is None for low, _ in between) else min(
@@ -240,7 +243,7 @@ class TierVerification:
 
 def _index_entry(file: TierIndexFile, entry: SegmentEntry, times: index.ItemTimes) -> Iterator[
         Finding]:
-    """Compare an index segment's times in the metadata with its header and items."""
+    """Compare the times of an index segment in the metadata with its header and items."""
     header = file.header
     low, high = times.newest(file)
     right = entry.end_timestamp == header.end_timestamp or low <= entry.end_timestamp <= high
@@ -252,7 +255,9 @@ def _index_entry(file: TierIndexFile, entry: SegmentEntry, times: index.ItemTime
 
 
 def _compacting(folder: str | None) -> Iterator[Finding]:
-    """Yield notes about compacted copies before their upload, which a restarted broker rewrites."""
+    """Yield notes about compacted copies that were not uploaded. A restarted broker creates these
+    files again.
+    """
     place = os.path.join(folder or "", names.COMPACTING_FOLDER)
     if folder is None or not vfs.isdir(place):
         return
@@ -267,8 +272,8 @@ def _compacting(folder: str | None) -> Iterator[Finding]:
 
 
 def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterator[Finding]:
-    """Yield findings. An unreadable file yields a finding and ends ``findings``, but not the run.
-    ``where``: the file, if the error does not name it.
+    """Yield findings. If a file is unreadable, yield a finding about it and stop, so that the run
+    continues. ``where``: the file to name if the error does not contain a path.
     """
     try:
         yield from findings
@@ -278,7 +283,9 @@ def _guarded(structure: str, where: str, findings: Iterator[Finding]) -> Iterato
 
 
 def _parts(check: QueueCheck) -> Iterator[Finding]:
-    """Yield all findings of a queue: first from the scan, then about unmatched units and bytes."""
+    """Yield all findings of a queue: first those of the scan, then those about unmatched units and
+    bytes.
+    """
     log = check.queue.commit_log
     where = log.reader.where(log.folder)
     yield from _guarded(LOG, where, check.findings())
@@ -295,7 +302,7 @@ def _unreadable(error: FormatError | StoreIOError, path: str | None = None) -> F
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """Results of a thread that checks a queue."""
+    """The results of checking a queue in a thread."""
 
     findings: list[Finding]
     coverage: TierCoverage
@@ -308,10 +315,9 @@ def by_threads(root: str, queues: Sequence[FlatQueue], jobs: int, keys: KeySpool
                    tuple[FlatQueue, _Result]]:
     """Check queues in ``jobs`` threads; yield every queue with its result, in order.
 
-    Each thread opens the files itself. ``keys`` collects the keys of messages, unless None.
-    ``local_index``: the folder of index files that are not uploaded. ``local_from``: see
-    `QueueFindings`.
-    Raises: StoreIOError.
+    Each thread opens the files itself. ``keys``: collects the keys of messages; None: keys are not
+    checked. ``local_index``: the folder of index files that are not uploaded. ``local_from``: see
+    `QueueFindings`. Raises: StoreIOError.
     """
     from rmqctl.store.log.threads import parallel
 
